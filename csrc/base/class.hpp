@@ -1,0 +1,24 @@
+// The three scheduling classes of a launch, and their names.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace cudasched {
+
+enum class Class : std::uint8_t {
+  kNormal = 0,      // passes at once, holds nobody back; what a program has that says nothing
+  kLatency = 1,     // passes at once, and closes the gate for best-effort work while it is active
+  kBestEffort = 2,  // waits at the gate
+};
+
+inline constexpr int kClassCount = 3;
+
+// "latency", "normal", "best_effort".
+std::string_view class_name(Class value) noexcept;
+
+// Accepts the names above and "best-effort"; nothing else.
+std::optional<Class> parse_class(std::string_view name) noexcept;
+
+}  // namespace cudasched

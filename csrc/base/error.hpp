@@ -1,0 +1,37 @@
+// The exception tree. A message says what was wrong, where, and what to do about it. Nothing on the launch path throws.
+//
+//   Error
+//   +-- HookError      the driver shim could not be installed, or CUDA was there first
+//   +-- ConfigError    a setting has no meaning
+//   +-- ArbiterError   the shared table of clients cannot be opened, or is full
+//   +-- DriverError    a driver call failed; carries its status and the source location (driver/driver.hpp)
+//
+// Python has the same names (python/cudasched/errors.py).
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace cudasched {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class HookError : public Error {
+ public:
+  using Error::Error;
+};
+
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+class ArbiterError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace cudasched

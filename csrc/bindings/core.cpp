@@ -1,0 +1,161 @@
+// Python's face of the C boundary (include/cudasched/engine.h), nothing more: statuses become exceptions of
+// cudasched.errors, classes become names. Meaning, defaults and documentation are python/cudasched's.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cudasched/engine.h"
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr std::array kClassNames{"normal", "latency", "best_effort"};
+
+std::string class_name(std::int32_t value) {
+  return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size() ? kClassNames[static_cast<std::size_t>(value)]
+                                                                            : "unknown";
+}
+
+[[noreturn]] void raise(const char* type, const std::string& message) {
+  const py::object error = py::module_::import("cudasched.errors").attr(type);
+  PyErr_SetString(error.ptr(), message.c_str());
+  throw py::error_already_set();
+}
+
+void check(int status) {
+  if (status == CUDASCHED_OK) return;
+  // In the order of enum cudasched_status.
+  constexpr std::array kTypes{"Error", "HookError", "ConfigError", "ArbiterError", "DriverError", "Error"};
+  raise(kTypes[static_cast<std::size_t>(status) % kTypes.size()], cudasched_last_error());
+}
+
+std::int32_t class_number(const std::string& name) {
+  for (std::size_t i = 0; i < kClassNames.size(); ++i) {
+    if (name == kClassNames[i]) return static_cast<std::int32_t>(i);
+  }
+  raise("ConfigError", "class '" + name + "' is unknown; there are latency, normal and best_effort");
+}
+
+std::pair<std::string, std::vector<cudasched_client>> read_table(const std::string& path) {
+  std::vector<cudasched_client> clients(64);
+  std::int32_t count = 0;
+  std::array<char, 64> device_name{};
+  check(cudasched_read_table(path.c_str(), clients.data(), static_cast<std::int32_t>(clients.size()), &count,
+                             device_name.data()));
+  clients.resize(static_cast<std::size_t>(count));
+  return {device_name.data(), clients};
+}
+
+template <typename Struct, typename Field>
+auto flag(Field Struct::* field) {
+  return [field](const Struct& self) { return self.*field != 0; };
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The C++ engine of cudasched; use the functions of the package cudasched instead.";
+
+  py::class_<cudasched_state>(module, "State")
+      .def_property_readonly("attached", flag(&cudasched_state::attached))
+      .def_property_readonly("scheduling", flag(&cudasched_state::scheduling))
+      .def_property_readonly("process_class", [](const cudasched_state& s) { return class_name(s.process_class); })
+      .def_readonly("driver_version", &cudasched_state::driver_version)
+      .def_readonly("launches", &cudasched_state::launches)
+      .def_readonly("latency_launches", &cudasched_state::latency_launches)
+      .def_readonly("best_effort_launches", &cudasched_state::best_effort_launches)
+      .def_readonly("gated_launches", &cudasched_state::gated_launches)
+      .def_readonly("gate_waits", &cudasched_state::gate_waits)
+      .def_readonly("gate_wait_ns", &cudasched_state::gate_wait_ns)
+      .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
+      .def_readonly("device_launches", &cudasched_state::device_launches)
+      .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
+      .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });
+
+  py::class_<cudasched_client>(module, "Client")
+      .def_readonly("slot", &cudasched_client::slot)
+      .def_property_readonly("client_class", [](const cudasched_client& c) { return class_name(c.client_class); })
+      .def_readonly("priority", &cudasched_client::priority)
+      .def_readonly("pid", &cudasched_client::pid)
+      .def_property_readonly("alive", flag(&cudasched_client::alive))
+      .def_property_readonly("active", flag(&cudasched_client::active))
+      .def_property_readonly("waiting", flag(&cudasched_client::waiting))
+      .def_readonly("regions", &cudasched_client::regions)
+      .def_property_readonly("hook_attached", flag(&cudasched_client::hook_attached))
+      .def_readonly("age_ns", &cudasched_client::age_ns)
+      .def_readonly("heartbeat_age_ns", &cudasched_client::heartbeat_age_ns)
+      .def_readonly("slo_ns", &cudasched_client::slo_ns)
+      .def_readonly("in_flight_ns", &cudasched_client::in_flight_ns)
+      .def_readonly("deadline_in_ns", &cudasched_client::deadline_in_ns)
+      .def_readonly("launches", &cudasched_client::launches)
+      .def_readonly("device_launches", &cudasched_client::device_launches)
+      .def_readonly("gate_waits", &cudasched_client::gate_waits)
+      .def_readonly("gate_wait_ns", &cudasched_client::gate_wait_ns)
+      .def_property_readonly("name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
+      .def_property_readonly("version", [](const cudasched_client& c) { return py::bytes(c.version).attr("decode")("utf-8", "replace"); });
+
+  module.def("version", [] { return std::string(cudasched_version()); });
+  module.def("find_driver", [] {
+    std::array<char, 4096> path{};
+    check(cudasched_find_driver(path.data(), path.size()));
+    return std::string(path.data());
+  });
+  module.def("state", [] {
+    cudasched_state state{};
+    cudasched_get_state(&state);
+    return state;
+  });
+  module.def(
+      "set_process_class",
+      [](const std::string& name, std::int32_t priority, double slo_ms) {
+        check(cudasched_set_process_class(class_number(name), priority, slo_ms));
+      },
+      py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
+  module.def(
+      "region_enter",
+      [](const std::string& name, std::int32_t priority, double slo_ms) {
+        std::uint64_t token = 0;
+        check(cudasched_region_enter(class_number(name), priority, slo_ms, &token));
+        return token;
+      },
+      py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
+  module.def("region_exit", [](std::uint64_t token) { check(cudasched_region_exit(token)); }, py::arg("token"));
+  module.def(
+      "bind_stream",
+      [](std::uint64_t stream, const std::string& name, std::int32_t priority) {
+        check(cudasched_bind_stream(stream, class_number(name), priority));
+      },
+      py::arg("stream"), py::arg("name"), py::arg("priority"));
+  module.def("unbind_stream", [](std::uint64_t stream) { check(cudasched_unbind_stream(stream)); }, py::arg("stream"));
+  module.def(
+      "coverage_start",
+      [](const std::optional<std::string>& path) {
+        int status = CUDASCHED_OK;
+        {
+          const py::gil_scoped_release released;
+          status = cudasched_coverage_start(path ? path->c_str() : nullptr);
+        }
+        check(status);
+      },
+      py::arg("cupti_path"));
+  module.def("coverage_flush", [] {
+    int status = CUDASCHED_OK;
+    {
+      const py::gil_scoped_release released;
+      status = cudasched_coverage_flush();
+    }
+    check(status);
+  });
+  module.def("run_directory", [] {
+    std::array<char, 4096> path{};
+    check(cudasched_run_directory(path.data(), path.size()));
+    return std::string(path.data());
+  });
+  module.def("read_table", &read_table, py::arg("path"));
+}

@@ -1,0 +1,137 @@
+#include "driver/driver.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstdio>
+
+namespace cudasched::driver {
+namespace {
+
+std::string describe(const char* call, CUresult status, const std::source_location& where) {
+  return std::string(call) + " failed with " + table().error_name(status) + " (" + std::to_string(status) + ") at " +
+         where.file_name() + ":" + std::to_string(where.line());
+}
+
+template <typename Function>
+void optional(void* handle, Function*& function, const char* name) {
+  function = reinterpret_cast<Function*>(dlsym(handle, name));
+}
+
+template <typename Function>
+void required(void* handle, Function*& function, const char* name) {
+  optional(handle, function, name);
+  if (function == nullptr) {
+    throw HookError(std::string("the NVIDIA driver has no ") + name +
+                    "; cudasched needs a driver of release 470 or later, and 550 or later to schedule");
+  }
+}
+
+template <typename Function>
+void twins(void* handle, Twins<Function>& pair, const std::string& name) {
+  required(handle, pair.legacy, name.c_str());
+  required(handle, pair.per_thread, (name + "_ptsz").c_str());
+}
+
+}  // namespace
+
+DriverError::DriverError(const char* call, CUresult status, std::source_location where)
+    : Error(describe(call, status, where)), status_(status) {}
+
+void Driver::load(void* handle) {
+  required(handle, init, "cuInit");
+  required(handle, driver_get_version, "cuDriverGetVersion");
+  required(handle, get_error_name, "cuGetErrorName");
+  required(handle, get_proc_address_v1, "cuGetProcAddress");
+  optional(handle, get_proc_address_v2, "cuGetProcAddress_v2");
+
+  required(handle, device_get, "cuDeviceGet");
+  required(handle, device_get_count, "cuDeviceGetCount");
+  required(handle, device_get_name, "cuDeviceGetName");
+  optional(handle, device_get_uuid, "cuDeviceGetUuid_v2");
+  if (device_get_uuid == nullptr) required(handle, device_get_uuid, "cuDeviceGetUuid");
+  required(handle, device_get_attribute, "cuDeviceGetAttribute");
+  required(handle, primary_context_reset, "cuDevicePrimaryCtxReset_v2");
+  required(handle, primary_context_release, "cuDevicePrimaryCtxRelease_v2");
+
+  required(handle, context_get_current, "cuCtxGetCurrent");
+  required(handle, context_get_device, "cuCtxGetDevice");
+  required(handle, context_push, "cuCtxPushCurrent_v2");
+  required(handle, context_pop, "cuCtxPopCurrent_v2");
+  required(handle, context_destroy, "cuCtxDestroy_v2");
+  required(handle, context_synchronize, "cuCtxSynchronize");
+
+  twins(handle, launch_kernel, "cuLaunchKernel");
+  optional(handle, launch_kernel_ex.legacy, "cuLaunchKernelEx");
+  optional(handle, launch_kernel_ex.per_thread, "cuLaunchKernelEx_ptsz");
+  twins(handle, launch_cooperative, "cuLaunchCooperativeKernel");
+  twins(handle, graph_launch, "cuGraphLaunch");
+  required(handle, occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+
+  twins(handle, stream_synchronize, "cuStreamSynchronize");
+  twins(handle, stream_query, "cuStreamQuery");
+  twins(handle, stream_begin_capture, "cuStreamBeginCapture_v2");
+  twins(handle, stream_end_capture, "cuStreamEndCapture");
+  required(handle, stream_is_capturing, "cuStreamIsCapturing");
+  required(handle, stream_destroy, "cuStreamDestroy_v2");
+  required(handle, exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+
+  required(handle, event_create, "cuEventCreate");
+  required(handle, event_destroy, "cuEventDestroy_v2");
+  required(handle, event_record, "cuEventRecord");
+  required(handle, event_query, "cuEventQuery");
+  required(handle, event_synchronize, "cuEventSynchronize");
+  required(handle, event_elapsed_time, "cuEventElapsedTime");
+
+  required(handle, copy_to_host, "cuMemcpyDtoH_v2");
+}
+
+std::string Driver::error_name(CUresult status) const {
+  const char* name = nullptr;
+  if (get_error_name != nullptr && get_error_name(status, &name) == CUDA_SUCCESS && name != nullptr) return name;
+  return "an unknown status";
+}
+
+Driver& table() noexcept {
+  static constinit Driver driver;
+  return driver;
+}
+
+std::string device_uuid(CUdevice device) {
+  CUuuid uuid{};
+  const CUresult status = table().device_get_uuid(&uuid, device);
+  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetUuid", status);
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    std::array<char, 4> digits{};
+    std::snprintf(digits.data(), digits.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
+    text += digits.data();
+    if (i == 3 || i == 5 || i == 7 || i == 9) text += '-';
+  }
+  return text;
+}
+
+std::string device_name(CUdevice device) {
+  std::array<char, 64> name{};
+  const CUresult status = table().device_get_name(name.data(), name.size(), device);
+  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetName", status);
+  return name.data();
+}
+
+int device_attribute(CUdevice device, CUdevice_attribute attribute) {
+  int value = 0;
+  const CUresult status = table().device_get_attribute(&value, attribute, device);
+  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetAttribute", status);
+  return value;
+}
+
+RelaxedCapture::RelaxedCapture() noexcept { table().exchange_capture_mode(&mode_); }
+RelaxedCapture::~RelaxedCapture() { table().exchange_capture_mode(&mode_); }
+
+CurrentContext::CurrentContext(CUcontext context) noexcept : pushed_(table().context_push(context) == CUDA_SUCCESS) {}
+CurrentContext::~CurrentContext() {
+  CUcontext popped = nullptr;
+  if (pushed_) table().context_pop(&popped);
+}
+
+}  // namespace cudasched::driver

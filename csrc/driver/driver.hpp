@@ -1,0 +1,128 @@
+// The real driver's functions that cudasched calls, looked up by name in the real library, never through the shim.
+// Optional ones are null on a driver that lacks them. Filled once, before any other thread uses it.
+#pragma once
+
+#include <cuda.h>
+
+#include <source_location>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace cudasched::driver {
+
+// A driver call that failed: which, with what status, called from where.
+class DriverError : public Error {
+ public:
+  DriverError(const char* call, CUresult status, std::source_location where = std::source_location::current());
+  CUresult status() const noexcept { return status_; }
+
+ private:
+  CUresult status_;
+};
+
+// A launch-path entry point and its twin, whose stream 0 is the per-thread default stream.
+template <typename Function>
+struct Twins {
+  Function* legacy = nullptr;
+  Function* per_thread = nullptr;
+
+  template <bool kPerThread>
+  Function* get() const noexcept {
+    return kPerThread ? per_thread : legacy;
+  }
+};
+
+struct Driver {
+  decltype(cuInit)* init = nullptr;
+  decltype(cuDriverGetVersion)* driver_get_version = nullptr;
+  decltype(cuGetErrorName)* get_error_name = nullptr;
+  CUresult (*get_proc_address_v1)(const char*, void**, int, cuuint64_t) = nullptr;
+  decltype(cuGetProcAddress)* get_proc_address_v2 = nullptr;  // 12.0 and later
+
+  decltype(cuDeviceGet)* device_get = nullptr;
+  decltype(cuDeviceGetCount)* device_get_count = nullptr;
+  decltype(cuDeviceGetName)* device_get_name = nullptr;
+  decltype(cuDeviceGetUuid)* device_get_uuid = nullptr;
+  decltype(cuDeviceGetAttribute)* device_get_attribute = nullptr;
+  decltype(cuDevicePrimaryCtxReset)* primary_context_reset = nullptr;
+  decltype(cuDevicePrimaryCtxRelease)* primary_context_release = nullptr;
+
+  decltype(cuCtxGetCurrent)* context_get_current = nullptr;
+  decltype(cuCtxGetDevice)* context_get_device = nullptr;
+  decltype(cuCtxPushCurrent)* context_push = nullptr;
+  decltype(cuCtxPopCurrent)* context_pop = nullptr;
+  decltype(cuCtxDestroy)* context_destroy = nullptr;
+  decltype(cuCtxSynchronize)* context_synchronize = nullptr;
+
+  Twins<decltype(cuLaunchKernel)> launch_kernel;
+  Twins<decltype(cuLaunchKernelEx)> launch_kernel_ex;
+  Twins<decltype(cuLaunchCooperativeKernel)> launch_cooperative;
+  Twins<decltype(cuGraphLaunch)> graph_launch;
+  decltype(cuOccupancyMaxActiveBlocksPerMultiprocessor)* occupancy = nullptr;
+
+  Twins<decltype(cuStreamSynchronize)> stream_synchronize;
+  Twins<decltype(cuStreamQuery)> stream_query;
+  Twins<decltype(cuStreamBeginCapture)> stream_begin_capture;
+  Twins<decltype(cuStreamEndCapture)> stream_end_capture;
+  decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
+  decltype(cuStreamDestroy)* stream_destroy = nullptr;
+  decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
+
+  decltype(cuEventCreate)* event_create = nullptr;
+  decltype(cuEventDestroy)* event_destroy = nullptr;
+  decltype(cuEventRecord)* event_record = nullptr;
+  decltype(cuEventQuery)* event_query = nullptr;
+  decltype(cuEventSynchronize)* event_synchronize = nullptr;
+  CUresult (*event_elapsed_time)(float*, CUevent, CUevent) = nullptr;
+
+  decltype(cuMemcpyDtoH)* copy_to_host = nullptr;
+
+  // Looks every function up in the library behind `handle`. Throws HookError if one that cudasched cannot do without is
+  // missing (no driver of the last ten years lacks one).
+  void load(void* handle);
+
+  std::string error_name(CUresult status) const;
+};
+
+// The process's one table, empty until the shim has attached.
+Driver& table() noexcept;
+
+// "GPU-xxxxxxxx-xxxx-...", as nvidia-smi prints it. Throws DriverError.
+std::string device_uuid(CUdevice device);
+std::string device_name(CUdevice device);
+int device_attribute(CUdevice device, CUdevice_attribute attribute);
+
+// For the length of a scope, calls of this thread do not disturb captures of other threads ("relaxed" mode).
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// Makes a context current for the length of a scope.
+class CurrentContext {
+ public:
+  explicit CurrentContext(CUcontext context) noexcept;
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  bool ok() const noexcept { return pushed_; }
+
+ private:
+  bool pushed_;
+};
+
+// The stream that a call means: stream 0 is the legacy or the per-thread default stream, by entry point.
+template <bool kPerThread>
+constexpr CUstream meant_stream(CUstream stream) noexcept {
+  if (stream != nullptr) return stream;
+  return kPerThread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+}  // namespace cudasched::driver

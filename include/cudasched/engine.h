@@ -1,0 +1,119 @@
+/* The C boundary of libcudasched.so: all that it exports. Two callers use it, the driver shim (cudasched_attach) and the
+ * Python module (the rest). Every function may be called from any thread, throws nothing and never ends the process.
+ * Functions that can fail return 0 for success and a cudasched_status otherwise; cudasched_last_error() then says, for
+ * the calling thread, what was wrong and what to do. Times are nanoseconds unless the name says otherwise. */
+#ifndef CUDASCHED_ENGINE_H_
+#define CUDASCHED_ENGINE_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CUDASCHED_EXPORT __attribute__((visibility("default")))
+
+enum cudasched_status {
+  CUDASCHED_OK = 0,
+  CUDASCHED_HOOK_ERROR = 1,
+  CUDASCHED_CONFIG_ERROR = 2,
+  CUDASCHED_ARBITER_ERROR = 3,
+  CUDASCHED_DRIVER_ERROR = 4,
+  CUDASCHED_INTERNAL_ERROR = 5
+};
+
+/* Values of Class in base/class.hpp. */
+enum cudasched_class { CUDASCHED_NORMAL = 0, CUDASCHED_LATENCY = 1, CUDASCHED_BEST_EFFORT = 2 };
+
+CUDASCHED_EXPORT const char* cudasched_version(void);
+CUDASCHED_EXPORT const char* cudasched_last_error(void);
+
+/* ---- for the shim -------------------------------------------------------------------------------------------- */
+
+struct cudasched_override {
+  const char* symbol; /* driver entry point, "cuLaunchKernel_ptsz" */
+  void* function;     /* called in its place, same signature */
+};
+
+/* Called once, on the program's first driver call, with the real driver's dlopen handle and path. Returns the entry
+ * points that the engine takes over, ended by a null symbol; null if the engine wants none (every call then passes
+ * through). */
+CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path);
+
+/* ---- for Python ---------------------------------------------------------------------------------------------- */
+
+/* Where the real driver is, searching as ldconfig would; CUDASCHED_DRIVER overrides. Returns 0 and fills `path`, or
+ * CUDASCHED_HOOK_ERROR. */
+CUDASCHED_EXPORT int cudasched_find_driver(char* path, uint64_t path_bytes);
+
+struct cudasched_state {
+  int32_t attached;          /* the shim called cudasched_attach */
+  int32_t scheduling;        /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
+  int32_t process_class;     /* enum cudasched_class */
+  int32_t driver_version;    /* as cuDriverGetVersion gives it, 0 before cuInit */
+  uint64_t launches;         /* seen by the hook: kernel and graph launches, failed ones left out */
+  uint64_t latency_launches; /* of these, in class latency */
+  uint64_t best_effort_launches;
+  uint64_t gated_launches;   /* best-effort launches that found the gate on, whether or not they waited */
+  uint64_t gate_waits;       /* of these, those that waited */
+  uint64_t gate_wait_ns;
+  uint64_t untracked_launches; /* gated, but with no completion event (none was free) */
+  uint64_t device_launches;  /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
+  char off_reason[256];      /* why scheduling is off, empty if it is not */
+  char driver_path[512];
+};
+CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);
+
+/* The class of launches that no region and no stream decides. slo_ms 0: none. */
+CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t priority, double slo_ms);
+
+/* Opens a region on the calling thread; *token closes it, on the same thread. */
+CUDASCHED_EXPORT int cudasched_region_enter(int32_t client_class, int32_t priority, double slo_ms, uint64_t* token);
+CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
+
+/* Binds a CUstream to a class, whichever thread launches on it; unbind forgets it. At most 256 streams. */
+CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class, int32_t priority);
+CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
+
+/* Counts what the device runs with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
+ * a libcupti that is loaded, else the loader's search. flush: waits for the device's records. */
+CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
+CUDASCHED_EXPORT int cudasched_coverage_flush(void);
+
+/* One client of one table, as `cudasched status` shows it. */
+struct cudasched_client {
+  int32_t slot;
+  int32_t client_class;
+  int32_t priority;
+  int32_t pid;
+  int32_t alive;
+  int32_t active;
+  int32_t waiting;
+  uint32_t regions;
+  int32_t hook_attached;
+  int64_t age_ns;
+  int64_t heartbeat_age_ns;
+  int64_t slo_ns;
+  int64_t in_flight_ns;
+  int64_t deadline_in_ns; /* negative: passed; 0: none */
+  uint64_t launches;
+  uint64_t device_launches;
+  uint64_t gate_waits;
+  uint64_t gate_wait_ns;
+  char name[64];
+  char version[32];
+};
+
+/* Reads the table at `path` into at most `capacity` clients; *count says how many there are. `device_name` (64 bytes)
+ * receives the GPU's name. Dead clients' slots are given back on the way. */
+CUDASCHED_EXPORT int cudasched_read_table(const char* path, struct cudasched_client* clients, int32_t capacity,
+                                          int32_t* count, char* device_name);
+
+/* Where the tables of this user are (CUDASCHED_RUN_DIR or its default). */
+CUDASCHED_EXPORT int cudasched_run_directory(char* path, uint64_t path_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
