@@ -1,0 +1,72 @@
+// The predicted GPU time still to run of the launches submitted and not complete. Each stream is a queue with its own
+// clock: its first launch runs since it was submitted or since the one before it completed, the others wait. What is
+// in flight shrinks with that clock, and is corrected by every completion.
+//
+// A stream whose first launch is late by kStragglerNs counts for nothing until it completes: it may be a collective or
+// a wait for a value that needs our next launch, which must not be held for its sake.
+//
+// Pure: no clock, no driver. Not thread-safe: the gate holds a lock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace cudasched::schedule {
+
+class InFlight {
+ public:
+  static constexpr int kEntries = 64;
+  static constexpr int kStreams = 16;
+  static constexpr std::int64_t kStragglerNs = 1'000'000;
+  static constexpr int kNone = -1;
+
+  // The next launch of a stream; kNone when there is no room (the caller then submits it uncounted).
+  int submit(std::uint64_t stream, std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
+
+  // The entry is complete, and with it everything before it on its stream.
+  void complete(int entry, std::int64_t now_ns) noexcept;
+
+  // The launch never reached the device (the driver refused it). Later ones of its stream stay.
+  void withdraw(int entry, std::int64_t now_ns) noexcept;
+
+  std::int64_t remaining_ns(std::int64_t now_ns) const noexcept;
+  int count() const noexcept { return count_; }
+
+  // Calls visit(entry) for each entry, stream by stream in order of submission; stops a stream's walk when visit returns
+  // false. visit may complete the entry that it is shown.
+  template <typename Visit>
+  void for_each(Visit&& visit) {
+    for (Stream& stream : streams_) {
+      int entry = stream.first;
+      while (entry != kNone) {
+        const int next = entries_[static_cast<std::size_t>(entry)].next;
+        if (!visit(entry)) break;
+        entry = next;
+      }
+    }
+  }
+
+  void clear() noexcept { *this = InFlight{}; }
+
+ private:
+  struct Entry {
+    std::int64_t predicted_ns = 0;
+    int stream = kNone;  // kNone: free
+    int next = kNone;
+  };
+  struct Stream {
+    std::uint64_t id = 0;
+    std::int64_t queued_ns = 0;         // predicted time of all its entries
+    std::int64_t first_started_ns = 0;  // since when the first is taken to run
+    int first = kNone;                  // kNone: the stream has none
+    int last = kNone;
+  };
+
+  void unlink_first(Stream& stream) noexcept;
+
+  std::array<Entry, kEntries> entries_{};
+  std::array<Stream, kStreams> streams_{};
+  int count_ = 0;
+};
+
+}  // namespace cudasched::schedule
