@@ -1,0 +1,148 @@
+// The clients of one GPU, in one shared-memory file a GPU and user: who is there, with which class, who is active, how
+// much time is in flight. There is no server. Crash-safe: every word has one writer or is a bitmap of slots, so a
+// process killed at any instruction leaves nothing wrong that its own slot's lock does not tell.
+//
+// Liveness is a POSIX record lock on one byte of the file for each slot: gone with the process, not inherited by fork,
+// true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of the file is closed, so
+// a process opens a table once (Table::open) and keeps it. A forked child must not use its parent's Table.
+//
+// Threads: every function may be called from any thread. set_active, clear_active, active, latency_clients and the
+// slot's atomics are lock-free and make no system call, except that clear_active wakes sleepers if there are any.
+// claim, release and reap take a mutex of the process and make system calls.
+#pragma once
+
+#include <string.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/class.hpp"
+
+namespace cudasched::arbiter {
+
+inline constexpr int kSlotCount = 64;
+inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr int kTurnSlotShift = 56;
+
+// What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
+// gone). Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
+struct alignas(64) Slot {
+  std::atomic<std::uint32_t> occupied;          // 1 from claim to release
+  std::atomic<std::uint32_t> client_class;      // Class
+  std::atomic<std::int32_t> priority;
+  std::atomic<std::int32_t> pid;                // for display only
+  std::atomic<std::uint32_t> regions;           // regions open now
+  std::atomic<std::uint32_t> hook_attached;
+  std::atomic<std::int64_t> claimed_ns;
+  std::atomic<std::int64_t> heartbeat_ns;
+  std::atomic<std::int64_t> slo_ns;             // the client's own target, 0: none
+  std::atomic<std::int64_t> active_since_ns;
+  std::atomic<std::int64_t> deadline_ns;        // the earliest of its open regions
+  std::atomic<std::int64_t> predicted_remaining_ns;
+  std::atomic<std::int64_t> in_flight_until_ns; // when its submitted work is predicted to be done
+  std::atomic<std::int64_t> last_launch_ns;
+  std::atomic<std::uint64_t> launches;          // seen by the hook, of this class
+  std::atomic<std::uint64_t> device_launches;   // run by the device as CUPTI counted them, 0: not counted
+  std::atomic<std::uint64_t> gate_waits;
+  std::atomic<std::uint64_t> gate_wait_ns;
+  std::array<char, 64> name;                    // program name, NUL-terminated; written before occupied
+  std::array<char, 32> version;                 // cudasched version of the client
+};
+
+// The file, byte for byte. Changing it changes kLayoutVersion.
+struct Layout {
+  static constexpr std::uint64_t kMagic = 0x3144'4548'4353'5543;  // "CUSCHED1"
+
+  std::uint64_t magic;
+  std::uint32_t layout_version;
+  std::uint32_t bytes;
+  std::array<char, 64> device_name;
+  alignas(64) std::atomic<std::uint64_t> active;   // slots of latency clients that hold the gate closed
+  alignas(64) std::atomic<std::uint64_t> latency;  // slots of latency clients
+  std::atomic<std::uint64_t> best_effort;          // slots of best-effort clients
+  alignas(64) std::atomic<std::uint64_t> waiting;  // slots of best-effort clients that wait at the gate now
+  std::atomic<std::uint32_t> wake_sequence;        // futex: changes when the gate may have opened
+  alignas(64) std::atomic<std::uint64_t> turn;     // which best-effort client feeds the GPU (schedule/turn.hpp):
+                                                   // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
+  std::array<Slot, kSlotCount> slots;
+};
+
+// The text of a fixed field, which in a damaged file may have no NUL.
+template <std::size_t N>
+std::string text(const std::array<char, N>& field) {
+  return {field.data(), strnlen(field.data(), N)};
+}
+
+struct ClientInfo {
+  Class client_class = Class::kNormal;
+  std::int32_t priority = 0;
+  std::int64_t slo_ns = 0;
+  std::string name;
+  bool hook_attached = true;
+};
+
+class Table {
+ public:
+  // Opens the table of one device, creating it if needed. `directory` is created with mode 0700 if it is missing; it
+  // must belong to this user and be writable by no other. `device_uuid` ("GPU-...") names the file.
+  // Throws ArbiterError: the directory is someone else's, the filesystem is full or read-only, the file is not a table,
+  // or it has another layout version while live clients use it (without live clients it is replaced).
+  static std::unique_ptr<Table> open(const std::string& directory, const std::string& device_uuid,
+                                     std::string_view device_name);
+
+  // Opens a table to look at it: creates nothing, claims nothing. Throws ArbiterError as above, or if it is missing.
+  static std::unique_ptr<Table> open_existing(const std::string& path);
+
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live.
+  int claim(const ClientInfo& client);
+  void release(int slot) noexcept;
+
+  // The client holds the gate closed from here on / no longer does. clear_active wakes the gates if it was the last.
+  void set_active(int slot, std::int64_t now_ns) noexcept;
+  void clear_active(int slot) noexcept;
+
+  std::uint64_t active() const noexcept { return layout_->active.load(std::memory_order_acquire); }
+  std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
+
+  // Is the owner of this slot a living process (this one included)? One system call.
+  bool alive(int slot) const noexcept;
+
+  // Gives back the slots of dead clients among `candidates` (a bitmap), clears their bits everywhere and wakes the
+  // gates. Returns how many it gave back.
+  int reap(std::uint64_t candidates = ~std::uint64_t{0}) noexcept;
+
+  // Sleeps until wake_sequence differs from `seen`, at most `timeout_ns`. May return early. The caller's bit in
+  // `waiting` must be set before it read `seen`.
+  void sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept;
+  void wake_all() noexcept;
+
+  // In a forked child: forget the parent's slots without touching the file.
+  void abandon() noexcept;
+
+  Layout& layout() noexcept { return *layout_; }
+  const Layout& layout() const noexcept { return *layout_; }
+  Slot& slot(int index) noexcept { return layout_->slots[static_cast<std::size_t>(index)]; }
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  struct State;  // descriptor, mutex, the slots that are ours
+  Table(std::string path, Layout* layout, std::unique_ptr<State> state);
+
+  std::string path_;
+  Layout* layout_;
+  std::unique_ptr<State> state_;
+};
+
+// Where tables live: CUDASCHED_RUN_DIR, else /dev/shm/cudasched-<uid>.
+std::string default_directory();
+
+}  // namespace cudasched::arbiter

@@ -1,0 +1,72 @@
+// Which class a launch has: the class bound to its stream, else the calling thread's region, else the process's own.
+// Streams first, because autograd launches backward kernels from its own threads on the forward op's stream. The class
+// belongs to the call, never to a thread because of what it once did.
+//
+// classify() runs on the launch path: a few loads. Binding streams and opening regions do not.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/class.hpp"
+
+namespace cudasched::runtime {
+
+class Device;
+
+struct Region {
+  Class region_class = Class::kNormal;
+  std::int32_t priority = 0;
+  std::int64_t slo_ns = 0;
+  std::int64_t deadline_ns = 0;  // 0: none
+  std::uint64_t token = 0;
+  std::uint32_t devices = 0;     // bitmap of the device ordinals that count this region as open
+};
+
+// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup.
+struct ThreadState {
+  static constexpr int kMaxRegions = 32;
+
+  unsigned index = 0;                     // for counter shards; 0: not yet given
+  int depth = 0;                          // open regions
+  std::array<Region, kMaxRegions> regions{};
+  const void* context = nullptr;          // the context that `device` was found for
+  std::uint64_t context_epoch = 0;
+  Device* device = nullptr;
+  const void* noted_stream = nullptr;     // the last stream that a latency launch was noted on,
+  std::uint64_t noted_epoch = 0;          // and in which activity
+  bool normal_registered = false;
+};
+
+extern constinit thread_local ThreadState thread_state;
+
+inline ThreadState& this_thread() noexcept { return thread_state; }
+
+// Streams with a class of their own. Open addressing over atomics: lookups take no lock.
+class StreamClasses {
+ public:
+  static constexpr std::size_t kCapacity = 256;
+
+  // False when the table is full. Not on the launch path.
+  bool bind(std::uint64_t stream, Class value) noexcept;
+  void unbind(std::uint64_t stream) noexcept;
+
+  bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
+  // Returns false where the stream has no class.
+  bool find(std::uint64_t stream, Class& value) const noexcept;
+
+ private:
+  static constexpr std::size_t kSlots = 1024;
+  static constexpr std::uint64_t kRemoved = ~std::uint64_t{0};
+
+  struct Slot {
+    std::atomic<std::uint64_t> stream{0};
+    std::atomic<Class> value{Class::kNormal};
+  };
+
+  std::array<Slot, kSlots> slots_;
+  std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace cudasched::runtime

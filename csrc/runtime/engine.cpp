@@ -1,0 +1,416 @@
+#include "runtime/engine.hpp"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "driver/driver.hpp"
+#include "telemetry/coverage.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constexpr std::int64_t kActiveTickNs = kNsPerMs;        // while a latency client of this process is active
+constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;      // while it launches
+constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;     // else; a heartbeat must not grow stale
+
+}  // namespace
+
+Engine& engine() noexcept {
+  // Never destroyed: other threads may still launch while the process exits.
+  alignas(Engine) static unsigned char storage[sizeof(Engine)];
+  static Engine* const instance = new (storage) Engine();
+  return *instance;
+}
+
+Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
+  const std::string directory =
+      settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
+  table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
+}
+
+void Device::register_client(Class client_class, const Settings& settings) {
+  if (registered(client_class)) return;
+  arbiter::ClientInfo client;
+  client.client_class = client_class;
+  client.priority = settings.priority;
+  client.slo_ns = settings.slo_ns;
+  client.name = settings.name.empty() ? program_name() : settings.name;
+  const int slot = table_->claim(client);
+  if (client_class == Class::kLatency) latency.register_client(table_.get(), slot, settings.max_idle_hold_ns);
+  if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, handle_);
+  slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
+}
+
+void Engine::attach(void* real_driver, const std::string& path) {
+  const std::scoped_lock lock(mutex_);
+  driver::table().load(real_driver);
+  driver_path_ = path;
+  std::vector<std::string> complaints;
+  settings_ = Settings::read([](const char* name) -> const char* { return std::getenv(name); }, complaints);
+  for (const std::string& complaint : complaints) log::warning(complaint);
+  hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
+  if (!handlers_registered_) {
+    handlers_registered_ = true;
+    pthread_atfork(
+        [] {
+          engine().mutex_.lock();
+          LatencyActivity::probe_mutex().lock();
+        },
+        [] {
+          LatencyActivity::probe_mutex().unlock();
+          engine().mutex_.unlock();
+        },
+        [] {
+          engine().reset_in_child();
+          LatencyActivity::probe_mutex().unlock();
+          engine().mutex_.unlock();
+        });
+  }
+  attached_.store(true, std::memory_order_release);
+  log::info("hooked the driver at " + path);
+}
+
+void Engine::start() noexcept {
+  try {
+    const std::scoped_lock lock(mutex_);
+    if (started_ || stopping_ || !off_reason_.empty()) return;
+    started_ = true;
+    auto& driver = driver::table();
+    if (driver.driver_get_version(&driver_version_) != CUDA_SUCCESS) driver_version_ = 0;
+    if (driver_version_ < kLeastDriverVersion) {
+      off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " + std::to_string(driver_version_ / 1000) +
+                    "." + std::to_string(driver_version_ % 1000 / 10) +
+                    "; scheduling needs 12.4 (release 550) or later: every launch passes through unscheduled";
+      log::warning(off_reason_);
+      return;
+    }
+    if (driver.device_get_count(&device_count_) != CUDA_SUCCESS || device_count_ < 1) return;
+    find_gil_check();
+    // Registered after the driver's own handler, so that it runs before it.
+    static const bool at_exit = std::atexit([] { engine().stop(); }) == 0;
+    (void)at_exit;
+    if (!settings_.coverage_directory.empty()) {
+      try {
+        telemetry::start_coverage(settings_.cupti_path);
+      } catch (const std::exception& error) {
+        coverage_error_ = error.what();
+        log::warning(coverage_error_);
+      }
+    }
+    hot().scheduling.store(true, std::memory_order_release);
+    if (device_count_ == 1) {
+      CUdevice only = 0;
+      if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
+        auto device = std::make_unique<Device>(only, 0, settings_);
+        hot().only_device.store(device.get(), std::memory_order_release);
+        devices_[0].store(device.release(), std::memory_order_release);
+      }
+    }
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+void Engine::fail(const std::string& why) noexcept {
+  if (!hot().scheduling.exchange(false)) return;
+  for_each_device([](Device& device) {
+    if (device.registered(Class::kLatency)) device.table().clear_active(device.slot(Class::kLatency));
+    device.table().wake_all();
+  });
+  try {
+    const std::string message = "scheduling is off for this process: " + why;
+    log::error(message);
+    const std::scoped_lock lock(mutex_);
+    off_reason_ = why;
+  } catch (const std::exception&) {
+    log::error("scheduling is off for this process: out of memory");
+  }
+}
+
+Device* Engine::find_device(ThreadState& thread) noexcept {
+  CUcontext context = nullptr;
+  if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
+  const std::uint64_t epoch = hot().context_epoch.load(std::memory_order_acquire);
+  if (thread.context == context && thread.context_epoch == epoch) return thread.device;
+  CUdevice handle = 0;
+  if (driver::table().context_get_device(&handle) != CUDA_SUCCESS) return nullptr;
+  thread.device = device_by_ordinal(handle);
+  thread.context = context;
+  thread.context_epoch = epoch;
+  return thread.device;
+}
+
+Device* Engine::device_by_ordinal(CUdevice handle) noexcept {
+  // A CUdevice is the device's ordinal; MIG instances come as devices of their own.
+  if (handle < 0 || handle >= kMaxDevices) return nullptr;
+  auto& place = devices_[static_cast<std::size_t>(handle)];
+  if (Device* known = place.load(std::memory_order_acquire)) return known;
+  try {
+    const std::scoped_lock lock(mutex_);
+    if (Device* known = place.load(std::memory_order_acquire)) return known;
+    auto device = std::make_unique<Device>(handle, handle, settings_);
+    place.store(device.get(), std::memory_order_release);
+    return device.release();
+  } catch (const std::exception& error) {
+    fail(error.what());
+    return nullptr;
+  }
+}
+
+bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) noexcept {
+  try {
+    name_thread(thread);
+    if (!device.registered(launch_class)) {
+      const std::scoped_lock lock(mutex_);
+      if (stopping_) return false;
+      device.register_client(launch_class, settings_);
+      start_ticker();
+      log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
+    }
+    if (launch_class == Class::kLatency && thread.depth > 0) {
+      Region& region = thread.regions[static_cast<std::size_t>(thread.depth - 1)];
+      const std::uint32_t bit = 1U << device.ordinal();
+      if (region.region_class == Class::kLatency && (region.devices & bit) == 0) {
+        region.devices |= bit;
+        device.latency.enter_region(region.deadline_ns);
+      }
+    }
+    return true;
+  } catch (const std::exception& error) {
+    fail(error.what());
+    return false;
+  }
+}
+
+void Engine::name_thread(ThreadState& thread) noexcept {
+  if (thread.index == 0) thread.index = hot().next_thread.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns) {
+  const std::scoped_lock lock(mutex_);
+  settings_.process_class = value;
+  settings_.priority = priority;
+  settings_.slo_ns = slo_ns;
+  hot().process_class.store(value, std::memory_order_relaxed);
+  for_each_device([&](Device& device) {
+    const int slot = device.slot(value);
+    if (slot < 0) return;
+    device.table().slot(slot).priority.store(priority, std::memory_order_relaxed);
+    device.table().slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
+  });
+}
+
+std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int64_t slo_ns) {
+  ThreadState& thread = this_thread();
+  if (thread.depth == ThreadState::kMaxRegions) {
+    throw Error("regions are nested more than " + std::to_string(ThreadState::kMaxRegions) +
+                " deep on this thread; leave some before entering another");
+  }
+  Region& region = thread.regions[static_cast<std::size_t>(thread.depth)];
+  region = {};
+  region.region_class = value;
+  region.priority = priority;
+  region.slo_ns = slo_ns;
+  region.deadline_ns = slo_ns == 0 ? 0 : now_ns() + slo_ns;
+  region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
+  ++thread.depth;
+  // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
+  // thread's context says which one; without a context the first launch does.
+  if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
+    if (Device* device = current_device(thread)) prepare(*device, value, thread);
+  }
+  return region.token;
+}
+
+void Engine::exit_region(std::uint64_t token) {
+  ThreadState& thread = this_thread();
+  for (int i = thread.depth - 1; i >= 0; --i) {
+    const Region region = thread.regions[static_cast<std::size_t>(i)];
+    if (region.token != token) continue;
+    std::move(thread.regions.begin() + i + 1, thread.regions.begin() + thread.depth, thread.regions.begin() + i);
+    --thread.depth;
+    for_each_device([&](Device& device) {
+      if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region.deadline_ns);
+    });
+    return;
+  }
+  throw Error("this region was not entered on this thread, or was left already; a region belongs to the thread that "
+              "entered it");
+}
+
+void Engine::bind_stream(std::uint64_t stream, Class value) {
+  const std::scoped_lock lock(mutex_);
+  if (stream == 0) throw Error("the default stream cannot have a class of its own; use a region or another stream");
+  if (!hot().streams.bind(stream, value)) {
+    throw Error("more than " + std::to_string(StreamClasses::kCapacity) + " streams have a class; unbind some first");
+  }
+}
+
+void Engine::unbind_stream(std::uint64_t stream) noexcept {
+  const std::scoped_lock lock(mutex_);
+  hot().streams.unbind(stream);
+}
+
+void Engine::start_coverage(const std::string& cupti_path) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!started_) throw HookError("coverage needs the hook and an initialised driver: make a CUDA call first");
+  }
+  telemetry::start_coverage(cupti_path);
+}
+
+StateReport Engine::report() {
+  const std::scoped_lock lock(mutex_);
+  StateReport report;
+  report.attached = attached();
+  report.scheduling = hot().scheduling.load();
+  report.process_class = hot().process_class.load();
+  report.driver_version = driver_version_;
+  report.totals = hot().counters.totals();
+  report.device_launches = telemetry::device_launches();
+  report.off_reason = off_reason_;
+  report.driver_path = driver_path_;
+  return report;
+}
+
+void Engine::start_ticker() {
+  if (ticker_running_.exchange(true)) return;
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread([this] { tick_forever(); }).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Engine::tick_forever() noexcept {
+  pthread_setname_np(pthread_self(), "cudasched");
+  std::uint64_t launches_before = 0;
+  while (hot().scheduling.load(std::memory_order_relaxed)) {
+    const std::int64_t now = now_ns();
+    const bool active = tick(now);
+    const std::uint64_t launches = hot().counters.totals().all_launches();
+    const std::int64_t pause = active ? kActiveTickNs : launches != launches_before ? kBusyTickNs : kIdleTickNs;
+    launches_before = launches;
+    const timespec time{0, pause};
+    nanosleep(&time, nullptr);
+  }
+}
+
+bool Engine::tick(std::int64_t now) noexcept {
+  const telemetry::Totals totals = hot().counters.totals();
+  bool active = false;
+  for_each_device([&](Device& device) {
+    for (int i = 0; i < kClassCount; ++i) {
+      const int index = device.slot(static_cast<Class>(i));
+      if (index < 0) continue;
+      arbiter::Slot& slot = device.table().slot(index);
+      slot.heartbeat_ns.store(now, std::memory_order_relaxed);
+      // Counts are the process's, shown with each of its clients; a process with several GPUs shows them with each.
+      slot.launches.store(totals.launches[static_cast<std::size_t>(i)], std::memory_order_relaxed);
+      slot.device_launches.store(telemetry::device_launches(), std::memory_order_relaxed);
+      if (static_cast<Class>(i) == Class::kBestEffort) {
+        slot.gate_waits.store(totals.waits, std::memory_order_relaxed);
+        slot.gate_wait_ns.store(totals.wait_ns, std::memory_order_relaxed);
+      }
+    }
+    if (device.registered(Class::kLatency)) {
+      device.latency.tick(now);
+      active = active || device.latency.active();
+    }
+    // A client that was killed while idle holds nothing closed, but keeps the gate on.
+    if (device.registered(Class::kBestEffort)) device.table().reap(device.table().latency_clients());
+  });
+  return active;
+}
+
+void Engine::stop() noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  if (!settings_.coverage_directory.empty()) write_coverage_report();
+  hot().scheduling.store(false);
+  for_each_device([](Device& device) {
+    for (int i = 0; i < kClassCount; ++i) {
+      const int slot = device.slot(static_cast<Class>(i));
+      if (slot >= 0) device.table().release(slot);
+    }
+    device.table().wake_all();
+  });
+}
+
+void Engine::write_coverage_report() noexcept {
+  try {
+    if (coverage_error_.empty()) {
+      // What is still running when a program exits has not run; it is waited for, so that the two counts agree.
+      CUcontext context = nullptr;
+      if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
+        driver::table().context_synchronize();
+      }
+      telemetry::flush_coverage();
+    }
+  } catch (const std::exception& error) {
+    coverage_error_ = error.what();
+  }
+  const std::uint64_t seen = hot().counters.totals().all_launches();
+  const std::uint64_t ran = telemetry::device_launches();
+  std::string name = settings_.name.empty() ? program_name() : settings_.name;
+  std::string error = coverage_error_;
+  for (std::string* text : {&name, &error}) {
+    std::replace_if(
+        text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }, ' ');
+  }
+  const std::string path = settings_.coverage_directory + "/coverage-" + std::to_string(getpid()) + ".json";
+  if (std::FILE* file = std::fopen(path.c_str(), "we")) {
+    std::fprintf(file,
+                 "{\"pid\": %d, \"name\": \"%s\", \"hook_launches\": %llu, \"device_launches\": %llu, "
+                 "\"coverage\": %.6f, \"error\": \"%s\"}\n",
+                 getpid(), name.c_str(), static_cast<unsigned long long>(seen), static_cast<unsigned long long>(ran),
+                 ran == 0 ? (seen == 0 ? 1.0 : 0.0) : static_cast<double>(seen) / static_cast<double>(ran),
+                 error.c_str());
+    std::fclose(file);
+  } else {
+    log::warning("the coverage report " + path + " cannot be written: " + std::strerror(errno));
+  }
+}
+
+void Engine::reset_in_child() noexcept {
+  // The parent's slots, events and thread are the parent's. What was reached through them is left to leak: other
+  // threads' state in it may be torn.
+  hot().scheduling.store(false);
+  hot().only_device.store(nullptr);
+  hot().counters.reset();
+  for (auto& place : devices_) {
+    if (Device* device = place.exchange(nullptr)) device->table().abandon();
+  }
+  started_ = false;
+  ticker_running_.store(false);
+  off_reason_.clear();
+  ThreadState& thread = this_thread();
+  thread.context = nullptr;
+  thread.device = nullptr;
+  thread.normal_registered = false;
+  thread.noted_stream = nullptr;
+  for (Region& region : thread.regions) region.devices = 0;
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,194 @@
+// The process-wide engine: configuration, lifecycle, devices, and the way of a launch (docs/design.md).
+//
+// Life: attach() when the shim loads us (first driver call); start() when cuInit has succeeded; clients register at
+// their first launch or region; stop() at exit. A forked child starts anew with its own cuInit. Any internal fault calls
+// fail(): scheduling goes off for the process, that is said once, and every call passes through from then on.
+//
+// begin_launch and end_launch are the launch path. Everything else may lock, allocate and log.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "arbiter/table.hpp"
+#include "runtime/classify.hpp"
+#include "runtime/gate.hpp"
+#include "runtime/hot.hpp"
+#include "runtime/latency_activity.hpp"
+#include "runtime/settings.hpp"
+
+namespace cudasched::runtime {
+
+// One GPU as this process uses it: a table, a client for each class in use, the gate, the latency activity.
+class Device {
+ public:
+  Device(CUdevice handle, int ordinal, const Settings& settings);
+
+  // A client of this class, registered if it is not yet. Throws ArbiterError.
+  void register_client(Class client_class, const Settings& settings);
+  bool registered(Class client_class) const noexcept { return slot(client_class) >= 0; }
+  int slot(Class client_class) const noexcept {
+    return slots_[static_cast<std::size_t>(client_class)].load(std::memory_order_acquire);
+  }
+
+  int ordinal() const noexcept { return ordinal_; }
+  arbiter::Table& table() noexcept { return *table_; }
+
+  LatencyActivity latency;
+  Gate gate;
+
+ private:
+  CUdevice handle_;
+  int ordinal_;
+  std::unique_ptr<arbiter::Table> table_;
+  std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
+};
+
+// What a launch carries from begin_launch to end_launch.
+struct Ticket {
+  Class launch_class = Class::kNormal;
+  Device* device = nullptr;  // null: nothing to report
+  Gate::Pass pass;
+};
+
+struct StateReport {
+  bool attached = false;
+  bool scheduling = false;
+  Class process_class = Class::kNormal;
+  int driver_version = 0;
+  telemetry::Totals totals;
+  std::uint64_t device_launches = 0;
+  std::string off_reason;
+  std::string driver_path;
+};
+
+class Engine {
+ public:
+  static constexpr int kMaxDevices = 32;
+  static constexpr int kLeastDriverVersion = 12040;  // 12.4, release 550: parameter sizes
+
+  // Reads the settings and the driver's functions. Throws HookError.
+  void attach(void* real_driver, const std::string& path);
+  bool attached() const noexcept { return attached_.load(std::memory_order_acquire); }
+
+  // cuInit has succeeded (each time). Never throws.
+  void start() noexcept;
+  void fail(const std::string& why) noexcept;
+
+  void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
+  std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns);  // throws Error
+  void exit_region(std::uint64_t token);                                               // throws Error
+  void bind_stream(std::uint64_t stream, Class value);                                 // throws Error
+  void unbind_stream(std::uint64_t stream) noexcept;
+  void start_coverage(const std::string& cupti_path);                                  // throws Error
+  StateReport report();
+
+  // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
+  // first sight.
+  Device* current_device(ThreadState& thread) noexcept {
+    if (Device* only = hot().only_device.load(std::memory_order_acquire)) return only;
+    return find_device(thread);
+  }
+
+  // The launch path's slow corner: a class's first launch on a device, a region's first launch on a device. False if
+  // the launch is to pass unscheduled.
+  bool prepare(Device& device, Class launch_class, ThreadState& thread) noexcept;
+
+  template <typename Visit>
+  void for_each_device(Visit&& visit) noexcept {
+    for (auto& device : devices_) {
+      if (Device* known = device.load(std::memory_order_acquire)) visit(*known);
+    }
+  }
+
+ private:
+  Device* find_device(ThreadState& thread) noexcept;
+  Device* device_by_ordinal(CUdevice handle) noexcept;
+  void start_ticker();
+  void tick_forever() noexcept;
+  bool tick(std::int64_t now_ns) noexcept;
+  void stop() noexcept;
+  void write_coverage_report() noexcept;
+  void reset_in_child() noexcept;
+  void name_thread(ThreadState& thread) noexcept;
+
+  std::mutex mutex_;  // lifecycle, registration, settings
+  Settings settings_;
+  std::atomic<bool> attached_{false};
+  std::string driver_path_;
+  int driver_version_ = 0;
+  int device_count_ = 0;
+  bool started_ = false;
+  bool stopping_ = false;
+  bool handlers_registered_ = false;
+  std::string off_reason_;
+  std::string coverage_error_;
+  std::atomic<std::uint64_t> next_token_{1};
+  std::array<std::atomic<Device*>, kMaxDevices> devices_{};
+  std::atomic<bool> ticker_running_{false};
+};
+
+Engine& engine() noexcept;
+
+inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
+  Hot& state = hot();
+  Class found = Class::kNormal;
+  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
+  if (thread.depth > 0) return thread.regions[static_cast<std::size_t>(thread.depth - 1)].region_class;
+  return state.process_class.load(std::memory_order_relaxed);
+}
+
+// True if this launch needs prepare() first.
+inline bool unprepared(const Device& device, Class launch_class, const ThreadState& thread) noexcept {
+  if (!device.registered(launch_class)) return true;
+  if (launch_class != Class::kLatency || thread.depth == 0) return false;
+  const Region& region = thread.regions[static_cast<std::size_t>(thread.depth - 1)];
+  return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
+}
+
+inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool may_time) noexcept {
+  Ticket ticket;
+  Hot& state = hot();
+  if (!state.scheduling.load(std::memory_order_relaxed)) return ticket;
+  ThreadState& thread = this_thread();
+  ticket.launch_class = classify(stream, thread);
+  if (ticket.launch_class == Class::kNormal && thread.normal_registered) return ticket;
+  Device* const device = engine().current_device(thread);
+  if (device == nullptr) return ticket;
+  if (unprepared(*device, ticket.launch_class, thread) && !engine().prepare(*device, ticket.launch_class, thread)) {
+    return ticket;
+  }
+  if (ticket.launch_class == Class::kLatency) {
+    device->latency.on_launch(stream, thread);
+  } else if (ticket.launch_class == Class::kBestEffort) {
+    ticket.device = device;
+    ticket.pass = device->gate.admit(launch, stream, may_time, state.counters.shard(thread.index));
+  } else {
+    thread.normal_registered = true;
+  }
+  return ticket;
+}
+
+inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) noexcept {
+  if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, stream, status);
+  if (status == CUDA_SUCCESS) {
+    hot()
+        .counters.shard(this_thread().index)
+        .launches[static_cast<std::size_t>(ticket.launch_class)]
+        .fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+// The calling thread has waited for work (a synchronise or a query that found it complete).
+inline void synchronised() noexcept {
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  engine().for_each_device([](Device& device) { device.latency.on_synchronised(); });
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,191 @@
+// include/cudasched/engine.h, all but cudasched_attach (a door: hook/intercept.cpp) and cudasched_find_driver (likewise).
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "cudasched/engine.h"
+#include "driver/driver.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/last_error.hpp"
+#include "telemetry/coverage.hpp"
+
+namespace {
+
+using cudasched::Class;
+
+thread_local std::string last_error;
+
+// Runs `body`; what it throws becomes a status and the thread's last error.
+template <typename Body>
+int guarded(Body&& body) noexcept {
+  int status = CUDASCHED_INTERNAL_ERROR;
+  try {
+    body();
+    return CUDASCHED_OK;
+  } catch (const cudasched::HookError& error) {
+    status = CUDASCHED_HOOK_ERROR;
+    last_error = error.what();
+  } catch (const cudasched::ConfigError& error) {
+    status = CUDASCHED_CONFIG_ERROR;
+    last_error = error.what();
+  } catch (const cudasched::ArbiterError& error) {
+    status = CUDASCHED_ARBITER_ERROR;
+    last_error = error.what();
+  } catch (const cudasched::driver::DriverError& error) {
+    status = CUDASCHED_DRIVER_ERROR;
+    last_error = error.what();
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+  return status;
+}
+
+Class checked_class(int value) {
+  if (value < 0 || value >= cudasched::kClassCount) {
+    throw cudasched::ConfigError("class " + std::to_string(value) + " is unknown; there are 0 (normal), 1 (latency) and "
+                                 "2 (best effort)");
+  }
+  return static_cast<Class>(value);
+}
+
+std::int64_t checked_slo_ns(double slo_ms) {
+  constexpr double kMostMs = 3'600'000;
+  if (!std::isfinite(slo_ms) || slo_ms < 0 || slo_ms > kMostMs) {
+    throw cudasched::ConfigError("an SLO is a time in milliseconds, more than 0 and at most an hour; got " +
+                                 std::to_string(slo_ms));
+  }
+  return static_cast<std::int64_t>(slo_ms * static_cast<double>(cudasched::kNsPerMs));
+}
+
+void copy_text(char* target, std::size_t bytes, std::string_view text) {
+  const std::size_t length = std::min(text.size(), bytes - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = '\0';
+}
+
+template <std::size_t kBytes>
+std::string_view held_text(const std::array<char, kBytes>& text) {
+  return {text.data(), strnlen(text.data(), kBytes)};
+}
+
+void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, cudasched_client& client) {
+  const auto& slot = table.slot(index);
+  const auto& layout = table.layout();
+  const std::uint64_t bit = std::uint64_t{1} << index;
+  client = {};
+  client.slot = index;
+  client.client_class = static_cast<std::int32_t>(slot.client_class.load());
+  client.priority = slot.priority.load();
+  client.pid = slot.pid.load();
+  client.alive = table.alive(index) ? 1 : 0;
+  client.active = (layout.active.load() & bit) != 0 ? 1 : 0;
+  client.waiting = (layout.waiting.load() & bit) != 0 ? 1 : 0;
+  client.regions = slot.regions.load();
+  client.hook_attached = static_cast<std::int32_t>(slot.hook_attached.load());
+  client.age_ns = now - slot.claimed_ns.load();
+  client.heartbeat_age_ns = now - slot.heartbeat_ns.load();
+  client.slo_ns = slot.slo_ns.load();
+  client.in_flight_ns = std::max<std::int64_t>(0, slot.in_flight_until_ns.load() - now);
+  const std::int64_t deadline = slot.deadline_ns.load();
+  client.deadline_in_ns = deadline == 0 ? 0 : deadline - now;
+  client.launches = slot.launches.load();
+  client.device_launches = slot.device_launches.load();
+  client.gate_waits = slot.gate_waits.load();
+  client.gate_wait_ns = slot.gate_wait_ns.load();
+  copy_text(client.name, sizeof client.name, held_text(slot.name));
+  copy_text(client.version, sizeof client.version, held_text(slot.version));
+}
+
+}  // namespace
+
+namespace cudasched::runtime {
+void set_last_error(std::string message) { last_error = std::move(message); }
+}  // namespace cudasched::runtime
+
+extern "C" {
+
+const char* cudasched_version(void) { return CUDASCHED_VERSION; }
+const char* cudasched_last_error(void) { return last_error.c_str(); }
+
+void cudasched_get_state(cudasched_state* state) {
+  *state = {};
+  guarded([&] {
+    const auto report = cudasched::runtime::engine().report();
+    state->attached = report.attached ? 1 : 0;
+    state->scheduling = report.scheduling ? 1 : 0;
+    state->process_class = static_cast<std::int32_t>(report.process_class);
+    state->driver_version = report.driver_version;
+    state->launches = report.totals.all_launches();
+    state->latency_launches = report.totals.launches[static_cast<std::size_t>(Class::kLatency)];
+    state->best_effort_launches = report.totals.launches[static_cast<std::size_t>(Class::kBestEffort)];
+    state->gated_launches = report.totals.gated;
+    state->gate_waits = report.totals.waits;
+    state->gate_wait_ns = report.totals.wait_ns;
+    state->untracked_launches = report.totals.untracked;
+    state->device_launches = report.device_launches;
+    copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
+    copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);
+  });
+}
+
+int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority, double slo_ms) {
+  return guarded([&] {
+    cudasched::runtime::engine().set_process_class(checked_class(client_class), priority, checked_slo_ns(slo_ms));
+  });
+}
+
+int cudasched_region_enter(std::int32_t client_class, std::int32_t priority, double slo_ms, std::uint64_t* token) {
+  return guarded([&] {
+    *token =
+        cudasched::runtime::engine().enter_region(checked_class(client_class), priority, checked_slo_ns(slo_ms));
+  });
+}
+
+int cudasched_region_exit(std::uint64_t token) {
+  return guarded([&] { cudasched::runtime::engine().exit_region(token); });
+}
+
+int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class, std::int32_t /*priority*/) {
+  return guarded([&] { cudasched::runtime::engine().bind_stream(stream, checked_class(client_class)); });
+}
+
+int cudasched_unbind_stream(std::uint64_t stream) {
+  return guarded([&] { cudasched::runtime::engine().unbind_stream(stream); });
+}
+
+int cudasched_coverage_start(const char* cupti_path) {
+  return guarded([&] { cudasched::runtime::engine().start_coverage(cupti_path == nullptr ? "" : cupti_path); });
+}
+
+int cudasched_coverage_flush(void) {
+  return guarded([] { cudasched::telemetry::flush_coverage(); });
+}
+
+int cudasched_read_table(const char* path, cudasched_client* clients, std::int32_t capacity, std::int32_t* count,
+                         char* device_name) {
+  return guarded([&] {
+    const auto table = cudasched::arbiter::Table::open_existing(path);
+    table->reap();
+    const std::int64_t now = cudasched::now_ns();
+    *count = 0;
+    copy_text(device_name, 64, held_text(table->layout().device_name));
+    for (int i = 0; i < cudasched::arbiter::kSlotCount; ++i) {
+      if (table->slot(i).occupied.load() == 0) continue;
+      if (*count < capacity) read_client(*table, i, now, clients[*count]);
+      ++*count;
+    }
+  });
+}
+
+int cudasched_run_directory(char* path, std::uint64_t path_bytes) {
+  return guarded([&] {
+    if (path_bytes == 0) throw cudasched::ConfigError("no room for the path");
+    copy_text(path, path_bytes, cudasched::arbiter::default_directory());
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,347 @@
+#include "runtime/gate.hpp"
+
+#include <dlfcn.h>
+#include <immintrin.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/clock.hpp"
+#include "driver/driver.hpp"
+#include "runtime/hot.hpp"
+#include "runtime/latency_activity.hpp"
+#include "schedule/turn.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constinit std::atomic<int (*)()> gil_check{nullptr};
+
+std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
+
+template <typename Visit>
+void for_each_slot(std::uint64_t slots, Visit&& visit) {
+  for (; slots != 0; slots &= slots - 1) visit(__builtin_ctzll(slots));
+}
+
+void pause_until(std::int64_t until_ns) noexcept {
+  while (now_ns() < until_ns) {
+    for (int i = 0; i < 16; ++i) _mm_pause();
+  }
+  // The waiting thread may share its core with the one it waits for.
+  sched_yield();
+}
+
+void sleep_for(std::int64_t duration_ns) noexcept {
+  const timespec time{duration_ns / kNsPerSecond, duration_ns % kNsPerSecond};
+  nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+void find_gil_check() noexcept { gil_check.store(reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"))); }
+
+bool holds_gil() noexcept {
+  auto* const check = gil_check.load(std::memory_order_relaxed);
+  return check != nullptr && check() != 0;
+}
+
+struct Gate::Waiting {
+  bool started = false;
+  bool announced = false;  // our bit in the arbiter's `waiting` is set
+  std::int64_t since_ns = 0;
+  std::int64_t reaped_ns = 0;
+};
+
+void Gate::register_client(arbiter::Table* table, int slot, const Settings& settings,
+                           const LatencyActivity* own_latency, CUdevice device) {
+  table_ = table;
+  own_latency_ = own_latency;
+  lead_ns_ = settings.lead_ns;
+  stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
+  turn_ns_ = settings.turn_ns;
+  sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  // Drivers before 12.3 do not know the attribute; they count as without MPS.
+  int mps = 0;
+  mps_ = driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps != 0;
+  slot_.store(slot, std::memory_order_release);
+}
+
+Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time,
+                             telemetry::Shard& count) noexcept {
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS ||
+      capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return {};
+  }
+  CUcontext context = nullptr;
+  if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return {};
+  const driver::RelaxedCapture relaxed;
+  count.gated.fetch_add(1, std::memory_order_relaxed);
+
+  Pass pass;
+  predict::Prediction prediction;
+  const std::uint64_t key = launch.key();
+  bool predicted = false;
+  bool with_events = false;
+  Waiting waiting;
+  while (hot().scheduling.load(std::memory_order_relaxed)) {
+    schedule::Decision decision;
+    {
+      const std::scoped_lock lock(lock_);
+      const std::int64_t now = now_ns();
+      if (!predicted) {
+        predicted = true;
+        with_events = ensure_events(context);
+        if (!primed_.exchange(true, std::memory_order_relaxed) && with_events) {
+          // Whatever this stream still holds from before the gate came on.
+          const int backlog = enter(stream, 0, {kBacklogNs, 0, false}, now);
+          if (backlog >= 0) {
+            const auto place = static_cast<std::size_t>(backlog);
+            const bool recorded = driver::table().event_record(done_[place], stream) == CUDA_SUCCESS;
+            tracked_[place].phase = recorded ? Phase::kRecorded : Phase::kByClock;
+            if (!recorded) tracked_[place].due_ns = now;
+          }
+        }
+        prediction = predictor_.predict(launch, [&] { return residency(launch); });
+      }
+      retire(now);
+      decision = schedule::strict(look(prediction.duration_ns, now));
+      if (decision.answer != schedule::Answer::kSubmit && must_not_wait()) decision = {};
+      if (decision.answer == schedule::Answer::kSubmit) {
+        pass.entry = enter(stream, key, prediction, now);
+        if (pass.entry >= 0) {
+          Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
+          if (!with_events) tracked.phase = Phase::kByClock;
+          if (with_events && may_time && prediction.wants_sample) {
+            const auto timer = std::find_if(timers_.begin(), timers_.end(),
+                                            [](const Timer& t) { return t.start != nullptr && !t.busy; });
+            if (timer != timers_.end()) {
+              timer->busy = true;
+              tracked.timer = pass.timer = static_cast<int>(timer - timers_.begin());
+            }
+          }
+        }
+        table_->slot(slot()).in_flight_until_ns.store(now + in_flight_.remaining_ns(now), std::memory_order_relaxed);
+      }
+    }
+    if (decision.answer == schedule::Answer::kSubmit) break;
+    wait(decision, waiting);
+  }
+
+  if (waiting.announced) table_->layout().waiting.fetch_and(~bit(slot()), std::memory_order_acq_rel);
+  if (waiting.started) {
+    count.waits.fetch_add(1, std::memory_order_relaxed);
+    count.wait_ns.fetch_add(static_cast<std::uint64_t>(now_ns() - waiting.since_ns), std::memory_order_relaxed);
+  }
+  if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
+  if (pass.timer >= 0) {
+    Timer& timer = timers_[static_cast<std::size_t>(pass.timer)];
+    if (driver::table().event_record(timer.start, stream) != CUDA_SUCCESS) {
+      const std::scoped_lock lock(lock_);
+      timer.busy = false;
+      tracked_[static_cast<std::size_t>(pass.entry)].timer = pass.timer = -1;
+    }
+  }
+  return pass;
+}
+
+void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcept {
+  if (pass.entry < 0) return;
+  Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
+  bool recorded = false;
+  if (status == CUDA_SUCCESS && tracked.phase == Phase::kSubmitting) {
+    const CUevent event = pass.timer >= 0 ? timers_[static_cast<std::size_t>(pass.timer)].end
+                                          : done_[static_cast<std::size_t>(pass.entry)];
+    const driver::RelaxedCapture relaxed;
+    recorded = driver::table().event_record(event, stream) == CUDA_SUCCESS;
+  }
+  const std::scoped_lock lock(lock_);
+  if (tracked.phase == Phase::kFree) return;  // the context went meanwhile
+  if (status != CUDA_SUCCESS) {
+    in_flight_.withdraw(pass.entry, now_ns());
+    release(pass.entry, false);
+  } else {
+    tracked.phase = recorded ? Phase::kRecorded : Phase::kByClock;
+  }
+}
+
+// lock_ is held by the callers of everything from here to wait().
+
+int Gate::enter(CUstream stream, std::uint64_t key, const predict::Prediction& prediction, std::int64_t now) noexcept {
+  const int entry = in_flight_.submit(reinterpret_cast<std::uintptr_t>(stream), prediction.duration_ns, now);
+  if (entry >= 0) {
+    tracked_[static_cast<std::size_t>(entry)] = {Phase::kSubmitting, -1, now + in_flight_.remaining_ns(now), key,
+                                                 prediction};
+  }
+  return entry;
+}
+
+void Gate::release(int entry, bool completed) noexcept {
+  Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
+  if (tracked.timer >= 0) {
+    Timer& timer = timers_[static_cast<std::size_t>(tracked.timer)];
+    float milliseconds = 0;
+    if (completed && driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
+      const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
+      predictor_.observe(tracked.key, tracked.prediction, std::max<std::int64_t>(measured_ns - kEventGapNs, 1'000));
+    }
+    timer.busy = false;
+  }
+  tracked = Tracked{};
+}
+
+void Gate::retire(std::int64_t now) noexcept {
+  in_flight_.for_each([&](int entry) {
+    const Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
+    switch (tracked.phase) {
+      case Phase::kSubmitting:
+        return false;
+      case Phase::kByClock:
+        if (now < tracked.due_ns) return false;
+        break;
+      case Phase::kRecorded: {
+        const CUevent event = tracked.timer >= 0 ? timers_[static_cast<std::size_t>(tracked.timer)].end
+                                                 : done_[static_cast<std::size_t>(entry)];
+        if (driver::table().event_query(event) == CUDA_ERROR_NOT_READY) return false;
+        break;
+      }
+      case Phase::kFree:
+        break;
+    }
+    in_flight_.complete(entry, now);
+    release(entry, true);
+    return true;
+  });
+}
+
+schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexcept {
+  schedule::Snapshot snapshot;
+  snapshot.latency_clients = table_->latency_clients() != 0;
+  snapshot.latency_active = latency_active(now);
+  snapshot.predicted_ns = predicted_ns;
+  snapshot.lead_ns = lead_ns_;
+  snapshot.in_flight_ns = in_flight_.remaining_ns(now);
+  const std::uint64_t others = table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot());
+  if (others == 0) return snapshot;
+  if (mps_) {
+    for_each_slot(others, [&](int other) {
+      const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
+      // A second and more is no best-effort launch's doing: a dead or foreign client's leftover.
+      snapshot.in_flight_ns += std::clamp<std::int64_t>(until - now, 0, kNsPerSecond);
+    });
+  } else if (!snapshot.latency_active) {
+    snapshot.my_turn = my_turn(now);
+  }
+  return snapshot;
+}
+
+bool Gate::latency_active(std::int64_t now) const noexcept {
+  bool active = false;
+  for_each_slot(table_->active(), [&](int slot) {
+    const std::int64_t beat = table_->slot(slot).heartbeat_ns.load(std::memory_order_relaxed);
+    // Stopped or swapped out: it does not count until it runs again.
+    if (now - beat <= stale_heartbeat_ns_) active = true;
+  });
+  return active;
+}
+
+bool Gate::my_turn(std::int64_t now) noexcept {
+  auto& layout = table_->layout();
+  schedule::TurnView view;
+  view.word = layout.turn.load(std::memory_order_acquire);
+  view.self = slot();
+  view.best_effort = layout.best_effort.load(std::memory_order_relaxed);
+  view.waiting = layout.waiting.load(std::memory_order_relaxed);
+  view.now_us = now / kNsPerUs;
+  view.turn_us = turn_ns_ / kNsPerUs;
+  if (const int owner = schedule::Turn::unpack(view.word).owner; owner >= 0 && owner != view.self) {
+    view.owner_idle = (view.waiting & bit(owner)) == 0 &&
+                      now - table_->slot(owner).in_flight_until_ns.load(std::memory_order_relaxed) > kIdleOwnerNs;
+  }
+  const schedule::TurnDecision decision = schedule::take_turn(view);
+  if (!decision.swap) return decision.mine;
+  if (!layout.turn.compare_exchange_strong(view.word, decision.new_word, std::memory_order_acq_rel)) return false;
+  if (!decision.mine) table_->wake_all();
+  return decision.mine;
+}
+
+bool Gate::must_not_wait() const noexcept { return own_latency_->registered() && holds_gil(); }
+
+bool Gate::ensure_events(CUcontext context) noexcept {
+  if (context_ == context) return true;
+  if (context_ != nullptr) return false;  // a second context of one device: by the clock alone
+  for (CUevent& event : done_) {
+    if (driver::table().event_create(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return false;
+  }
+  for (Timer& timer : timers_) {
+    if (driver::table().event_create(&timer.start, CU_EVENT_DEFAULT) != CUDA_SUCCESS ||
+        driver::table().event_create(&timer.end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+      timer.start = nullptr;  // fewer samples
+    }
+  }
+  context_ = context;
+  return true;
+}
+
+predict::Residency Gate::residency(const predict::Launch& launch) const noexcept {
+  predict::Residency result{1, sm_count_};
+  auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
+  int blocks = 0;
+  if (driver::table().occupancy(&blocks, function, static_cast<int>(launch.threads_per_block()),
+                                launch.dynamic_shared_bytes) == CUDA_SUCCESS) {
+    result.blocks_per_sm = blocks;
+  }
+  return result;
+}
+
+void Gate::forget_context() noexcept {
+  const std::scoped_lock lock(lock_);
+  if (context_ == nullptr) return;
+  in_flight_.clear();
+  tracked_.fill({});
+  done_.fill(nullptr);
+  timers_.fill({});
+  context_ = nullptr;
+  primed_.store(false, std::memory_order_relaxed);
+}
+
+void Gate::wait(const schedule::Decision& decision, Waiting& waiting) noexcept {
+  const std::int64_t now = now_ns();
+  if (!waiting.started) {
+    waiting.started = true;
+    waiting.since_ns = waiting.reaped_ns = now;
+  }
+  if (decision.answer == schedule::Answer::kWaitForTime) {
+    // Sleeping is worth it only when it leaves room for its own tardiness.
+    if (decision.wait_ns > 4 * kSpinNs) {
+      sleep_for(std::min(decision.wait_ns - 2 * kSpinNs, kNsPerMs));
+    } else {
+      pause_until(now + std::min(decision.wait_ns, kPollNs));
+    }
+    return;
+  }
+
+  auto& layout = table_->layout();
+  if (!waiting.announced) {
+    waiting.announced = true;
+    layout.waiting.fetch_or(bit(slot()), std::memory_order_acq_rel);
+  }
+  if (now - waiting.reaped_ns > kReapNs) {
+    waiting.reaped_ns = now;
+    const int owner = schedule::Turn::unpack(layout.turn.load(std::memory_order_relaxed)).owner;
+    table_->reap(table_->active() | (owner >= 0 ? bit(owner) : 0));
+  }
+  if (now - waiting.since_ns < kSpinNs) {
+    pause_until(now + kPollNs / 4);
+    return;
+  }
+  const std::uint32_t seen = layout.wake_sequence.load(std::memory_order_acquire);
+  const bool still_waiting = decision.answer == schedule::Answer::kWaitForLatency ? latency_active(now) : true;
+  const std::int64_t longest = decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kNsPerMs / 2;
+  if (still_waiting) table_->sleep(seen, longest);
+}
+
+}  // namespace cudasched::runtime

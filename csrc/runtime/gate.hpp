@@ -1,0 +1,122 @@
+// Where a best-effort launch waits for admission, and the clock of what is in flight. One a device and process.
+//
+// A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
+// which records its completion event. Policy is schedule/'s; the gate shows it a snapshot and obeys. The caller is any
+// thread: the app's now, a launcher thread when there is a queue.
+//
+// While no latency client is on the device, admit() is one load.
+//
+// Never waits here (docs/order.md): a launch on a capturing stream; a thread that holds the GIL in a process that has a
+// latency client too; anything once scheduling is off.
+//
+// Locks: lock_ guards the bookkeeping, held for a microsecond, never while waiting and never across a launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "arbiter/table.hpp"
+#include "base/spin_lock.hpp"
+#include "predict/predictor.hpp"
+#include "runtime/classify.hpp"
+#include "runtime/settings.hpp"
+#include "schedule/admission.hpp"
+#include "schedule/in_flight.hpp"
+#include "telemetry/counters.hpp"
+
+namespace cudasched::runtime {
+
+class LatencyActivity;
+
+class Gate {
+ public:
+  // A launch's way through the gate, from admit() to submitted().
+  struct Pass {
+    int entry = schedule::InFlight::kNone;
+    int timer = -1;
+  };
+
+  // The client's place in the arbiter. Once, before the first admit().
+  void register_client(arbiter::Table* table, int slot, const Settings& settings, const LatencyActivity* own_latency,
+                       CUdevice device);
+  bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
+  int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
+
+  // `may_time`: events may stand before the launch (not with a programmatic dependency on the launch before it).
+  Pass admit(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept {
+    if (table_->latency_clients() == 0) {
+      if (primed_.load(std::memory_order_relaxed)) primed_.store(false, std::memory_order_relaxed);
+      return {};
+    }
+    return admit_gated(launch, stream, may_time, count);
+  }
+
+  void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
+
+  // Contexts go with their events; called before the driver destroys one.
+  void forget_context() noexcept;
+
+ private:
+  static constexpr int kTimers = 16;
+  static constexpr std::int64_t kBacklogNs = 100'000'000;  // for what was submitted before the gate came on
+  static constexpr std::int64_t kEventGapNs = 1'300;       // what two timing events add to a kernel between them
+  static constexpr std::int64_t kSpinNs = 60'000;          // before a waiter sleeps
+  static constexpr std::int64_t kPollNs = 4'000;           // between two looks at completion events
+  static constexpr std::int64_t kReapNs = 5'000'000;       // between two looks for dead clients, while waiting
+  static constexpr std::int64_t kIdleOwnerNs = 300'000;    // without work in flight: the turn's owner is idle
+
+  enum class Phase : std::uint8_t { kFree, kSubmitting, kRecorded, kByClock };
+
+  struct Tracked {
+    Phase phase = Phase::kFree;
+    int timer = -1;
+    std::int64_t due_ns = 0;  // predicted completion, for launches without an event
+    std::uint64_t key = 0;
+    predict::Prediction prediction;
+  };
+  struct Timer {
+    CUevent start = nullptr;
+    CUevent end = nullptr;
+    bool busy = false;
+  };
+  struct Waiting;  // what a waiting launch remembers between two looks
+
+  Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept;
+  bool ensure_events(CUcontext context) noexcept;
+  void retire(std::int64_t now_ns) noexcept;
+  void release(int entry, bool completed) noexcept;
+  int enter(CUstream stream, std::uint64_t key, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
+  schedule::Snapshot look(std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
+  bool latency_active(std::int64_t now_ns) const noexcept;
+  bool my_turn(std::int64_t now_ns) noexcept;
+  bool must_not_wait() const noexcept;
+  void wait(const schedule::Decision& decision, Waiting& waiting) noexcept;
+  predict::Residency residency(const predict::Launch& launch) const noexcept;
+
+  arbiter::Table* table_ = nullptr;
+  std::atomic<int> slot_{-1};
+  const LatencyActivity* own_latency_ = nullptr;
+  std::int64_t lead_ns_ = 0;
+  std::int64_t stale_heartbeat_ns_ = 0;
+  std::int64_t turn_ns_ = 0;
+  int sm_count_ = 1;
+  bool mps_ = false;
+  std::atomic<bool> primed_{false};  // what is in flight is known since the gate came on
+
+  SpinLock lock_;
+  schedule::InFlight in_flight_;
+  predict::Predictor predictor_;
+  CUcontext context_ = nullptr;  // whose events these are
+  std::array<Tracked, schedule::InFlight::kEntries> tracked_{};
+  std::array<CUevent, schedule::InFlight::kEntries> done_{};
+  std::array<Timer, kTimers> timers_{};
+};
+
+// PyGILState_Check, where Python is loaded: does the calling thread hold the GIL?
+bool holds_gil() noexcept;
+void find_gil_check() noexcept;
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,27 @@
+// The few words that every launch reads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/class.hpp"
+#include "runtime/classify.hpp"
+#include "telemetry/counters.hpp"
+
+namespace cudasched::runtime {
+
+struct Hot {
+  std::atomic<bool> scheduling{false};      // classes have an effect
+  std::atomic<Class> process_class{Class::kNormal};
+  std::atomic<Device*> only_device{nullptr};  // on a machine with one GPU: no need to ask for the context
+  std::atomic<std::uint64_t> context_epoch{1};  // changes when a context goes, so that threads look theirs up anew
+  std::atomic<unsigned> next_thread{1};
+  StreamClasses streams;
+  telemetry::Counters counters;
+};
+
+inline constinit Hot hot_state;
+
+inline Hot& hot() noexcept { return hot_state; }
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,196 @@
+#include "runtime/latency_activity.hpp"
+
+#include <algorithm>
+
+#include "base/clock.hpp"
+#include "driver/driver.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+// Epochs are unique in the process, so that a thread's note never fits another device's activity.
+std::uint64_t new_epoch() noexcept {
+  static constinit std::atomic<std::uint64_t> next{2};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
+  std::int64_t first = 0;
+  for (const std::int64_t deadline : deadlines) {
+    if (deadline != 0 && (first == 0 || deadline < first)) first = deadline;
+  }
+  return first;
+}
+
+}  // namespace
+
+void LatencyActivity::register_client(arbiter::Table* table, int slot, std::int64_t max_idle_hold_ns) noexcept {
+  table_ = table;
+  max_idle_hold_ns_ = max_idle_hold_ns;
+  slot_.store(slot, std::memory_order_release);
+}
+
+void LatencyActivity::note(CUstream stream, ThreadState& thread) noexcept {
+  const std::uint64_t epoch = epoch_.load(std::memory_order_acquire);
+  bool noted = false;
+  for (auto& held : streams_) {
+    CUstream seen = held.load(std::memory_order_relaxed);
+    if (seen == nullptr && held.compare_exchange_strong(seen, stream, std::memory_order_acq_rel)) seen = stream;
+    if (seen == stream) {
+      noted = true;
+      break;
+    }
+  }
+  if (!noted) too_many_streams_.store(true, std::memory_order_relaxed);
+  CUcontext context = nullptr;
+  if (driver::table().context_get_current(&context) == CUDA_SUCCESS) context_.store(context, std::memory_order_relaxed);
+  thread.noted_stream = stream;
+  thread.noted_epoch = epoch;
+}
+
+void LatencyActivity::activate() noexcept {
+  if (active_.exchange(true, std::memory_order_acq_rel)) return;
+  table_->set_active(slot(), now_ns());
+}
+
+void LatencyActivity::deactivate_if_unchanged(std::uint64_t launches_seen) noexcept {
+  if (regions_.load(std::memory_order_acquire) != 0) return;
+  if (launches_.load(std::memory_order_acquire) != launches_seen) return;
+  launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
+  for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
+  too_many_streams_.store(false, std::memory_order_relaxed);
+  epoch_.store(new_epoch(), std::memory_order_release);
+  // A launch of another thread that falls between the check above and this store goes unmarked until the next tick,
+  // which sees that the count has moved on.
+  if (active_.exchange(false, std::memory_order_acq_rel)) table_->clear_active(slot());
+}
+
+LatencyActivity::Work LatencyActivity::probe(bool by_ticker) noexcept {
+  if (too_many_streams_.load(std::memory_order_relaxed)) return Work::kUnknown;
+  const driver::RelaxedCapture relaxed;
+  for (auto& held : streams_) {
+    const CUstream stream = held.load(std::memory_order_acquire);
+    if (stream == nullptr) break;
+    // The ticker's per-thread default stream is not the launching thread's; and asking for the legacy stream while some
+    // stream is captured would invalidate the capture.
+    if (by_ticker && stream == CU_STREAM_PER_THREAD) return Work::kUnknown;
+    if (captures_ > 0) {
+      if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
+      CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+      if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;
+      if (capture != CU_STREAM_CAPTURE_STATUS_NONE) continue;
+    }
+    if (driver::table().stream_query.legacy(stream) == CUDA_ERROR_NOT_READY) return Work::kRunning;
+  }
+  return Work::kDone;
+}
+
+void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
+  const std::scoped_lock lock(probe_);
+  const std::uint64_t seen = launches_.load(std::memory_order_acquire);
+  const bool in_region = regions_.load(std::memory_order_acquire) != 0;
+  if (in_region && !by_ticker) return;
+  const bool long_quiet = by_ticker && now - last_launch_ns_ > max_idle_hold_ns_;
+  if (in_region && !long_quiet) return;
+
+  Work work = Work::kUnknown;
+  if (by_ticker) {
+    const driver::CurrentContext current(context_.load(std::memory_order_relaxed));
+    // Without a context nothing of ours can be on the GPU.
+    work = current.ok() ? probe(true) : Work::kDone;
+  } else {
+    work = probe(false);
+  }
+  if (work == Work::kRunning || (work == Work::kUnknown && !long_quiet)) return;
+  if (!in_region) {
+    deactivate_if_unchanged(seen);
+  } else if (launches_.load(std::memory_order_acquire) == seen && active_.exchange(false, std::memory_order_acq_rel)) {
+    launches_when_idle_.store(seen, std::memory_order_relaxed);
+    table_->clear_active(slot());
+  }
+}
+
+void LatencyActivity::enter_region(std::int64_t deadline_ns) noexcept {
+  {
+    const std::scoped_lock lock(probe_);
+    regions_.fetch_add(1, std::memory_order_acq_rel);
+    if (deadline_ns != 0) {
+      const auto free = std::find(deadlines_.begin(), deadlines_.end(), 0);
+      if (free != deadlines_.end()) *free = deadline_ns;
+    }
+    auto& slot_state = table_->slot(slot());
+    slot_state.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    slot_state.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
+    last_launch_ns_ = now_ns();
+  }
+  activate();
+}
+
+void LatencyActivity::exit_region(std::int64_t deadline_ns) noexcept {
+  {
+    const std::scoped_lock lock(probe_);
+    regions_.fetch_sub(1, std::memory_order_acq_rel);
+    if (deadline_ns != 0) {
+      const auto ours = std::find(deadlines_.begin(), deadlines_.end(), deadline_ns);
+      if (ours != deadlines_.end()) *ours = 0;
+    }
+    auto& slot_state = table_->slot(slot());
+    slot_state.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    slot_state.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
+  }
+  on_synchronised();
+}
+
+void LatencyActivity::tick(std::int64_t now) noexcept {
+  const std::uint64_t launches_now = launches_.load(std::memory_order_acquire);
+  {
+    const std::scoped_lock lock(probe_);
+    if (launches_now != launches_at_tick_) {
+      launches_at_tick_ = launches_now;
+      last_launch_ns_ = now;
+      table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
+    }
+  }
+  if (active_.load(std::memory_order_acquire)) {
+    settle(/*by_ticker=*/true, now);
+  } else if (launches_now != launches_when_idle_.load(std::memory_order_relaxed)) {
+    activate();
+  }
+}
+
+void LatencyActivity::forget_stream(CUstream stream) noexcept {
+  const std::scoped_lock lock(probe_);
+  // Kept gapless, because note() and probe() stop at the first free place.
+  int last = -1;
+  int gone = -1;
+  for (int i = 0; i < kMaxStreams; ++i) {
+    const CUstream held = streams_[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
+    if (held == nullptr) break;
+    if (held == stream) gone = i;
+    last = i;
+  }
+  if (gone < 0) return;
+  streams_[static_cast<std::size_t>(gone)].store(streams_[static_cast<std::size_t>(last)].load(std::memory_order_relaxed),
+                                                 std::memory_order_release);
+  streams_[static_cast<std::size_t>(last)].store(nullptr, std::memory_order_release);
+  epoch_.store(new_epoch(), std::memory_order_release);
+}
+
+void LatencyActivity::forget_all_streams() noexcept {
+  const std::scoped_lock lock(probe_);
+  for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
+  context_.store(nullptr, std::memory_order_relaxed);
+  epoch_.store(new_epoch(), std::memory_order_release);
+}
+
+void LatencyActivity::capture_begins() noexcept {
+  const std::scoped_lock lock(probe_);
+  ++captures_;
+}
+
+void LatencyActivity::capture_ends() noexcept {
+  const std::scoped_lock lock(probe_);
+  captures_ = std::max(0, captures_ - 1);
+}
+
+}  // namespace cudasched::runtime

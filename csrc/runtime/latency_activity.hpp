@@ -1,0 +1,99 @@
+// When is this process's latency client active on a device? From region entry, or from the first launch after idle, to
+// the completion of its work (docs/design.md). While it is, best-effort work on the device waits.
+//
+// on_launch is on the launch path: an increment and three comparisons; the first launch after idle also sets a bit in
+// the arbiter. The end is noticed where the program notices it: after a call by which it synchronised, the streams that
+// it launched on are queried. What the program never waits for, the ticker finds within a tick.
+//
+// Backstop: a client with a region open but nothing on the GPU for max_idle_hold lapses until its next launch.
+//
+// Locks: probe_, one for the process, guards the queries against streams being destroyed and captures beginning; never
+// taken on the launch path.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "arbiter/table.hpp"
+#include "runtime/classify.hpp"
+
+namespace cudasched::runtime {
+
+class LatencyActivity {
+ public:
+  static constexpr int kMaxStreams = 64;
+
+  // The client's place in the arbiter. Once, before the first launch is reported.
+  void register_client(arbiter::Table* table, int slot, std::int64_t max_idle_hold_ns) noexcept;
+  bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
+  int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
+
+  void on_launch(CUstream stream, ThreadState& thread) noexcept {
+    launches_.fetch_add(1, std::memory_order_relaxed);
+    if (thread.noted_stream != stream || thread.noted_epoch != epoch_.load(std::memory_order_relaxed)) {
+      note(stream, thread);
+    }
+    if (!active_.load(std::memory_order_relaxed)) activate();
+  }
+
+  void enter_region(std::int64_t deadline_ns) noexcept;
+  void exit_region(std::int64_t deadline_ns) noexcept;
+
+  // The calling thread has just waited for work of some stream, event or context.
+  void on_synchronised() noexcept {
+    if (active_.load(std::memory_order_relaxed)) settle(/*by_ticker=*/false, 0);
+  }
+
+  // By the ticker thread, about every millisecond while active.
+  void tick(std::int64_t now_ns) noexcept;
+
+  bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
+  std::uint64_t launches() const noexcept { return launches_.load(std::memory_order_relaxed); }
+
+  void forget_stream(CUstream stream) noexcept;
+  void forget_all_streams() noexcept;
+
+  // Of any stream of the process.
+  static void capture_begins() noexcept;
+  static void capture_ends() noexcept;
+
+  // Around fork, so that the child does not inherit it locked.
+  static std::mutex& probe_mutex() noexcept { return probe_; }
+
+ private:
+  enum class Work { kDone, kRunning, kUnknown };
+
+  void note(CUstream stream, ThreadState& thread) noexcept;
+  void activate() noexcept;
+  void deactivate_if_unchanged(std::uint64_t launches_seen) noexcept;
+  void settle(bool by_ticker, std::int64_t now_ns) noexcept;
+  Work probe(bool by_ticker) noexcept;  // probe_ is held
+
+  arbiter::Table* table_ = nullptr;
+  std::atomic<int> slot_{-1};
+  std::int64_t max_idle_hold_ns_ = 0;
+
+  std::atomic<bool> active_{false};
+  std::atomic<std::uint32_t> regions_{0};
+  alignas(64) std::atomic<std::uint64_t> launches_{0};
+  std::atomic<std::uint64_t> launches_when_idle_{0};
+  std::atomic<std::uint64_t> epoch_{1};  // changes when the noted streams are forgotten
+
+  std::array<std::atomic<CUstream>, kMaxStreams> streams_{};
+  std::atomic<bool> too_many_streams_{false};
+  std::atomic<CUcontext> context_{nullptr};
+
+  // The ticker's own.
+  std::uint64_t launches_at_tick_ = 0;
+  std::int64_t last_launch_ns_ = 0;
+
+  static inline constinit std::mutex probe_;
+  static inline constinit int captures_ = 0;   // under probe_
+  std::array<std::int64_t, 64> deadlines_{};   // of open regions, 0: free; under probe_
+};
+
+}  // namespace cudasched::runtime
