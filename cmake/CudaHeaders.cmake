@@ -13,11 +13,13 @@ list(APPEND cupti_hints ${cuda_hints} "$ENV{CUDA_HOME}/extras/CUPTI/include" "$E
      /usr/local/cuda/extras/CUPTI/include)
 find_path(CUDASCHED_CUDA_INCLUDE cuda.h HINTS ${cuda_hints} NO_DEFAULT_PATH)
 find_path(CUDASCHED_CUPTI_INCLUDE cupti.h HINTS ${cupti_hints} NO_DEFAULT_PATH)
-if(NOT CUDASCHED_CUDA_INCLUDE OR NOT CUDASCHED_CUPTI_INCLUDE)
-  message(FATAL_ERROR "cudasched needs the CUDA 13.0 headers cuda.h and cupti.h (no GPU, no driver, no compiler). "
+# A wheel of its own; an environment with PyTorch has the other two without it.
+find_path(CUDASCHED_CRT_INCLUDE crt/host_defines.h HINTS ${cuda_hints} NO_DEFAULT_PATH)
+if(NOT CUDASCHED_CUDA_INCLUDE OR NOT CUDASCHED_CUPTI_INCLUDE OR NOT CUDASCHED_CRT_INCLUDE)
+  message(FATAL_ERROR "cudasched needs the CUDA 13.0 headers cuda.h, cupti.h and crt/host_defines.h (no GPU, no driver). "
     "Get them with\n  pip install 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cupti==13.0.*'\n"
     "(plain `pip install .` does so by itself), or point CUDA_HOME at a toolkit that has them. "
-    "Found cuda.h: ${CUDASCHED_CUDA_INCLUDE}, cupti.h: ${CUDASCHED_CUPTI_INCLUDE}.")
+    "Found cuda.h: ${CUDASCHED_CUDA_INCLUDE}, cupti.h: ${CUDASCHED_CUPTI_INCLUDE}, crt: ${CUDASCHED_CRT_INCLUDE}.")
 endif()
 file(STRINGS "${CUDASCHED_CUDA_INCLUDE}/cuda.h" cuda_version_line REGEX "^#define CUDA_VERSION ")
 string(REGEX MATCH "[0-9]+" cuda_version "${cuda_version_line}")
@@ -27,4 +29,4 @@ if(cuda_version LESS 13000)
     "pip install 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cupti==13.0.*'")
 endif()
 add_library(cudasched_cuda_headers INTERFACE)
-target_include_directories(cudasched_cuda_headers SYSTEM INTERFACE "${CUDASCHED_CUDA_INCLUDE}" "${CUDASCHED_CUPTI_INCLUDE}")
+target_include_directories(cudasched_cuda_headers SYSTEM INTERFACE "${CUDASCHED_CUDA_INCLUDE}" "${CUDASCHED_CUPTI_INCLUDE}" "${CUDASCHED_CRT_INCLUDE}")

@@ -9,7 +9,7 @@ constinit thread_local ThreadState thread_state;
 bool StreamClasses::bind(std::uint64_t stream, Class value) noexcept {
   const std::size_t home = static_cast<std::size_t>(mix(0, stream)) % kSlots;
   Slot* target = nullptr;
-  for (std::size_t step = 0; step < kSlots; ++step) {
+  for (std::size_t step = 0; step < kProbes; ++step) {
     Slot& slot = slots_[(home + step) % kSlots];
     const std::uint64_t held = slot.stream.load(std::memory_order_relaxed);
     if (held == stream) {
@@ -28,7 +28,7 @@ bool StreamClasses::bind(std::uint64_t stream, Class value) noexcept {
 
 void StreamClasses::unbind(std::uint64_t stream) noexcept {
   const std::size_t home = static_cast<std::size_t>(mix(0, stream)) % kSlots;
-  for (std::size_t step = 0; step < kSlots; ++step) {
+  for (std::size_t step = 0; step < kProbes; ++step) {
     Slot& slot = slots_[(home + step) % kSlots];
     const std::uint64_t held = slot.stream.load(std::memory_order_relaxed);
     if (held == 0) return;
@@ -42,7 +42,7 @@ void StreamClasses::unbind(std::uint64_t stream) noexcept {
 
 bool StreamClasses::find(std::uint64_t stream, Class& value) const noexcept {
   const std::size_t home = static_cast<std::size_t>(mix(0, stream)) % kSlots;
-  for (std::size_t step = 0; step < kSlots; ++step) {
+  for (std::size_t step = 0; step < kProbes; ++step) {
     const Slot& slot = slots_[(home + step) % kSlots];
     const std::uint64_t held = slot.stream.load(std::memory_order_acquire);
     if (held == 0) return false;

@@ -58,6 +58,7 @@ class StreamClasses {
 
  private:
   static constexpr std::size_t kSlots = 1024;
+  static constexpr std::size_t kProbes = 32;  // bounds a lookup, however many streams have come and gone
   static constexpr std::uint64_t kRemoved = ~std::uint64_t{0};
 
   struct Slot {

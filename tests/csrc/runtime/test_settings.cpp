@@ -1,0 +1,86 @@
+#include "runtime/settings.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace cudasched::runtime {
+namespace {
+
+struct Read {
+  Settings settings;
+  std::vector<std::string> complaints;
+};
+
+Read read(const std::map<std::string, std::string>& environment) {
+  Read result;
+  result.settings = Settings::read(
+      [&](const char* name) -> const char* {
+        const auto found = environment.find(name);
+        return found == environment.end() ? nullptr : found->second.c_str();
+      },
+      result.complaints);
+  return result;
+}
+
+TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
+  const Read result = read({});
+  EXPECT_TRUE(result.complaints.empty());
+  EXPECT_EQ(result.settings.process_class, Class::kNormal);
+  EXPECT_EQ(result.settings.lead_ns, 20'000);
+  EXPECT_EQ(result.settings.max_idle_hold_ns, 5'000'000);
+  EXPECT_EQ(result.settings.turn_ns, 3'000'000);
+}
+
+TEST(SettingsTest, ReadsEveryVariable) {
+  const Read result = read({{"CUDASCHED_CLASS", "best-effort"},
+                            {"CUDASCHED_PRIORITY", "-3"},
+                            {"CUDASCHED_SLO_MS", "2.5"},
+                            {"CUDASCHED_LEAD_US", "400"},
+                            {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
+                            {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
+                            {"CUDASCHED_TURN_MS", "60"},
+                            {"CUDASCHED_RUN_DIR", "/tmp/run"},
+                            {"CUDASCHED_NAME", "trainer"},
+                            {"CUDASCHED_COVERAGE_DIR", "/tmp/coverage"},
+                            {"CUDASCHED_CUPTI", "/opt/libcupti.so"}});
+  EXPECT_TRUE(result.complaints.empty());
+  EXPECT_EQ(result.settings.process_class, Class::kBestEffort);
+  EXPECT_EQ(result.settings.priority, -3);
+  EXPECT_EQ(result.settings.slo_ns, 2'500'000);
+  EXPECT_EQ(result.settings.lead_ns, 400'000);
+  EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
+  EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);
+  EXPECT_EQ(result.settings.turn_ns, 60'000'000);
+  EXPECT_EQ(result.settings.run_directory, "/tmp/run");
+  EXPECT_EQ(result.settings.name, "trainer");
+  EXPECT_EQ(result.settings.coverage_directory, "/tmp/coverage");
+  EXPECT_EQ(result.settings.cupti_path, "/opt/libcupti.so");
+}
+
+TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
+  const std::map<std::string, std::vector<std::string>> nonsense = {
+      {"CUDASCHED_CLASS", {"urgent", "Latency", " "}},
+      {"CUDASCHED_PRIORITY", {"high", "1.5", "99999999999"}},
+      {"CUDASCHED_SLO_MS", {"-1", "0", "nan", "inf", "5ms", "1e300"}},
+      {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18"}},
+      {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
+      {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},
+      {"CUDASCHED_TURN_MS", {"0"}},
+  };
+  for (const auto& [variable, values] : nonsense) {
+    for (const std::string& value : values) {
+      const Read result = read({{variable, value}});
+      ASSERT_EQ(result.complaints.size(), 1U) << variable << "=" << value;
+      EXPECT_NE(result.complaints[0].find(variable + "=" + value), std::string::npos);
+      EXPECT_EQ(result.settings.lead_ns, Settings().lead_ns);
+      EXPECT_EQ(result.settings.slo_ns, 0);
+      EXPECT_EQ(result.settings.process_class, Class::kNormal);
+    }
+  }
+}
+
+TEST(SettingsTest, TheProgramHasAName) { EXPECT_NE(program_name().find("test_runtime"), std::string::npos); }
+
+}  // namespace
+}  // namespace cudasched::runtime

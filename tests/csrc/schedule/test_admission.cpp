@@ -1,0 +1,64 @@
+#include "schedule/admission.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace cudasched::schedule {
+namespace {
+
+Snapshot random_snapshot(std::mt19937_64& random) {
+  Snapshot snapshot;
+  snapshot.latency_clients = random() % 4 != 0;
+  snapshot.latency_active = random() % 2 == 0;
+  snapshot.my_turn = random() % 3 != 0;
+  snapshot.in_flight_ns = static_cast<std::int64_t>(random() % 100'000);
+  snapshot.predicted_ns = static_cast<std::int64_t>(random() % 1'000'000);
+  snapshot.lead_ns = static_cast<std::int64_t>(random() % 50'000);
+  return snapshot;
+}
+
+TEST(Strict, RulesHoldForAnySnapshot) {
+  std::mt19937_64 random(20);
+  for (int i = 0; i < 2'000'000; ++i) {
+    const Snapshot snapshot = random_snapshot(random);
+    const Decision decision = strict(snapshot);
+    const bool submits = decision.answer == Answer::kSubmit;
+    ASSERT_EQ(decision.wait_ns > 0, decision.answer == Answer::kWaitForTime);
+    if (!snapshot.latency_clients) {
+      ASSERT_TRUE(submits);
+      continue;
+    }
+    if (snapshot.latency_active) {
+      ASSERT_EQ(decision.answer, Answer::kWaitForLatency);
+    }
+    if (submits) {
+      ASSERT_FALSE(snapshot.latency_active);
+      ASSERT_TRUE(snapshot.my_turn);
+      ASSERT_LE(snapshot.in_flight_ns, snapshot.lead_ns);
+    }
+    // Nothing but the stated reasons ever holds a launch.
+    if (!snapshot.latency_active && snapshot.my_turn && snapshot.in_flight_ns <= snapshot.lead_ns) {
+      ASSERT_TRUE(submits);
+    }
+    // After the wait it asks for, and nothing else happening, the launch goes.
+    if (decision.answer == Answer::kWaitForTime) {
+      Snapshot later = snapshot;
+      later.in_flight_ns -= decision.wait_ns;
+      ASSERT_EQ(strict(later).answer, Answer::kSubmit);
+    }
+  }
+}
+
+TEST(Strict, LessInFlightNeverTurnsASubmitIntoAWait) {
+  std::mt19937_64 random(21);
+  for (int i = 0; i < 200'000; ++i) {
+    Snapshot snapshot = random_snapshot(random);
+    if (strict(snapshot).answer != Answer::kSubmit) continue;
+    snapshot.in_flight_ns /= 2;
+    ASSERT_EQ(strict(snapshot).answer, Answer::kSubmit);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::schedule

@@ -1,0 +1,160 @@
+#include "schedule/in_flight.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <random>
+
+namespace cudasched::schedule {
+namespace {
+
+TEST(InFlight, ShrinksWithTheClock) {
+  InFlight in_flight;
+  in_flight.submit(1, 100'000, 1'000);
+  EXPECT_EQ(in_flight.remaining_ns(1'000), 100'000);
+  EXPECT_EQ(in_flight.remaining_ns(41'000), 60'000);
+  EXPECT_EQ(in_flight.remaining_ns(101'000), 0);
+  EXPECT_EQ(in_flight.remaining_ns(500'000), 0);
+}
+
+TEST(InFlight, WaitingLaunchesDoNotShrinkWhileTheFirstIsLate) {
+  InFlight in_flight;
+  const int first = in_flight.submit(1, 10'000, 0);
+  in_flight.submit(1, 50'000, 0);
+  EXPECT_EQ(in_flight.remaining_ns(30'000), 50'000);
+  in_flight.complete(first, 30'000);
+  EXPECT_EQ(in_flight.remaining_ns(30'000), 50'000);
+  EXPECT_EQ(in_flight.remaining_ns(50'000), 30'000);
+}
+
+TEST(InFlight, AStragglerCountsForNothing) {
+  InFlight in_flight;
+  in_flight.submit(1, 10'000, 0);
+  in_flight.submit(1, 500'000, 0);
+  EXPECT_EQ(in_flight.remaining_ns(InFlight::kStragglerNs), 500'000);
+  EXPECT_EQ(in_flight.remaining_ns(InFlight::kStragglerNs + 10'001), 0);
+}
+
+TEST(InFlight, CompletingALaterLaunchCompletesTheEarlierOnes) {
+  InFlight in_flight;
+  in_flight.submit(1, 10'000, 0);
+  const int second = in_flight.submit(1, 10'000, 0);
+  in_flight.submit(2, 7'000, 0);
+  in_flight.complete(second, 5'000);
+  EXPECT_EQ(in_flight.count(), 1);
+  EXPECT_EQ(in_flight.remaining_ns(5'000), 2'000);
+}
+
+TEST(InFlight, RefusesWhatItHasNoRoomForAndRecovers) {
+  InFlight in_flight;
+  for (int i = 0; i < InFlight::kEntries; ++i) ASSERT_NE(in_flight.submit(1, 1'000, 0), InFlight::kNone);
+  EXPECT_EQ(in_flight.submit(1, 1'000, 0), InFlight::kNone);
+  in_flight.clear();
+  for (int i = 0; i < InFlight::kStreams; ++i) {
+    ASSERT_NE(in_flight.submit(static_cast<std::uint64_t>(i), 1'000, 0), InFlight::kNone);
+  }
+  EXPECT_EQ(in_flight.submit(99, 1'000, 0), InFlight::kNone);
+  EXPECT_NE(in_flight.submit(3, 1'000, 0), InFlight::kNone);
+}
+
+TEST(InFlight, NonsenseEntriesAreIgnored) {
+  InFlight in_flight;
+  in_flight.complete(-1, 0);
+  in_flight.complete(5, 0);
+  in_flight.complete(InFlight::kEntries, 0);
+  in_flight.withdraw(5, 0);
+  EXPECT_EQ(in_flight.submit(1, -7, 0), 0);
+  EXPECT_EQ(in_flight.remaining_ns(0), 0);
+}
+
+// Against a plain model: random submits, completions, withdrawals and looks on several streams.
+TEST(InFlight, AgreesWithAPlainModel) {
+  struct Launch {
+    int entry;
+    std::int64_t predicted_ns;
+  };
+  struct Model {
+    std::deque<Launch> queue;
+    std::int64_t started_ns = 0;
+  };
+  std::mt19937_64 random(7);
+  InFlight in_flight;
+  std::map<std::uint64_t, Model> streams;
+  std::int64_t now = 0;
+  int held = 0;
+  for (int step = 0; step < 1'000'000; ++step) {
+    now += static_cast<std::int64_t>(random() % 20'000);
+    const std::uint64_t id = random() % 6 + 1;
+    Model& model = streams[id];
+    switch (random() % 5) {
+      case 0:
+      case 1: {
+        const auto predicted = static_cast<std::int64_t>(random() % 100'000);
+        const int entry = in_flight.submit(id, predicted, now);
+        ASSERT_EQ(entry == InFlight::kNone, held == InFlight::kEntries);
+        if (entry == InFlight::kNone) break;
+        if (model.queue.empty()) model.started_ns = now;
+        model.queue.push_back({entry, predicted});
+        ++held;
+        break;
+      }
+      case 2: {
+        if (model.queue.empty()) break;
+        const std::size_t which = random() % model.queue.size();
+        in_flight.complete(model.queue[which].entry, now);
+        held -= static_cast<int>(which) + 1;
+        model.queue.erase(model.queue.begin(), model.queue.begin() + static_cast<std::ptrdiff_t>(which) + 1);
+        model.started_ns = now;
+        break;
+      }
+      case 3: {
+        if (model.queue.empty() || random() % 4 != 0) break;
+        const std::size_t which = random() % model.queue.size();
+        in_flight.withdraw(model.queue[which].entry, now);
+        model.queue.erase(model.queue.begin() + static_cast<std::ptrdiff_t>(which));
+        if (which == 0) model.started_ns = now;
+        --held;
+        break;
+      }
+      default: {
+        std::vector<int> visited;
+        in_flight.for_each([&](int entry) {
+          visited.push_back(entry);
+          return true;
+        });
+        ASSERT_EQ(static_cast<int>(visited.size()), held);
+      }
+    }
+    std::int64_t expected = 0;
+    for (const auto& [_, stream] : streams) {
+      if (stream.queue.empty()) continue;
+      const std::int64_t ran = now - stream.started_ns;
+      if (ran > stream.queue.front().predicted_ns + InFlight::kStragglerNs) continue;
+      expected += std::max<std::int64_t>(0, stream.queue.front().predicted_ns - ran);
+      for (std::size_t i = 1; i < stream.queue.size(); ++i) expected += stream.queue[i].predicted_ns;
+    }
+    ASSERT_EQ(in_flight.remaining_ns(now), expected) << "step " << step;
+    ASSERT_EQ(in_flight.count(), held);
+  }
+}
+
+// The promise of docs/order.md: nothing holds the next launch longer than the predicted time in flight plus 1 ms.
+TEST(InFlight, NoLaunchIsHeldLongerThanPredictedPlusAMillisecond) {
+  std::mt19937_64 random(8);
+  for (int round = 0; round < 20'000; ++round) {
+    InFlight in_flight;
+    std::int64_t predicted_total = 0;
+    const int launches = static_cast<int>(random() % 20) + 1;
+    for (int i = 0; i < launches; ++i) {
+      const auto predicted = static_cast<std::int64_t>(random() % 300'000);
+      if (in_flight.submit(random() % 3, predicted, 0) != InFlight::kNone) predicted_total += predicted;
+    }
+    // Nothing ever completes.
+    ASSERT_EQ(in_flight.remaining_ns(predicted_total + InFlight::kStragglerNs + 1), 0);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::schedule
