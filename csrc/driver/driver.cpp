@@ -71,6 +71,8 @@ void Driver::load(void* handle) {
   twins(handle, stream_synchronize, "cuStreamSynchronize");
   twins(handle, stream_query, "cuStreamQuery");
   twins(handle, stream_begin_capture, "cuStreamBeginCapture_v2");
+  optional(handle, stream_begin_capture_to_graph.legacy, "cuStreamBeginCaptureToGraph");
+  optional(handle, stream_begin_capture_to_graph.per_thread, "cuStreamBeginCaptureToGraph_ptsz");
   twins(handle, stream_end_capture, "cuStreamEndCapture");
   required(handle, stream_is_capturing, "cuStreamIsCapturing");
   required(handle, stream_destroy, "cuStreamDestroy_v2");

@@ -64,6 +64,7 @@ struct Driver {
   Twins<decltype(cuStreamSynchronize)> stream_synchronize;
   Twins<decltype(cuStreamQuery)> stream_query;
   Twins<decltype(cuStreamBeginCapture)> stream_begin_capture;
+  Twins<decltype(cuStreamBeginCaptureToGraph)> stream_begin_capture_to_graph;  // 12.3 and later
   Twins<decltype(cuStreamEndCapture)> stream_end_capture;
   decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
   decltype(cuStreamDestroy)* stream_destroy = nullptr;

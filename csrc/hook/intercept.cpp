@@ -1,9 +1,12 @@
 #include "hook/intercept.hpp"
 
+#include <dlfcn.h>
+
 #include <array>
-#include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/log.hpp"
 #include "cudasched/engine.h"
@@ -143,12 +146,26 @@ CUresult primary_context_release(CUdevice device) noexcept {
   return table().primary_context_release(device);
 }
 
-template <bool kPerThread>
-CUresult stream_begin_capture(CUstream stream, CUstreamCaptureMode mode) noexcept {
+template <typename Begin>
+CUresult begin_capture(Begin&& begin) noexcept {
   runtime::LatencyActivity::capture_begins();
-  const CUresult status = table().stream_begin_capture.get<kPerThread>()(stream, mode);
+  const CUresult status = begin();
   if (status != CUDA_SUCCESS) runtime::LatencyActivity::capture_ends();
   return status;
+}
+
+template <bool kPerThread>
+CUresult stream_begin_capture(CUstream stream, CUstreamCaptureMode mode) noexcept {
+  return begin_capture([&] { return table().stream_begin_capture.get<kPerThread>()(stream, mode); });
+}
+
+template <bool kPerThread>
+CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
+                                       const CUgraphEdgeData* edges, std::size_t count,
+                                       CUstreamCaptureMode mode) noexcept {
+  return begin_capture([&] {
+    return table().stream_begin_capture_to_graph.get<kPerThread>()(stream, graph, nodes, edges, count, mode);
+  });
 }
 
 template <bool kPerThread>
@@ -211,6 +228,8 @@ std::span<const EntryPoint> entry_points() noexcept {
       EntryPoint{"cuStreamDestroy", 4000, address(&stream_destroy), nullptr},
       EntryPoint{"cuStreamBeginCapture", 10010, address(&stream_begin_capture<false>),
                  address(&stream_begin_capture<true>)},
+      EntryPoint{"cuStreamBeginCaptureToGraph", 12030, address(&stream_begin_capture_to_graph<false>),
+                 address(&stream_begin_capture_to_graph<true>)},
       EntryPoint{"cuStreamEndCapture", 10000, address(&stream_end_capture<false>), address(&stream_end_capture<true>)},
       EntryPoint{"cuEventSynchronize", 2000, address(&event_synchronize), nullptr},
       EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr},
@@ -223,37 +242,38 @@ std::span<const EntryPoint> entry_points() noexcept {
 }
 
 // What dlsym and linking find, by exported name.
-const cudasched_override* overrides() noexcept {
-  static const cudasched_override list[] = {
-      {"cuInit", address(&init)},
-      {"cuGetProcAddress", address(&get_proc_address_v1)},
-      {"cuGetProcAddress_v2", address(&get_proc_address_v2)},
-      {"cuLaunchKernel", address(&launch_kernel<false>)},
-      {"cuLaunchKernel_ptsz", address(&launch_kernel<true>)},
-      {"cuLaunchKernelEx", address(&launch_kernel_ex<false>)},
-      {"cuLaunchKernelEx_ptsz", address(&launch_kernel_ex<true>)},
-      {"cuLaunchCooperativeKernel", address(&launch_cooperative<false>)},
-      {"cuLaunchCooperativeKernel_ptsz", address(&launch_cooperative<true>)},
-      {"cuGraphLaunch", address(&launch_graph<false>)},
-      {"cuGraphLaunch_ptsz", address(&launch_graph<true>)},
-      {"cuStreamSynchronize", address(&stream_synchronize<false>)},
-      {"cuStreamSynchronize_ptsz", address(&stream_synchronize<true>)},
-      {"cuStreamQuery", address(&stream_query<false>)},
-      {"cuStreamQuery_ptsz", address(&stream_query<true>)},
-      {"cuStreamDestroy", address(&stream_destroy)},
-      {"cuStreamDestroy_v2", address(&stream_destroy)},
-      {"cuStreamBeginCapture_v2", address(&stream_begin_capture<false>)},
-      {"cuStreamBeginCapture_v2_ptsz", address(&stream_begin_capture<true>)},
-      {"cuStreamEndCapture", address(&stream_end_capture<false>)},
-      {"cuStreamEndCapture_ptsz", address(&stream_end_capture<true>)},
-      {"cuEventSynchronize", address(&event_synchronize)},
-      {"cuEventQuery", address(&event_query)},
-      {"cuCtxSynchronize", address(&context_synchronize)},
-      {"cuCtxDestroy", address(&context_destroy)},
-      {"cuCtxDestroy_v2", address(&context_destroy)},
-      {"cuDevicePrimaryCtxReset_v2", address(&primary_context_reset)},
-      {"cuDevicePrimaryCtxRelease_v2", address(&primary_context_release)},
-      {nullptr, nullptr},
+std::span<const cudasched_override> exported_points() noexcept {
+  static const std::array list{
+      cudasched_override{"cuInit", address(&init)},
+      cudasched_override{"cuGetProcAddress", address(&get_proc_address_v1)},
+      cudasched_override{"cuGetProcAddress_v2", address(&get_proc_address_v2)},
+      cudasched_override{"cuLaunchKernel", address(&launch_kernel<false>)},
+      cudasched_override{"cuLaunchKernel_ptsz", address(&launch_kernel<true>)},
+      cudasched_override{"cuLaunchKernelEx", address(&launch_kernel_ex<false>)},
+      cudasched_override{"cuLaunchKernelEx_ptsz", address(&launch_kernel_ex<true>)},
+      cudasched_override{"cuLaunchCooperativeKernel", address(&launch_cooperative<false>)},
+      cudasched_override{"cuLaunchCooperativeKernel_ptsz", address(&launch_cooperative<true>)},
+      cudasched_override{"cuGraphLaunch", address(&launch_graph<false>)},
+      cudasched_override{"cuGraphLaunch_ptsz", address(&launch_graph<true>)},
+      cudasched_override{"cuStreamSynchronize", address(&stream_synchronize<false>)},
+      cudasched_override{"cuStreamSynchronize_ptsz", address(&stream_synchronize<true>)},
+      cudasched_override{"cuStreamQuery", address(&stream_query<false>)},
+      cudasched_override{"cuStreamQuery_ptsz", address(&stream_query<true>)},
+      cudasched_override{"cuStreamDestroy", address(&stream_destroy)},
+      cudasched_override{"cuStreamDestroy_v2", address(&stream_destroy)},
+      cudasched_override{"cuStreamBeginCapture_v2", address(&stream_begin_capture<false>)},
+      cudasched_override{"cuStreamBeginCapture_v2_ptsz", address(&stream_begin_capture<true>)},
+      cudasched_override{"cuStreamBeginCaptureToGraph", address(&stream_begin_capture_to_graph<false>)},
+      cudasched_override{"cuStreamBeginCaptureToGraph_ptsz", address(&stream_begin_capture_to_graph<true>)},
+      cudasched_override{"cuStreamEndCapture", address(&stream_end_capture<false>)},
+      cudasched_override{"cuStreamEndCapture_ptsz", address(&stream_end_capture<true>)},
+      cudasched_override{"cuEventSynchronize", address(&event_synchronize)},
+      cudasched_override{"cuEventQuery", address(&event_query)},
+      cudasched_override{"cuCtxSynchronize", address(&context_synchronize)},
+      cudasched_override{"cuCtxDestroy", address(&context_destroy)},
+      cudasched_override{"cuCtxDestroy_v2", address(&context_destroy)},
+      cudasched_override{"cuDevicePrimaryCtxReset_v2", address(&primary_context_reset)},
+      cudasched_override{"cuDevicePrimaryCtxRelease_v2", address(&primary_context_release)},
   };
   return list;
 }
@@ -281,7 +301,14 @@ void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t f
 extern "C" const cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path) {
   try {
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
-    return cudasched::hook::overrides();
+    // Only what this driver has: an older one lacks some, and programs find out by asking.
+    static std::vector<cudasched_override> taken;
+    taken.clear();
+    for (const cudasched_override& point : cudasched::hook::exported_points()) {
+      if (dlsym(real_driver, point.symbol) != nullptr) taken.push_back(point);
+    }
+    taken.push_back({nullptr, nullptr});
+    return taken.data();
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());
     return nullptr;

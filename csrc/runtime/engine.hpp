@@ -17,6 +17,7 @@
 #include <string>
 
 #include "arbiter/table.hpp"
+#include "driver/driver.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/gate.hpp"
 #include "runtime/hot.hpp"
@@ -53,6 +54,7 @@ class Device {
 // What a launch carries from begin_launch to end_launch.
 struct Ticket {
   Class launch_class = Class::kNormal;
+  bool captured = false;     // into a graph: the device does not run it
   Device* device = nullptr;  // null: nothing to report
   Gate::Pass pass;
 };
@@ -152,10 +154,22 @@ inline bool unprepared(const Device& device, Class launch_class, const ThreadSta
   return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
 }
 
+// A launch on a capturing stream goes straight to the driver, with nothing of ours beside it.
+inline bool is_captured(CUstream stream) noexcept {
+  if (hot().captures.load(std::memory_order_relaxed) == 0) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver::table().stream_is_capturing(stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool may_time) noexcept {
   Ticket ticket;
   Hot& state = hot();
   if (!state.scheduling.load(std::memory_order_relaxed)) return ticket;
+  if (is_captured(stream)) {
+    ticket.captured = true;
+    return ticket;
+  }
   ThreadState& thread = this_thread();
   ticket.launch_class = classify(stream, thread);
   if (ticket.launch_class == Class::kNormal && thread.normal_registered) return ticket;
@@ -177,7 +191,7 @@ inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool 
 
 inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) noexcept {
   if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, stream, status);
-  if (status == CUDA_SUCCESS) {
+  if (status == CUDA_SUCCESS && !ticket.captured) {
     hot()
         .counters.shard(this_thread().index)
         .launches[static_cast<std::size_t>(ticket.launch_class)]

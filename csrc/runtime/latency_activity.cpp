@@ -4,6 +4,7 @@
 
 #include "base/clock.hpp"
 #include "driver/driver.hpp"
+#include "runtime/hot.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -74,7 +75,7 @@ LatencyActivity::Work LatencyActivity::probe(bool by_ticker) noexcept {
     // The ticker's per-thread default stream is not the launching thread's; and asking for the legacy stream while some
     // stream is captured would invalidate the capture.
     if (by_ticker && stream == CU_STREAM_PER_THREAD) return Work::kUnknown;
-    if (captures_ > 0) {
+    if (hot().captures.load(std::memory_order_relaxed) > 0) {
       if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
       if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;
@@ -185,12 +186,13 @@ void LatencyActivity::forget_all_streams() noexcept {
 
 void LatencyActivity::capture_begins() noexcept {
   const std::scoped_lock lock(probe_);
-  ++captures_;
+  hot().captures.fetch_add(1, std::memory_order_relaxed);
 }
 
 void LatencyActivity::capture_ends() noexcept {
   const std::scoped_lock lock(probe_);
-  captures_ = std::max(0, captures_ - 1);
+  auto& captures = hot().captures;
+  captures.store(std::max(0, captures.load(std::memory_order_relaxed) - 1), std::memory_order_relaxed);
 }
 
 }  // namespace cudasched::runtime

@@ -91,8 +91,7 @@ class LatencyActivity {
   std::uint64_t launches_at_tick_ = 0;
   std::int64_t last_launch_ns_ = 0;
 
-  static inline constinit std::mutex probe_;
-  static inline constinit int captures_ = 0;   // under probe_
+  static inline constinit std::mutex probe_;   // Hot::captures changes under it
   std::array<std::int64_t, 64> deadlines_{};   // of open regions, 0: free; under probe_
 };
 

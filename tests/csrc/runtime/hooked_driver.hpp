@@ -1,0 +1,160 @@
+// The engine over the simulated driver, called as the shim would call it: cudasched_attach, then every entry point by
+// name, ours where the engine took it over. One a process, because the engine is.
+#pragma once
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "arbiter/table.hpp"
+#include "cudasched/engine.h"
+#include "driver/driver.hpp"
+
+namespace cudasched::test {
+
+inline constexpr char kImage[] =
+    "cudasched-sim 1\n"
+    "kernel short params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"
+    "kernel timed params=8,8,8,4 block_us=param:3 blocks_per_sm=4 effect=append\n";
+
+class HookedDriver {
+ public:
+  static HookedDriver& instance() {
+    static HookedDriver driver;
+    return driver;
+  }
+
+  template <typename Function>
+  Function* function(const char* name) const {
+    const auto found = overrides_.find(name);
+    void* address = found != overrides_.end() ? found->second : dlsym(real_, name);
+    if (address == nullptr) throw std::runtime_error(std::string("no driver function ") + name);
+    return reinterpret_cast<Function*>(address);
+  }
+
+  const std::string& run_directory() const { return run_directory_; }
+
+  // The device's table, as another client of this process sees it.
+  arbiter::Table& table() const { return *table_; }
+
+ private:
+  HookedDriver() {
+    const std::string base = std::filesystem::temp_directory_path() / ("cudasched-test-" + std::to_string(getpid()));
+    std::filesystem::create_directories(base);
+    run_directory_ = base + "/run";
+    setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
+    setenv("CUDASCHED_SIM_DIR", (base + "/simulated").c_str(), 1);
+    setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "60", 1);
+    setenv("CUDASCHED_NAME", "test", 1);
+    real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    if (real_ == nullptr) throw std::runtime_error(dlerror());
+    for (const auto* o = cudasched_attach(real_, CUDASCHED_SIMULATED_DRIVER); o->symbol != nullptr; ++o) {
+      overrides_[o->symbol] = o->function;
+    }
+    if (function<decltype(cuInit)>("cuInit")(0) != CUDA_SUCCESS) throw std::runtime_error("cuInit failed");
+    table_ = arbiter::Table::open(run_directory_, driver::device_uuid(0), "test");
+  }
+
+  void* real_ = nullptr;
+  std::string run_directory_;
+  std::map<std::string, void*> overrides_;
+  std::unique_ptr<arbiter::Table> table_;
+};
+
+// A program with a context, a stream and two kernels. Each launch leaves its value in a log, in the order in which the
+// device ran them.
+class Program {
+ public:
+  static constexpr std::size_t kLogCapacity = 4096;
+
+  Program() {
+    auto& d = HookedDriver::instance();
+    CUdevice device = 0;
+    check(d.function<decltype(cuDeviceGet)>("cuDeviceGet")(&device, 0));
+    check(d.function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context_, device));
+    check(d.function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
+    check(d.function<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module_, kImage));
+    check(d.function<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&short_, module_, "short"));
+    check(d.function<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&timed_, module_, "timed"));
+    void* memory = nullptr;
+    check(d.function<CUresult(void**, std::size_t)>("cuMemAllocHost_v2")(&memory, (kLogCapacity + 1) * 8));
+    log_ = static_cast<std::uint64_t*>(memory);
+    std::fill_n(log_, kLogCapacity + 1, 0);
+    stream_ = new_stream();
+  }
+
+  // How many launches the device has run, and the value of the one that ran as the `index`th.
+  std::uint64_t ran() const { return log_[0]; }
+  std::uint64_t value(std::uint64_t index) const { return log_[index + 1]; }
+
+  void use_on_this_thread() const {
+    check(HookedDriver::instance().function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
+  }
+
+  static CUstream new_stream() {
+    CUstream stream = nullptr;
+    check(HookedDriver::instance().function<CUresult(CUstream*, unsigned)>("cuStreamCreate")(&stream,
+                                                                                            CU_STREAM_NON_BLOCKING));
+    return stream;
+  }
+
+  CUresult launch(std::uint64_t value, CUstream stream, std::uint32_t us = 0) const {
+    std::uint64_t* values = log_ + 1;
+    std::uint64_t* count = log_;
+    void* parameters[] = {&values, &count, &value, &us};
+    return HookedDriver::instance().function<decltype(cuLaunchKernel)>("cuLaunchKernel")(
+        us == 0 ? short_ : timed_, 132, 1, 1, 64, 1, 1, 0, stream, parameters, nullptr);
+  }
+  CUresult launch(std::uint64_t value) const { return launch(value, stream_); }
+
+  CUresult synchronize(CUstream stream) const {
+    return HookedDriver::instance().function<CUresult(CUstream)>("cuStreamSynchronize")(stream);
+  }
+  CUresult synchronize() const { return synchronize(stream_); }
+
+  CUstream stream() const { return stream_; }
+  CUcontext context() const { return context_; }
+
+  static void check(CUresult status) {
+    if (status != CUDA_SUCCESS) throw std::runtime_error("driver call failed: " + std::to_string(status));
+  }
+
+ private:
+  std::uint64_t* log_ = nullptr;  // the count, then the values
+  CUcontext context_ = nullptr;
+  CUmodule module_ = nullptr;
+  CUfunction short_ = nullptr;
+  CUfunction timed_ = nullptr;
+  CUstream stream_ = nullptr;
+};
+
+// A region for the length of a scope.
+class InRegion {
+ public:
+  explicit InRegion(cudasched_class value, double slo_ms = 0) {
+    if (cudasched_region_enter(value, 0, slo_ms, &token_) != CUDASCHED_OK) {
+      throw std::runtime_error(cudasched_last_error());
+    }
+  }
+  ~InRegion() { cudasched_region_exit(token_); }
+  InRegion(const InRegion&) = delete;
+  InRegion& operator=(const InRegion&) = delete;
+
+ private:
+  std::uint64_t token_ = 0;
+};
+
+inline cudasched_state state() {
+  cudasched_state result;
+  cudasched_get_state(&result);
+  return result;
+}
+
+}  // namespace cudasched::test

@@ -1,0 +1,417 @@
+// The way of a launch, over the simulated driver: who waits at the gate, for what, and what lets it go.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "hooked_driver.hpp"
+
+namespace {
+thread_local bool gil_held = false;
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return gil_held ? 1 : 0; }
+
+namespace cudasched::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Waits for what must come; the limit is only against a hang.
+template <typename Condition>
+::testing::AssertionResult eventually(Condition&& condition) {
+  const auto limit = std::chrono::steady_clock::now() + 60s;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > limit) return ::testing::AssertionFailure() << "it never came";
+    std::this_thread::sleep_for(1ms);
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// A latency client of another process: a slot of the table and nothing more, held by a forked child.
+class OtherClient {
+ public:
+  explicit OtherClient(bool active) {
+    int ready[2];
+    if (pipe(ready) != 0) throw std::runtime_error("pipe");
+    const std::string directory = HookedDriver::instance().run_directory();
+    const std::string uuid = driver::device_uuid(0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      auto table = arbiter::Table::open(directory, uuid, "test");
+      arbiter::ClientInfo client;
+      client.client_class = Class::kLatency;
+      client.name = "other";
+      const int slot = table->claim(client);
+      if (active) table->set_active(slot, now_ns());
+      const auto byte = static_cast<char>(slot);
+      if (write(ready[1], &byte, 1) != 1) _exit(1);
+      for (;;) {
+        table->slot(slot).heartbeat_ns.store(now_ns());
+        usleep(5'000);
+      }
+    }
+    char slot = -1;
+    if (read(ready[0], &slot, 1) != 1) throw std::runtime_error("the other client did not start");
+    slot_ = slot;
+    close(ready[0]);
+    close(ready[1]);
+  }
+  ~OtherClient() {
+    kill();
+    HookedDriver::instance().table().reap();
+  }
+  OtherClient(const OtherClient&) = delete;
+  OtherClient& operator=(const OtherClient&) = delete;
+
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  void stop() const { ::kill(pid_, SIGSTOP); }
+  int slot() const { return slot_; }
+
+ private:
+  pid_t pid_ = -1;
+  int slot_ = -1;
+};
+
+class Launches : public ::testing::Test {
+ protected:
+  // A best-effort launch on a thread of its own.
+  std::thread best_effort_launch(std::uint64_t value, std::atomic<bool>& launched) {
+    return std::thread([this, value, &launched] {
+      program_.use_on_this_thread();
+      const InRegion region(CUDASCHED_BEST_EFFORT);
+      Program::check(program_.launch(value));
+      launched.store(true);
+    });
+  }
+
+  static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
+
+  HookedDriver& driver_ = HookedDriver::instance();
+  Program program_;
+};
+
+TEST_F(Launches, NormalOnesPassAndAreCounted) {
+  const std::uint64_t before = state().launches;
+  for (std::uint64_t i = 0; i < 50; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 50U);
+  EXPECT_EQ(state().launches - before, 50U);
+}
+
+TEST_F(Launches, FailedOnesAreNotCountedAndTheErrorIsTheDrivers) {
+  const std::uint64_t before = state().launches;
+  auto* const launch = driver_.function<decltype(cuLaunchKernel)>("cuLaunchKernel");
+  EXPECT_NE(launch(nullptr, 1, 1, 1, 1, 1, 1, 0, program_.stream(), nullptr, nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(state().launches, before);
+}
+
+TEST_F(Launches, BestEffortWaitsWhileALatencyRegionIsOpen) {
+  std::atomic<bool> launched{false};
+  std::thread other;
+  {
+    const InRegion region(CUDASCHED_LATENCY, 50);
+    ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+    other = best_effort_launch(2, launched);
+    ASSERT_TRUE(eventually(someone_waits));
+    EXPECT_FALSE(launched.load());
+    ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  other.join();
+  EXPECT_TRUE(launched.load());
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  ASSERT_EQ(program_.ran(), 3U);
+  EXPECT_EQ(program_.value(0), 1U);
+  EXPECT_EQ(program_.value(1), 3U);
+  EXPECT_EQ(program_.value(2), 2U);
+}
+
+TEST_F(Launches, WithoutRegionsTheGateOpensWhenTheLatencyProgramSynchronises) {
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  std::atomic<bool> launched{false};
+  ASSERT_EQ(program_.launch(1, program_.stream(), 100'000), CUDA_SUCCESS);  // two seconds
+  std::thread other = best_effort_launch(2, launched);
+  ASSERT_TRUE(eventually(someone_waits));
+  EXPECT_FALSE(launched.load());
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  other.join();
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.value(0), 1U);
+}
+
+TEST_F(Launches, WorkThatNobodyWaitsForIsFoundCompleteByTheTicker) {
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return driver_.table().active() == 0; }));
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
+}
+
+TEST_F(Launches, AnOpenRegionWithNothingOnTheGpuLapsesUntilItsNextLaunch) {
+  const InRegion region(CUDASCHED_LATENCY);
+  ASSERT_NE(driver_.table().active(), 0U);
+  std::atomic<bool> launched{false};
+  std::thread other = best_effort_launch(1, launched);
+  other.join();
+  EXPECT_EQ(driver_.table().active(), 0U);
+  ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
+  EXPECT_NE(driver_.table().active(), 0U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+TEST_F(Launches, RegionsNestAndMayBeLeftInAnyOrder) {
+  std::uint64_t outer = 0;
+  std::uint64_t inner = 0;
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 0, 0, &outer), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 0, 5, &inner), CUDASCHED_OK);
+  EXPECT_EQ(cudasched_region_exit(outer), CUDASCHED_OK);
+  EXPECT_NE(driver_.table().active(), 0U);
+  EXPECT_EQ(cudasched_region_exit(inner), CUDASCHED_OK);
+  EXPECT_EQ(driver_.table().active(), 0U);
+  EXPECT_EQ(cudasched_region_exit(inner), CUDASCHED_INTERNAL_ERROR);
+  EXPECT_NE(std::string(cudasched_last_error()).find("left already"), std::string::npos);
+}
+
+TEST_F(Launches, ARegionIsLeftOnItsOwnThreadOnly) {
+  std::uint64_t token = 0;
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_NORMAL, 0, 0, &token), CUDASCHED_OK);
+  std::thread([&] { EXPECT_NE(cudasched_region_exit(token), CUDASCHED_OK); }).join();
+  EXPECT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
+}
+
+TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
+  const CUstream stream = Program::new_stream();
+  const auto key = reinterpret_cast<std::uintptr_t>(stream);
+  ASSERT_EQ(cudasched_bind_stream(key, CUDASCHED_LATENCY, 0), CUDASCHED_OK);
+  const std::uint64_t before = state().latency_launches;
+  {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    ASSERT_EQ(program_.launch(1, stream), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(program_.synchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(state().latency_launches - before, 1U);
+  // Destroying the stream forgets its class: the handle may come again for another stream.
+  ASSERT_EQ(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  ASSERT_EQ(cudasched_bind_stream(0, CUDASCHED_LATENCY, 0), CUDASCHED_INTERNAL_ERROR);
+}
+
+TEST_F(Launches, AnotherProcessHoldsTheGateAndItsDeathOpensIt) {
+  OtherClient other(/*active=*/true);
+  std::atomic<bool> launched{false};
+  std::thread thread = best_effort_launch(1, launched);
+  ASSERT_TRUE(eventually(someone_waits));
+  EXPECT_FALSE(launched.load());
+  other.kill();
+  thread.join();
+  EXPECT_EQ(driver_.table().active(), 0U);
+}
+
+TEST_F(Launches, AStoppedProcessHoldsTheGateNoLongerThanItsHeartbeatIsFresh) {
+  OtherClient other(/*active=*/true);
+  std::atomic<bool> launched{false};
+  std::thread thread = best_effort_launch(1, launched);
+  ASSERT_TRUE(eventually(someone_waits));
+  other.stop();
+  thread.join();
+  EXPECT_TRUE(driver_.table().alive(other.slot()));
+  EXPECT_NE(driver_.table().active(), 0U);  // still its word, only not heard
+}
+
+TEST_F(Launches, BesideAnIdleLatencyClientOnlyALittleIsInFlight) {
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t gated_before = state().gated_launches;
+  std::uint64_t most_ahead = 0;
+  for (std::uint64_t i = 0; i < 150; ++i) {
+    ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+    if (i >= 30) most_ahead = std::max(most_ahead, i + 1 - program_.ran());  // by then the kernel's time is known
+  }
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(state().gated_launches - gated_before, 150U);
+  EXPECT_GT(state().gate_waits, 0U);
+  EXPECT_LE(most_ahead, 5U);
+  for (std::uint64_t i = 0; i < 150; ++i) ASSERT_EQ(program_.value(i), i);
+}
+
+TEST_F(Launches, WithoutLatencyClientsThereIsNoGate) {
+  ASSERT_TRUE(eventually([&] {
+    // This process's own latency client counts; other tests of this process may have made one.
+    return driver_.table().active() == 0;
+  }));
+  if (driver_.table().latency_clients() != 0) GTEST_SKIP() << "a latency client of an earlier test is in this process";
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t before = state().gated_launches;
+  for (std::uint64_t i = 0; i < 50; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  EXPECT_EQ(state().gated_launches, before);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+TEST_F(Launches, ARefusedGatedLaunchGivesItsPlaceBack) {
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  auto* const launch = driver_.function<decltype(cuLaunchKernel)>("cuLaunchKernel");
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_NE(launch(nullptr, 1, 1, 1, 1, 1, 1, 0, program_.stream(), nullptr, nullptr), CUDA_SUCCESS);
+  }
+  const std::uint64_t untracked = state().untracked_launches;
+  for (std::uint64_t i = 0; i < 20; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 20U);
+  EXPECT_EQ(state().untracked_launches, untracked);
+}
+
+TEST_F(Launches, CapturingStreamsNeverWaitAndAreNotCounted) {
+  const OtherClient other(/*active=*/true);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t before = state().launches;
+  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  ASSERT_EQ(begin(program_.stream(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  ASSERT_EQ(end(program_.stream(), &graph), CUDA_SUCCESS);
+  ASSERT_NE(graph, nullptr);
+  EXPECT_EQ(state().launches, before);
+  // Nothing of ours is in the graph.
+  std::size_t nodes = 0;
+  ASSERT_EQ(driver_.function<CUresult(CUgraph, CUgraphNode*, std::size_t*)>("cuGraphGetNodes")(graph, nullptr, &nodes),
+            CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 10U);
+}
+
+// A capture in global mode elsewhere forbids other threads' queries; ours must not break it.
+TEST_F(Launches, GatedLaunchesBesideACaptureLeaveItValid) {
+  const OtherClient other(/*active=*/false);
+  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  const CUstream captured = Program::new_stream();
+  ASSERT_EQ(begin(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  std::thread([&] {
+    program_.use_on_this_thread();
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    for (std::uint64_t i = 0; i < 40; ++i) Program::check(program_.launch(i));
+  }).join();
+  std::thread([&] {
+    program_.use_on_this_thread();
+    const InRegion region(CUDASCHED_LATENCY);
+    for (std::uint64_t i = 0; i < 40; ++i) Program::check(program_.launch(i, Program::new_stream()));
+  }).join();
+  std::this_thread::sleep_for(50ms);  // some ticks
+  ASSERT_EQ(program_.launch(7, captured), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(end(captured, &graph), CUDA_SUCCESS);
+  EXPECT_NE(graph, nullptr);
+}
+
+TEST_F(Launches, AThreadThatHoldsTheGilNeverWaitsBesideALatencyRegionOfItsOwnProcess) {
+  const InRegion latency(CUDASCHED_LATENCY);
+  ASSERT_EQ(program_.launch(1, program_.stream(), 20'000), CUDA_SUCCESS);
+  std::thread([&] {
+    program_.use_on_this_thread();
+    gil_held = true;
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    Program::check(program_.launch(2, Program::new_stream()));
+    gil_held = false;
+  }).join();
+  EXPECT_NE(driver_.table().active(), 0U);
+}
+
+TEST_F(Launches, AResetContextTakesItsEventsWithItAndTheNextOneWorks) {
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0), CUDA_SUCCESS);
+  const Program again;
+  const std::uint64_t untracked = state().untracked_launches;
+  for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(again.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(again.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(again.ran(), 10U);
+  EXPECT_EQ(state().untracked_launches, untracked);
+}
+
+TEST_F(Launches, AForkedChildThatExitsLeavesTheParentsClientsAlone) {
+  const InRegion region(CUDASCHED_LATENCY);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  const std::uint64_t clients = driver_.table().latency_clients();
+  ASSERT_NE(clients, 0U);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool off = state().scheduling == 0 && state().launches == 0;
+    exit(off ? 0 : 1);  // with its exit handlers
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(driver_.table().latency_clients(), clients);
+  EXPECT_EQ(program_.launch(2), CUDA_SUCCESS);
+  EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 2U);
+}
+
+TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
+  auto* const get = driver_.function<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
+      "cuGetProcAddress_v2");
+  const auto found = [&](const char* name, int version, cuuint64_t flags) {
+    void* function = nullptr;
+    EXPECT_EQ(get(name, &function, version, flags, nullptr), CUDA_SUCCESS) << name;
+    return function;
+  };
+  const auto ours = [&](const char* name) { return reinterpret_cast<void*>(driver_.function<void()>(name)); };
+  EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_DEFAULT), ours("cuLaunchKernel"));
+  EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_LEGACY_STREAM), ours("cuLaunchKernel"));
+  EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), ours("cuLaunchKernel_ptsz"));
+  EXPECT_EQ(found("cuLaunchKernelEx", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM),
+            ours("cuLaunchKernelEx_ptsz"));
+  EXPECT_EQ(found("cuGraphLaunch", 12000, 0), ours("cuGraphLaunch"));
+  EXPECT_EQ(found("cuGetProcAddress", 12000, 0), ours("cuGetProcAddress_v2"));
+  EXPECT_EQ(found("cuGetProcAddress", 11030, 0), ours("cuGetProcAddress"));
+}
+
+// Many threads do all of it at once. What each stream ran must be what was launched on it, in order, once.
+TEST_F(Launches, RandomProgramsKeepTheirOrderAndEnd) {
+  constexpr int kThreads = 4;
+  constexpr std::uint64_t kLaunches = 150;
+  std::vector<Program> programs(kThreads);
+  std::vector<std::thread> threads;
+  for (int index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&, index] {
+      std::mt19937 random(static_cast<unsigned>(index));
+      const Program& program = programs[static_cast<std::size_t>(index)];
+      program.use_on_this_thread();
+      std::uint64_t next = 0;
+      while (next < kLaunches) {
+        const InRegion region(static_cast<cudasched_class>(random() % 3), random() % 2 == 0 ? 0.0 : 5.0);
+        const std::uint64_t burst = std::min<std::uint64_t>(kLaunches - next, random() % 12 + 1);
+        for (std::uint64_t i = 0; i < burst; ++i) Program::check(program.launch(next++));
+        if (random() % 3 == 0) Program::check(program.synchronize());
+        if (random() % 5 == 0) {
+          const CUstream brief = Program::new_stream();
+          HookedDriver::instance().function<CUresult(CUstream)>("cuStreamQuery")(brief);
+          Program::check(HookedDriver::instance().function<CUresult(CUstream)>("cuStreamDestroy_v2")(brief));
+        }
+      }
+      Program::check(program.synchronize());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Program& program : programs) {
+    ASSERT_EQ(program.ran(), kLaunches);
+    for (std::uint64_t i = 0; i < kLaunches; ++i) ASSERT_EQ(program.value(i), i);
+  }
+  EXPECT_TRUE(eventually([&] { return driver_.table().active() == 0; }));
+}
+
+}  // namespace
+}  // namespace cudasched::test
