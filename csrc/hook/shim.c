@@ -1,0 +1,245 @@
+/* libcuda.so.1, cudasched's: every entry point of the driver, each a jump (trampolines.py) through a table that this
+ * file fills. Loading it does nothing; it needs libc alone. The program's first cu* call, on whichever thread, opens
+ * the real driver and then libcudasched.so, which may take over some entry points (include/cudasched/engine.h); every
+ * other slot is filled from the real driver when it is first called. Whatever goes wrong with libcudasched.so is said
+ * in one line, and every call passes through.
+ *
+ * Without a driver nothing fails but the calls: cuInit returns CUDA_ERROR_NO_DEVICE, cuGetErrorName and
+ * cuGetErrorString know the codes that can come up, everything else returns CUDA_ERROR_NOT_INITIALIZED. A function that
+ * the real driver lacks returns CUDA_ERROR_NOT_SUPPORTED. None of these touches any other argument.
+ *
+ * No lock is held while a call is under way. One thread attaches, others wait for it; see settle(). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cudasched/engine.h"
+#include "hook/find_driver.h"
+#include "symbol_names.h"
+
+/* Written here, read by the trampolines' jumps: one aligned word each. */
+extern _Atomic(void*) cudasched_hook_table[kSymbolCount];
+
+/* Addresses in trampolines.S. */
+extern const char cudasched_hook_entries_begin[], cudasched_hook_entries_end[];
+extern const char cudasched_hook_lazy_begin[], cudasched_hook_lazy_end[];
+
+void* cudasched_hook_resolve(uint32_t index);
+
+CUDASCHED_EXPORT const char* cudasched_shim_version(void) { return CUDASCHED_VERSION; }
+
+static bool lies_between(const void* address, const char* begin, const char* end) {
+  return (uintptr_t)address >= (uintptr_t)begin && (uintptr_t)address < (uintptr_t)end;
+}
+
+/* A line like those of base/log.hpp, which the shim cannot link. */
+__attribute__((format(printf, 1, 2))) static void warn(const char* format, ...) {
+  const char* level = getenv("CUDASCHED_LOG");
+  if (level != NULL && strcmp(level, "error") == 0) return;
+  char line[4096] = "cudasched: warning: ";
+  size_t length = strlen(line);
+  va_list arguments;
+  va_start(arguments, format);
+  const int written = vsnprintf(line + length, sizeof line - length - 1, format, arguments);
+  va_end(arguments);
+  if (written < 0) return;
+  length = strlen(line);
+  line[length++] = '\n';
+  const ssize_t ignored = write(STDERR_FILENO, line, length);
+  (void)ignored;
+}
+
+/* ---- where no driver answers ------------------------------------------------------------------------------------- */
+
+/* As in cuda.h, which the shim does not need otherwise. */
+enum { kSuccess = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kNotSupported = 801 };
+
+static const struct {
+  int code;
+  const char* name;
+  const char* text;
+} kErrors[] = {
+    {kSuccess, "CUDA_SUCCESS", "no error"},
+    {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {kNoDevice, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+};
+
+static int error_name(int code, const char** name) {
+  if (name == NULL) return kInvalidValue;
+  *name = NULL;
+  for (size_t i = 0; i < sizeof kErrors / sizeof kErrors[0]; ++i) {
+    if (kErrors[i].code == code) *name = kErrors[i].name;
+  }
+  return *name != NULL ? kSuccess : kInvalidValue;
+}
+
+static int error_string(int code, const char** text) {
+  if (text == NULL) return kInvalidValue;
+  *text = NULL;
+  for (size_t i = 0; i < sizeof kErrors / sizeof kErrors[0]; ++i) {
+    if (kErrors[i].code == code) *text = kErrors[i].text;
+  }
+  return *text != NULL ? kSuccess : kInvalidValue;
+}
+
+static int no_device(void) { return kNoDevice; }
+static int not_initialized(void) { return kNotInitialized; }
+static int not_supported(void) { return kNotSupported; }
+
+static void* without_driver(const char* name) {
+  if (strcmp(name, "cuInit") == 0) return (void*)no_device;
+  if (strcmp(name, "cuGetErrorName") == 0) return (void*)error_name;
+  if (strcmp(name, "cuGetErrorString") == 0) return (void*)error_string;
+  return (void*)not_initialized;
+}
+
+/* ---- the real driver --------------------------------------------------------------------------------------------- */
+
+struct driver {
+  void* handle; /* null: there is none */
+  char path[PATH_MAX];
+};
+
+static struct driver open_driver(bool say_why_not) {
+  struct driver driver = {.handle = NULL};
+  char why[2048];
+  if (cudasched_hook_find_driver(driver.path, sizeof driver.path, why, sizeof why) == 0) {
+    driver.handle = dlopen(driver.path, RTLD_NOW | RTLD_LOCAL);
+    if (driver.handle == NULL) snprintf(why, sizeof why, "cannot load the driver: %s", dlerror());
+  }
+  if (driver.handle == NULL && say_why_not) warn("%s (cuInit returns CUDA_ERROR_NO_DEVICE)", why);
+  return driver;
+}
+
+static void* driver_function(void* handle, uint32_t index) {
+  const char* name = cudasched_hook_names[index];
+  if (handle == NULL) return without_driver(name);
+  void* function = dlsym(handle, name);
+  /* A driver that needs libcuda.so.1 itself would lead back here, and round for ever. */
+  if (function == NULL || lies_between(function, cudasched_hook_entries_begin, cudasched_hook_entries_end)) {
+    return (void*)not_supported;
+  }
+  return function;
+}
+
+/* ---- libcudasched.so --------------------------------------------------------------------------------------------- */
+
+static int compare_name(const void* name, const void* entry) { return strcmp(name, *(const char* const*)entry); }
+
+static void take_over(const struct cudasched_override* overrides) {
+  for (; overrides != NULL && overrides->symbol != NULL; ++overrides) {
+    const char* const* found =
+        bsearch(overrides->symbol, cudasched_hook_names, kSymbolCount, sizeof cudasched_hook_names[0], compare_name);
+    if (found == NULL || overrides->function == NULL) continue;
+    atomic_store_explicit(&cudasched_hook_table[found - cudasched_hook_names], overrides->function,
+                          memory_order_release);
+  }
+}
+
+/* libcudasched.so lies in the directory above the shim's own, through whatever link the shim was loaded. */
+static bool engine_path(char* path, size_t bytes) {
+  Dl_info self;
+  char resolved[PATH_MAX];
+  if (dladdr((const void*)cudasched_hook_entries_begin, &self) == 0 || self.dli_fname == NULL) return false;
+  if (realpath(self.dli_fname, resolved) == NULL) return false;
+  for (int level = 0; level < 2; ++level) {
+    char* slash = strrchr(resolved, '/');
+    if (slash == NULL) return false;
+    *slash = '\0';
+  }
+  const int length = snprintf(path, bytes, "%s/libcudasched.so", resolved);
+  return length > 0 && (size_t)length < bytes;
+}
+
+static void attach_engine(const struct driver* driver) {
+  const char* off = getenv("CUDASCHED_OFF");
+  if (off != NULL && strcmp(off, "1") == 0) return;
+  char path[PATH_MAX];
+  if (!engine_path(path, sizeof path)) {
+    warn("the shim cannot tell where it was loaded from, so libcudasched.so is not loaded: every call passes through");
+    return;
+  }
+  void* engine = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (engine == NULL) {
+    warn("cannot load libcudasched.so (%s): every call passes through", dlerror());
+    return;
+  }
+  __typeof__(&cudasched_attach) attach;
+  *(void**)&attach = dlsym(engine, "cudasched_attach");
+  if (attach == NULL) {
+    warn("%s is not cudasched's engine (it has no cudasched_attach): every call passes through", path);
+    return;
+  }
+  take_over(attach(driver->handle, driver->path));
+}
+
+/* ---- the first call ---------------------------------------------------------------------------------------------- */
+
+enum { kSettled = 1, kPatience_ms = 10000 };
+
+/* 0: nothing done; kSettled: real_driver and the overrides stand; else the process (upper half) and thread that attach.
+ */
+static _Atomic(uint64_t) progress;
+static void* real_driver;
+
+/* Returns true once the driver and the overrides are in place, having put them there if nobody had. Returns false where
+ * waiting for that would never end: the call comes from inside the attaching itself, or the attaching thread waits for
+ * something that this thread holds (the dynamic loader's lock, if a library's constructor makes CUDA calls). */
+static bool settle(void) {
+  const uint64_t process = (uint64_t)(uint32_t)getpid() << 32;
+  const uint64_t self = process | (uint32_t)syscall(SYS_gettid);
+  uint64_t seen = atomic_load_explicit(&progress, memory_order_acquire);
+  for (int waited_ms = 0; seen != kSettled;) {
+    if (seen == self) return false;
+    if (seen >> 32 == process >> 32) {
+      if (waited_ms++ == kPatience_ms) {
+        warn("the first CUDA call, on another thread, has not come back in %d s: a call on this thread passes through",
+             kPatience_ms / 1000);
+        return false;
+      }
+      nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+      seen = atomic_load_explicit(&progress, memory_order_acquire);
+      continue;
+    }
+    /* Nobody has begun, or who had begun was left behind in the parent of a fork. */
+    if (atomic_compare_exchange_weak_explicit(&progress, &seen, self, memory_order_acquire, memory_order_acquire)) {
+      const struct driver driver = open_driver(true);
+      real_driver = driver.handle;
+      if (driver.handle != NULL) attach_engine(&driver);
+      atomic_store_explicit(&progress, kSettled, memory_order_release);
+      return true;
+    }
+  }
+  return true;
+}
+
+/* Where the call of function `index` goes: called by trampolines.S while the slot has not been filled. */
+void* cudasched_hook_resolve(uint32_t index) {
+  const int saved_errno = errno;
+  void* function;
+  if (settle()) {
+    function = atomic_load_explicit(&cudasched_hook_table[index], memory_order_acquire);
+    if (lies_between(function, cudasched_hook_lazy_begin, cudasched_hook_lazy_end)) {
+      function = driver_function(real_driver, index);
+      atomic_store_explicit(&cudasched_hook_table[index], function, memory_order_release);
+    }
+  } else {
+    const struct driver driver = open_driver(false);
+    function = driver_function(driver.handle, index);
+  }
+  errno = saved_errno;
+  return function;
+}
