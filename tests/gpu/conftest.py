@@ -1,0 +1,79 @@
+"""Tests on the real driver. Without one they are skipped, with the reason; every behaviour has a test without a GPU too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cudasched import errors, hook
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+PATIENCE_S = 240
+
+
+def _why_not() -> str:
+    try:
+        hook.load_core().find_driver()
+    except errors.HookError as error:
+        return f"needs a GPU: {error}"
+    probe = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)"
+    if subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode != 0:
+        return "needs PyTorch with CUDA, and a GPU"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = _why_not() if mine else ""
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a program of tests/gpu/programs, managed if `client_class` says how; what still runs is killed at the end."""
+    running: list[subprocess.Popen[str]] = []
+    environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"), CUDASCHED_LOG="warning")
+
+    def begin(program: str, *arguments: str, client_class: str = "", options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        command = [sys.executable, str(PROGRAMS / program), *arguments]
+        if client_class:
+            command = [sys.executable, "-m", "cudasched", "run", "--class", client_class, *options, "--", *command]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What the program printed, once it has ended well."""
+    output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+def line_of(process: subprocess.Popen[str], start_of_line: str) -> str:
+    """Reads the program's output up to a line that begins so."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith(start_of_line):
+            return line
+    raise AssertionError(f"the program ended before it said {start_of_line!r}:\n{''.join(seen)}")

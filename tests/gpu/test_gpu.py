@@ -1,0 +1,121 @@
+"""The real driver, real PyTorch programs, real processes that get killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE_S, PROGRAMS, Start, finish, line_of
+
+
+@pytest.mark.parametrize("client_class", ["normal", "best-effort"])
+def test_the_hook_sees_every_launch(start: Start, client_class: str) -> None:
+    output = finish(start("coverage_mix.py", client_class=client_class, options=("--check-coverage",)))
+    assert "done" in output
+    assert "100" in output
+
+
+def test_a_managed_program_computes_the_same_bits(start: Start) -> None:
+    bare = finish(start("checksums.py"))
+    server = start("server.py", "100000", client_class="latency")
+    line_of(server, "ready")
+    managed = finish(start("checksums.py", client_class="best-effort"))
+    assert server.poll() is None
+    assert len(bare.splitlines()) == 3
+    assert managed == bare
+
+
+def test_in_process_regions_streams_threads_graphs_and_the_profiler(start: Start) -> None:
+    assert finish(start("in_process.py")).splitlines()[-1].strip() == "done"
+
+
+def test_import_after_torch_warns_and_the_program_goes_on() -> None:
+    code = (
+        "import warnings, torch\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import cudasched\n"
+        "assert any('before torch' in str(w.message) for w in caught), [str(w.message) for w in caught]\n"
+        "try:\n    cudasched.install()\n    raise SystemExit('no HookError')\n"
+        "except cudasched.HookError: pass\n"
+        "with cudasched.region('latency'):\n    assert float(torch.ones(10, device='cuda').sum()) == 10\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_programs_do(start: Start) -> None:
+    server = start("server.py", "100000", client_class="latency")
+    line_of(server, "ready")
+    names = ("workers", "fork_after_cuda", "compiled", "ddp", "leave_in_mid_work")
+    output = finish(start("rude.py", *names, client_class="best-effort"))
+    assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == list(names)
+
+
+def test_an_active_latency_client_holds_best_effort_work_and_its_death_frees_it(start: Start) -> None:
+    trainer = start("trainer.py", client_class="best-effort")
+    line_of(trainer, "")
+    server = start("server.py", "stuck", client_class="latency")
+    line_of(server, "ready")
+    time.sleep(1.0)
+    assert trainer.stdout is not None
+    os.set_blocking(trainer.stdout.fileno(), False)
+    trainer.stdout.read()
+    time.sleep(1.0)
+    during = trainer.stdout.read() or ""
+    killed_ns = time.monotonic_ns()
+    pids = subprocess.run(["pgrep", "-f", "server.py stuck"], capture_output=True, text=True).stdout.split()
+    for pid in pids or [str(server.pid)]:
+        os.kill(int(pid), signal.SIGKILL)
+    time.sleep(1.0)
+    after = (trainer.stdout.read() or "").splitlines()
+    # Held while it was active; going again afterwards.
+    assert len(after) > 20 * max(1, len(during.splitlines())), (during, len(after))
+    first_ns = min(int(line.split()[0]) for line in after if int(line.split()[0]) > killed_ns)
+    print(f"best-effort work was back {(first_ns - killed_ns) / 1e6:.1f} ms after the kill")
+
+
+def test_killed_best_effort_clients_leave_the_others_running(start: Start) -> None:
+    server = start("server.py", "300", client_class="latency")
+    line_of(server, "ready")
+    victims = [start("trainer.py", client_class="best-effort") for _ in range(2)]
+    survivor = start("trainer.py", "6", client_class="best-effort")
+    for process in (*victims, survivor):
+        line_of(process, "")
+    for victim in victims:
+        victim.send_signal(signal.SIGKILL)
+    assert "served" in finish(server)
+    finish(survivor)
+    clients = subprocess.run(
+        [sys.executable, "-m", "cudasched", "status", "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert clients.returncode == 0, clients.stderr
+
+
+def test_two_best_effort_programs_take_turns(start: Start) -> None:
+    server = start("server.py", "100000", client_class="latency")
+    line_of(server, "ready")
+    trainers = [start("trainer.py", "5", client_class="best-effort") for _ in range(2)]
+    steps = [int(finish(trainer).splitlines()[-1].split()[1]) for trainer in trainers]
+    assert min(steps) > max(steps) / 4, steps
+
+
+def test_memcheck_finds_nothing_of_ours(tmp_path: Path) -> None:
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("compute-sanitizer is not installed")
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable, "-m", "cudasched", "run", "--class",
+               "best-effort", "--", sys.executable, str(PROGRAMS / "coverage_mix.py"), "aten", "graphs"]
+    environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"), PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    done = subprocess.run(
+        [*command[:1], "--target-processes", "all", *command[1:]],
+        capture_output=True, text=True, timeout=PATIENCE_S, env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "ERROR SUMMARY: 0 errors" in done.stdout
