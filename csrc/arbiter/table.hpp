@@ -4,7 +4,8 @@
 //
 // Liveness is a POSIX record lock on one byte of the file for each slot: gone with the process, not inherited by fork,
 // true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of the file is closed, so
-// a process opens a table once (Table::open) and keeps it. A forked child must not use its parent's Table.
+// all Tables of one file in a process share one descriptor; nothing else in the process may open and close the file.
+// A forked child must not use its parent's Table: there claim throws, and what would change a slot does nothing.
 //
 // Threads: every function may be called from any thread. set_active, clear_active, active, latency_clients and the
 // slot's atomics are lock-free and make no system call, except that clear_active wakes sleepers if there are any.
@@ -32,26 +33,26 @@ inline constexpr int kTurnSlotShift = 56;
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
 // gone). Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
 struct alignas(64) Slot {
-  std::atomic<std::uint32_t> occupied;          // 1 from claim to release
-  std::atomic<std::uint32_t> client_class;      // Class
+  std::atomic<std::uint32_t> occupied;      // 1 from claim to release
+  std::atomic<std::uint32_t> client_class;  // Class
   std::atomic<std::int32_t> priority;
-  std::atomic<std::int32_t> pid;                // for display only
-  std::atomic<std::uint32_t> regions;           // regions open now
+  std::atomic<std::int32_t> pid;       // for display only
+  std::atomic<std::uint32_t> regions;  // regions open now
   std::atomic<std::uint32_t> hook_attached;
   std::atomic<std::int64_t> claimed_ns;
   std::atomic<std::int64_t> heartbeat_ns;
-  std::atomic<std::int64_t> slo_ns;             // the client's own target, 0: none
+  std::atomic<std::int64_t> slo_ns;  // the client's own target, 0: none
   std::atomic<std::int64_t> active_since_ns;
-  std::atomic<std::int64_t> deadline_ns;        // the earliest of its open regions
+  std::atomic<std::int64_t> deadline_ns;  // the earliest of its open regions
   std::atomic<std::int64_t> predicted_remaining_ns;
-  std::atomic<std::int64_t> in_flight_until_ns; // when its submitted work is predicted to be done
+  std::atomic<std::int64_t> in_flight_until_ns;  // when its submitted work is predicted to be done
   std::atomic<std::int64_t> last_launch_ns;
-  std::atomic<std::uint64_t> launches;          // seen by the hook, of this class
-  std::atomic<std::uint64_t> device_launches;   // run by the device as CUPTI counted them, 0: not counted
+  std::atomic<std::uint64_t> launches;         // seen by the hook, of this class
+  std::atomic<std::uint64_t> device_launches;  // run by the device as CUPTI counted them, 0: not counted
   std::atomic<std::uint64_t> gate_waits;
   std::atomic<std::uint64_t> gate_wait_ns;
-  std::array<char, 64> name;                    // program name, NUL-terminated; written before occupied
-  std::array<char, 32> version;                 // cudasched version of the client
+  std::array<char, 64> name;     // program name, NUL-terminated; written before occupied
+  std::array<char, 32> version;  // cudasched version of the client
 };
 
 // The file, byte for byte. Changing it changes kLayoutVersion.
@@ -102,8 +103,10 @@ class Table {
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
-  // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live.
+  // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live, if the
+  // file was removed or replaced since it was opened, or if a stopped process holds up registration (after 5 s).
   int claim(const ClientInfo& client);
+  // Only of a slot claimed through this Table; so set_active and clear_active. The destructor releases all of them.
   void release(int slot) noexcept;
 
   // The client holds the gate closed from here on / no longer does. clear_active wakes the gates if it was the last.

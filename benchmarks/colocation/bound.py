@@ -1,0 +1,52 @@
+"""The physical bound: what a request waits for even if nothing starts once it has arrived.
+
+A request that arrives at a random moment finds one kernel in flight, long ones more likely than short ones, and waits
+for its remainder. Added to a request's time on a GPU of its own, that is a distribution; its P99 is the bound.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Sequence
+
+#: What changing from one process's context to another's takes without MPS.
+CONTEXT_SWITCH_MS = 0.13
+DRAWS = 100_000
+
+
+def bound_p99_ms(
+    alone_ms: Sequence[float],
+    kernel_us: Sequence[tuple[float, int]],
+    busy: float,
+    switch_ms: float = 0.0,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> float:
+    """P99 of a request on an idle GPU plus the remainder of the one kernel in flight, by Monte Carlo.
+
+    Args:
+        alone_ms: Latencies of requests alone.
+        kernel_us: Durations of the best-effort load's kernels and how often each occurs.
+        busy: Share of the time, 0 to 1, in which the best-effort load has a kernel in flight.
+        switch_ms: Added to every draw: the best-effort process's context is the one on the GPU, kernel or not.
+        seed: Equal seeds give equal bounds.
+        draws: How many requests to draw.
+
+    Raises:
+        ValueError: No latencies or no kernels.
+    """
+    if not alone_ms or not kernel_us:
+        raise ValueError("a bound needs latencies alone and the durations of kernels")
+    chance = random.Random(seed)
+    reached = list(itertools.accumulate(duration * count for duration, count in kernel_us))
+    totals = []
+    for _ in range(draws):
+        total = chance.choice(alone_ms) + switch_ms
+        if chance.random() < busy:
+            place = min(bisect.bisect_right(reached, chance.random() * reached[-1]), len(kernel_us) - 1)
+            total += chance.random() * kernel_us[place][0] / 1e3
+        totals.append(total)
+    totals.sort()
+    return totals[int(0.99 * (draws - 1))]

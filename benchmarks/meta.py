@@ -1,0 +1,73 @@
+"""What results say about where they come from."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from cudasched.demo.harness import Backend, HarnessError, probe
+
+from benchmarks.results.schema import Meta
+
+
+def describe(simulated: bool, commit: str | None = None, torch_needed: bool = True) -> Meta:
+    """The machine, its versions and the command that is running; `sm_clock_mhz` is read later, under load."""
+    gpu, driver, cuda, torch = "simulated", None, None, None
+    if not simulated:
+        found = probe(Backend())
+        if found["device"] is None:
+            raise HarnessError(f"no GPU here ({found['problem']}); --simulate rehearses without one")
+        if torch_needed and found["torch"] is None:
+            raise HarnessError("PyTorch is not installed here; --simulate rehearses without it")
+        gpu, torch = found["device"], found["torch"]
+        cuda = f"{found['driver_version'] // 1000}.{found['driver_version'] % 1000 // 10}"
+        driver = nvidia_smi("driver_version")
+    return Meta(
+        gpu=gpu,
+        driver=driver,
+        cuda=cuda,
+        torch=torch,
+        python=platform.python_version(),
+        commit=commit or os.environ.get("CUDASCHED_COMMIT") or current_commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        sm_clock_mhz=None,
+        command=command_line(),
+    )
+
+
+def command_line() -> str:
+    """The running command, as one would type it in the repository root."""
+    module = Path(sys.argv[0])
+    name = f"benchmarks.{module.parent.name if module.name == '__main__.py' else module.stem}"
+    return " ".join(["python -m", name, *sys.argv[1:]])
+
+
+def sm_clock_mhz() -> int | None:
+    """The clock of the first GPU's SMs now, MHz."""
+    answer = nvidia_smi("clocks.sm", "--format=csv,noheader,nounits")
+    return int(answer) if answer and answer.isdigit() else None
+
+
+def nvidia_smi(field: str, form: str = "--format=csv,noheader") -> str | None:
+    """One field of the first GPU, None where there is no nvidia-smi."""
+    answer = _output(["nvidia-smi", f"--query-gpu={field}", form])
+    return answer.splitlines()[0].strip() if answer else None
+
+
+def current_commit() -> str | None:
+    """The commit checked out, with `-dirty` where files differ from it; None outside a clone."""
+    return _output(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"])
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=False, cwd=Path(__file__).parent
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""What the hook and the gate add to a launch."""

@@ -1,0 +1,102 @@
+/* CPU time of kernel launches through whatever libcuda.so.1 the loader finds; opens it at run time and links nothing.
+ *
+ *   launch_loop BATCHES LAUNCHES        with LAUNCH_LOOP_IMAGE=ptx or simulated
+ *
+ * Each batch is LAUNCHES launches timed together, then a synchronise outside the timing, so that the launch queue never
+ * fills. Prints one line for each kernel: its name, then ns a launch in each batch. Single-threaded. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { kWarmUpBatches = 50, kTenParameters = 10 };
+
+static const char kPtx[] =
+    ".version 7.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry empty() { ret; }\n"
+    ".visible .entry ten(.param .u64 p0, .param .u64 p1, .param .u64 p2, .param .u64 p3, .param .u64 p4,\n"
+    "  .param .u64 p5, .param .u64 p6, .param .u64 p7, .param .u64 p8, .param .u64 p9) { ret; }\n";
+static const char kSimulated[] =
+    "cudasched-sim 1\n"
+    "kernel empty regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n"
+    "kernel ten params=8,8,8,8,8,8,8,8,8,8 regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n";
+
+static void* library;
+
+static void* need(const char* name) {
+  void* function = dlsym(library, name);
+  if (function == NULL) {
+    fprintf(stderr, "launch_loop: the driver has no %s\n", name);
+    exit(2);
+  }
+  return function;
+}
+
+static void check(const char* call, int status) {
+  if (status != 0) {
+    fprintf(stderr, "launch_loop: %s failed with status %d\n", call, status);
+    exit(2);
+  }
+}
+
+static int64_t now_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+int main(int argc, char** argv) {
+  const int batches = argc > 1 ? atoi(argv[1]) : 400;
+  const int launches = argc > 2 ? atoi(argv[2]) : 200;
+  const char* image = getenv("LAUNCH_LOOP_IMAGE");
+  if (batches <= 0 || launches <= 0) {
+    fprintf(stderr, "launch_loop: BATCHES and LAUNCHES must be above 0\n");
+    return 2;
+  }
+  library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == NULL) {
+    fprintf(stderr, "launch_loop: %s\n", dlerror());
+    return 2;
+  }
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  *(void**)&launch = need("cuLaunchKernel");
+  int (*synchronize)(void*);
+  *(void**)&synchronize = need("cuStreamSynchronize");
+
+  int device = 0;
+  void *context = NULL, *module = NULL, *stream = NULL;
+  check("cuInit", ((int (*)(unsigned))need("cuInit"))(0));
+  check("cuDeviceGet", ((int (*)(int*, int))need("cuDeviceGet"))(&device, 0));
+  check("cuDevicePrimaryCtxRetain", ((int (*)(void**, int))need("cuDevicePrimaryCtxRetain"))(&context, device));
+  check("cuCtxSetCurrent", ((int (*)(void*))need("cuCtxSetCurrent"))(context));
+  const char* text = image != NULL && strcmp(image, "simulated") == 0 ? kSimulated : kPtx;
+  check("cuModuleLoadData", ((int (*)(void**, const void*))need("cuModuleLoadData"))(&module, text));
+  check("cuStreamCreate", ((int (*)(void**, unsigned))need("cuStreamCreate"))(&stream, 1));
+
+  uint64_t values[kTenParameters] = {0};
+  void* parameters[kTenParameters];
+  for (int i = 0; i < kTenParameters; ++i) parameters[i] = &values[i];
+
+  static const char* const kNames[] = {"empty", "ten"};
+  for (int kernel = 0; kernel < 2; ++kernel) {
+    void* function = NULL;
+    check("cuModuleGetFunction",
+          ((int (*)(void**, void*, const char*))need("cuModuleGetFunction"))(&function, module, kNames[kernel]));
+    void** arguments = kernel == 0 ? NULL : parameters;
+    printf("%s", kNames[kernel]);
+    for (int batch = -kWarmUpBatches; batch < batches; ++batch) {
+      int failures = 0;
+      const int64_t began = now_ns();
+      for (int i = 0; i < launches; ++i) failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, arguments, NULL);
+      const int64_t taken = now_ns() - began;
+      check("cuLaunchKernel", failures);
+      check("cuStreamSynchronize", synchronize(stream));
+      if (batch >= 0) printf(" %.2f", (double)taken / launches);
+    }
+    printf("\n");
+  }
+  return 0;
+}

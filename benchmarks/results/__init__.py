@@ -1,0 +1,1 @@
+"""Committed results, and the schema that every one of them meets."""

@@ -1,0 +1,122 @@
+"""The one form of results: `NAME.json` beside this file is a `Results`. Latencies are ms, rates are per second."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RESULTS = Path(__file__).parent
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Mode = Literal["one_process", "two_processes", "mps"]
+LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp"]
+BestEffortLoad = Literal["transformer", "resnet50", "gemm", "elementwise"]
+ArrivalKind = Literal["poisson", "periodic", "bursts", "hinted"]
+
+
+class Strict(BaseModel):
+    """Unknown fields are errors: a misspelt one would be lost without a word."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Meta(Strict):
+    """Where and when results were measured; None where the machine could not say."""
+
+    gpu: str
+    driver: str | None
+    cuda: str | None
+    torch: str | None
+    python: str
+    commit: str | None
+    date: str
+    sm_clock_mhz: int | None
+    command: str
+
+
+class Latency(Strict):
+    """Latencies of `n` requests from their scheduled arrival, ms."""
+
+    p50: Positive
+    p95: Positive
+    p99: Positive
+    mean: Positive
+    n: Annotated[int, Field(gt=0)]
+
+
+class ColocationRow(Strict):
+    """One arm with one pair of loads.
+
+    `latency_ms` and what follows from it is None where no requests were served, best-effort figures where no best
+    effort ran, figures against an alone arm where that was not measured. Per-repeat values keep the order of repeats.
+    """
+
+    arm: str
+    mode: Mode
+    latency_load: LatencyLoad
+    best_effort_load: BestEffortLoad
+    arrivals: ArrivalKind
+    rate_hz: Positive
+    policy: str | None
+    lead_us: float | None
+    repeats: Annotated[int, Field(gt=0)]
+    latency_ms: Latency | None
+    alone_ms: Latency | None
+    p99_ratio: Positive | None
+    bound_p99_ms: Positive | None
+    best_effort_per_s: Positive | None
+    best_effort_alone_per_s: Positive | None
+    duty: Share | None
+    best_effort_ratio: Positive | None
+    attainment: Share | None
+    slo_ms: Positive | None = None
+    seconds: Positive | None = None
+    unserved: int = 0
+    p99_ms_per_repeat: list[float] = []
+    best_effort_per_s_per_repeat: list[float] = []
+    alone_p99_ms_per_repeat: list[float] = []
+
+
+class OverheadRow(Strict):
+    """CPU time of one call, ns: with what is measured, and without it, from runs that took turns."""
+
+    what: str
+    ns_median: float
+    ns_p99: float
+    baseline_ns_median: float
+    baseline_ns_p99: float | None = None
+    added_ns_median: float | None = None
+    rounds: int | None = None
+
+
+class Results(Strict):
+    """One results file; `rows` are of one kind."""
+
+    meta: Meta
+    rows: list[ColocationRow] | list[OverheadRow]
+
+    def write(self, path: Path) -> None:
+        """Replaces `path` at once, so that no reader sees half of it."""
+        replace(path, self.model_dump_json(indent=1) + "\n")
+
+
+def load(path: Path) -> Results:
+    """Reads a results file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It does not meet the schema; names the field.
+    """
+    return Results.model_validate_json(path.read_text())
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes `text` to a file that takes the place of `path` in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,594 @@
+#include "arbiter/table.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+namespace cudasched::arbiter {
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
+                  std::atomic<std::uint32_t>::is_always_lock_free,
+              "a lock inside an atomic would not reach another process");
+static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 256 && offsetof(Slot, name) == 120);
+static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 16768);
+static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
+              offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
+              offsetof(Layout, slots) == 384);
+
+namespace {
+
+constexpr std::int64_t kRegistrationWaitNs = 5 * kNsPerSecond;
+constexpr int kOpenAttempts = 100;
+constexpr int kClaimAttempts = 5;
+constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
+
+// Lock bytes of the file. These places hold for every layout version: that is how one version sees another's clients.
+constexpr off_t kRegistrationByte = 0;
+constexpr off_t slot_byte(int slot) noexcept { return 1 + slot; }
+
+constexpr std::uint64_t bit_of(int slot) noexcept { return std::uint64_t{1} << slot; }
+constexpr bool is_slot(int slot) noexcept { return slot >= 0 && slot < kSlotCount; }
+
+// The unchanging head of a Layout.
+struct Header {
+  std::uint64_t magic;
+  std::uint32_t layout_version;
+  std::uint32_t bytes;
+  std::array<char, 64> device_name;
+};
+static_assert(offsetof(Header, layout_version) == offsetof(Layout, layout_version) &&
+              offsetof(Header, bytes) == offsetof(Layout, bytes) &&
+              offsetof(Header, device_name) == offsetof(Layout, device_name) && sizeof(Header) == 80);
+
+[[noreturn]] void fail(const std::string& what, int error, const std::string& remedy) {
+  throw ArbiterError(what + ": " + std::generic_category().message(error) + "; " + remedy);
+}
+
+template <std::size_t N>
+void copy_text(std::array<char, N>& to, std::string_view from) noexcept {
+  to.fill('\0');
+  std::copy_n(from.data(), std::min(from.size(), N - 1), to.data());
+}
+
+void pause_ns(long duration_ns) noexcept {
+  const timespec time{0, duration_ns};
+  nanosleep(&time, nullptr);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) noexcept : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  int get() const noexcept { return value_; }
+
+ private:
+  int value_;
+};
+
+struct Identity {
+  dev_t device;
+  ino_t inode;
+  bool operator==(const Identity&) const = default;
+};
+
+std::optional<Identity> identity_of(int directory, const std::string& name) noexcept {
+  struct stat status{};
+  if (fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
+  return Identity{status.st_dev, status.st_ino};
+}
+
+struct flock lock_range(short type, off_t first, off_t length) noexcept {
+  struct flock range{};
+  range.l_type = type;
+  range.l_whence = SEEK_SET;
+  range.l_start = first;
+  range.l_len = length;
+  return range;
+}
+
+bool try_lock(int file, off_t byte) noexcept {
+  struct flock range = lock_range(F_WRLCK, byte, 1);
+  return fcntl(file, F_SETLK, &range) == 0;
+}
+
+void unlock(int file, off_t byte) noexcept {
+  struct flock range = lock_range(F_UNLCK, byte, 1);
+  fcntl(file, F_SETLK, &range);
+}
+
+// The lock of another process in a range of bytes (length 0: to the end), if there is one.
+std::optional<struct flock> foreign_lock(int file, off_t first, off_t length) noexcept {
+  struct flock range = lock_range(F_WRLCK, first, length);
+  if (fcntl(file, F_GETLK, &range) != 0 || range.l_type == F_UNLCK) return std::nullopt;
+  return range;
+}
+
+// Byte 0, which whoever creates, replaces or registers holds. The wait is bounded: its holder may be stopped.
+class RegistrationLock {
+ public:
+  RegistrationLock(int file, const std::string& path) : file_(file) {
+    const std::int64_t until_ns = now_ns() + kRegistrationWaitNs;
+    long wait_ns = 20 * kNsPerUs;
+    while (!try_lock(file_, kRegistrationByte)) {
+      const int error = errno;
+      if (error != EAGAIN && error != EACCES && error != EINTR) {
+        fail("cannot lock the client table " + path, error, kElsewhere);
+      }
+      if (now_ns() > until_ns) {
+        const auto holder = foreign_lock(file_, kRegistrationByte, 1);
+        const std::string who =
+            holder && holder->l_pid > 0 ? "process " + std::to_string(holder->l_pid) : std::string("another process");
+        throw ArbiterError("the client table " + path + " has been locked by " + who +
+                           " for 5 s; if it is stopped or hangs, continue or end it");
+      }
+      pause_ns(wait_ns);
+      wait_ns = std::min<long>(2 * wait_ns, kNsPerMs);
+    }
+  }
+  RegistrationLock(const RegistrationLock&) = delete;
+  RegistrationLock& operator=(const RegistrationLock&) = delete;
+  ~RegistrationLock() { unlock(file_, kRegistrationByte); }
+
+ private:
+  int file_;
+};
+
+// What this process owns, in a page that a fork wipes: a child finds that it owns nothing. The process id is compared
+// too, for kernels that cannot wipe; alone it would not do, since a child in a new pid namespace may have its parent's.
+class Ownership {
+ public:
+  Ownership() {
+    void* page = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) fail("cannot map memory for a client table", errno, "free some memory");
+    madvise(page, sizeof(Page), MADV_WIPEONFORK);
+    page_ = new (page) Page{};
+    page_->pid.store(getpid(), std::memory_order_relaxed);
+  }
+  Ownership(const Ownership&) = delete;
+  Ownership& operator=(const Ownership&) = delete;
+  ~Ownership() { munmap(page_, sizeof(Page)); }
+
+  bool by_this_process() const noexcept { return page_->pid.load(std::memory_order_relaxed) == getpid(); }
+  std::atomic<std::uint64_t>& slots() const noexcept { return page_->slots; }
+
+ private:
+  struct Page {
+    std::atomic<pid_t> pid;
+    std::atomic<std::uint64_t> slots;
+  };
+  Page* page_;
+};
+
+// One open table file. All Tables of one file in a process share it, since closing any descriptor of the file would
+// drop every lock of the process on it.
+struct File {
+  File(Descriptor directory_, std::string name_, Descriptor descriptor_, Identity identity_, Layout* layout_)
+      : directory(std::move(directory_)),
+        name(std::move(name_)),
+        descriptor(std::move(descriptor_)),
+        identity(identity_),
+        layout(layout_) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() { munmap(layout, sizeof(Layout)); }
+
+  const Descriptor directory;
+  const std::string name;
+  const Descriptor descriptor;
+  const Identity identity;
+  Layout* const layout;
+  std::vector<Descriptor> spare;  // further descriptors of the same file, opened by accident, closed with it
+  Ownership mine;
+  std::mutex registration;  // held around byte 0
+  std::mutex slots;         // held while slot locks change; never while waiting for another process
+  int tables = 0;           // guarded by Registry::mutex
+};
+
+// The files this process has open. A forked child starts another one, and leaves its parent's as it is: that one's
+// mutexes may be held by threads that the child does not have, and its descriptors may not be closed.
+struct Registry {
+  static Registry& current();
+
+  File* find(const std::optional<Identity>& identity) noexcept {
+    const auto found =
+        std::find_if(files.begin(), files.end(), [&](const auto& file) { return file->identity == identity; });
+    return found == files.end() ? nullptr : found->get();
+  }
+
+  Ownership owner;
+  Registry* parents = nullptr;  // keeps it reachable
+  std::mutex mutex;
+  std::vector<std::unique_ptr<File>> files;
+};
+
+Registry& Registry::current() {
+  static std::atomic<Registry*> instance{nullptr};
+  Registry* known = instance.load(std::memory_order_acquire);
+  if (known != nullptr && known->owner.by_this_process()) return *known;
+  auto fresh = std::make_unique<Registry>();
+  fresh->parents = known;
+  if (instance.compare_exchange_strong(known, fresh.get(), std::memory_order_acq_rel)) return *fresh.release();
+  return *known;
+}
+
+Descriptor open_directory(std::string directory, bool create) {
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();  // "link/" would follow the link
+  if (directory.empty()) {
+    throw ArbiterError(std::string("the directory for client tables has an empty name; ") + kElsewhere);
+  }
+  const auto open_it = [&] { return ::open(directory.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); };
+  int opened = open_it();
+  if (opened < 0 && errno == ENOENT && create) {
+    if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+      fail("cannot create the directory for client tables " + directory, errno, kElsewhere);
+    }
+    opened = open_it();
+  }
+  if (opened < 0) {
+    const int error = errno;
+    fail("cannot open the directory for client tables " + directory + (error == ENOTDIR ? " (a link is refused)" : ""),
+         error, kElsewhere);
+  }
+  Descriptor descriptor(opened);
+  struct stat status{};
+  if (fstat(opened, &status) != 0) fail("cannot inspect the directory " + directory, errno, kElsewhere);
+  if (status.st_uid != geteuid()) {
+    throw ArbiterError("the directory for client tables " + directory + " belongs to user " +
+                       std::to_string(status.st_uid) + ", not to user " + std::to_string(geteuid()) + "; " +
+                       kElsewhere);
+  }
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    throw ArbiterError("the directory for client tables " + directory +
+                       " may be written by other users; run chmod go-w on it, or " + kElsewhere);
+  }
+  return descriptor;
+}
+
+void reserve(int file, const std::string& path) {
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(file, 0, sizeof(Layout));
+  if (error != 0) {
+    fail("cannot reserve " + std::to_string(sizeof(Layout)) + " bytes for the client table " + path, error,
+         std::string("free space there, or ") + kElsewhere);
+  }
+}
+
+// Puts a new, empty table in the place of what the name stands for now. Holds that file's byte 0. A table gets its name
+// only when it is whole, so nobody ever sees half of one.
+void write_fresh(int directory, const std::string& name, const std::string& path, std::string_view device_name) {
+  const std::string draft = name + ".new";
+  unlinkat(directory, draft.c_str(), 0);  // of a process killed right here
+  const Descriptor file(openat(directory, draft.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (file.get() < 0) fail("cannot create the client table " + path, errno, kElsewhere);
+  try {
+    reserve(file.get(), path);
+    Header header{Layout::kMagic, kLayoutVersion, sizeof(Layout), {}};
+    copy_text(header.device_name, device_name);
+    if (pwrite(file.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) {
+      fail("cannot write the client table " + path, errno, kElsewhere);
+    }
+    if (renameat(directory, draft.c_str(), directory, name.c_str()) != 0) {
+      fail("cannot name the client table " + path, errno, kElsewhere);
+    }
+  } catch (...) {
+    unlinkat(directory, draft.c_str(), 0);
+    throw;
+  }
+}
+
+// Why a file is not a table of this layout version; empty if it is one.
+std::string fault_of(int file, off_t bytes) {
+  if (bytes == 0) return "is empty";
+  Header header{};
+  if (pread(file, &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header) || header.magic != Layout::kMagic) {
+    return "is not a client table";
+  }
+  if (header.layout_version != kLayoutVersion) {
+    return "has layout version " + std::to_string(header.layout_version) + ", this program's cudasched has " +
+           std::to_string(kLayoutVersion);
+  }
+  if (header.bytes != sizeof(Layout) || bytes != static_cast<off_t>(sizeof(Layout))) {
+    return "has a wrong size for layout version " + std::to_string(kLayoutVersion);
+  }
+  return {};
+}
+
+// Finds the file among those open, or opens and checks it. With a device name it is created, or replaced if it is not a
+// table of this version and nobody uses it. The caller holds the registry's mutex.
+File& open_file(Registry& registry, const std::string& directory_path, const std::string& name, const std::string& path,
+                std::optional<std::string_view> device_name) {
+  Descriptor directory = open_directory(directory_path, device_name.has_value());
+  for (int attempt = 0; attempt < kOpenAttempts; ++attempt) {
+    if (File* known = registry.find(identity_of(directory.get(), name))) return *known;
+
+    const int create = device_name ? O_CREAT : 0;
+    Descriptor file(
+        openat(directory.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | create, 0600));
+    if (file.get() < 0) {
+      fail("cannot open the client table " + path, errno,
+           device_name ? kElsewhere : "a program under cudasched creates it");
+    }
+    struct stat status{};
+    if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
+    const Identity identity{status.st_dev, status.st_ino};
+    if (File* known = registry.find(identity)) {
+      known->spare.push_back(std::move(file));
+      return *known;
+    }
+    if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+      throw ArbiterError("the client table " + path +
+                         " is not a regular file that only this user may write; remove it");
+    }
+
+    const RegistrationLock lock(file.get(), path);
+    if (identity_of(directory.get(), name) != identity) continue;  // replaced while we waited
+    if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
+    const std::string fault = fault_of(file.get(), status.st_size);
+    if (fault.empty()) {
+      reserve(file.get(), path);  // of a file with holes, a full filesystem would make a SIGBUS
+      void* memory = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+      if (memory == MAP_FAILED) fail("cannot map the client table " + path, errno, kElsewhere);
+      return *registry.files.emplace_back(
+          std::make_unique<File>(std::move(directory), name, std::move(file), identity, static_cast<Layout*>(memory)));
+    }
+    if (foreign_lock(file.get(), slot_byte(0), 0)) {
+      throw ArbiterError("the client table " + path + " " + fault +
+                         ", and living programs use it; restart the older programs");
+    }
+    if (!device_name) {
+      throw ArbiterError("the client table " + path + " " + fault +
+                         "; the next program under this cudasched replaces it");
+    }
+    write_fresh(directory.get(), name, path, *device_name);
+  }
+  throw ArbiterError("the client table " + path + " is replaced again and again; end the programs that do so, or " +
+                     kElsewhere);
+}
+
+int turn_owner(std::uint64_t turn) noexcept { return static_cast<int>(turn >> kTurnSlotShift) - 1; }
+
+// Slots that anything in the table speaks of.
+std::uint64_t slots_in_use(const Layout& layout) noexcept {
+  std::uint64_t used = layout.active.load() | layout.latency.load() | layout.best_effort.load() | layout.waiting.load();
+  for (int slot = 0; slot < kSlotCount; ++slot) {
+    if (layout.slots[static_cast<std::size_t>(slot)].occupied.load() != 0) used |= bit_of(slot);
+  }
+  const int owner = turn_owner(layout.turn.load());
+  return is_slot(owner) ? used | bit_of(owner) : used;
+}
+
+long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) noexcept {
+  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout, nullptr, 0);
+}
+
+void wake(Layout& layout) noexcept {
+  layout.wake_sequence.fetch_add(1);
+  futex(layout.wake_sequence, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+// The caller holds the slot's lock. `occupied` goes last: what a reaper killed on the way leaves, the next one sees.
+void clear_slot(Layout& layout, int slot) noexcept {
+  const std::uint64_t others = ~bit_of(slot);
+  std::uint64_t turn = layout.turn.load();
+  if (turn_owner(turn) == slot) layout.turn.compare_exchange_strong(turn, 0);
+  layout.active.fetch_and(others);
+  layout.latency.fetch_and(others);
+  layout.best_effort.fetch_and(others);
+  layout.waiting.fetch_and(others);
+  layout.slots[static_cast<std::size_t>(slot)].occupied.store(0, std::memory_order_release);
+  if (layout.waiting.load() != 0) wake(layout);
+}
+
+// The caller holds file.slots.
+int reap_dead(File& file, std::uint64_t candidates) noexcept {
+  Layout& layout = *file.layout;
+  std::uint64_t turn = layout.turn.load();
+  if (turn_owner(turn) >= kSlotCount) layout.turn.compare_exchange_strong(turn, 0);  // a damaged file
+
+  int reaped = 0;
+  std::uint64_t left = slots_in_use(layout) & candidates & ~file.mine.slots().load(std::memory_order_relaxed);
+  for (; left != 0; left &= left - 1) {
+    const int slot = std::countr_zero(left);
+    if (!try_lock(file.descriptor.get(), slot_byte(slot))) continue;
+    if ((slots_in_use(layout) & bit_of(slot)) != 0) {  // else its owner has just released it
+      clear_slot(layout, slot);
+      ++reaped;
+    }
+    unlock(file.descriptor.get(), slot_byte(slot));
+  }
+  return reaped;
+}
+
+}  // namespace
+
+struct Table::State {
+  explicit State(File& file_) noexcept : file(file_) {}
+
+  bool usable() const noexcept { return !abandoned.load(std::memory_order_relaxed) && file.mine.by_this_process(); }
+  bool owns(int slot) const noexcept {
+    return is_slot(slot) && (claimed.load(std::memory_order_relaxed) & bit_of(slot)) != 0 &&
+           (file.mine.slots().load(std::memory_order_relaxed) & bit_of(slot)) != 0;
+  }
+
+  File& file;
+  std::atomic<std::uint64_t> claimed{0};  // by this Table, of the slots that are the process's
+  std::atomic<bool> abandoned{false};
+};
+
+std::unique_ptr<Table> Table::open(const std::string& directory, const std::string& device_uuid,
+                                   std::string_view device_name) {
+  if (device_uuid.empty() || device_uuid.size() > 128 || device_uuid.find('/') != std::string::npos ||
+      device_uuid.find('\0') != std::string::npos) {
+    throw ArbiterError("no client table can be named after the GPU UUID \"" + device_uuid +
+                       "\"; use the driver's (nvidia-smi -L shows it)");
+  }
+  const std::string name = device_uuid + ".arbiter";
+  const std::string path = directory + (directory.ends_with('/') ? "" : "/") + name;
+  Registry& registry = Registry::current();
+  const std::lock_guard lock(registry.mutex);
+  File& file = open_file(registry, directory, name, path, device_name);
+  std::unique_ptr<Table> table(new Table(path, file.layout, std::make_unique<State>(file)));
+  ++file.tables;
+  return table;
+}
+
+std::unique_ptr<Table> Table::open_existing(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  Registry& registry = Registry::current();
+  const std::lock_guard lock(registry.mutex);
+  File& file = open_file(registry, directory, name, path, std::nullopt);
+  std::unique_ptr<Table> table(new Table(path, file.layout, std::make_unique<State>(file)));
+  ++file.tables;
+  return table;
+}
+
+Table::Table(std::string path, Layout* layout, std::unique_ptr<State> state)
+    : path_(std::move(path)), layout_(layout), state_(std::move(state)) {}
+
+Table::~Table() {
+  File& file = state_->file;
+  if (!file.mine.by_this_process()) return;  // a forked child: the file stays open, or its own locks might fall
+  for (std::uint64_t left = state_->claimed.load(); left != 0; left &= left - 1) release(std::countr_zero(left));
+  Registry& registry = Registry::current();
+  const std::lock_guard lock(registry.mutex);  // nobody opens the file anew while we close it
+  if (--file.tables == 0) std::erase_if(registry.files, [&](const auto& open) { return open.get() == &file; });
+}
+
+int Table::claim(const ClientInfo& client) {
+  if (!state_->usable()) {
+    throw ArbiterError("the client table " + path_ + " was opened before a fork; open it again in the child");
+  }
+  File& file = state_->file;
+  const int descriptor = file.descriptor.get();
+  const std::lock_guard registration(file.registration);
+  const RegistrationLock lock(descriptor, path_);
+  if (identity_of(file.directory.get(), file.name) != file.identity) {
+    throw ArbiterError("the client table " + path_ +
+                       " was removed, or replaced by another version of cudasched; restart this program");
+  }
+  for (int attempt = 0; attempt < kClaimAttempts; ++attempt) {
+    if (attempt > 0) pause_ns(kNsPerMs);  // a reaper may hold the lock of a dead client's slot for a moment
+    const std::lock_guard slots(file.slots);
+    reap_dead(file, ~std::uint64_t{0});
+    const std::uint64_t mine = file.mine.slots().load(std::memory_order_relaxed);
+    for (int index = 0; index < kSlotCount; ++index) {
+      if ((mine & bit_of(index)) != 0 || !try_lock(descriptor, slot_byte(index))) continue;
+      const std::int64_t now = now_ns();
+      Slot& entry = slot(index);
+      clear_slot(*layout_, index);
+      entry.client_class.store(static_cast<std::uint32_t>(client.client_class));
+      entry.priority.store(client.priority);
+      entry.pid.store(getpid());
+      entry.regions.store(0);
+      entry.hook_attached.store(client.hook_attached ? 1 : 0);
+      entry.claimed_ns.store(now);
+      entry.heartbeat_ns.store(now);
+      entry.slo_ns.store(client.slo_ns);
+      entry.active_since_ns.store(0);
+      entry.deadline_ns.store(0);
+      entry.predicted_remaining_ns.store(0);
+      entry.in_flight_until_ns.store(0);
+      entry.last_launch_ns.store(0);
+      entry.launches.store(0);
+      entry.device_launches.store(0);
+      entry.gate_waits.store(0);
+      entry.gate_wait_ns.store(0);
+      copy_text(entry.name, client.name);
+      copy_text(entry.version, CUDASCHED_VERSION);
+      state_->claimed.fetch_or(bit_of(index));
+      file.mine.slots().fetch_or(bit_of(index));
+      entry.occupied.store(1, std::memory_order_release);
+      if (client.client_class == Class::kLatency) layout_->latency.fetch_or(bit_of(index));
+      if (client.client_class == Class::kBestEffort) layout_->best_effort.fetch_or(bit_of(index));
+      return index;
+    }
+  }
+  throw ArbiterError("all " + std::to_string(kSlotCount) + " slots of the client table " + path_ +
+                     " are taken by living programs; end one of them (cudasched status lists them)");
+}
+
+void Table::release(int slot) noexcept {
+  if (!state_->usable() || !state_->owns(slot)) return;
+  File& file = state_->file;
+  const std::lock_guard lock(file.slots);
+  clear_slot(*layout_, slot);
+  state_->claimed.fetch_and(~bit_of(slot));
+  file.mine.slots().fetch_and(~bit_of(slot));
+  unlock(file.descriptor.get(), slot_byte(slot));
+}
+
+void Table::set_active(int slot, std::int64_t now_ns) noexcept {
+  if (!state_->owns(slot)) return;
+  Slot& entry = this->slot(slot);
+  entry.active_since_ns.store(now_ns, std::memory_order_relaxed);
+  entry.heartbeat_ns.store(now_ns, std::memory_order_relaxed);
+  layout_->active.fetch_or(bit_of(slot));
+}
+
+// Sequentially consistent with a gate that sets its `waiting` bit and then reads `active`: one of the two sees the
+// other.
+void Table::clear_active(int slot) noexcept {
+  if (!state_->owns(slot)) return;
+  const std::uint64_t before = layout_->active.fetch_and(~bit_of(slot));
+  if (before == bit_of(slot) && layout_->waiting.load() != 0) wake_all();
+}
+
+bool Table::alive(int slot) const noexcept {
+  if (!is_slot(slot)) return false;
+  if ((state_->file.mine.slots().load(std::memory_order_relaxed) & bit_of(slot)) != 0) return true;
+  return foreign_lock(state_->file.descriptor.get(), slot_byte(slot), 1).has_value();
+}
+
+int Table::reap(std::uint64_t candidates) noexcept {
+  if (!state_->usable()) return 0;
+  const std::lock_guard lock(state_->file.slots);
+  return reap_dead(state_->file, candidates);
+}
+
+void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
+  if (timeout_ns <= 0) return;
+  const timespec timeout{timeout_ns / kNsPerSecond, static_cast<long>(timeout_ns % kNsPerSecond)};
+  futex(layout_->wake_sequence, FUTEX_WAIT, seen, &timeout);
+}
+
+void Table::wake_all() noexcept { wake(*layout_); }
+
+void Table::abandon() noexcept {
+  state_->abandoned.store(true);
+  state_->claimed.store(0);
+}
+
+std::string default_directory() {
+  const char* wanted = std::getenv("CUDASCHED_RUN_DIR");
+  if (wanted != nullptr && *wanted != '\0') return wanted;
+  return "/dev/shm/cudasched-" + std::to_string(geteuid());
+}
+
+}  // namespace cudasched::arbiter

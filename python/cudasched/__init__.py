@@ -1,0 +1,92 @@
+"""One GPU, several programs: latency-critical work hardly notices best-effort work.
+
+::
+
+    import cudasched  # before torch, or whatever else loads CUDA
+    import torch
+
+    with cudasched.region("latency", slo_ms=5):
+        y = model(x)
+
+Importing the package puts a shim in front of the CUDA driver in this process, unless ``CUDASCHED_OFF=1`` says not to.
+On a machine without a driver it does nothing (`state` says so); where CUDA is loaded already it warns, and regions do
+nothing. It never makes a driver call and never raises. What is set in the environment or in a TOML file
+(`cudasched.config`) is put into this process's environment for the engine to read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from cudasched import config, hook
+from cudasched._region import bind_stream, region, set_class, unbind_stream
+from cudasched._version import __version__
+from cudasched.errors import ArbiterError, ConfigError, ConfigWarning, DriverError, Error, HookError, HookWarning
+from cudasched.status import Client, Device, State, note_not_installed, state, status
+
+__all__ = [
+    "ArbiterError",
+    "Client",
+    "ConfigError",
+    "ConfigWarning",
+    "Device",
+    "DriverError",
+    "Error",
+    "HookError",
+    "HookWarning",
+    "State",
+    "__version__",
+    "bind_stream",
+    "config",
+    "install",
+    "region",
+    "set_class",
+    "state",
+    "status",
+    "unbind_stream",
+]
+
+
+def install() -> None:
+    """Puts the driver shim in front of CUDA in this process, as importing the package does, and says why it cannot.
+
+    Does nothing if that is done already, or under ``CUDASCHED_OFF=1``.
+
+    Raises:
+        HookError: CUDA is loaded already, there is no driver (the message says what was searched), another
+            installation of cudasched is in this process, or the package was not built. The process goes on unmanaged.
+    """
+    hook.install()
+    note_not_installed("")
+
+
+def _is_command_line() -> bool:
+    """Whether this process is the ``cudasched`` command itself, which makes no CUDA call and reports errors itself."""
+    program = (getattr(sys, "argv", None) or [""])[0]
+    # "-m" stands there until the module that it names has been found.
+    return os.path.basename(program) == "cudasched" or (program == "-m" and "cudasched" in sys.orig_argv)
+
+
+def _activate() -> None:
+    if hook.switched_off() or _is_command_line():
+        return
+    try:
+        os.environ.update(config.resolve().environment())
+    except ConfigError as error:
+        warnings.warn(f"{error}; settings of files are ignored in this process", ConfigWarning, stacklevel=3)
+    try:
+        core = hook.load_core()
+        try:
+            core.find_driver()
+        except HookError as error:
+            note_not_installed(str(error))
+            return
+        install()
+    except (HookError, OSError) as error:
+        note_not_installed(str(error))
+        warnings.warn(f"{error}; cudasched has no effect in this process", HookWarning, stacklevel=3)
+
+
+_activate()

@@ -1,0 +1,6 @@
+"""``python -m cudasched``."""
+
+from cudasched.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Python's face of the engine (``include/cudasched/engine.h``). Import it through ``cudasched.hook.load_core``."""
+
+class State:
+    """What the engine of this process does and has seen; a copy, taken by ``state``."""
+
+    @property
+    def attached(self) -> bool: ...
+    @property
+    def scheduling(self) -> bool: ...
+    @property
+    def process_class(self) -> str: ...
+    @property
+    def driver_version(self) -> int: ...
+    @property
+    def launches(self) -> int: ...
+    @property
+    def latency_launches(self) -> int: ...
+    @property
+    def best_effort_launches(self) -> int: ...
+    @property
+    def gated_launches(self) -> int: ...
+    @property
+    def gate_waits(self) -> int: ...
+    @property
+    def gate_wait_ns(self) -> int: ...
+    @property
+    def untracked_launches(self) -> int: ...
+    @property
+    def device_launches(self) -> int: ...
+    @property
+    def off_reason(self) -> str: ...
+    @property
+    def driver_path(self) -> str: ...
+
+class Client:
+    """One client of one table; a copy, taken by ``read_table``."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def client_class(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def active(self) -> bool: ...
+    @property
+    def waiting(self) -> bool: ...
+    @property
+    def regions(self) -> int: ...
+    @property
+    def hook_attached(self) -> bool: ...
+    @property
+    def age_ns(self) -> int: ...
+    @property
+    def heartbeat_age_ns(self) -> int: ...
+    @property
+    def slo_ns(self) -> int: ...
+    @property
+    def in_flight_ns(self) -> int: ...
+    @property
+    def deadline_in_ns(self) -> int: ...
+    @property
+    def launches(self) -> int: ...
+    @property
+    def device_launches(self) -> int: ...
+    @property
+    def gate_waits(self) -> int: ...
+    @property
+    def gate_wait_ns(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+def version() -> str:
+    """Version of the engine."""
+
+def find_driver() -> str:
+    """Path of the real driver. Raises HookError; the message says what was searched."""
+
+def state() -> State:
+    """What the engine does and has seen. Never raises."""
+
+def set_process_class(name: str, priority: int, slo_ms: float) -> None:
+    """The class of launches that no region and no stream decides. slo_ms 0: none. Raises ConfigError."""
+
+def region_enter(name: str, priority: int, slo_ms: float) -> int:
+    """Opens a region on the calling thread; the token closes it. Raises ConfigError, Error (nested too deep)."""
+
+def region_exit(token: int) -> None:
+    """Closes a region, on the thread that opened it. Raises Error."""
+
+def bind_stream(stream: int, name: str, priority: int) -> None:
+    """Gives a CUstream a class. Raises ConfigError, Error (the default stream, or too many)."""
+
+def unbind_stream(stream: int) -> None:
+    """Takes it away; a stream without one is left alone."""
+
+def coverage_start(cupti_path: str | None) -> None:
+    """Counts what the device runs from here on. None: the loader's search. Raises Error, HookError."""
+
+def coverage_flush() -> None:
+    """Waits until the device's finished work is counted. Raises Error."""
+
+def run_directory() -> str:
+    """Where the tables of this user are."""
+
+def read_table(path: str) -> tuple[str, list[Client]]:
+    """The GPU's name and its clients. Raises ArbiterError."""

@@ -1,0 +1,258 @@
+"""Regions, streams and the process's class: how a program says what its launches are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import time
+import warnings
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, TypeVar, cast
+
+from cudasched import hook
+from cudasched.config import VARIABLES, check_region
+from cudasched.errors import ConfigError, Error, HookWarning
+
+__all__ = ["bind_stream", "region", "set_class", "unbind_stream"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LEAST_SLO_MS = 1e-3
+
+
+class region:  # noqa: N801  used like a function
+    """A span of host code whose launches share a class and a latency target; a context manager and a decorator.
+
+    ::
+
+        with cudasched.region("latency", slo_ms=5):
+            y = model(x)
+
+        @cudasched.region("best_effort")
+        def train_step(batch): ...
+
+    A region belongs to the thread that enters it: launches of other threads are not in it, and it must be left on the
+    same thread. Regions nest, the innermost holds; one object may be entered again, and by several threads at once. A
+    stream's own class (`bind_stream`) goes before a region's.
+
+    Decorated ``async def`` functions, generators and asynchronous generators are in the region while their own code
+    runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
+    latency target counts from their first step. A ``with`` block cannot tell that it is suspended: keep ``await`` and
+    ``yield`` out of it, or decorate.
+
+    Without the hook (no driver, CUDA loaded before cudasched) a region does nothing. What fails inside the engine is
+    warned of once and does not reach the program.
+
+    Args:
+        client_class: ``"latency"``, ``"normal"`` or ``"best_effort"`` (``"best-effort"``).
+        slo_ms: Latency target, ms from entry, over 0 and at most an hour; None: none.
+        priority: Within the class, higher first.
+
+    Raises:
+        ConfigError: An argument has no meaning.
+        Error: On leaving: this thread has not entered the region, or has left it already.
+    """
+
+    def __init__(self, client_class: str = "latency", *, slo_ms: float | None = None, priority: int = 0) -> None:
+        config = check_region(client_class, priority, slo_ms)
+        self._class = config.client_class
+        self._priority = config.priority
+        self._slo_ms = config.slo_ms or 0.0
+        self._open = threading.local()
+
+    def __repr__(self) -> str:
+        target = f", slo_ms={self._slo_ms:g}" if self._slo_ms else ""
+        return f"cudasched.region({self._class!r}{target}, priority={self._priority})"
+
+    def __enter__(self) -> region:
+        self._enter(self._slo_ms)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        tokens: list[int | None] = getattr(self._open, "tokens", [])
+        if not tokens:
+            raise Error(
+                f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
+                "region belongs to the thread that entered it"
+            )
+        token = tokens.pop()
+        if token is not None:
+            _harmless(hook.load_core().region_exit, token)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorates `function`: its body runs in the region."""
+        wrapper: Callable[..., Any]
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return await _Awaited(self._steps(function(*args, **kwargs)))
+
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+                items = function(*args, **kwargs)
+                step, value = items.asend, None
+                while True:
+                    try:
+                        item = await _Awaited(self._steps(step(value)))
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        step, value = items.asend, (yield item)
+                    except GeneratorExit:
+                        await _Awaited(self._steps(items.aclose()))
+                        raise
+                    except BaseException as error:
+                        step, value = items.athrow, error
+
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+                return (yield from self._steps(function(*args, **kwargs)))
+
+        else:
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        return cast(_Function, wrapper)
+
+    def _enter(self, slo_ms: float) -> None:
+        token = None
+        if hook.installed():
+            token = _harmless(hook.load_core().region_enter, self._class, self._priority, slo_ms)
+        if not hasattr(self._open, "tokens"):
+            self._open.tokens = []
+        self._open.tokens.append(token)
+
+    def _steps(self, body: Any) -> Generator[Any, Any, Any]:
+        """Drives a generator or a coroutine; each of its steps runs in the region, its suspensions do not."""
+        first_ns = time.monotonic_ns()
+        step, value = body.send, None
+        while True:
+            slo_ms = self._slo_ms
+            if slo_ms:
+                slo_ms = max(slo_ms - (time.monotonic_ns() - first_ns) / 1e6, _LEAST_SLO_MS)
+            self._enter(slo_ms)
+            try:
+                yielded = step(value)
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self.__exit__()
+            try:
+                step, value = body.send, (yield yielded)
+            except GeneratorExit:
+                with self:
+                    body.close()
+                raise
+            except BaseException as error:
+                step, value = body.throw, error
+
+
+class _Awaited:
+    """Makes a generator of steps awaitable."""
+
+    def __init__(self, steps: Generator[Any, Any, Any]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._steps
+
+
+_warned = False
+
+
+def _harmless(call: Callable[..., Any], *arguments: object) -> Any:
+    """Calls the engine; its first failure becomes a warning, later ones are silent. Returns None where it failed."""
+    global _warned
+    try:
+        return call(*arguments)
+    except Error as error:
+        if not _warned:
+            _warned = True
+            warnings.warn(f"a region has no effect: {error}", HookWarning, stacklevel=4)
+        return None
+
+
+def _stream_handle(stream: object) -> int:
+    for attribute in ("cuda_stream", "ptr"):
+        handle = getattr(stream, attribute, None)
+        if handle is not None:
+            stream = handle
+            break
+    if isinstance(stream, bool) or not isinstance(stream, int) or not 0 < stream < 2**64:
+        raise ConfigError(
+            f"stream = {stream!r}: must be a torch.cuda.Stream, a cupy.cuda.Stream or a CUstream as an integer, and "
+            "not a default stream, which cannot have a class of its own"
+        )
+    return stream
+
+
+def bind_stream(stream: object, client_class: str, *, priority: int = 0) -> None:
+    """Gives a stream's launches a class, whichever thread launches them; it goes before a region's.
+
+    PyTorch takes its streams from pools: unbind one before it goes back. Without the hook this does nothing.
+
+    Args:
+        stream: A ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, or a CUstream's address as an integer.
+        client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.
+        priority: Within the class, higher first.
+
+    Raises:
+        ConfigError: An argument has no meaning, or the stream is a default stream.
+        Error: More than 256 streams have a class.
+    """
+    handle = _stream_handle(stream)
+    config = check_region(client_class, priority, None)
+    if hook.installed():
+        hook.load_core().bind_stream(handle, config.client_class, config.priority)
+
+
+def unbind_stream(stream: object) -> None:
+    """Takes a stream's class away again; a stream without one is left alone.
+
+    Args:
+        stream: As for `bind_stream`.
+
+    Raises:
+        ConfigError: This is no stream, or a default stream.
+    """
+    handle = _stream_handle(stream)
+    if hook.installed():
+        hook.load_core().unbind_stream(handle)
+
+
+def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:
+    """Sets the class of this process's launches that no region and no stream decides.
+
+    Without the hook this does nothing. Before the first CUDA call it works by the environment variables that the engine
+    reads then, which child processes inherit.
+
+    Args:
+        client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.
+        slo_ms: Latency target, ms, over 0 and at most an hour; None: none.
+        priority: Within the class, higher first.
+
+    Raises:
+        ConfigError: An argument has no meaning.
+    """
+    config = check_region(client_class, priority, slo_ms)
+    if not hook.installed():
+        return
+    core = hook.load_core()
+    if not core.state().attached:
+        values = {"client_class": config.client_class, "priority": str(config.priority), "slo_ms": config.slo_ms}
+        for field, value in values.items():
+            if value is None:
+                os.environ.pop(VARIABLES[field], None)
+            else:
+                os.environ[VARIABLES[field]] = str(value)
+    core.set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)

@@ -1,0 +1,127 @@
+"""The ``cudasched`` command. Errors are one line on standard error; a setting without meaning exits with 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from cudasched._version import __version__
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["main"]
+
+_USAGE = 2
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="cudasched",
+    help="Share one GPU between programs: latency-critical work hardly notices best-effort work.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"cudasched {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`.")],
+    client_class: Annotated[
+        str | None, typer.Option("--class", metavar="CLASS", help="latency, normal or best-effort.")
+    ] = None,
+    slo_ms: Annotated[float | None, typer.Option(help="The program's latency target, ms.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Within the class, higher first.")] = None,
+    lead_us: Annotated[
+        float | None, typer.Option(help="Best-effort GPU time in flight at the next submission, us.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
+    check_coverage: Annotated[
+        bool, typer.Option(help="Count what the device runs, and say how much of it cudasched saw.")
+    ] = False,
+) -> int:
+    """Run an unmodified program under cudasched; without a driver it runs as it is, with one warning."""
+    from cudasched.cli.run import run_program
+
+    settings = {
+        "client_class": client_class,
+        "slo_ms": slo_ms,
+        "priority": priority,
+        "lead_us": lead_us,
+        "name": name,
+    }
+    return run_program(program, settings, config_file=config, check_coverage=check_coverage)
+
+
+@app.command()
+def status(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew each second until Ctrl-C.")] = False,
+) -> int:
+    """Show who is on which GPU: class, activity, time in flight, launches, coverage."""
+    from cudasched.cli.status import show_status
+
+    return show_status(as_json=json, watch=watch)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="About how long to measure, s.")] = 20.0,
+    output: Annotated[Path, typer.Option(help="The plot, a PNG; the figures go beside it, as JSON.")] = Path(
+        "demo-out/demo.png"
+    ),
+    simulate: Annotated[bool, typer.Option("--simulate", help="Use the simulated GPU even if there is a real one.")] = (
+        False
+    ),
+) -> int:
+    """Latency-critical beside best-effort clients: alone, unmanaged and managed; without a GPU, on a simulated one."""
+    from cudasched import demo
+
+    return demo.main(seconds=seconds, output=output, simulate=simulate)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"cudasched: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def main() -> NoReturn:
+    """The entry point. Exits with the command's code: of a program it ran, 127 and 126 as a shell's, 2 for usage."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(prog_name="cudasched", standalone_mode=False)
+        sys.stdout.flush()
+    except ConfigError as error:
+        _fail(str(error), _USAGE)
+    except Error as error:
+        _fail(str(error), getattr(error, "exit_code", 1))
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has left; nothing is to be flushed to it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        # Usage errors: their class is click's or typer's own copy of it, as typer's version has it.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message() or str(error), getattr(error, "exit_code", _USAGE))
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,169 @@
+"""`cudasched run --check-coverage`: what part of the launches that the device ran did the hook see?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cudasched.cli.program import ProgramError
+
+__all__ = ["Report", "find_cupti", "read_reports", "run_counted", "verdict"]
+
+_CUPTI = "libcupti.so.13"
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_KILLED = 128
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one process wrote when it ended.
+
+    Attributes:
+        pid: Of the process.
+        name: Its name.
+        hook_launches: Launches that the hook saw.
+        device_launches: Launches that the device ran.
+        coverage: Their quotient, 1 where neither saw any.
+        error: Why the device's launches could not be counted; empty if they were.
+    """
+
+    pid: int
+    name: str
+    hook_launches: int
+    device_launches: int
+    coverage: float
+    error: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """The launches were counted, and the hook saw them all."""
+        return not self.error and self.hook_launches >= self.device_launches
+
+
+def _python_homes(program: Path) -> Iterator[Path]:
+    """Prefixes of the Python that runs the program (its own, or its first line's), then of this one."""
+    candidates = [program]
+    try:
+        with program.open("rb") as file:
+            if file.read(2) == b"#!":
+                words = file.readline(4096).split()
+                candidates += [Path(os.fsdecode(word)) for word in words[:1]]
+    except OSError:
+        pass
+    for candidate in candidates:
+        if re.fullmatch(r"python[\d.]*", candidate.name):
+            yield candidate.absolute().parent.parent  # a virtual environment, before its link is followed
+            yield candidate.resolve().parent.parent
+    yield Path(sys.prefix)
+
+
+def find_cupti(program: Path) -> str | None:
+    """The libcupti of CUDA 13 that belongs to a program's Python or to the CUDA toolkit; None if there is none."""
+    for home in _python_homes(program):
+        for found in sorted(home.glob(f"lib/python3*/*-packages/nvidia/cu13/lib/{_CUPTI}")):
+            return str(found)
+    toolkits = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    toolkits += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-13*"), reverse=True)]
+    for toolkit in toolkits:
+        for directory in ("extras/CUPTI/lib64", "targets/x86_64-linux/lib", "lib64"):
+            if (toolkit / directory / _CUPTI).is_file():
+                return str(toolkit / directory / _CUPTI)
+    return None
+
+
+def read_reports(directory: Path) -> list[Report]:
+    """The reports in a directory, by pid. One that its process has not finished writing counts as an error."""
+    reports = []
+    for path in sorted(directory.glob("coverage-*.json")):
+        try:
+            reports.append(Report(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            pid = re.sub(r"\D", "", path.stem)
+            reports.append(Report(int(pid or 0), "?", 0, 0, 0.0, "its report is not whole"))
+    return sorted(reports, key=lambda report: report.pid)
+
+
+def verdict(code: int, reports: Iterable[Report]) -> int:
+    """The command's exit code: the program's own, or 1 if it succeeded and not every launch was seen."""
+    return code if code != 0 or all(report.complete for report in reports) else 1
+
+
+def _show(reports: Sequence[Report]) -> None:
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    if not reports:
+        console.print("cudasched: no process made a CUDA call and came to its end, so there is no coverage to report")
+        return
+    table = Table(title="coverage: launches that the hook saw / launches that the device ran")
+    for title, justify in (("pid", "right"), ("name", "left"), ("hook", "right"), ("device", "right")):
+        table.add_column(title, justify="right" if justify == "right" else "left")
+    table.add_column("coverage", justify="right")
+    for report in reports:
+        table.add_row(
+            str(report.pid),
+            Text(report.name),
+            str(report.hook_launches),
+            "?" if report.error else str(report.device_launches),
+            Text(f"not counted: {report.error}") if report.error else f"{100 * report.coverage:.2f} %",
+        )
+    console.print(table)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the child. Signals sent to us go on to it; those of the terminal it gets by itself."""
+    watched = _FORWARDED | {signal.SIGCHLD}
+    while process.poll() is None:
+        received = signal.sigtimedwait(watched, 1.0)
+        if received is None or received.si_signo == signal.SIGCHLD:
+            continue
+        if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
+            process.send_signal(received.si_signo)
+    return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
+
+
+def run_counted(path: Path, program: Sequence[str]) -> int:
+    """Runs a program as a child with its launches counted, and prints a table on standard error.
+
+    Args:
+        path: The program's file.
+        program: Its name and arguments. The environment is this process's, with the shim preloaded.
+
+    Returns:
+        The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100%.
+
+    Raises:
+        ProgramError: It cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="cudasched-coverage-") as directory:
+        environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": directory}
+        cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
+        if cupti:
+            environment["CUDASCHED_CUPTI"] = cupti
+        # Blocked, so that none is lost between the start and the wait; the child starts with what we started with.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
+        try:
+            process = subprocess.Popen(
+                program,
+                executable=path,
+                env=environment,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+            )
+            code = _wait(process)
+        except OSError as error:
+            raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        reports = read_reports(Path(directory))
+    _show(reports)
+    return verdict(code, reports)

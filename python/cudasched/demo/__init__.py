@@ -1,0 +1,181 @@
+"""`cudasched demo`: a latency-critical and a best-effort program, alone, unmanaged and managed, in about 20 seconds."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudasched.demo.harness import (
+    ARMS,
+    Backend,
+    HarnessError,
+    Pool,
+    Run,
+    WorkerSpec,
+    probe,
+    summary,
+    workers_of,
+)
+from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+#: What the demo's rows are called, and the arms that each is made of.
+ROWS = {
+    "alone": ("latency_alone", "best_effort_alone"),
+    "unmanaged": ("processes",),
+    "managed": ("cudasched_two_processes",),
+}
+REPEATS = 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the demo shows on one kind of device."""
+
+    latency: str
+    best_effort: str
+    rate_hz: float
+    description: str
+
+
+GPU_SCENE = Scene("bert_graph", "transformer", 60.0, "BERT-base requests beside transformer training")
+# A slow device sees fewer requests in the same wall-clock time, so they come closer together.
+SIMULATED_SCENE = Scene("bert_graph", "transformer", 200.0, "requests of 24 kernels beside an endless loop of kernels")
+
+
+def main(seconds: float, output: Path, simulate: bool) -> int:
+    """Runs the demo, prints a table, and writes a plot and a JSON file.
+
+    Args:
+        seconds: Wall-clock time of all measured runs together.
+        output: The plot, a PNG; the JSON file is beside it with the suffix `.json`.
+        simulate: Take the simulated driver even where there is a GPU.
+
+    Returns:
+        The exit status: 0, 1 after a worker failed (its stderr is shown), 130 after Ctrl-C.
+    """
+    from rich.console import Console
+
+    console = Console(soft_wrap=True)
+    backend: Backend | None = None
+    try:
+        device, on_gpu = _choose_device(console, simulate)
+        backend = Backend() if on_gpu else Backend.simulated()
+        scene = GPU_SCENE if on_gpu else SIMULATED_SCENE
+        rows = _measure(console, backend, scene, seconds)
+    except HarnessError as error:
+        console.print(f"demo: {error}", style="red", markup=False, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("demo: interrupted")
+        return 130
+    finally:
+        if backend:
+            backend.close()
+    console.print(_table(rows, scene))
+    title = f"{scene.description}, {device}"
+    report = {
+        "device": device,
+        "simulated": not on_gpu,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "latency_load": scene.latency,
+        "best_effort_load": scene.best_effort,
+        "rate_hz": scene.rate_hz,
+        "rows": rows,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    numbers = output.with_suffix(".json")
+    numbers.write_text(json.dumps(report, indent=2) + "\n")
+    plotted = plot(rows, output, title)
+    console.print(f"plot: {output}" if plotted else HOW_TO_GET_MATPLOTLIB, markup=False)
+    console.print(f"numbers: {numbers}", markup=False)
+    return 0
+
+
+def _choose_device(console: Console, simulate: bool) -> tuple[str, bool]:
+    """The device's name and whether it is a GPU; the demo's first line says which and why."""
+    if simulate:
+        console.print("running on the simulated driver, as asked")
+        return "simulated driver", False
+    found = probe()
+    if found["device"] is None:
+        console.print("no NVIDIA driver found: running on the simulated driver")
+        return "simulated driver", False
+    if found["torch"] is None:
+        console.print(
+            f"{found['device']}, but PyTorch is not installed here (pip install torch): running on the simulated driver"
+        )
+        return "simulated driver", False
+    console.print(f"running on {found['device']}", markup=False)
+    return str(found["device"]), True
+
+
+def _measure(console: Console, backend: Backend, scene: Scene, seconds: float) -> list[dict[str, Any]]:
+    """Runs every arm in turn, `REPEATS` times, and puts each arm's repeats together."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    arms = [(label, ARMS[name]) for label, names in ROWS.items() for name in names]
+    cell_s = max(seconds / (len(arms) * REPEATS), 0.5)
+    latencies: dict[str, list[float]] = {label: [] for label in ROWS}
+    throughputs: dict[str, list[float]] = {label: [] for label in ROWS}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress, Pool(backend) as pool:
+        task = progress.add_task("starting the programs", total=len(arms) * REPEATS)
+        _start(pool, [spec for _, arm in arms for spec in workers_of(arm, scene.latency, scene.best_effort)])
+        for repeat in range(REPEATS):
+            for label, arm in arms:
+                progress.update(task, description=f"{label}: {arm.name.replace('_', ' ')}")
+                specs = workers_of(arm, scene.latency, scene.best_effort)
+                result = pool.run(specs, Run(cell_s, scene.rate_hz, "poisson", seed=repeat))
+                latencies[label] += result.get("latency_ms", [])
+                if "best_effort_per_s" in result:
+                    throughputs[label].append(result["best_effort_per_s"])
+                progress.advance(task)
+    if not latencies["alone"] or not sum(throughputs["alone"]):
+        raise HarnessError("too little happened in the time given: run the demo for more seconds")
+    alone = summary(latencies["alone"])
+    duty = scene.rate_hz * alone["mean"] / 1e3
+    alone_per_s = sum(throughputs["alone"]) / REPEATS
+    rows: list[dict[str, Any]] = []
+    for label in ROWS:
+        measured = summary(latencies[label])
+        per_s = sum(throughputs[label]) / REPEATS
+        left_over = 1.0 if label == "alone" else 1 - duty
+        rows.append(
+            {
+                "arm": label,
+                "latency_ms": measured,
+                "p99_ratio": measured["p99"] / alone["p99"],
+                "best_effort_per_s": per_s,
+                "best_effort_ratio": per_s / alone_per_s / left_over,
+            }
+        )
+    return rows
+
+
+def _start(pool: Pool, specs: list[WorkerSpec]) -> None:
+    for error in pool.start(specs).values():
+        raise error
+
+
+def _table(rows: list[dict[str, Any]], scene: Scene) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{scene.description}, {scene.rate_hz:g} requests/s",
+        caption="share: best effort of what it does alone in the time that requests leave",
+    )
+    table.add_column("")
+    for column in ("P50 ms", "P95 ms", "P99 ms", "P99 / alone", "best effort/s", "share"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shares = [f"{row['latency_ms'][share]:.2f}" for share in ("p50", "p95", "p99")]
+        ratios = [f"{row['p99_ratio']:.2f}", f"{row['best_effort_per_s']:.1f}", f"{row['best_effort_ratio']:.0%}"]
+        table.add_row(row["arm"], *shares, *ratios)
+    return table

@@ -1,0 +1,544 @@
+"""Runs cells of a colocation: an arm (who shares the GPU, and how) with its loads, once, with warm workers.
+
+Serves `cudasched demo` and benchmarks/colocation alike. A worker is one process of client.py; the pool starts those
+that a cell needs, in parallel, and keeps them until told otherwise. One thread drives it all; a worker that dies, hangs
+or cannot start is an exception that carries the end of its stderr, and every worker is gone when the pool is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+CLIENT = Path(__file__).with_name("client.py")
+START_TIMEOUT_S = 240.0
+ANSWER_SLACK_S = 60.0
+#: From the command to the start of a run: all workers have read it, and best-effort work has its lead-in.
+HEAD_START_S = 0.6
+#: Runs that a worker may spoil before it is given up.
+MAX_STRIKES = 2
+DEFAULT_SCALE = 20.0
+#: Engine times that a slow simulated device stretches; defaults in the unit that the name gives.
+SCALED_SETTINGS = {
+    "CUDASCHED_LEAD_US": 20.0,
+    "CUDASCHED_MAX_IDLE_HOLD_MS": 5.0,
+    "CUDASCHED_STALE_HEARTBEAT_MS": 100.0,
+    "CUDASCHED_TURN_MS": 3.0,
+}
+#: What a bare worker must not inherit from a managed parent.
+CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")
+SHIMS = ("hook/libcuda.so.1", "hook/libcuda.so")
+# The command need not be on PATH where the package is.
+CUDASCHED = (sys.executable, "-m", "cudasched")
+
+
+class HarnessError(RuntimeError):
+    """A worker or a service that a cell needs did not do its part; says which, and what its stderr ended with."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of sharing the GPU.
+
+    Attributes:
+        name: As it stands in results.
+        mode: `one_process`, `two_processes` or `mps`.
+        latency: Requests are served in this arm.
+        best_effort: Best-effort work runs in this arm.
+        managed: By cudasched.
+        low_priority: The best-effort process is an MPS client of low priority.
+    """
+
+    name: str
+    mode: str
+    latency: bool = True
+    best_effort: bool = True
+    managed: bool = False
+    low_priority: bool = False
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("latency_alone", "two_processes", best_effort=False),
+        Arm("best_effort_alone", "two_processes", latency=False),
+        Arm("processes", "two_processes"),
+        Arm("mps", "mps"),
+        Arm("mps_priority", "mps", low_priority=True),
+        Arm("one_process_priority", "one_process"),
+        Arm("cudasched_two_processes", "two_processes", managed=True),
+        Arm("cudasched_one_process", "one_process", managed=True),
+        Arm("cudasched_mps", "mps", managed=True),
+        Arm("latency_alone_hooked", "two_processes", best_effort=False, managed=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What makes one worker differ from another; equal specs share a worker."""
+
+    latency: str | None
+    best_effort: str | None
+    managed: bool = False
+    mps: bool = False
+    low_priority: bool = False
+
+    @property
+    def name(self) -> str:
+        """For messages and for the client's display name."""
+        loads = "+".join(load for load in (self.latency, self.best_effort) if load)
+        return " ".join([loads, *(flag for flag in ("managed", "mps", "low_priority") if getattr(self, flag))])
+
+
+def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
+    """The workers that a cell of `arm` needs, the one that serves requests first."""
+    mps = arm.mode == "mps"
+    if arm.mode == "one_process":
+        return [WorkerSpec(latency, best_effort, arm.managed)]
+    specs = []
+    if arm.latency:
+        specs.append(WorkerSpec(latency, None, arm.managed, mps))
+    if arm.best_effort:
+        specs.append(WorkerSpec(None, best_effort, arm.managed, mps, arm.low_priority))
+    return specs
+
+
+@dataclass(frozen=True)
+class Run:
+    """How long one cell runs, and when its requests arrive; the rate is the device's, the length the wall clock's."""
+
+    seconds: float
+    rate_hz: float = 60.0
+    arrivals: str = "poisson"
+    seed: int = 0
+
+
+@dataclass
+class Backend:
+    """What the workers run on.
+
+    Attributes:
+        name: `torch` or `simulated`.
+        driver: The simulated driver's libcuda.so.1; None with torch.
+        scale: Wall-clock seconds that a second of the device takes.
+        settings: Environment of every worker, over this process's own.
+        scratch: Where the simulated device and the clients' table lie, in the way of no other run.
+    """
+
+    name: str = "torch"
+    driver: Path | None = None
+    scale: float = 1.0
+    settings: dict[str, str] = field(default_factory=dict)
+    scratch: Path | None = None
+
+    @classmethod
+    def simulated(cls, driver: Path | None = None) -> Backend:
+        """The simulated driver, on a device of its own.
+
+        Args:
+            driver: Its libcuda.so.1; by default the one installed with the package.
+
+        Raises:
+            HarnessError: It is not there.
+        """
+        driver = driver or installed_simulated_driver()
+        if not driver.is_file():
+            raise HarnessError(f"no simulated driver at {driver}: reinstall cudasched, or build it with CMake")
+        scale = float(os.environ.get("CUDASCHED_SIM_SCALE", DEFAULT_SCALE))
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        scratch = Path(tempfile.mkdtemp(prefix="cudasched-demo-", dir=shared))
+        settings = {name: f"{value * scale:g}" for name, value in SCALED_SETTINGS.items()}
+        settings["CUDASCHED_SIM_SCALE"] = f"{scale:g}"
+        for name, directory in (("CUDASCHED_SIM_DIR", "device"), ("CUDASCHED_RUN_DIR", "clients")):
+            (scratch / directory).mkdir(mode=0o700)
+            settings[name] = str(scratch / directory)
+        return cls("simulated", driver.resolve(), scale, settings, scratch)
+
+    def environment(self, hooked: bool) -> dict[str, str]:
+        """Environment of a worker, behind the hook or bare."""
+        environment = {name: value for name, value in os.environ.items() if name not in CLASS_SETTINGS}
+        preloaded = environment.pop("LD_PRELOAD", "").replace(":", " ").split()
+        preloaded = [library for library in preloaded if not library.endswith(SHIMS)]
+        if preloaded:
+            environment["LD_PRELOAD"] = ":".join(preloaded)
+        environment.update(self.settings)
+        environment["PYTHONUNBUFFERED"] = "1"
+        if self.driver and hooked:
+            environment["CUDASCHED_DRIVER"] = str(self.driver)
+        elif self.driver:
+            paths = [str(self.driver.parent), environment.get("LD_LIBRARY_PATH", "")]
+            environment["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
+        return environment
+
+    def close(self) -> None:
+        """Removes what it made."""
+        if self.scratch:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def installed_simulated_driver() -> Path:
+    """Where the package keeps the simulated driver: beside its compiled module, wherever that was installed.
+
+    Raises:
+        HarnessError: The compiled module is not there.
+    """
+    from cudasched.errors import HookError
+    from cudasched.hook import locate
+
+    try:
+        return locate().simulated_driver
+    except HookError as error:
+        raise HarnessError(str(error)) from error
+
+
+def probe(backend: Backend | None = None) -> dict[str, Any]:
+    """What there is to run on (see client.py), asked in a process of its own so that this one never touches CUDA.
+
+    Raises:
+        HarnessError: The probe itself failed.
+    """
+    backend = backend or Backend()
+    command = [sys.executable, str(CLIENT), "--probe"]
+    try:
+        done = subprocess.run(
+            command, env=backend.environment(hooked=False), capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError("the driver did not answer within 60 s: is the GPU in use or broken?") from error
+    if done.returncode != 0:
+        raise HarnessError(f"the probe for a device failed with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class Worker:
+    """One process of client.py: commands in, answers out, its stderr in a file."""
+
+    def __init__(self, spec: WorkerSpec, backend: Backend, extra_environment: Mapping[str, str]) -> None:
+        self.spec = spec
+        hooked = spec.managed
+        environment = {**backend.environment(hooked), **extra_environment}
+        command = [sys.executable, str(CLIENT), "--backend", backend.name, "--time-scale", f"{backend.scale:g}"]
+        if spec.latency:
+            command += ["--latency", spec.latency]
+        if spec.best_effort:
+            command += ["--best-effort", spec.best_effort]
+        if spec.managed:
+            environment["CUDASCHED_NAME"] = spec.name
+            if spec.latency and spec.best_effort:
+                command.append("--managed")
+            else:
+                client_class = "latency" if spec.latency else "best-effort"
+                command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  as long-lived as the worker
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            bufsize=1,
+            start_new_session=True,  # so that Ctrl-C comes to us alone, and that killing takes its children along
+        )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.startup_s = 0.0
+
+    def await_ready(self, timeout_s: float) -> None:
+        """Waits until its workloads are built and warm."""
+        began = time.monotonic()
+        self._answer("ready", timeout_s)
+        self.startup_s = time.monotonic() - began
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Sends a command; `answer` gets what comes of it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._failure("died between runs") from error
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The answer to the last command."""
+        return self._answer("result", timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process.poll() is None
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Ends it, politely at first; afterwards it is gone."""
+        if self.alive and grace_s > 0:
+            try:
+                self.tell("quit")
+                self._process.wait(grace_s)
+            except (HarnessError, subprocess.TimeoutExpired):
+                pass
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _answer(self, event: str, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise self._failure(f"did not answer within {timeout_s:.0f} s") from None
+            if line is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)
+                raise self._failure(f"ended with status {self._process.returncode}")
+            try:
+                message = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # a line of whatever started it
+            if isinstance(message, dict) and message.get("event") == event:
+                return message
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                self._answers.put(line)
+        except ValueError:
+            pass  # closed under us by stop()
+        self._answers.put(None)
+
+    def _failure(self, what: str) -> HarnessError:
+        self._stderr.seek(0)
+        tail = self._stderr.read().decode(errors="replace").strip().splitlines()[-12:]
+        told = "\n".join(tail) if tail else "(nothing on its stderr)"
+        return HarnessError(f"worker [{self.spec.name}] {what}\n{told}")
+
+
+class MpsDaemon:
+    """A private control daemon of CUDA's multi-process service, for the workers that get its directories.
+
+    Raises:
+        HarnessError: It is not installed or did not start.
+    """
+
+    def __init__(self) -> None:
+        if shutil.which("nvidia-cuda-mps-control") is None:
+            raise HarnessError("no nvidia-cuda-mps-control on PATH: MPS arms need NVIDIA's driver utilities")
+        self._root = Path(tempfile.mkdtemp(prefix="cudasched-mps-"))
+        self.environment = {}
+        for name, directory in (("CUDA_MPS_PIPE_DIRECTORY", "pipe"), ("CUDA_MPS_LOG_DIRECTORY", "log")):
+            (self._root / directory).mkdir()
+            self.environment[name] = str(self._root / directory)
+        self._control(["nvidia-cuda-mps-control", "-d"])
+
+    def server_runs(self) -> bool:
+        """Whether clients really go through a server: they run without one where MPS does not work."""
+        answer = self._control(["nvidia-cuda-mps-control"], "get_server_list\n")
+        return any(line.strip().isdigit() for line in answer.splitlines())
+
+    def close(self) -> None:
+        """Ends the daemon and its server."""
+        with contextlib.suppress(HarnessError):
+            self._control(["nvidia-cuda-mps-control"], "quit\n")
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _control(self, command: list[str], text: str = "") -> str:
+        output = self._root / "control-output"
+        try:
+            # Into a file: the daemon keeps what it inherits open, and a pipe would never end.
+            with output.open("w") as sink:
+                done = subprocess.run(
+                    command,
+                    env={**os.environ, **self.environment},
+                    input=text,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    timeout=30,
+                    check=False,
+                )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HarnessError(f"{command[0]} failed: {error}") from error
+        answer = output.read_text(errors="replace")
+        if done.returncode != 0:
+            raise HarnessError(f"{' '.join(command)} ended with {done.returncode}: {answer[-500:]}")
+        return answer
+
+
+class Pool:
+    """Warm workers by what they are; idle ones wait for a line on stdin and use neither CPU nor GPU."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._workers: dict[WorkerSpec, Worker] = {}
+        self._failed: dict[WorkerSpec, HarnessError] = {}
+        self._strikes: dict[WorkerSpec, int] = {}
+        self._mps: MpsDaemon | None = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(grace_s=0.0 if kind else 5.0)
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """Ends every worker and what they needed."""
+        for worker in self._workers.values():
+            worker.stop(grace_s)
+        self._workers.clear()
+        if self._mps:
+            self._mps.close()
+            self._mps = None
+
+    def start(self, specs: Iterable[WorkerSpec], timeout_s: float = START_TIMEOUT_S) -> dict[WorkerSpec, HarnessError]:
+        """Starts the workers that are missing, all at once, and waits until they are warm.
+
+        Returns:
+            Those that failed, which stay failed until `retire`, and why.
+        """
+        wanted = list(dict.fromkeys(specs))
+        started = []
+        for spec in wanted:
+            if spec in self._failed or (spec in self._workers and self._workers[spec].alive):
+                continue
+            try:
+                self._workers[spec] = Worker(spec, self.backend, self._mps_environment(spec))
+                started.append(spec)
+            except (HarnessError, OSError) as error:
+                self._failed[spec] = HarnessError(str(error))
+        deadline = time.monotonic() + timeout_s
+        for spec in started:
+            try:
+                self._workers[spec].await_ready(max(0.1, deadline - time.monotonic()))
+                if spec.mps and self._mps and not self._mps.server_runs():
+                    raise HarnessError(f"worker [{spec.name}] runs, but no MPS server does: MPS does not work here")
+            except HarnessError as error:
+                self._failed[spec] = error
+                self._workers.pop(spec).stop(grace_s=0.0)
+        return {spec: self._failed[spec] for spec in wanted if spec in self._failed}
+
+    def retire(self, keep: Iterable[WorkerSpec] = ()) -> None:
+        """Ends all workers but `keep`, and gives failed ones another chance."""
+        kept = set(keep)
+        self._failed.clear()
+        self._strikes.clear()
+        leaving = [self._workers.pop(spec) for spec in list(self._workers) if spec not in kept]
+        threads = [threading.Thread(target=worker.stop) for worker in leaving]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def run(self, specs: list[WorkerSpec], run: Run) -> dict[str, Any]:
+        """One run of these workers together.
+
+        Returns:
+            The answers of all, in one: `latency_ms`, `unserved`, `best_effort_per_s`.
+
+        Raises:
+            HarnessError: One of them failed; they are replaced at the next run, but not twice.
+        """
+        self._require(specs)
+        start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
+        result: dict[str, Any] = {}
+        try:
+            for spec in specs:
+                self._workers[spec].tell(
+                    "run",
+                    start_ns=start_ns,
+                    seconds=run.seconds,
+                    seed=run.seed,
+                    rate_hz=run.rate_hz,
+                    arrivals=run.arrivals,
+                )
+            for spec in specs:
+                result.update(self._workers[spec].answer(run.seconds + ANSWER_SLACK_S))
+        except HarnessError as error:
+            for spec in specs:
+                self._strikes[spec] = self._strikes.get(spec, 0) + 1
+                if self._strikes[spec] >= MAX_STRIKES:
+                    self._failed[spec] = error
+            self._discard(specs)
+            raise
+        del result["event"]
+        return result
+
+    def kernels(self, spec: WorkerSpec) -> dict[str, Any]:
+        """The kernel durations of a best-effort worker (see client.py); profiling leaves traces, so it is ended then.
+
+        Raises:
+            HarnessError: It failed.
+        """
+        self._require([spec])
+        try:
+            self._workers[spec].tell("kernels")
+            answer = self._workers[spec].answer(ANSWER_SLACK_S)
+        finally:
+            self._discard([spec])
+        del answer["event"]
+        return answer
+
+    def _require(self, specs: list[WorkerSpec]) -> None:
+        for spec, error in self.start(specs).items():
+            raise HarnessError(f"worker [{spec.name}] could not start: {error}")
+
+    def _discard(self, specs: list[WorkerSpec]) -> None:
+        for spec in specs:
+            if spec in self._workers:
+                self._workers.pop(spec).stop(grace_s=0.0)
+
+    def _mps_environment(self, spec: WorkerSpec) -> dict[str, str]:
+        if not spec.mps:
+            return {}
+        if self._mps is None:
+            self._mps = MpsDaemon()
+        return {**self._mps.environment, "CUDA_MPS_CLIENT_PRIORITY": "1" if spec.low_priority else "0"}
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie, interpolated linearly.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values to take a percentile of")
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(values_ms: list[float]) -> dict[str, float | int]:
+    """P50, P95, P99, mean and number of latencies in ms."""
+    return {
+        "p50": percentile(values_ms, 0.50),
+        "p95": percentile(values_ms, 0.95),
+        "p99": percentile(values_ms, 0.99),
+        "mean": sum(values_ms) / len(values_ms),
+        "n": len(values_ms),
+    }

@@ -1,0 +1,62 @@
+"""The plot of a colocation: latency percentiles and best-effort throughput of each arm, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLORS = {"p50": "#9ecae1", "p95": "#4292c6", "p99": "#08306b", "best_effort": "#74a57f"}
+HOW_TO_GET_MATPLOTLIB = "no plot: matplotlib is not installed (pip install 'cudasched[plot]')"
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
+    """Writes a PNG or SVG, by the suffix of `path`.
+
+    Args:
+        rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None).
+        path: The image to write.
+        title: What ran where.
+
+    Returns:
+        False where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(11, 0.55 * len(rows) + 2.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    places = range(len(rows))
+    served = [(place, row["latency_ms"]) for place, row in zip(places, rows, strict=True) if row["latency_ms"]]
+    for offset, share in zip((-0.25, 0.0, 0.25), ("p50", "p95", "p99"), strict=True):
+        bars = left.barh(
+            [place + offset for place, _ in served],
+            [latency[share] for _, latency in served],
+            height=0.25,
+            color=COLORS[share],
+            label=share.upper(),
+        )
+        if share == "p99":
+            left.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    left.set_yticks(list(places), [row["arm"].replace("_", " ") for row in rows])
+    left.invert_yaxis()
+    left.margins(x=0.12)
+    left.set_xlabel("latency from the scheduled arrival, ms")
+    left.legend(loc="best", frameon=False, fontsize=8)
+    ratios = [(place, row["best_effort_ratio"]) for place, row in zip(places, rows, strict=True)]
+    shares = [(place, ratio) for place, ratio in ratios if ratio]
+    bars = right.barh(
+        [place for place, _ in shares], [100 * value for _, value in shares], height=0.6, color=COLORS["best_effort"]
+    )
+    right.bar_label(bars, fmt="%.0f%%", padding=3, fontsize=8)
+    right.margins(x=0.15)
+    right.set_xlabel("best effort, % of alone x (1 - latency duty)")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return True

@@ -1,0 +1,36 @@
+"""The exception tree and the warnings, the same names as in C++ (``csrc/base/error.hpp``).
+
+A message says what was wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ArbiterError", "ConfigError", "ConfigWarning", "DriverError", "Error", "HookError", "HookWarning"]
+
+
+class Error(Exception):
+    """Base of all that cudasched raises."""
+
+
+class HookError(Error):
+    """The driver shim could not be installed, or CUDA was there first."""
+
+
+class ConfigError(Error, ValueError):
+    """A setting has no meaning; the message says where it came from."""
+
+
+class ArbiterError(Error):
+    """The shared table of clients cannot be opened or read, or is full."""
+
+
+class DriverError(Error):
+    """A call of the CUDA driver failed."""
+
+
+class HookWarning(RuntimeWarning):
+    """The program goes on, but cudasched has no effect in it."""
+
+
+class ConfigWarning(RuntimeWarning):
+    """A setting was ignored, and the program goes on without it."""

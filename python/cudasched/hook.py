@@ -1,0 +1,216 @@
+"""Finds the shipped libraries and puts the driver shim in front of CUDA.
+
+The shim is a library with SONAME ``libcuda.so.1``. Loaded with RTLD_GLOBAL before the first CUDA call, it is what every
+later ``dlopen("libcuda.so.1")`` gets; the stub beside it (SONAME ``libcuda.so``) serves programs that open that name.
+Loading them does nothing: they are inert until the program's first driver call.
+
+Nothing here makes a driver call. Every function may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from cudasched.errors import HookError
+
+if TYPE_CHECKING:
+    from cudasched import _core as stub
+
+__all__ = ["Files", "install", "installed", "load_core", "locate", "switched_off"]
+
+_DRIVER_NAME = re.compile(r"libcuda\.so(\.\d+)*")
+_ENGINE_NAME = "libcudasched.so"
+
+
+class _Core(Protocol):
+    """``cudasched._core`` as a type; ``_core.pyi`` says what each function does."""
+
+    def version(self) -> str: ...
+    def find_driver(self) -> str: ...
+    def state(self) -> stub.State: ...
+    def set_process_class(self, name: str, priority: int, slo_ms: float) -> None: ...
+    def region_enter(self, name: str, priority: int, slo_ms: float) -> int: ...
+    def region_exit(self, token: int) -> None: ...
+    def bind_stream(self, stream: int, name: str, priority: int) -> None: ...
+    def unbind_stream(self, stream: int) -> None: ...
+    def coverage_start(self, cupti_path: str | None) -> None: ...
+    def coverage_flush(self) -> None: ...
+    def run_directory(self) -> str: ...
+    def read_table(self, path: str) -> tuple[str, list[stub.Client]]: ...
+
+
+_lock = threading.Lock()
+_core: _Core | None = None
+_installed = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the shipped libraries are; all lie in one directory, beside ``_core``.
+
+    Attributes:
+        core: The Python module ``cudasched._core``.
+        engine: ``libcudasched.so``.
+        shim: ``hook/libcuda.so.1``, what stands in for the driver.
+        stub: ``hook/libcuda.so``, which leads to the shim.
+        simulated_driver: ``simulate/libcuda.so.1``, a driver without a GPU.
+    """
+
+    core: Path
+    engine: Path
+    shim: Path
+    stub: Path
+    simulated_driver: Path
+
+
+def locate() -> Files:
+    """Finds the shipped libraries without loading any.
+
+    An editable install has them beside ``_core``, not beside this file.
+
+    Raises:
+        HookError: The package was not built.
+    """
+    spec = importlib.util.find_spec("cudasched._core")
+    if spec is None or not spec.origin:
+        raise HookError(
+            f"cudasched at {Path(__file__).parent} has no _core module: it was not built; install it with pip"
+        )
+    core = Path(spec.origin)
+    home = core.parent
+    return Files(
+        core=core,
+        engine=home / _ENGINE_NAME,
+        shim=home / "hook" / "libcuda.so.1",
+        stub=home / "hook" / "libcuda.so",
+        simulated_driver=home / "simulate" / "libcuda.so.1",
+    )
+
+
+def _mapped_libraries() -> list[str]:
+    """Paths of the files that this process has mapped, each once, in address order."""
+    paths: dict[str, None] = {}
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            columns = line.rstrip("\n").split(None, 5)
+            if len(columns) == 6 and columns[5].startswith("/"):
+                paths[columns[5].removesuffix(" (deleted)")] = None
+    return list(paths)
+
+
+def _same(path: str, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return path == str(other)
+
+
+def _shim_version(path: str) -> str | None:
+    """The version of the cudasched whose shim the mapped library `path` is; None if it is no shim."""
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW | os.RTLD_LOCAL)
+        ask = library.cudasched_shim_version
+    except (OSError, AttributeError):
+        return None
+    ask.restype = ctypes.c_char_p
+    return cast(bytes, ask()).decode(errors="replace")
+
+
+def _drivers(mapped: Iterable[str]) -> list[str]:
+    return [path for path in mapped if _DRIVER_NAME.fullmatch(os.path.basename(path))]
+
+
+def _refuse_second_engine(files: Files, mapped: Sequence[str]) -> None:
+    """There is one engine a process. Raises HookError if another installation's is loaded, or will be by its shim."""
+    for path in mapped:
+        if os.path.basename(path) != files.shim.name or _same(path, files.shim):
+            continue
+        version = _shim_version(path)
+        if version is not None:
+            raise HookError(
+                f"two installations of cudasched meet in this process: the shim of version {version} at {path} is "
+                f"loaded (by `cudasched run` or LD_PRELOAD), and {files.shim} would be the second; run the program "
+                "with one of them"
+            )
+    for path in mapped:
+        if os.path.basename(path) == _ENGINE_NAME and not _same(path, files.engine):
+            raise HookError(
+                f"two installations of cudasched meet in this process: {path} is loaded, and {files.engine} would be "
+                "the second; run the program with one of them"
+            )
+
+
+def load_core() -> _Core:
+    """Imports ``cudasched._core``, and the engine with it.
+
+    Returns:
+        The module.
+
+    Raises:
+        HookError: The package was not built, or another installation's engine is in this process.
+    """
+    global _core
+    with _lock:
+        if _core is None:
+            files = locate()
+            _refuse_second_engine(files, _mapped_libraries())
+            try:
+                from cudasched import _core as module
+            except ImportError as error:
+                raise HookError(f"{files.core} cannot be loaded: {error}") from error
+            _core = module
+        return _core
+
+
+def switched_off() -> bool:
+    """``CUDASCHED_OFF=1``: every call passes through, nothing is installed."""
+    return os.environ.get("CUDASCHED_OFF") == "1"
+
+
+def installed() -> bool:
+    """Whether the shim stands in front of the driver in this process."""
+    return _installed
+
+
+def install() -> None:
+    """Puts the shim in front of the driver, for all CUDA calls of this process from here on.
+
+    Does nothing if that is done already (by an earlier call, by ``cudasched run``, by LD_PRELOAD), or under
+    ``CUDASCHED_OFF=1``.
+
+    Raises:
+        HookError: CUDA is loaded already, there is no driver (the message says what was searched), another
+            installation of cudasched is in this process, or the package was not built. The process goes on unmanaged.
+    """
+    global _installed
+    if _installed or switched_off():
+        return
+    core = load_core()
+    files = locate()
+    with _lock:
+        mapped = _mapped_libraries()
+        _refuse_second_engine(files, mapped)
+        preloaded = any(_same(path, files.shim) for path in _drivers(mapped))
+        if not preloaded:
+            others = [path for path in _drivers(mapped) if not _same(path, files.stub)]
+            if others:
+                raise HookError(
+                    f"CUDA is loaded already ({others[0]}), so its calls cannot be seen: import cudasched before torch "
+                    "and whatever else loads CUDA, or start the program with `cudasched run`"
+                )
+            core.find_driver()
+        # The stub's only need is libcuda.so.1, which by then is the shim.
+        for library in (files.shim, files.stub):
+            try:
+                ctypes.CDLL(str(library), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            except OSError as error:
+                raise HookError(f"the driver shim cannot be loaded: {error}; reinstall cudasched") from error
+        _installed = True

@@ -1,0 +1,208 @@
+"""What is on the GPUs of this user: the shared tables, and the engine of this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudasched import hook
+from cudasched.errors import Error, HookError
+
+if TYPE_CHECKING:
+    from cudasched import _core as stub
+
+__all__ = ["Client", "Device", "State", "state", "status"]
+
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+
+
+def _coverage(launches: int, device_launches: int) -> float | None:
+    return launches / device_launches if device_launches else None
+
+
+@dataclass(frozen=True)
+class Client:
+    """One process on one GPU in one class.
+
+    Attributes:
+        slot: Its place in the GPU's table.
+        pid: As its own pid namespace numbers it; for display only.
+        name: ``CUDASCHED_NAME``, else the program's name.
+        client_class: ``latency``, ``normal`` or ``best_effort``.
+        priority: Within the class, higher first.
+        slo_ms: Its own latency target, ms; None: none.
+        alive: Whether the process lives.
+        active: A latency client that holds the gate closed now.
+        waiting: A best-effort client that waits at the gate now.
+        regions: Regions open now.
+        hook_attached: Whether its launches are seen.
+        age_s: Since it came, s.
+        heartbeat_age_s: Since its last sign of life, s.
+        in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
+        deadline_in_ms: Until the earliest deadline of its regions, ms; negative: passed; None: none.
+        launches: Kernel and graph launches in this class.
+        device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
+        gate_waits: Launches that waited at the gate.
+        gate_wait_ms: Time spent at the gate, ms.
+        version: The client's version of cudasched.
+    """
+
+    slot: int
+    pid: int
+    name: str
+    client_class: str
+    priority: int
+    slo_ms: float | None
+    alive: bool
+    active: bool
+    waiting: bool
+    regions: int
+    hook_attached: bool
+    age_s: float
+    heartbeat_age_s: float
+    in_flight_ms: float
+    deadline_in_ms: float | None
+    launches: int
+    device_launches: int
+    gate_waits: int
+    gate_wait_ms: float
+    version: str
+
+    @property
+    def coverage(self) -> float | None:
+        """Launches that the hook saw / launches that the device ran; None where the device's are not counted."""
+        return _coverage(self.launches, self.device_launches)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU and its clients.
+
+    Attributes:
+        name: As the driver names it.
+        uuid: ``GPU-...``.
+        path: The shared table.
+        clients: Who is on it, by slot.
+        error: Why the table cannot be read; empty if it can.
+    """
+
+    name: str
+    uuid: str
+    path: Path
+    clients: tuple[Client, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """What cudasched does and has seen in this process.
+
+    Attributes:
+        installed: The shim stands in front of the driver.
+        attached: The program has made a CUDA call through it.
+        scheduling: Classes have an effect; False before the first CUDA call, when off, and after a fault.
+        process_class: Class of launches that no region and no stream decides.
+        driver_version: As ``cuDriverGetVersion`` gives it (13000 is 13.0); 0 before ``cuInit``.
+        launches: Kernel and graph launches that the hook saw, failed ones left out.
+        latency_launches: Of these, in class ``latency``.
+        best_effort_launches: Of these, in class ``best_effort``.
+        gated_launches: Best-effort launches that found the gate on, whether or not they waited.
+        gate_waits: Of these, those that waited.
+        gate_wait_ns: Time they waited, ns.
+        untracked_launches: Gated launches whose completion could not be followed.
+        device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
+        off_reason: Why scheduling is off; empty if it is not.
+        driver_path: The real driver; empty before the first CUDA call.
+    """
+
+    installed: bool = False
+    attached: bool = False
+    scheduling: bool = False
+    process_class: str = "normal"
+    driver_version: int = 0
+    launches: int = 0
+    latency_launches: int = 0
+    best_effort_launches: int = 0
+    gated_launches: int = 0
+    gate_waits: int = 0
+    gate_wait_ns: int = 0
+    untracked_launches: int = 0
+    device_launches: int = 0
+    off_reason: str = ""
+    driver_path: str = ""
+
+    @property
+    def coverage(self) -> float | None:
+        """Launches that the hook saw / launches that the device ran; None where the device's are not counted."""
+        return _coverage(self.launches, self.device_launches)
+
+
+_not_installed_because = ""
+
+
+def note_not_installed(reason: str) -> None:
+    """What `state` says of a process in which the hook was not installed; empty once it is."""
+    global _not_installed_because
+    _not_installed_because = reason
+
+
+def state() -> State:
+    """What cudasched does and has seen in this process. Never raises: without the hook, ``off_reason`` says why."""
+    reason = "CUDASCHED_OFF=1" if hook.switched_off() else ""
+    try:
+        seen = hook.load_core().state()
+    except HookError as error:
+        return State(off_reason=reason or str(error))
+    values = {field.name: getattr(seen, field.name) for field in fields(State) if field.name != "installed"}
+    values["off_reason"] = values["off_reason"] or reason or _not_installed_because
+    return State(installed=hook.installed(), **values)
+
+
+def _client(seen: stub.Client) -> Client:
+    return Client(
+        slot=seen.slot,
+        pid=seen.pid,
+        name=seen.name,
+        client_class=seen.client_class,
+        priority=seen.priority,
+        slo_ms=seen.slo_ns / _NS_PER_MS if seen.slo_ns else None,
+        alive=seen.alive,
+        active=seen.active,
+        waiting=seen.waiting,
+        regions=seen.regions,
+        hook_attached=seen.hook_attached,
+        age_s=seen.age_ns / _NS_PER_S,
+        heartbeat_age_s=seen.heartbeat_age_ns / _NS_PER_S,
+        in_flight_ms=seen.in_flight_ns / _NS_PER_MS,
+        deadline_in_ms=seen.deadline_in_ns / _NS_PER_MS if seen.deadline_in_ns else None,
+        launches=seen.launches,
+        device_launches=seen.device_launches,
+        gate_waits=seen.gate_waits,
+        gate_wait_ms=seen.gate_wait_ns / _NS_PER_MS,
+        version=seen.version,
+    )
+
+
+def status() -> list[Device]:
+    """Reads every table of this user (``CUDASCHED_RUN_DIR`` or its default); dead clients' slots are given back.
+
+    Returns:
+        The GPUs that cudasched's clients have used, by UUID; empty if there are none. A table that cannot be read has
+        ``error`` set.
+
+    Raises:
+        HookError: The package was not built, or two installations of cudasched are in this process.
+    """
+    core = hook.load_core()
+    devices = []
+    for path in sorted(Path(core.run_directory()).glob("*.arbiter")):
+        try:
+            name, clients = core.read_table(str(path))
+        except Error as error:
+            devices.append(Device(name="", uuid=path.stem, path=path, clients=(), error=str(error)))
+            continue
+        ordered = sorted(map(_client, clients), key=lambda client: client.slot)
+        devices.append(Device(name=name, uuid=path.stem, path=path, clients=tuple(ordered)))
+    return devices

@@ -1,0 +1,21 @@
+"""Puts the repository root on the path, from which the benchmarks are run, and finds the simulated driver."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(scope="session")
+def simulated_driver() -> Path:
+    from cudasched.demo.harness import HarnessError, installed_simulated_driver
+
+    try:
+        return installed_simulated_driver()
+    except HarnessError as error:
+        pytest.skip(f"the package is not built: {error}")

@@ -1,0 +1,168 @@
+"""The harness against workers that fail, and every arm that exists without a GPU, on the simulated driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from cudasched import demo
+from cudasched.demo import harness
+from cudasched.demo.harness import ARMS, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
+
+from benchmarks.colocation import __main__ as colocation
+from benchmarks.results.schema import load
+
+GENEROUS_S = 120.0
+
+
+@pytest.fixture
+def backend(simulated_driver):
+    made = Backend.simulated(simulated_driver)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """A backend whose driver is not one: enough for workers that fail before they need it."""
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    return Backend("simulated", tmp_path / "libcuda.so.1")
+
+
+def test_arms_share_workers_where_they_can():
+    specs = {name: workers_of(arm, "bert_graph", "gemm") for name, arm in ARMS.items()}
+    assert specs["latency_alone"] + specs["best_effort_alone"] == specs["processes"]
+    assert specs["latency_alone_hooked"][0] == specs["cudasched_two_processes"][0]
+    assert specs["mps"][0] == specs["mps_priority"][0] and specs["mps"][1] != specs["mps_priority"][1]
+    assert len(specs["one_process_priority"]) == len(specs["cudasched_one_process"]) == 1
+
+
+def test_a_worker_that_cannot_start_shows_its_stderr(nowhere):
+    spec = WorkerSpec("no_such_load", None)
+    with Pool(nowhere) as pool:
+        failed = pool.start([spec], GENEROUS_S)
+        assert "unknown latency load 'no_such_load'" in str(failed[spec])
+        with pytest.raises(HarnessError, match="no_such_load"):
+            pool.run([spec], Run(1.0))
+
+
+def test_a_library_that_is_no_driver_is_an_error(nowhere):
+    spec = WorkerSpec("mlp", None)
+    with Pool(nowhere) as pool:
+        assert "libcuda.so.1" in str(pool.start([spec], GENEROUS_S)[spec])
+
+
+def test_a_worker_that_hangs_is_given_up_and_killed(nowhere, tmp_path, monkeypatch):
+    hanging = tmp_path / "client.py"
+    hanging.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    monkeypatch.setattr(harness, "CLIENT", hanging)
+    spec = WorkerSpec("mlp", None)
+    with Pool(nowhere) as pool:
+        assert "did not answer within" in str(pool.start([spec], 0.5)[spec])
+        assert not pool._workers
+
+
+def test_leaving_the_pool_by_an_error_leaves_no_worker(nowhere, tmp_path, monkeypatch):
+    ready = tmp_path / "client.py"
+    ready.write_text('import sys\nprint(\'{"event": "ready"}\', flush=True)\nsys.stdin.read()\n')
+    monkeypatch.setattr(harness, "CLIENT", ready)
+    with pytest.raises(KeyboardInterrupt), Pool(nowhere) as pool:
+        assert pool.start([WorkerSpec("mlp", None)], GENEROUS_S) == {}
+        (worker,) = pool._workers.values()
+        raise KeyboardInterrupt
+    assert not worker.alive
+
+
+def test_bare_workers_do_not_inherit_what_managed_ones_run_under(nowhere, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/somewhere/hook/libcuda.so.1:/other.so")
+    monkeypatch.setenv("CUDASCHED_CLASS", "best-effort")
+    environment = nowhere.environment(hooked=False)
+    assert environment["LD_PRELOAD"] == "/other.so"
+    assert "CUDASCHED_CLASS" not in environment and "CUDASCHED_DRIVER" not in environment
+    assert environment["LD_LIBRARY_PATH"].startswith(str(nowhere.driver.parent))
+
+
+def test_engine_times_are_stretched_with_the_simulated_clock(backend):
+    assert backend.settings["CUDASCHED_LEAD_US"] == f"{20 * backend.scale:g}"
+    assert backend.settings["CUDASCHED_SIM_SCALE"] == f"{backend.scale:g}"
+
+
+def test_a_worker_killed_between_runs_is_replaced(backend):
+    spec = WorkerSpec("mlp", None)
+    with Pool(backend) as pool:
+        assert pool.start([spec], GENEROUS_S) == {}
+        pid = pool._workers[spec]._process.pid
+        os.kill(pid, signal.SIGKILL)
+        pool._workers[spec]._process.wait(GENEROUS_S)
+        result = pool.run([spec], Run(0.5, rate_hz=400.0))
+        assert pool._workers[spec]._process.pid != pid
+    assert result["latency_ms"] and min(result["latency_ms"]) > 0
+
+
+def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
+    spec = WorkerSpec(None, "gemm")
+    with Pool(backend) as pool:
+        assert pool.start([spec], GENEROUS_S) == {}
+        pool._workers[spec].tell(
+            "run", start_ns=time.monotonic_ns(), seconds=600, seed=0, rate_hz=1.0, arrivals="poisson"
+        )
+        os.kill(pool._workers[spec]._process.pid, signal.SIGKILL)
+        with pytest.raises(HarnessError, match="status -9"):
+            pool._workers[spec].answer(GENEROUS_S)
+
+
+def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
+    out = tmp_path / "rehearsal.json"
+    arms = [arm.name for arm in ARMS.values() if arm.mode != "mps"]
+    common = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
+    first = [*common, "--out", str(out), "--arms", ",".join(arms[:2])]
+    assert colocation.main(first) == 0
+    assert {row.arm for row in load(out).rows} == set(arms[:2])
+    assert colocation.main(first) == 2, "cells of another run are not overwritten"
+    assert colocation.main([*common, "--out", str(out), "--resume"]) == 0
+    results = load(out)
+    assert {row.arm for row in results.rows} == set(arms)
+    for row in results.rows:
+        arm = ARMS[row.arm]
+        assert (row.latency_ms is not None) == arm.latency
+        assert (row.best_effort_per_s is not None) == arm.best_effort
+        assert (row.bound_p99_ms is not None) == (arm.latency and arm.best_effort)
+    merged = tmp_path / "merged.json"
+    assert colocation.main(["merge", "--no-plots", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
+    assert load(merged).rows == results.rows
+
+
+def test_colocation_stops_before_its_budget_is_spent(simulated_driver, tmp_path):
+    out = tmp_path / "rehearsal.json"
+    options = ["--simulate", "--simulated-driver", str(simulated_driver), "--out", str(out), "--budget-s", "5"]
+    assert colocation.main(options) == colocation.TIME_RAN_OUT
+    assert not out.exists()
+
+
+def test_colocation_names_what_it_does_not_know(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        colocation.main(["--out", str(tmp_path / "x.json"), "--best-effort", "gemm,raytracer"])
+    assert "raytracer" in capsys.readouterr().err
+
+
+def test_the_demo_writes_its_numbers_and_says_where_it_ran(simulated_driver, tmp_path, capsys):
+    output = tmp_path / "demo.png"
+    assert demo.main(seconds=8.0, output=output, simulate=True) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "running on the simulated driver, as asked"
+    report = json.loads(output.with_suffix(".json").read_text())
+    assert [row["arm"] for row in report["rows"]] == ["alone", "unmanaged", "managed"]
+    assert report["simulated"] and "P99" in shown
+    if "matplotlib" in sys.modules:
+        assert output.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_reports_a_worker_that_dies(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Backend, "simulated", classmethod(lambda cls: cls("simulated", tmp_path / "libcuda.so.1")))
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    assert demo.main(seconds=1.0, output=tmp_path / "demo.png", simulate=True) == 1
+    assert "libcuda.so.1" in capsys.readouterr().out

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from benchmarks.overhead import __main__ as overhead
+from benchmarks.results.schema import load
+
+
+def test_the_launch_loop_runs_on_the_null_driver(tmp_path):
+    program, driver = overhead.build(tmp_path)
+    environment = {"LD_LIBRARY_PATH": str(driver.parent)}
+    done = subprocess.run([program, "3", "10"], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == list(overhead.KERNELS)
+    assert all(len(line) == 4 and all(float(value) >= 0 for value in line[1:]) for line in lines)
+
+
+def test_the_null_driver_has_every_symbol_of_the_shim(tmp_path):
+    _, driver = overhead.build(tmp_path)
+    exported = subprocess.run(["nm", "-D", "--defined-only", driver], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in exported.splitlines()}
+    wanted = {line for line in overhead.SYMBOLS.read_text().splitlines() if line.startswith("cu")}
+    assert wanted and wanted <= names
+
+
+def test_differences_are_taken_within_rounds():
+    slow = overhead.Series([[110.0, 112.0, 111.0], [1010.0, 1012.0, 1011.0], [210.0, 212.0, 211.0]])
+    bare = overhead.Series([[100.0, 102.0, 101.0], [1000.0, 1002.0, 1001.0], [200.0, 202.0, 201.0]])
+    row = overhead._row("launch", slow, bare)
+    assert row.added_ns_median == 10.0 and row.rounds == 3
+    assert row.ns_median == 211.0 and row.baseline_ns_median == 201.0
+
+
+@pytest.mark.usefixtures("simulated_driver")
+def test_overhead_rehearses_every_class(tmp_path):
+    out = tmp_path / "overhead.json"
+    options = ["--simulate", "--rounds", "1", "--batches", "5", "--launches", "20", "--out", str(out)]
+    assert overhead.main(options) == 0
+    rows = load(out).rows
+    # Two drivers, two kernels, three classes and the gate.
+    assert len(rows) == 2 * 2 * 4
+    assert all(row.ns_median > 0 for row in rows)

@@ -1,0 +1,97 @@
+"""Fixtures of the Python tests, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import PATIENCE_S, Run
+
+HERE = Path(__file__).resolve().parent
+# What the tests are run under must not reach the programs that they start, nor decide what an import here does.
+for _variable in [name for name in os.environ if name.startswith("CUDASCHED_") and name != "CUDASCHED_LIB_DIR"]:
+    del os.environ[_variable]
+
+from cudasched import errors, hook  # noqa: E402
+
+
+def _why_no_gpu() -> str:
+    try:
+        hook.load_core().find_driver()
+    except errors.HookError as error:
+        return str(error)
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _why_no_gpu() if marked else ""
+    for item in marked if reason else []:
+        item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No settings of the user or of the working directory; the shared tables of this test alone."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.chdir(tmp_path)
+    return home
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without a driver, whatever this one has. Returns the path at which there is none."""
+    path = tmp_path / "nowhere" / "libcuda.so.1"
+    monkeypatch.setenv("CUDASCHED_DRIVER", str(path))
+    return path
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The simulated driver in place of the real one, with a device of this test's own. Returns its path."""
+    path = hook.locate().simulated_driver
+    device = tmp_path / "device"
+    device.mkdir(mode=0o700)
+    monkeypatch.setenv("CUDASCHED_DRIVER", str(path))
+    monkeypatch.setenv("CUDASCHED_SIM_DIR", str(device))
+    return path
+
+
+@pytest.fixture
+def python() -> Run:
+    """Runs code in a new interpreter with this one's environment as the test has made it."""
+
+    def run(code: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)  # type: ignore[call-overload,no-any-return]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def command() -> str:
+    """The installed `cudasched`."""
+    beside = Path(sys.executable).parent / "cudasched"
+    found = str(beside) if beside.exists() else shutil.which("cudasched")
+    assert found, "the cudasched command is not installed: pip install the package first"
+    return found
+
+
+@pytest.fixture
+def cudasched(command: str) -> Run:
+    """Runs the installed command."""
+
+    def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, **options)  # type: ignore[call-overload,no-any-return]
+
+    return run

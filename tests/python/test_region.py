@@ -1,0 +1,401 @@
+"""Regions over an engine that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+import threading
+import warnings
+from types import SimpleNamespace
+
+import cudasched
+import pytest
+from cudasched import _region, hook
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Engine:
+    """What `_core` is to regions: per thread, which are open, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, list[tuple[int, str]]] = {}
+        self.entered: list[tuple[str, int, float]] = []
+        self.streams: dict[int, str] = {}
+        self.process: tuple[str, int, float] | None = None
+        self.attached = True
+        self._tokens = itertools.count(1)
+
+    def current(self) -> str | None:
+        regions = self.open.get(threading.get_ident(), [])
+        return regions[-1][1] if regions else None
+
+    def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
+        token = next(self._tokens)
+        self.open.setdefault(threading.get_ident(), []).append((token, name))
+        self.entered.append((name, priority, slo_ms))
+        return token
+
+    def region_exit(self, token: int) -> None:
+        regions = self.open[threading.get_ident()]
+        regions.remove(next(entry for entry in regions if entry[0] == token))
+
+    def bind_stream(self, stream: int, name: str, priority: int) -> None:
+        self.streams[stream] = name
+
+    def unbind_stream(self, stream: int) -> None:
+        self.streams.pop(stream, None)
+
+    def set_process_class(self, name: str, priority: int, slo_ms: float) -> None:
+        self.process = (name, priority, slo_ms)
+
+    def state(self) -> SimpleNamespace:
+        return SimpleNamespace(attached=self.attached)
+
+    def nothing_open(self) -> bool:
+        return not any(self.open.values())
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine()
+    monkeypatch.setattr(hook, "_core", engine)
+    monkeypatch.setattr(hook, "_installed", True)
+    monkeypatch.setattr(_region, "_warned", False)
+    return engine
+
+
+def test_with_opens_and_closes(engine: Engine) -> None:
+    with cudasched.region("latency", slo_ms=5, priority=3):
+        assert engine.current() == "latency"
+    assert engine.entered == [("latency", 3, 5.0)]
+    assert engine.nothing_open()
+
+
+def test_default_is_latency_without_target(engine: Engine) -> None:
+    with cudasched.region():
+        pass
+    assert engine.entered == [("latency", 0, 0.0)]
+
+
+def test_hyphen_is_accepted(engine: Engine) -> None:
+    with cudasched.region("best-effort"):
+        assert engine.current() == "best_effort"
+
+
+def test_nests_and_reenters(engine: Engine) -> None:
+    outer, inner = cudasched.region("latency"), cudasched.region("best_effort")
+    with outer:
+        with inner, outer, outer:
+            assert engine.current() == "latency"
+        assert engine.current() == "latency"
+        with inner:
+            assert engine.current() == "best_effort"
+    assert engine.nothing_open()
+
+
+def test_closes_when_the_body_raises(engine: Engine) -> None:
+    with pytest.raises(KeyError), cudasched.region():
+        raise KeyError
+    assert engine.nothing_open()
+
+
+def test_decorates_functions(engine: Engine) -> None:
+    @cudasched.region("best_effort")
+    def step(x: int) -> str:
+        """Doc."""
+        return f"{engine.current()} {x}"
+
+    assert step(3) == "best_effort 3"
+    assert (step.__name__, step.__doc__) == ("step", "Doc.")
+    assert engine.nothing_open()
+
+
+def test_decorated_recursion(engine: Engine) -> None:
+    @cudasched.region("latency")
+    def depth(n: int) -> int:
+        return 1 + depth(n - 1) if n else len(engine.open[threading.get_ident()])
+
+    assert depth(4) == 9
+    assert engine.nothing_open()
+
+
+def test_one_object_in_many_threads(engine: Engine) -> None:
+    shared = cudasched.region("best_effort")
+    inside, seen = threading.Barrier(4), []
+
+    def work() -> None:
+        with shared:
+            inside.wait(timeout=60)
+            seen.append(engine.current())
+            inside.wait(timeout=60)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["best_effort"] * 4
+    assert engine.nothing_open()
+
+
+def test_leaving_on_another_thread_is_refused_and_harmless(engine: Engine) -> None:
+    region = cudasched.region()
+    raised: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            region.__exit__(None, None, None)
+        except cudasched.Error as error:
+            raised.append(error)
+
+    with region:
+        thread = threading.Thread(target=leave, name="other")
+        thread.start()
+        thread.join()
+        assert engine.current() == "latency"
+    assert engine.nothing_open()
+    assert "thread (other)" in str(raised[0])
+
+
+def test_leaving_twice_is_refused(engine: Engine) -> None:
+    region = cudasched.region()
+    with region:
+        pass
+    with pytest.raises(cudasched.Error, match="was left already"):
+        region.__exit__(None, None, None)
+
+
+def test_tasks_of_one_loop_stay_out_of_each_others_regions(engine: Engine) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def work(name: str) -> str:
+        for _ in range(3):
+            seen.append((name, engine.current()))
+            await asyncio.sleep(0)
+        return name
+
+    async def outside() -> None:
+        for _ in range(6):
+            seen.append(("outside", engine.current()))
+            await asyncio.sleep(0)
+
+    latency, best_effort = cudasched.region("latency", slo_ms=1e3)(work), cudasched.region("best_effort")(work)
+    assert inspect.iscoroutinefunction(latency)
+
+    async def main() -> list[str | None]:
+        return await asyncio.gather(latency("latency"), best_effort("best_effort"), outside())
+
+    assert asyncio.run(main()) == ["latency", "best_effort", None]
+    assert len(seen) == 12
+    assert all(current == (None if name == "outside" else name) for name, current in seen)
+    assert engine.nothing_open()
+
+
+def test_the_target_of_a_coroutine_counts_from_its_first_step(engine: Engine) -> None:
+    @cudasched.region("latency", slo_ms=1000)
+    async def work() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.001)
+
+    asyncio.run(work())
+    targets = [slo_ms for _, _, slo_ms in engine.entered]
+    assert len(targets) >= 4
+    assert targets == sorted(targets, reverse=True)
+    assert 0 < targets[-1] < targets[0] <= 1000
+
+
+def test_exceptions_pass_through_a_coroutine(engine: Engine) -> None:
+    @cudasched.region()
+    async def work() -> str | None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return engine.current()
+        return "not cancelled"
+
+    async def main() -> str | None:
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    assert asyncio.run(main()) == "latency"
+    assert engine.nothing_open()
+
+
+def test_a_generators_consumer_is_not_in_its_region(engine: Engine) -> None:
+    @cudasched.region("best_effort")
+    def batches(n: int):  # type: ignore[no-untyped-def]
+        for i in range(n):
+            assert engine.current() == "best_effort"
+            got = yield i
+            assert got is None or got == "sent"
+        return "end"
+
+    stream = batches(3)
+    assert inspect.isgeneratorfunction(batches)
+    assert next(stream) == 0 and engine.current() is None
+    assert stream.send("sent") == 1 and engine.current() is None
+    assert next(stream) == 2
+    with pytest.raises(StopIteration) as stop:
+        next(stream)
+    assert stop.value.value == "end"
+    assert engine.nothing_open()
+
+
+def test_generators_can_be_thrown_into_and_closed(engine: Engine) -> None:
+    seen: list[str | None] = []
+
+    @cudasched.region("best_effort")
+    def batches():  # type: ignore[no-untyped-def]
+        try:
+            while True:
+                try:
+                    yield 1
+                except KeyError:
+                    seen.append(engine.current())
+        finally:
+            seen.append(engine.current())
+
+    stream = batches()
+    next(stream)
+    assert stream.throw(KeyError()) == 1
+    stream.close()
+    assert seen == ["best_effort", "best_effort"]
+    assert engine.nothing_open()
+
+
+def test_asynchronous_generators(engine: Engine) -> None:
+    seen: list[str | None] = []
+
+    @cudasched.region("best_effort")
+    async def batches(n: int):  # type: ignore[no-untyped-def]
+        try:
+            for i in range(n):
+                seen.append(engine.current())
+                await asyncio.sleep(0)
+                yield i
+        finally:
+            seen.append(engine.current())
+
+    async def main() -> None:
+        assert [i async for i in batches(3)] == [0, 1, 2]
+        part = batches(3)
+        async for _ in part:
+            assert engine.current() is None
+            break
+        await part.aclose()
+
+    asyncio.run(main())
+    assert seen == ["best_effort"] * 6
+    assert engine.nothing_open()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"client_class": "latancy"}, "latency, normal, best-effort; did you mean 'latency'"),
+        ({"client_class": None}, "unknown class"),
+        ({"slo_ms": 0}, "slo_ms = 0"),
+        ({"slo_ms": -5}, "slo_ms = -5"),
+        ({"slo_ms": float("nan")}, "finite"),
+        ({"slo_ms": float("inf")}, "slo_ms = inf"),
+        ({"slo_ms": "5"}, "slo_ms = '5'"),
+        ({"slo_ms": True}, "slo_ms = True"),
+        ({"priority": 1.5}, "priority = 1.5"),
+        ({"priority": True}, "priority = True"),
+        ({"priority": 2**31}, "priority"),
+    ],
+)
+def test_arguments_without_meaning_are_refused(engine: Engine, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(cudasched.ConfigError, match=message):
+        cudasched.region(**arguments)  # type: ignore[arg-type]
+    assert engine.entered == []
+
+
+def test_an_engines_failure_is_warned_of_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise cudasched.ArbiterError("the table is full")
+
+    monkeypatch.setattr(engine, "region_enter", fail)
+    with pytest.warns(cudasched.HookWarning, match="the table is full"), cudasched.region():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with cudasched.region():
+            pass
+
+
+def test_without_the_hook_nothing_reaches_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_installed", False)
+    with cudasched.region(), cudasched.region("best_effort"):
+        pass
+    cudasched.bind_stream(7, "latency")
+    cudasched.unbind_stream(7)
+    cudasched.set_class("latency")
+    assert engine.entered == [] and engine.streams == {} and engine.process is None
+
+
+def test_the_hook_may_come_while_a_region_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_installed", False)
+    with cudasched.region():
+        monkeypatch.setattr(hook, "_installed", True)
+    assert engine.nothing_open()
+
+
+@pytest.mark.parametrize(
+    "stream", [1234, SimpleNamespace(cuda_stream=1234), SimpleNamespace(ptr=1234)], ids=["int", "torch", "cupy"]
+)
+def test_streams_of_all_kinds(engine: Engine, stream: object) -> None:
+    cudasched.bind_stream(stream, "best-effort", priority=1)
+    assert engine.streams == {1234: "best_effort"}
+    cudasched.unbind_stream(stream)
+    assert engine.streams == {}
+
+
+@pytest.mark.parametrize("stream", [0, -1, 2**64, True, "7", None, SimpleNamespace(cuda_stream=0)])
+def test_what_is_no_stream_is_refused(engine: Engine, stream: object) -> None:
+    with pytest.raises(cudasched.ConfigError, match="stream = "):
+        cudasched.bind_stream(stream, "latency")
+    assert engine.streams == {}
+
+
+def test_set_class(engine: Engine) -> None:
+    cudasched.set_class("best-effort", priority=2, slo_ms=7)
+    assert engine.process == ("best_effort", 2, 7.0)
+
+
+def test_set_class_before_the_first_call_is_what_the_engine_will_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.attached = False
+    for name in ("CLASS", "PRIORITY"):
+        monkeypatch.setenv(f"CUDASCHED_{name}", "normal")
+    monkeypatch.setenv("CUDASCHED_SLO_MS", "9")
+    cudasched.set_class("latency", priority=4)
+    assert os.environ["CUDASCHED_CLASS"] == "latency"
+    assert os.environ["CUDASCHED_PRIORITY"] == "4"
+    assert "CUDASCHED_SLO_MS" not in os.environ
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["latency", "normal", "best_effort"])), max_size=30))
+def test_any_nesting_leaves_nothing_open(steps: list[tuple[bool, str]]) -> None:
+    engine = Engine()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hook, "_core", engine)
+        patch.setattr(hook, "_installed", True)
+        regions = {name: cudasched.region(name) for name in ("latency", "normal", "best_effort")}
+        expected: list[str] = []
+        for enter, name in steps:
+            if enter:
+                regions[name].__enter__()
+                expected.append(name)
+            elif expected:
+                regions[expected.pop()].__exit__(None, None, None)
+            assert engine.current() == (expected[-1] if expected else None)
+        while expected:
+            regions[expected.pop()].__exit__(None, None, None)
+    assert engine.nothing_open()

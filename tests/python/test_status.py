@@ -1,0 +1,170 @@
+"""What `cudasched.status` and `cudasched status` make of the tables."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import cudasched
+import pytest
+from cudasched import hook
+from support import PATIENCE_S, Run
+
+RAW = {
+    "slot": 3,
+    "client_class": "latency",
+    "priority": 1,
+    "pid": 42,
+    "alive": True,
+    "active": True,
+    "waiting": False,
+    "regions": 2,
+    "hook_attached": True,
+    "age_ns": 2_500_000_000,
+    "heartbeat_age_ns": 20_000_000,
+    "slo_ns": 5_000_000,
+    "in_flight_ns": 150_000,
+    "deadline_in_ns": -1_000_000,
+    "launches": 90,
+    "device_launches": 100,
+    "gate_waits": 7,
+    "gate_wait_ns": 3_000_000,
+    "name": "serve.py",
+    "version": "0.1.0",
+}
+
+HOLD = """
+import sys, cudasched, launcher
+cudasched.set_class(sys.argv[1], slo_ms=float(sys.argv[2]) or None, priority=int(sys.argv[3]))
+gpu = launcher.Gpu()
+gpu.launch(int(sys.argv[4]))
+gpu.synchronize()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+class Tables:
+    """What `_core` is to status."""
+
+    def __init__(self, directory: Path, clients: list[dict[str, object]]) -> None:
+        self._directory, self._clients = directory, clients
+
+    def run_directory(self) -> str:
+        return str(self._directory)
+
+    def read_table(self, path: str) -> tuple[str, list[SimpleNamespace]]:
+        if "broken" in path:
+            raise cudasched.ArbiterError("not a table")
+        return "H200", [SimpleNamespace(**client) for client in self._clients]
+
+
+def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = {**RAW, "slot": 0, "slo_ns": 0, "deadline_in_ns": 0, "device_launches": 0}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [RAW, quiet]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    (tmp_path / "notes.txt").touch()
+    (device,) = cudasched.status()
+    assert (device.name, device.uuid, device.path, device.error) == ("H200", "GPU-1", tmp_path / "GPU-1.arbiter", "")
+    first, second = device.clients
+    assert (first.slot, first.slo_ms, first.deadline_in_ms, first.coverage) == (0, None, None, None)
+    assert asdict(second) == {
+        **{key: value for key, value in RAW.items() if not key.endswith("_ns")},
+        "slo_ms": 5.0,
+        "age_s": 2.5,
+        "heartbeat_age_s": 0.02,
+        "in_flight_ms": 0.15,
+        "deadline_in_ms": -1.0,
+        "gate_wait_ms": 3.0,
+    }
+    assert second.coverage == 0.9
+
+
+def test_a_table_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [RAW]))
+    for name in ("GPU-1", "broken", "zzz"):
+        (tmp_path / f"{name}.arbiter").touch()
+    devices = cudasched.status()
+    assert [(device.uuid, len(device.clients), device.error) for device in devices] == [
+        ("GPU-1", 1, ""),
+        ("broken", 0, "not a table"),
+        ("zzz", 1, ""),
+    ]
+
+
+def test_no_directory_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path / "missing", []))
+    assert cudasched.status() == []
+
+
+def test_no_driver(no_driver: Path, cudasched: Run) -> None:
+    for arguments in (["status"], ["status", "--json"], ["status", "--watch"]):
+        done = cudasched(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert "no NVIDIA driver found" in done.stderr and str(no_driver) in done.stderr
+
+
+def test_no_clients(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
+    done = cudasched("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no clients") and str(tmp_path / "run") in done.stdout
+    assert json.loads(cudasched("status", "--json").stdout) == []
+
+
+def test_a_file_that_is_no_table(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "GPU-x.arbiter").write_bytes(b"not a table")
+    done = cudasched("status")
+    assert done.returncode == 1
+    assert "GPU-x.arbiter" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_living_clients_are_shown_and_dead_ones_go(simulated: Path, cudasched: Run) -> None:
+    programs = [("latency", "5", "1", "3"), ("best_effort", "0", "0", "4"), ("normal", "0", "0", "2")]
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for arguments in programs
+    ]
+    try:
+        for client in clients:
+            assert client.stdout is not None and client.stdout.readline() == "ready\n"
+        (device,) = json.loads(cudasched("status", "--json").stdout)
+        assert device["path"].endswith(".arbiter") and device["uuid"].startswith("GPU-") and device["name"]
+        shown = {client["client_class"]: client for client in device["clients"]}
+        assert {name: entry["pid"] for name, entry in shown.items()} == {
+            arguments[0]: client.pid for arguments, client in zip(programs, clients, strict=True)
+        }
+        assert (shown["latency"]["slo_ms"], shown["latency"]["priority"]) == (5.0, 1)
+        assert all(entry["alive"] and entry["hook_attached"] for entry in shown.values())
+        assert all(entry["coverage"] is None for entry in shown.values())
+
+        table = cudasched("status")
+        assert table.returncode == 0
+        for client in clients:
+            assert str(client.pid) in table.stdout
+        for word in ("latency", "best_effort", "normal", device["name"]):
+            assert word in table.stdout
+        clients[0].kill()
+        clients[0].wait()
+        (device,) = json.loads(cudasched("status", "--json").stdout)
+        assert {client["client_class"] for client in device["clients"]} == {"best_effort", "normal"}
+    finally:
+        for client in clients:
+            client.kill()
+            client.communicate(timeout=PATIENCE_S)
+
+
+def test_watch_goes_on_until_interrupted(simulated: Path, command: str) -> None:
+    watch = subprocess.Popen([command, "status", "--json", "--watch"], stdout=subprocess.PIPE, text=True)
+    assert watch.stdout is not None
+    assert [watch.stdout.readline(), watch.stdout.readline()] == ["[]\n", "[]\n"]
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(timeout=PATIENCE_S) == 0
