@@ -24,22 +24,31 @@ struct Region {
   std::uint32_t devices = 0;     // bitmap of the device ordinals that count this region as open
 };
 
-// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup.
-struct ThreadState {
-  static constexpr int kMaxRegions = 32;
+// The regions that a thread has open, the innermost last.
+struct RegionStack {
+  static constexpr int kCapacity = 32;
+  std::array<Region, kCapacity> regions{};
+};
 
+// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The space
+// for that is what the loader sets aside for all libraries that come late, so this stays small; the regions themselves
+// lie where the first region entry of a thread puts them.
+struct ThreadState {
   unsigned index = 0;                     // for counter shards; 0: not yet given
   int depth = 0;                          // open regions
-  std::array<Region, kMaxRegions> regions{};
+  RegionStack* stack = nullptr;           // not null where depth > 0
   const void* context = nullptr;          // the context that `device` was found for
   std::uint64_t context_epoch = 0;
   Device* device = nullptr;
   const void* noted_stream = nullptr;     // the last stream that a latency launch was noted on,
   std::uint64_t noted_epoch = 0;          // and in which activity
   bool normal_registered = false;
-};
 
-extern constinit thread_local ThreadState thread_state;
+  Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }
+};
+static_assert(sizeof(ThreadState) <= 128);
+
+extern constinit thread_local ThreadState thread_state __attribute__((tls_model("initial-exec")));
 
 inline ThreadState& this_thread() noexcept { return thread_state; }
 

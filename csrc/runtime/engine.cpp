@@ -25,6 +25,24 @@ constexpr std::int64_t kActiveTickNs = kNsPerMs;        // while a latency clien
 constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;      // while it launches
 constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;     // else; a heartbeat must not grow stale
 
+// Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
+class ThreadRegions {
+ public:
+  ~ThreadRegions() {
+    engine().leave_all_regions();
+    this_thread().stack = nullptr;
+  }
+  RegionStack* get() noexcept { return stack_.get(); }
+
+ private:
+  std::unique_ptr<RegionStack> stack_ = std::make_unique<RegionStack>();
+};
+
+RegionStack* region_stack() {
+  static thread_local ThreadRegions regions;
+  return regions.get();
+}
+
 }  // namespace
 
 Engine& engine() noexcept {
@@ -58,7 +76,13 @@ void Engine::attach(void* real_driver, const std::string& path) {
   driver::table().load(real_driver);
   driver_path_ = path;
   std::vector<std::string> complaints;
+  const Settings chosen = settings_;
   settings_ = Settings::read([](const char* name) -> const char* { return std::getenv(name); }, complaints);
+  if (class_was_set_) {
+    settings_.process_class = chosen.process_class;
+    settings_.priority = chosen.priority;
+    settings_.slo_ns = chosen.slo_ns;
+  }
   for (const std::string& complaint : complaints) log::warning(complaint);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
@@ -180,7 +204,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
     if (launch_class == Class::kLatency && thread.depth > 0) {
-      Region& region = thread.regions[static_cast<std::size_t>(thread.depth - 1)];
+      Region& region = thread.innermost();
       const std::uint32_t bit = 1U << device.ordinal();
       if (region.region_class == Class::kLatency && (region.devices & bit) == 0) {
         region.devices |= bit;
@@ -200,6 +224,7 @@ void Engine::name_thread(ThreadState& thread) noexcept {
 
 void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns) {
   const std::scoped_lock lock(mutex_);
+  class_was_set_ = true;
   settings_.process_class = value;
   settings_.priority = priority;
   settings_.slo_ns = slo_ns;
@@ -214,18 +239,19 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
 
 std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int64_t slo_ns) {
   ThreadState& thread = this_thread();
-  if (thread.depth == ThreadState::kMaxRegions) {
-    throw Error("regions are nested more than " + std::to_string(ThreadState::kMaxRegions) +
+  if (thread.depth == RegionStack::kCapacity) {
+    throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
                 " deep on this thread; leave some before entering another");
   }
-  Region& region = thread.regions[static_cast<std::size_t>(thread.depth)];
+  thread.stack = region_stack();
+  ++thread.depth;
+  Region& region = thread.innermost();
   region = {};
   region.region_class = value;
   region.priority = priority;
   region.slo_ns = slo_ns;
   region.deadline_ns = slo_ns == 0 ? 0 : now_ns() + slo_ns;
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
-  ++thread.depth;
   // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
   // thread's context says which one; without a context the first launch does.
   if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
@@ -237,17 +263,26 @@ std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int6
 void Engine::exit_region(std::uint64_t token) {
   ThreadState& thread = this_thread();
   for (int i = thread.depth - 1; i >= 0; --i) {
-    const Region region = thread.regions[static_cast<std::size_t>(i)];
+    auto& regions = thread.stack->regions;
+    const Region region = regions[static_cast<std::size_t>(i)];
     if (region.token != token) continue;
-    std::move(thread.regions.begin() + i + 1, thread.regions.begin() + thread.depth, thread.regions.begin() + i);
+    std::move(regions.begin() + i + 1, regions.begin() + thread.depth, regions.begin() + i);
     --thread.depth;
-    for_each_device([&](Device& device) {
-      if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region.deadline_ns);
-    });
+    leave_devices(region);
     return;
   }
   throw Error("this region was not entered on this thread, or was left already; a region belongs to the thread that "
               "entered it");
+}
+
+void Engine::leave_devices(const Region& region) noexcept {
+  for_each_device([&](Device& device) {
+    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region.deadline_ns);
+  });
+}
+
+void Engine::leave_all_regions() noexcept {
+  for (ThreadState& thread = this_thread(); thread.depth > 0; --thread.depth) leave_devices(thread.innermost());
 }
 
 void Engine::bind_stream(std::uint64_t stream, Class value) {
@@ -410,7 +445,7 @@ void Engine::reset_in_child() noexcept {
   thread.device = nullptr;
   thread.normal_registered = false;
   thread.noted_stream = nullptr;
-  for (Region& region : thread.regions) region.devices = 0;
+  for (int i = 0; i < thread.depth; ++i) thread.stack->regions[static_cast<std::size_t>(i)].devices = 0;
 }
 
 }  // namespace cudasched::runtime

@@ -86,6 +86,7 @@ class Engine {
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
   std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns);  // throws Error
   void exit_region(std::uint64_t token);                                               // throws Error
+  void leave_all_regions() noexcept;  // of the calling thread, which ends
   void bind_stream(std::uint64_t stream, Class value);                                 // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
   void start_coverage(const std::string& cupti_path);                                  // throws Error
@@ -112,6 +113,7 @@ class Engine {
  private:
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
+  void leave_devices(const Region& region) noexcept;
   void start_ticker();
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
@@ -126,6 +128,7 @@ class Engine {
   std::string driver_path_;
   int driver_version_ = 0;
   int device_count_ = 0;
+  bool class_was_set_ = false;  // by a call, which goes before the environment
   bool started_ = false;
   bool stopping_ = false;
   bool handlers_registered_ = false;
@@ -142,7 +145,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
   Hot& state = hot();
   Class found = Class::kNormal;
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
-  if (thread.depth > 0) return thread.regions[static_cast<std::size_t>(thread.depth - 1)].region_class;
+  if (thread.depth > 0) return thread.innermost().region_class;
   return state.process_class.load(std::memory_order_relaxed);
 }
 
@@ -150,7 +153,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
 inline bool unprepared(const Device& device, Class launch_class, const ThreadState& thread) noexcept {
   if (!device.registered(launch_class)) return true;
   if (launch_class != Class::kLatency || thread.depth == 0) return false;
-  const Region& region = thread.regions[static_cast<std::size_t>(thread.depth - 1)];
+  const Region& region = thread.innermost();
   return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
 }
 

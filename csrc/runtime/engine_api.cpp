@@ -67,11 +67,6 @@ void copy_text(char* target, std::size_t bytes, std::string_view text) {
   target[length] = '\0';
 }
 
-template <std::size_t kBytes>
-std::string_view held_text(const std::array<char, kBytes>& text) {
-  return {text.data(), strnlen(text.data(), kBytes)};
-}
-
 void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, cudasched_client& client) {
   const auto& slot = table.slot(index);
   const auto& layout = table.layout();
@@ -96,8 +91,8 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.device_launches = slot.device_launches.load();
   client.gate_waits = slot.gate_waits.load();
   client.gate_wait_ns = slot.gate_wait_ns.load();
-  copy_text(client.name, sizeof client.name, held_text(slot.name));
-  copy_text(client.version, sizeof client.version, held_text(slot.version));
+  copy_text(client.name, sizeof client.name, cudasched::arbiter::text(slot.name));
+  copy_text(client.version, sizeof client.version, cudasched::arbiter::text(slot.version));
 }
 
 }  // namespace
@@ -172,7 +167,7 @@ int cudasched_read_table(const char* path, cudasched_client* clients, std::int32
     table->reap();
     const std::int64_t now = cudasched::now_ns();
     *count = 0;
-    copy_text(device_name, 64, held_text(table->layout().device_name));
+    copy_text(device_name, 64, cudasched::arbiter::text(table->layout().device_name));
     for (int i = 0; i < cudasched::arbiter::kSlotCount; ++i) {
       if (table->slot(i).occupied.load() == 0) continue;
       if (*count < capacity) read_client(*table, i, now, clients[*count]);

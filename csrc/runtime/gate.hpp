@@ -104,6 +104,7 @@ class Gate {
   std::int64_t turn_ns_ = 0;
   int sm_count_ = 1;
   bool mps_ = false;
+  bool latency_was_active_ = false;
   std::atomic<bool> primed_{false};  // what is in flight is known since the gate came on
 
   SpinLock lock_;

@@ -80,6 +80,7 @@ Settings Settings::read(const Lookup& lookup, std::vector<std::string>& complain
   reader.duration("CUDASCHED_MAX_IDLE_HOLD_MS", kNsPerMs, 0.1, settings.max_idle_hold_ns);
   reader.duration("CUDASCHED_STALE_HEARTBEAT_MS", kNsPerMs, 1, settings.stale_heartbeat_ns);
   reader.duration("CUDASCHED_TURN_MS", kNsPerMs, 0.1, settings.turn_ns);
+  reader.duration("CUDASCHED_STRAGGLER_MS", kNsPerMs, 0.01, settings.straggler_ns);
   settings.run_directory = reader.text("CUDASCHED_RUN_DIR");
   settings.name = reader.text("CUDASCHED_NAME");
   settings.coverage_directory = reader.text("CUDASCHED_COVERAGE_DIR");

@@ -69,13 +69,17 @@ void InFlight::withdraw(int entry, std::int64_t now_ns) noexcept {
   --count_;
 }
 
+void InFlight::restart(std::int64_t now_ns) noexcept {
+  for (Stream& stream : streams_) stream.first_started_ns = now_ns;
+}
+
 std::int64_t InFlight::remaining_ns(std::int64_t now_ns) const noexcept {
   std::int64_t total = 0;
   for (const Stream& stream : streams_) {
     if (stream.first == kNone) continue;
     const std::int64_t first_ns = entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
     const std::int64_t running_ns = now_ns - stream.first_started_ns;
-    if (running_ns > first_ns + kStragglerNs) continue;
+    if (running_ns > first_ns + straggler_ns_) continue;
     total += std::clamp<std::int64_t>(first_ns - running_ns, 0, first_ns) + stream.queued_ns - first_ns;
   }
   return total;

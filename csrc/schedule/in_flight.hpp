@@ -2,8 +2,9 @@
 // clock: its first launch runs since it was submitted or since the one before it completed, the others wait. What is
 // in flight shrinks with that clock, and is corrected by every completion.
 //
-// A stream whose first launch is late by kStragglerNs counts for nothing until it completes: it may be a collective or
-// a wait for a value that needs our next launch, which must not be held for its sake.
+// A stream whose first launch is late by straggler_ns counts for nothing until it completes: it may be a collective or
+// a wait for a value that needs our next launch, which must not be held for its sake. Being late because the GPU did
+// other work is not that: after such a time, restart() starts the clocks anew.
 //
 // Pure: no clock, no driver. Not thread-safe: the gate holds a lock.
 #pragma once
@@ -20,6 +21,8 @@ class InFlight {
   static constexpr std::int64_t kStragglerNs = 1'000'000;
   static constexpr int kNone = -1;
 
+  explicit InFlight(std::int64_t straggler_ns = kStragglerNs) noexcept : straggler_ns_(straggler_ns) {}
+
   // The next launch of a stream; kNone when there is no room (the caller then submits it uncounted).
   int submit(std::uint64_t stream, std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
 
@@ -28,6 +31,9 @@ class InFlight {
 
   // The launch never reached the device (the driver refused it). Later ones of its stream stay.
   void withdraw(int entry, std::int64_t now_ns) noexcept;
+
+  // The GPU was someone else's until now: what was running has its predicted time before it again.
+  void restart(std::int64_t now_ns) noexcept;
 
   std::int64_t remaining_ns(std::int64_t now_ns) const noexcept;
   int count() const noexcept { return count_; }
@@ -46,7 +52,7 @@ class InFlight {
     }
   }
 
-  void clear() noexcept { *this = InFlight{}; }
+  void clear() noexcept { *this = InFlight{straggler_ns_}; }
 
  private:
   struct Entry {
@@ -64,6 +70,7 @@ class InFlight {
 
   void unlink_first(Stream& stream) noexcept;
 
+  std::int64_t straggler_ns_;
   std::array<Entry, kEntries> entries_{};
   std::array<Stream, kStreams> streams_{};
   int count_ = 0;

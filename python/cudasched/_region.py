@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar, cast
 
 from cudasched import hook
-from cudasched.config import VARIABLES, check_region
+from cudasched.config import check_region
 from cudasched.errors import ConfigError, Error, HookWarning
 
 __all__ = ["bind_stream", "region", "set_class", "unbind_stream"]
@@ -233,8 +233,7 @@ def unbind_stream(stream: object) -> None:
 def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:
     """Sets the class of this process's launches that no region and no stream decides.
 
-    Without the hook this does nothing. Before the first CUDA call it works by the environment variables that the engine
-    reads then, which child processes inherit.
+    It goes before what the environment says, whenever it is called. Without the hook this does nothing.
 
     Args:
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.
@@ -247,12 +246,4 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
     config = check_region(client_class, priority, slo_ms)
     if not hook.installed():
         return
-    core = hook.load_core()
-    if not core.state().attached:
-        values = {"client_class": config.client_class, "priority": str(config.priority), "slo_ms": config.slo_ms}
-        for field, value in values.items():
-            if value is None:
-                os.environ.pop(VARIABLES[field], None)
-            else:
-                os.environ[VARIABLES[field]] = str(value)
-    core.set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)
+    hook.load_core().set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)

@@ -76,6 +76,7 @@ class Config(pydantic.BaseModel):
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
+        straggler_ms: How late a launch may be, ms, before the next one no longer waits for it.
         run_dir: Directory of the shared tables; ``/dev/shm/cudasched-<uid>`` by default.
         log: What the engine says on standard error.
         driver: Path of the real ``libcuda.so.1``; searched for by default.
@@ -91,6 +92,7 @@ class Config(pydantic.BaseModel):
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
+    straggler_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.01)] = 1.0
     run_dir: _Text | None = None
     log: Literal["error", "warning", "info", "debug"] = "warning"
     driver: _Text | None = None

@@ -112,7 +112,7 @@ def test_memcheck_finds_nothing_of_ours(tmp_path: Path) -> None:
         pytest.skip("compute-sanitizer is not installed")
     command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable, "-m", "cudasched", "run", "--class",
                "best-effort", "--", sys.executable, str(PROGRAMS / "coverage_mix.py"), "aten", "graphs"]
-    environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"), PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"))
     done = subprocess.run(
         [*command[:1], "--target-processes", "all", *command[1:]],
         capture_output=True, text=True, timeout=PATIENCE_S, env=environment,

@@ -22,6 +22,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),
+    "straggler_ms": st.floats(0.01, 3_600_000),
     "run_dir": st.just("/dev/shm/x") | st.just("/tmp/a b"),
     "log": st.sampled_from(["error", "warning", "info", "debug"]),
     "driver": st.just("/usr/lib/libcuda.so.1"),

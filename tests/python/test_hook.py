@@ -252,3 +252,18 @@ def test_the_real_driver_is_hooked(python: Run) -> None:
         "s = cudasched.state(); print(s.installed, s.attached, s.driver_version >= 12040)"
     )
     assert (done.stdout, done.stderr) == ("True True True\n", "")
+
+
+def test_set_class_before_the_first_call_goes_before_the_environment(simulated: Path, python: Run) -> None:
+    code = (
+        "import cudasched\n"
+        "cudasched.set_class('latency', priority=4, slo_ms=7)\n"
+        "from launcher import Gpu\n"
+        "gpu = Gpu(); gpu.launch(1); gpu.synchronize()\n"
+        "state = cudasched.state()\n"
+        "assert state.process_class == 'latency' and state.latency_launches == 1, state\n"
+        "client, = cudasched.status()[0].clients\n"
+        "assert (client.priority, client.slo_ms) == (4, 7), client\n"
+    )
+    done = python(code, env={**os.environ, "CUDASCHED_CLASS": "best-effort"})
+    assert done.returncode == 0, done.stderr

@@ -368,19 +368,6 @@ def test_set_class(engine: Engine) -> None:
     assert engine.process == ("best_effort", 2, 7.0)
 
 
-def test_set_class_before_the_first_call_is_what_the_engine_will_read(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.attached = False
-    for name in ("CLASS", "PRIORITY"):
-        monkeypatch.setenv(f"CUDASCHED_{name}", "normal")
-    monkeypatch.setenv("CUDASCHED_SLO_MS", "9")
-    cudasched.set_class("latency", priority=4)
-    assert os.environ["CUDASCHED_CLASS"] == "latency"
-    assert os.environ["CUDASCHED_PRIORITY"] == "4"
-    assert "CUDASCHED_SLO_MS" not in os.environ
-
-
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["latency", "normal", "best_effort"])), max_size=30))
 def test_any_nesting_leaves_nothing_open(steps: list[tuple[bool, str]]) -> None:
     engine = Engine()

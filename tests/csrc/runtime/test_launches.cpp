@@ -191,6 +191,16 @@ TEST_F(Launches, ARegionIsLeftOnItsOwnThreadOnly) {
   EXPECT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
 }
 
+TEST_F(Launches, AThreadThatEndsLeavesItsRegions) {
+  std::thread([&] {
+    program_.use_on_this_thread();
+    std::uint64_t token = 0;
+    ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 0, 5, &token), CUDASCHED_OK);
+    ASSERT_NE(driver_.table().active(), 0U);
+  }).join();
+  EXPECT_EQ(driver_.table().active(), 0U);
+}
+
 TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
   const CUstream stream = Program::new_stream();
   const auto key = reinterpret_cast<std::uintptr_t>(stream);

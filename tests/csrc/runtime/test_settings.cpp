@@ -40,6 +40,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
                             {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
                             {"CUDASCHED_TURN_MS", "60"},
+                            {"CUDASCHED_STRAGGLER_MS", "20"},
                             {"CUDASCHED_RUN_DIR", "/tmp/run"},
                             {"CUDASCHED_NAME", "trainer"},
                             {"CUDASCHED_COVERAGE_DIR", "/tmp/coverage"},
@@ -52,6 +53,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
   EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);
   EXPECT_EQ(result.settings.turn_ns, 60'000'000);
+  EXPECT_EQ(result.settings.straggler_ns, 20'000'000);
   EXPECT_EQ(result.settings.run_directory, "/tmp/run");
   EXPECT_EQ(result.settings.name, "trainer");
   EXPECT_EQ(result.settings.coverage_directory, "/tmp/coverage");
@@ -67,6 +69,7 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
       {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},
       {"CUDASCHED_TURN_MS", {"0"}},
+      {"CUDASCHED_STRAGGLER_MS", {"0", "x"}},
   };
   for (const auto& [variable, values] : nonsense) {
     for (const std::string& value : values) {

@@ -37,6 +37,15 @@ TEST(InFlight, AStragglerCountsForNothing) {
   EXPECT_EQ(in_flight.remaining_ns(InFlight::kStragglerNs + 10'001), 0);
 }
 
+TEST(InFlight, WhatTheGpuDidForOthersIsNotHeldAgainstALaunch) {
+  InFlight in_flight;
+  in_flight.submit(1, 10'000, 0);
+  in_flight.submit(1, 500'000, 0);
+  in_flight.restart(5'000'000);
+  EXPECT_EQ(in_flight.remaining_ns(5'000'000), 510'000);
+  EXPECT_EQ(in_flight.remaining_ns(5'004'000), 506'000);
+}
+
 TEST(InFlight, CompletingALaterLaunchCompletesTheEarlierOnes) {
   InFlight in_flight;
   in_flight.submit(1, 10'000, 0);

@@ -42,6 +42,10 @@ def capture() -> None:
     try:
         with cudasched.region("best_effort"):
             y = torch.randn(128, 128, device="cuda")
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                torch.relu(y @ y)  # cuBLAS allocates on a thread's first use, which a capture forbids
+            side.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 z = torch.relu(y @ y)

@@ -1,0 +1,28 @@
+# `make demo` and `make test` do all their own set-up on a fresh Debian or Ubuntu machine; see CONTRIBUTING.md.
+.PHONY: help demo test lint format tidy clean
+
+help:
+	@echo "make demo    two programs share a GPU (a simulated one where there is none): table and plot in demo-out/"
+	@echo "make test    lint, C++ tests (plain, ASan and UBSan, TSan), Python tests on every Python found, packaging"
+	@echo "make lint    ruff, mypy, clang-format and shell syntax"
+	@echo "make format  rewrite the sources as lint wants them"
+	@echo "make tidy    clang-tidy over csrc (minutes)"
+	@echo "make clean   remove what the above built"
+
+demo:
+	@scripts/demo.sh
+
+test:
+	@scripts/test.sh
+
+lint:
+	@scripts/lint.sh
+
+format:
+	@scripts/lint.sh --fix
+
+tidy:
+	@scripts/tidy.sh
+
+clean:
+	rm -rf build demo-out .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

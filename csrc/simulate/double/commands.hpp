@@ -1,0 +1,60 @@
+// What an operation does: how long it keeps the device busy (work_of) and its effect on memory (apply). Graph nodes and
+// directly submitted operations are the same commands.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "simulate/device.hpp"
+#include "simulate/double/image.hpp"
+
+namespace cudasched::simulate {
+
+struct KernelCommand {
+  std::shared_ptr<const KernelSpec> spec;
+  std::uint64_t blocks = 1;
+  std::uint32_t blocks_per_sm = 1;
+  std::vector<std::uint8_t> params;  // one buffer, laid out by param_offsets
+};
+
+struct CopyCommand {
+  std::uintptr_t destination = 0;
+  std::uintptr_t source = 0;
+  std::size_t bytes = 0;
+  std::shared_ptr<const std::vector<std::uint8_t>> staged;  // the source as it was, for pageable memory
+};
+
+struct SetCommand {
+  std::uintptr_t destination = 0;
+  std::uint32_t value = 0;
+  std::uint32_t width_bytes = 1;  // 1 or 4
+  std::size_t count = 0;
+};
+
+struct HostCommand {
+  CUhostFn function = nullptr;
+  void* data = nullptr;
+};
+
+struct FreeCommand {
+  std::uintptr_t address = 0;
+};
+
+using Command = std::variant<std::monostate, KernelCommand, CopyCommand, SetCommand, HostCommand, FreeCommand>;
+
+Work work_of(const Command& command, int priority);
+
+// Called once, with no lock held. CUDA_ERROR_ILLEGAL_ADDRESS: memory that is not allocated.
+CUresult apply(const Command& command);
+
+// Is the calling thread inside a host function?
+bool in_host_function();
+
+// Blocks of `threads` threads with `dynamic_shared_bytes` that one SM holds; 0: not one.
+std::uint32_t occupancy(const KernelSpec& spec, std::uint32_t threads, std::uint64_t dynamic_shared_bytes);
+
+}  // namespace cudasched::simulate

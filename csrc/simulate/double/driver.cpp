@@ -1,0 +1,539 @@
+#include "simulate/double/driver.hpp"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "simulate/double/capture.hpp"
+
+namespace cudasched::simulate {
+namespace {
+
+constexpr std::int64_t kSleepMaxNs = kNsPerMs;
+constexpr std::int64_t kSleepMinNs = 20 * kNsPerUs;
+constexpr int kDevicesMax = 16;
+constexpr int kVersionDefault = 13000;
+
+std::atomic<bool> g_initialized{false};
+std::atomic<bool> g_forked{false};
+
+template <class T>
+bool read_setting(const char* name, T least, T most, T& value) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return true;
+  const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
+  return error == std::errc{} && *end == '\0' && value >= least && value <= most;
+}
+
+SharedDevice& shared_of(const Context& context) { return driver().gpus[static_cast<std::size_t>(context.device)]->shared; }
+
+// What a thread leaves behind: its default streams.
+struct ThreadState {
+  std::uint64_t id = 0;
+  std::vector<Context*> stack;
+
+  ~ThreadState() {
+    if (id == 0 || g_forked.load(std::memory_order_relaxed)) return;
+    const Lock lock(driver().mutex);
+    for (const auto& [key, context] : driver().contexts) {
+      const auto stream = context->per_thread.find(id);
+      if (stream == context->per_thread.end()) continue;
+      close_stream(stream->second);
+      context->per_thread.erase(stream);
+    }
+  }
+};
+
+thread_local ThreadState t_state;
+
+void drop_module_functions(Module& module) {
+  for (const auto& function : module.functions) driver().functions.erase(function.get());
+}
+
+// Makes sure that the context can take `count` operations without waiting. Unlocks while it waits; the caller holds
+// `submitting`, so that nobody else fills the room.
+void make_room(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t count) {
+  const auto has_room = [&] {
+    if (context->slot < 0) return true;
+    SharedDevice::Guard device(shared_of(*context));
+    return static_cast<std::uint64_t>(kOpsPerContext - device->op_count(context->slot)) >= count;
+  };
+  if (!has_room()) wait_until(lock, context->device, has_room);
+}
+
+CUresult submit_work(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream, const Work& work,
+                     Command command, const std::shared_ptr<Record>& record, Ticket* ticket) {
+  Context& context = *stream->context;
+  const Status status = device->submit(context.slot, stream->place, work, ticket);
+  if (status != Status::kOk) return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+  ++stream->submitted;
+  stream->last = *ticket;
+  if (record) record->ticket = *ticket;
+  context.pending[static_cast<std::size_t>(Device::op_index(*ticket))] = {stream, std::move(command), record};
+  return CUDA_SUCCESS;
+}
+
+CUresult submit_model_wait(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream, Ticket awaited) {
+  if (device->is_complete(awaited)) return CUDA_SUCCESS;
+  Ticket ticket = 0;
+  return submit_work(device, stream, {.kind = OpKind::kWait, .wait_for = awaited}, {}, nullptr, &ticket);
+}
+
+// The implicit order between the legacy default stream and the blocking streams.
+CUresult order_with_default_stream(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream) {
+  Context& context = *stream->context;
+  if (!stream->blocking()) return CUDA_SUCCESS;
+  if (stream->kind != StreamKind::kLegacy) {
+    const Ticket legacy = context.legacy->last;
+    if (legacy == 0 || legacy == stream->last_legacy_wait) return CUDA_SUCCESS;
+    stream->last_legacy_wait = legacy;
+    return submit_model_wait(device, stream, legacy);
+  }
+  for (const auto& [key, other] : context.streams) {
+    if (other == stream || !other->blocking() || other->last == 0 || other->last == other->legacy_waited_for) continue;
+    other->legacy_waited_for = other->last;
+    if (const CUresult result = submit_model_wait(device, stream, other->last); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+std::uint64_t default_stream_waits(const Stream& stream) {
+  return stream.kind == StreamKind::kLegacy ? stream.context->streams.size() : 1;
+}
+
+CUresult context_state(const Context& context) {
+  return context.slot < 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context.sticky;
+}
+
+}  // namespace
+
+Driver& driver() {
+  static auto* const instance = new Driver;  // never destroyed: threads may outlive static destructors
+  return *instance;
+}
+
+CUresult may_call() {
+  if (!g_initialized.load(std::memory_order_acquire) || g_forked.load(std::memory_order_relaxed)) {
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  return in_host_function() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+CUresult initialize_driver() {
+  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  Driver& state = driver();
+  const Lock lock(state.mutex);
+  if (state.initialized) return CUDA_SUCCESS;
+  int devices = 1;
+  int version = kVersionDefault;
+  if (!read_setting("CUDASCHED_SIM_SCALE", 0.001, 10000.0, state.scale) ||
+      !read_setting("CUDASCHED_SIM_DEVICES", 0, kDevicesMax, devices) ||
+      !read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const char* directory = std::getenv("CUDASCHED_SIM_DIR");
+  state.directory = directory != nullptr && *directory != '\0' ? directory
+                                                              : "/dev/shm/cudasched-sim-" + std::to_string(geteuid());
+  if (devices == 0) return CUDA_ERROR_NO_DEVICE;
+  for (int ordinal = static_cast<int>(state.gpus.size()); ordinal < devices; ++ordinal) {
+    auto gpu = std::make_unique<SimulatedGpu>();
+    const int error = gpu->shared.open(state.directory, ordinal, state.scale);
+    if (error == ENOSPC || error == ENOMEM) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (error == EPROTO) return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    if (error != 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    gpu->primary = std::make_shared<Context>();
+    gpu->primary->device = ordinal;
+    gpu->primary->primary = true;
+    gpu->primary->id = state.next_id++;
+    state.contexts.emplace(gpu->primary.get(), gpu->primary);
+    state.gpus.push_back(std::move(gpu));
+  }
+  pthread_atfork(nullptr, nullptr, [] { g_forked.store(true, std::memory_order_relaxed); });
+  state.initialized = true;
+  g_initialized.store(true, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+int driver_version() {
+  int version = kVersionDefault;
+  return read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version) ? version : kVersionDefault;
+}
+
+std::uint64_t thread_id() {
+  static std::atomic<std::uint64_t> next{1};
+  if (t_state.id == 0) t_state.id = next.fetch_add(1, std::memory_order_relaxed);
+  return t_state.id;
+}
+
+std::vector<Context*>& context_stack() { return t_state.stack; }
+
+CUresult current_context(std::shared_ptr<Context>& context) {
+  const std::vector<Context*>& stack = context_stack();
+  if (stack.empty() || stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const auto found = driver().contexts.find(stack.back());
+  if (found == driver().contexts.end()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  context = found->second;
+  return context_state(*context);
+}
+
+CUresult activate_context(Context& context) {
+  SharedDevice& shared = shared_of(context);
+  {
+    SharedDevice::Guard device(shared);
+    const Status status = shared.create_context(device, &context.slot);
+    if (status != Status::kOk) {
+      context.slot = -1;
+      return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
+    }
+  }
+  context.sticky = CUDA_SUCCESS;
+  context.pending.assign(kOpsPerContext, {});
+  return make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0, context.legacy);
+}
+
+void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
+  wait_until(lock, context->device, [&] {
+    return context->slot < 0 || std::all_of(context->streams.begin(), context->streams.end(),
+                                            [](const auto& entry) { return stream_idle(*entry.second); });
+  });
+  if (context->slot < 0) return;
+  Driver& state = driver();
+  const auto ours = [&](const auto& owner) { return owner == context; };
+  std::erase_if(state.streams, [&](const auto& entry) { return ours(entry.second->context); });
+  std::erase_if(state.events, [&](const auto& entry) { return ours(entry.second->context); });
+  std::erase_if(state.modules, [&](const auto& entry) {
+    if (!ours(entry.second->context)) return false;
+    drop_module_functions(*entry.second);
+    return true;
+  });
+  for (const auto& [key, library] : state.libraries) {
+    const auto module = library->modules.find(context.get());
+    if (module == library->modules.end()) continue;
+    drop_module_functions(*module->second);
+    library->modules.erase(module);
+  }
+  for (const auto& [key, exec] : state.execs) {
+    if (!ours(exec->context)) continue;
+    exec->lanes.clear();
+    exec->context = nullptr;
+    exec->last = 0;
+  }
+  std::vector<std::uintptr_t> addresses;
+  for (const auto& [address, allocation] : state.allocations) {
+    if (ours(allocation.context)) addresses.push_back(address);
+  }
+  for (const std::uintptr_t address : addresses) release_memory(address);
+  SharedDevice& shared = shared_of(*context);
+  {
+    SharedDevice::Guard device(shared);
+    shared.destroy_context(device, context->slot);
+  }
+  context->slot = -1;
+  context->legacy = nullptr;
+  context->per_thread.clear();
+  context->streams.clear();
+  context->pending.clear();
+}
+
+CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags, int priority,
+                     std::shared_ptr<Stream>& stream) {
+  int place = 0;
+  {
+    SharedDevice::Guard device(shared_of(*context));
+    if (device->create_stream(context->slot, &place) != Status::kOk) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  stream = std::make_shared<Stream>();
+  stream->context = context;
+  stream->kind = kind;
+  stream->place = place;
+  stream->flags = flags;
+  stream->priority = std::clamp(priority, kGreatestPriority, 0);
+  stream->id = driver().next_id++;
+  context->streams.emplace(stream.get(), stream);
+  return CUDA_SUCCESS;
+}
+
+void close_stream(const std::shared_ptr<Stream>& stream) {
+  Context& context = *stream->context;
+  if (context.slot < 0 || stream->closed) return;
+  stream->closed = true;
+  if (stream->capture) stream->capture->invalidated = true;
+  {
+    SharedDevice::Guard device(shared_of(context));
+    device->destroy_stream(context.slot, stream->place);
+  }
+  // A busy one stays among the context's streams until it is done: what comes later must still be ordered after it.
+  if (stream_idle(*stream)) context.streams.erase(stream.get());
+}
+
+CUresult find_stream(CUstream handle, std::shared_ptr<Stream>& stream) {
+  if (handle != nullptr && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD) {
+    const auto found = driver().streams.find(reinterpret_cast<Stream*>(handle));
+    if (found == driver().streams.end()) return CUDA_ERROR_INVALID_HANDLE;
+    stream = found->second;
+    return context_state(*stream->context);
+  }
+  std::shared_ptr<Context> context;
+  if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
+  if (handle != CU_STREAM_PER_THREAD) {
+    stream = context->legacy;
+    return CUDA_SUCCESS;
+  }
+  std::shared_ptr<Stream>& own = context->per_thread[thread_id()];
+  if (!own) {
+    const CUresult result = make_stream(context, StreamKind::kPerThread, 0, 0, own);
+    if (result != CUDA_SUCCESS) {
+      context->per_thread.erase(thread_id());
+      return result;
+    }
+  }
+  stream = own;
+  return CUDA_SUCCESS;
+}
+
+CUresult find_event(CUevent handle, std::shared_ptr<Event>& event) {
+  const auto found = driver().events.find(reinterpret_cast<Event*>(handle));
+  if (found == driver().events.end()) return CUDA_ERROR_INVALID_HANDLE;
+  event = found->second;
+  return context_state(*event->context);
+}
+
+CUresult find_function(CUfunction handle, const std::shared_ptr<Context>& context, Function*& function) {
+  const auto found = driver().functions.find(reinterpret_cast<Function*>(handle));
+  if (found != driver().functions.end()) {
+    function = found->second;
+    return CUDA_SUCCESS;
+  }
+  const auto kernel = driver().kernels.find(reinterpret_cast<Kernel*>(handle));
+  if (kernel == driver().kernels.end()) return CUDA_ERROR_INVALID_HANDLE;
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  function = function_of(*kernel->second, context);
+  return CUDA_SUCCESS;
+}
+
+Function* function_of(Kernel& kernel, const std::shared_ptr<Context>& context) {
+  std::unique_ptr<Module>& module = kernel.library->modules[context.get()];
+  if (!module) {
+    module = std::make_unique<Module>();
+    module->context = context;
+    for (const auto& spec : kernel.library->specs) {
+      auto function = std::make_unique<Function>();
+      function->module = module.get();
+      function->spec = spec;
+      driver().functions.emplace(function.get(), function.get());
+      module->functions.push_back(std::move(function));
+    }
+  }
+  return module->functions[kernel.index].get();
+}
+
+CUstream per_thread(CUstream stream) { return stream == nullptr ? CU_STREAM_PER_THREAD : stream; }
+
+const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std::uintptr_t* base) {
+  auto next = driver().allocations.upper_bound(address);
+  if (next == driver().allocations.begin()) return nullptr;
+  --next;
+  const std::size_t offset = address - next->first;
+  if (offset >= next->second.bytes || bytes > next->second.bytes - offset) return nullptr;
+  if (base != nullptr) *base = next->first;
+  return &next->second;
+}
+
+CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
+                  std::uintptr_t& address) {
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  Driver& state = driver();
+  const bool on_device = type == CU_MEMORYTYPE_DEVICE;
+  if (bytes > kDeviceBytes || (on_device && bytes > kDeviceBytes - state.device_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  constexpr std::size_t kAlignment = 256;
+  void* const memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  address = reinterpret_cast<std::uintptr_t>(memory);
+  state.allocations.emplace(address, Allocation{.bytes = bytes, .type = type, .context = context, .flags = flags});
+  if (on_device) state.device_bytes += bytes;
+  return CUDA_SUCCESS;
+}
+
+bool release_memory(std::uintptr_t address) {
+  Driver& state = driver();
+  const auto found = state.allocations.find(address);
+  if (found == state.allocations.end()) return false;
+  if (found->second.type == CU_MEMORYTYPE_DEVICE) state.device_bytes -= found->second.bytes;
+  state.allocations.erase(found);
+  std::free(reinterpret_cast<void*>(address));
+  return true;
+}
+
+void progress(Lock& lock) {
+  Driver& state = driver();
+  std::vector<std::pair<Completion, Context*>> taken;
+  for (std::size_t ordinal = 0; ordinal < state.gpus.size(); ++ordinal) {
+    taken.clear();
+    SharedDevice::Guard device(state.gpus[ordinal]->shared);
+    for (const auto& [key, context] : state.contexts) {
+      if (context->slot < 0 || context->device != static_cast<int>(ordinal)) continue;
+      for (Completion done; device->take_completed(context->slot, &done);) taken.emplace_back(done, key);
+    }
+    std::sort(taken.begin(), taken.end(), [](const auto& a, const auto& b) { return a.first.order < b.first.order; });
+    for (const auto& [done, key] : taken) {
+      Pending& pending = key->pending[static_cast<std::size_t>(Device::op_index(done.ticket))];
+      state.completed.push_back({state.contexts.at(key), std::exchange(pending, {}), done});
+    }
+  }
+  if (state.applying) return;
+  state.applying = true;
+  while (!state.completed.empty()) {
+    Applied item = std::move(state.completed.front());
+    state.completed.pop_front();
+    CUresult result = item.context->sticky;
+    if (result == CUDA_SUCCESS && !std::holds_alternative<std::monostate>(item.pending.command)) {
+      lock.unlock();
+      result = apply(item.pending.command);
+      lock.lock();
+    }
+    if (result != CUDA_SUCCESS) item.context->sticky = result;
+    if (item.pending.record) {
+      item.pending.record->done = true;
+      item.pending.record->finish_ns = item.completion.finish_ns;
+    }
+    Stream& stream = *item.pending.stream;
+    ++stream.applied;
+    if (stream.closed && stream_idle(stream)) item.context->streams.erase(&stream);
+  }
+  state.applying = false;
+}
+
+void sleep_until_next_event(Lock& lock, int device) {
+  std::int64_t wait_ns = kSleepMaxNs;
+  if (driver().completed.empty()) {
+    SharedDevice& shared = driver().gpus[static_cast<std::size_t>(device)]->shared;
+    SharedDevice::Guard guard(shared);
+    const std::int64_t next = guard->next_event_ns();
+    if (next != kNever) wait_ns = std::min(wait_ns, shared.to_real_ns(next - shared.simulated_now_ns()));
+  }
+  lock.unlock();
+  const timespec pause{.tv_sec = 0, .tv_nsec = std::max(wait_ns, kSleepMinNs)};
+  nanosleep(&pause, nullptr);
+  lock.lock();
+}
+
+CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
+                        std::shared_ptr<Record> record, std::optional<int> priority) {
+  lock.unlock();
+  const Lock turn(driver().submitting);
+  lock.lock();
+  make_room(lock, stream->context, default_stream_waits(*stream) + 1);
+  if (const CUresult state = context_state(*stream->context); state != CUDA_SUCCESS) return state;
+  SharedDevice::Guard device(shared_of(*stream->context));
+  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
+  const Work work = work_of(command, priority.value_or(stream->priority));
+  Ticket ticket = 0;
+  return submit_work(device, stream, work, std::move(command), record, &ticket);
+}
+
+CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record) {
+  if (record->done) return CUDA_SUCCESS;
+  if (record->context->device != stream->context->device) {
+    wait_until(lock, record->context->device, [&] { return record->done; });
+    return CUDA_SUCCESS;
+  }
+  lock.unlock();
+  const Lock turn(driver().submitting);
+  lock.lock();
+  make_room(lock, stream->context, default_stream_waits(*stream) + 1);
+  if (const CUresult state = context_state(*stream->context); state != CUDA_SUCCESS) return state;
+  SharedDevice::Guard device(shared_of(*stream->context));
+  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
+  return submit_model_wait(device, stream, record->ticket);
+}
+
+CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, Exec& exec) {
+  lock.unlock();
+  const Lock turn(driver().submitting);
+  lock.lock();
+  const std::shared_ptr<Context> context = stream->context;
+  const std::uint64_t waits = default_stream_waits(*stream);
+  make_room(lock, context, std::min<std::uint64_t>(exec.op_count + waits, kOpsPerContext));
+  if (const CUresult state = context_state(*context); state != CUDA_SUCCESS) return state;
+  if (!driver().execs.contains(&exec)) return CUDA_ERROR_INVALID_HANDLE;
+  if (exec.context != context) {
+    for (const auto& lane : exec.lanes) close_stream(lane);
+    exec.lanes.clear();
+    exec.last = 0;
+    exec.context = context;
+  }
+  while (exec.lanes.size() + 1 < exec.lane_count) {
+    std::shared_ptr<Stream> lane;
+    if (make_stream(context, StreamKind::kLane, CU_STREAM_NON_BLOCKING, 0, lane) != CUDA_SUCCESS) break;
+    exec.lanes.push_back(std::move(lane));
+  }
+  // Too few streams in the context: the graph runs on those there are, in an order that its edges allow.
+  std::vector<std::shared_ptr<Stream>> lanes{stream};
+  lanes.insert(lanes.end(), exec.lanes.begin(), exec.lanes.end());
+  SharedDevice::Guard device(shared_of(*context));
+  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = submit_model_wait(device, stream, exec.last); result != CUDA_SUCCESS) return result;
+  Ticket start = 0;
+  if (const CUresult result = submit_work(device, stream, {}, {}, nullptr, &start); result != CUDA_SUCCESS) return result;
+  std::vector<bool> started(lanes.size(), false);
+  std::vector<Ticket> tickets(exec.nodes.size(), 0);
+  for (std::size_t i = 0; i < exec.nodes.size(); ++i) {
+    const ExecNode& node = exec.nodes[i];
+    const std::size_t lane = node.lane % lanes.size();
+    if (lane != 0 && !started[lane]) {
+      started[lane] = true;
+      if (const CUresult result = submit_model_wait(device, lanes[lane], start); result != CUDA_SUCCESS) return result;
+    }
+    for (const std::size_t dependency : node.dependencies) {
+      if (exec.nodes[dependency].lane % lanes.size() == lane) continue;
+      const CUresult result = submit_model_wait(device, lanes[lane], tickets[dependency]);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    const CUresult result =
+        submit_work(device, lanes[lane], work_of(node.command, node.priority), node.command, nullptr, &tickets[i]);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  for (std::size_t lane = 1; lane < lanes.size(); ++lane) {
+    if (!started[lane]) continue;
+    const CUresult result = submit_model_wait(device, stream, lanes[lane]->last);
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return submit_work(device, stream, {}, {}, nullptr, &exec.last);
+}
+
+CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream) {
+  const std::shared_ptr<Context> context = stream->context;
+  std::vector<std::pair<std::shared_ptr<Stream>, std::uint64_t>> targets;
+  for (const auto& [key, other] : context->streams) {
+    const bool wanted = other == stream || (stream->kind == StreamKind::kLegacy && other->blocking());
+    if (wanted && !stream_idle(*other)) targets.emplace_back(other, other->submitted);
+  }
+  wait_until(lock, context->device, [&] {
+    std::erase_if(targets, [](const auto& target) { return target.first->applied >= target.second; });
+    return targets.empty() || context->slot < 0;
+  });
+  return context_state(*context);
+}
+
+CUresult synchronize_context(Lock& lock, const std::shared_ptr<Context>& context) {
+  std::vector<std::pair<std::shared_ptr<Stream>, std::uint64_t>> targets;
+  for (const auto& [key, stream] : context->streams) {
+    if (!stream_idle(*stream)) targets.emplace_back(stream, stream->submitted);
+  }
+  wait_until(lock, context->device, [&] {
+    std::erase_if(targets, [](const auto& target) { return target.first->applied >= target.second; });
+    return targets.empty() || context->slot < 0;
+  });
+  return context_state(*context);
+}
+
+bool stream_idle(const Stream& stream) { return stream.applied == stream.submitted; }
+
+}  // namespace cudasched::simulate

@@ -1,0 +1,216 @@
+// cuGetProcAddress, v1 and v2, and the table it goes by: which function a name means from which CUDA version on (the
+// versions of cudaTypedefs.h), and its per-thread-default-stream twin.
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+
+#include <string_view>
+
+#include "simulate/double/driver.hpp"
+
+namespace cudasched::simulate {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  int version;
+  void* function;
+  void* per_thread;  // null: there is none
+};
+
+constexpr int kPerThreadVersion = 7000;
+
+template <class F>
+void* address(F* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// Sorted by name, then version.
+const Entry kEntries[] = {
+    {"cuCtxCreate", 3020, address(cuCtxCreate_v2), nullptr},
+    {"cuCtxCreate", 11040, address(cuCtxCreate_v3), nullptr},
+    {"cuCtxCreate", 12050, address(cuCtxCreate_v4), nullptr},
+    {"cuCtxDestroy", 4000, address(cuCtxDestroy_v2), nullptr},
+    {"cuCtxGetApiVersion", 3020, address(cuCtxGetApiVersion), nullptr},
+    {"cuCtxGetCurrent", 4000, address(cuCtxGetCurrent), nullptr},
+    {"cuCtxGetDevice", 2000, address(cuCtxGetDevice), nullptr},
+    {"cuCtxGetDevice", 13000, address(cuCtxGetDevice_v2), nullptr},
+    {"cuCtxGetFlags", 7000, address(cuCtxGetFlags), nullptr},
+    {"cuCtxGetId", 12000, address(cuCtxGetId), nullptr},
+    {"cuCtxGetStreamPriorityRange", 5050, address(cuCtxGetStreamPriorityRange), nullptr},
+    {"cuCtxPopCurrent", 4000, address(cuCtxPopCurrent_v2), nullptr},
+    {"cuCtxPushCurrent", 4000, address(cuCtxPushCurrent_v2), nullptr},
+    {"cuCtxSetCurrent", 4000, address(cuCtxSetCurrent), nullptr},
+    {"cuCtxSynchronize", 2000, address(cuCtxSynchronize), nullptr},
+    {"cuCtxSynchronize", 13000, address(cuCtxSynchronize_v2), nullptr},
+    {"cuDeviceGet", 2000, address(cuDeviceGet), nullptr},
+    {"cuDeviceGetAttribute", 2000, address(cuDeviceGetAttribute), nullptr},
+    {"cuDeviceGetCount", 2000, address(cuDeviceGetCount), nullptr},
+    {"cuDeviceGetName", 2000, address(cuDeviceGetName), nullptr},
+    {"cuDeviceGetPCIBusId", 4010, address(cuDeviceGetPCIBusId), nullptr},
+    {"cuDeviceGetUuid", 9020, address(cuDeviceGetUuid), nullptr},
+    {"cuDeviceGetUuid", 11040, address(cuDeviceGetUuid_v2), nullptr},
+    {"cuDevicePrimaryCtxGetState", 7000, address(cuDevicePrimaryCtxGetState), nullptr},
+    {"cuDevicePrimaryCtxRelease", 7000, address(cuDevicePrimaryCtxRelease), nullptr},
+    {"cuDevicePrimaryCtxRelease", 11000, address(cuDevicePrimaryCtxRelease_v2), nullptr},
+    {"cuDevicePrimaryCtxReset", 7000, address(cuDevicePrimaryCtxReset), nullptr},
+    {"cuDevicePrimaryCtxReset", 11000, address(cuDevicePrimaryCtxReset_v2), nullptr},
+    {"cuDevicePrimaryCtxRetain", 7000, address(cuDevicePrimaryCtxRetain), nullptr},
+    {"cuDevicePrimaryCtxSetFlags", 7000, address(cuDevicePrimaryCtxSetFlags), nullptr},
+    {"cuDevicePrimaryCtxSetFlags", 11000, address(cuDevicePrimaryCtxSetFlags_v2), nullptr},
+    {"cuDeviceTotalMem", 3020, address(cuDeviceTotalMem_v2), nullptr},
+    {"cuDriverGetVersion", 2020, address(cuDriverGetVersion), nullptr},
+    {"cuEventCreate", 2000, address(cuEventCreate), nullptr},
+    {"cuEventDestroy", 4000, address(cuEventDestroy_v2), nullptr},
+    {"cuEventElapsedTime", 2000, address(cuEventElapsedTime), nullptr},
+    {"cuEventElapsedTime", 12080, address(cuEventElapsedTime_v2), nullptr},
+    {"cuEventQuery", 2000, address(cuEventQuery), nullptr},
+    {"cuEventRecord", 2000, address(cuEventRecord), address(cuEventRecord_ptsz)},
+    {"cuEventRecordWithFlags", 11010, address(cuEventRecordWithFlags), address(cuEventRecordWithFlags_ptsz)},
+    {"cuEventSynchronize", 2000, address(cuEventSynchronize), nullptr},
+    {"cuFuncGetAttribute", 2020, address(cuFuncGetAttribute), nullptr},
+    {"cuFuncGetModule", 11000, address(cuFuncGetModule), nullptr},
+    {"cuFuncGetName", 12030, address(cuFuncGetName), nullptr},
+    {"cuFuncGetParamInfo", 12040, address(cuFuncGetParamInfo), nullptr},
+    {"cuFuncSetAttribute", 9000, address(cuFuncSetAttribute), nullptr},
+    {"cuGetErrorName", 6000, address(cuGetErrorName), nullptr},
+    {"cuGetErrorString", 6000, address(cuGetErrorString), nullptr},
+    {"cuGetExportTable", 3000, address(cuGetExportTable), nullptr},
+    {"cuGetProcAddress", 11030, address(cuGetProcAddress), nullptr},
+    {"cuGetProcAddress", 12000, address(cuGetProcAddress_v2), nullptr},
+    {"cuGraphAddEmptyNode", 10000, address(cuGraphAddEmptyNode), nullptr},
+    {"cuGraphAddKernelNode", 10000, address(cuGraphAddKernelNode), nullptr},
+    {"cuGraphAddKernelNode", 12000, address(cuGraphAddKernelNode_v2), nullptr},
+    {"cuGraphCreate", 10000, address(cuGraphCreate), nullptr},
+    {"cuGraphDestroy", 10000, address(cuGraphDestroy), nullptr},
+    {"cuGraphExecDestroy", 10000, address(cuGraphExecDestroy), nullptr},
+    {"cuGraphExecGetFlags", 12000, address(cuGraphExecGetFlags), nullptr},
+    {"cuGraphExecUpdate", 10020, address(cuGraphExecUpdate), nullptr},
+    {"cuGraphExecUpdate", 12000, address(cuGraphExecUpdate_v2), nullptr},
+    {"cuGraphGetNodes", 10000, address(cuGraphGetNodes), nullptr},
+    {"cuGraphInstantiate", 10000, address(cuGraphInstantiate), nullptr},
+    {"cuGraphInstantiate", 11000, address(cuGraphInstantiate_v2), nullptr},
+    {"cuGraphInstantiateWithFlags", 11040, address(cuGraphInstantiateWithFlags), nullptr},
+    {"cuGraphInstantiateWithParams", 12000, address(cuGraphInstantiateWithParams), address(cuGraphInstantiateWithParams_ptsz)},
+    {"cuGraphLaunch", 10000, address(cuGraphLaunch), address(cuGraphLaunch_ptsz)},
+    {"cuGraphNodeGetType", 10000, address(cuGraphNodeGetType), nullptr},
+    {"cuGraphUpload", 11010, address(cuGraphUpload), address(cuGraphUpload_ptsz)},
+    {"cuInit", 2000, address(cuInit), nullptr},
+    {"cuKernelGetAttribute", 12000, address(cuKernelGetAttribute), nullptr},
+    {"cuKernelGetFunction", 12000, address(cuKernelGetFunction), nullptr},
+    {"cuKernelGetName", 12030, address(cuKernelGetName), nullptr},
+    {"cuKernelGetParamInfo", 12040, address(cuKernelGetParamInfo), nullptr},
+    {"cuKernelSetAttribute", 12000, address(cuKernelSetAttribute), nullptr},
+    {"cuLaunchCooperativeKernel", 9000, address(cuLaunchCooperativeKernel), address(cuLaunchCooperativeKernel_ptsz)},
+    {"cuLaunchHostFunc", 10000, address(cuLaunchHostFunc), address(cuLaunchHostFunc_ptsz)},
+    {"cuLaunchKernel", 4000, address(cuLaunchKernel), address(cuLaunchKernel_ptsz)},
+    {"cuLaunchKernelEx", 11060, address(cuLaunchKernelEx), address(cuLaunchKernelEx_ptsz)},
+    {"cuLibraryGetKernel", 12000, address(cuLibraryGetKernel), nullptr},
+    {"cuLibraryLoadData", 12000, address(cuLibraryLoadData), nullptr},
+    {"cuLibraryUnload", 12000, address(cuLibraryUnload), nullptr},
+    {"cuMemAlloc", 3020, address(cuMemAlloc_v2), nullptr},
+    {"cuMemAllocAsync", 11020, address(cuMemAllocAsync), address(cuMemAllocAsync_ptsz)},
+    {"cuMemAllocHost", 3020, address(cuMemAllocHost_v2), nullptr},
+    {"cuMemFree", 3020, address(cuMemFree_v2), nullptr},
+    {"cuMemFreeAsync", 11020, address(cuMemFreeAsync), address(cuMemFreeAsync_ptsz)},
+    {"cuMemFreeHost", 2000, address(cuMemFreeHost), nullptr},
+    {"cuMemGetInfo", 3020, address(cuMemGetInfo_v2), nullptr},
+    {"cuMemHostAlloc", 2020, address(cuMemHostAlloc), nullptr},
+    {"cuMemHostGetDevicePointer", 3020, address(cuMemHostGetDevicePointer_v2), nullptr},
+    {"cuMemcpy", 4000, address(cuMemcpy), address(cuMemcpy_ptds)},
+    {"cuMemcpyAsync", 4000, address(cuMemcpyAsync), address(cuMemcpyAsync_ptsz)},
+    {"cuMemcpyDtoD", 3020, address(cuMemcpyDtoD_v2), address(cuMemcpyDtoD_v2_ptds)},
+    {"cuMemcpyDtoDAsync", 3020, address(cuMemcpyDtoDAsync_v2), address(cuMemcpyDtoDAsync_v2_ptsz)},
+    {"cuMemcpyDtoH", 3020, address(cuMemcpyDtoH_v2), address(cuMemcpyDtoH_v2_ptds)},
+    {"cuMemcpyDtoHAsync", 3020, address(cuMemcpyDtoHAsync_v2), address(cuMemcpyDtoHAsync_v2_ptsz)},
+    {"cuMemcpyHtoD", 3020, address(cuMemcpyHtoD_v2), address(cuMemcpyHtoD_v2_ptds)},
+    {"cuMemcpyHtoDAsync", 3020, address(cuMemcpyHtoDAsync_v2), address(cuMemcpyHtoDAsync_v2_ptsz)},
+    {"cuMemsetD32", 3020, address(cuMemsetD32_v2), address(cuMemsetD32_v2_ptds)},
+    {"cuMemsetD32Async", 3020, address(cuMemsetD32Async), address(cuMemsetD32Async_ptsz)},
+    {"cuMemsetD8", 3020, address(cuMemsetD8_v2), address(cuMemsetD8_v2_ptds)},
+    {"cuMemsetD8Async", 3020, address(cuMemsetD8Async), address(cuMemsetD8Async_ptsz)},
+    {"cuModuleGetFunction", 2000, address(cuModuleGetFunction), nullptr},
+    {"cuModuleGetLoadingMode", 11070, address(cuModuleGetLoadingMode), nullptr},
+    {"cuModuleLoad", 2000, address(cuModuleLoad), nullptr},
+    {"cuModuleLoadData", 2000, address(cuModuleLoadData), nullptr},
+    {"cuModuleLoadDataEx", 2010, address(cuModuleLoadDataEx), nullptr},
+    {"cuModuleUnload", 2000, address(cuModuleUnload), nullptr},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, address(cuOccupancyMaxActiveBlocksPerMultiprocessor), nullptr},
+    {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 7000, address(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags), nullptr},
+    {"cuPointerGetAttribute", 4000, address(cuPointerGetAttribute), nullptr},
+    {"cuProfilerStart", 4000, address(cuProfilerStart), nullptr},
+    {"cuProfilerStop", 4000, address(cuProfilerStop), nullptr},
+    {"cuStreamBeginCapture", 10000, address(cuStreamBeginCapture), address(cuStreamBeginCapture_ptsz)},
+    {"cuStreamBeginCapture", 10010, address(cuStreamBeginCapture_v2), address(cuStreamBeginCapture_v2_ptsz)},
+    {"cuStreamCreate", 2000, address(cuStreamCreate), nullptr},
+    {"cuStreamCreateWithPriority", 5050, address(cuStreamCreateWithPriority), nullptr},
+    {"cuStreamDestroy", 4000, address(cuStreamDestroy_v2), nullptr},
+    {"cuStreamEndCapture", 10000, address(cuStreamEndCapture), address(cuStreamEndCapture_ptsz)},
+    {"cuStreamGetCaptureInfo", 10010, address(cuStreamGetCaptureInfo), address(cuStreamGetCaptureInfo_ptsz)},
+    {"cuStreamGetCaptureInfo", 11030, address(cuStreamGetCaptureInfo_v2), address(cuStreamGetCaptureInfo_v2_ptsz)},
+    {"cuStreamGetCaptureInfo", 12030, address(cuStreamGetCaptureInfo_v3), address(cuStreamGetCaptureInfo_v3_ptsz)},
+    {"cuStreamGetCtx", 9020, address(cuStreamGetCtx), address(cuStreamGetCtx_ptsz)},
+    {"cuStreamGetFlags", 5050, address(cuStreamGetFlags), address(cuStreamGetFlags_ptsz)},
+    {"cuStreamGetId", 12000, address(cuStreamGetId), address(cuStreamGetId_ptsz)},
+    {"cuStreamGetPriority", 5050, address(cuStreamGetPriority), address(cuStreamGetPriority_ptsz)},
+    {"cuStreamIsCapturing", 10000, address(cuStreamIsCapturing), address(cuStreamIsCapturing_ptsz)},
+    {"cuStreamQuery", 2000, address(cuStreamQuery), address(cuStreamQuery_ptsz)},
+    {"cuStreamSynchronize", 2000, address(cuStreamSynchronize), address(cuStreamSynchronize_ptsz)},
+    {"cuStreamWaitEvent", 3020, address(cuStreamWaitEvent), address(cuStreamWaitEvent_ptsz)},
+    {"cuThreadExchangeStreamCaptureMode", 10010, address(cuThreadExchangeStreamCaptureMode), nullptr},
+};
+
+struct Found {
+  void* function = nullptr;
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+};
+
+Found find_entry(std::string_view name, int version, bool per_thread) {
+  Found found;
+  for (const Entry& entry : kEntries) {
+    if (entry.name != name || entry.version > driver_version()) continue;
+    if (entry.version > version) {
+      if (found.function == nullptr) found.status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+      continue;
+    }
+    const bool twin = per_thread && entry.per_thread != nullptr && version >= kPerThreadVersion;
+    found = {twin ? entry.per_thread : entry.function, CU_GET_PROC_ADDRESS_SUCCESS};
+  }
+  return found;
+}
+
+CUresult get_address(const char* symbol, void** function, int version, cuuint64_t flags, Found& found) {
+  constexpr cuuint64_t kKnown = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  if (symbol == nullptr || *symbol == '\0' || function == nullptr || (flags & ~kKnown) != 0 || flags == kKnown ||
+      version <= 0 || version > driver_version()) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  found = find_entry(symbol, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
+  *function = found.function;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace cudasched::simulate
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+using namespace cudasched::simulate;
+
+CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+  Found found;
+  const CUresult result = get_address(symbol, function, version, flags, found);
+  if (result != CUDA_SUCCESS) return result;
+  return found.function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult* status) {
+  Found found;
+  const CUresult result = get_address(symbol, function, version, flags, found);
+  if (result == CUDA_SUCCESS && status != nullptr) *status = found.status;
+  return result;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Every test that needs no GPU, and those that do where there is one. A failing stage does not stop the others; the end
+# lists each stage with its outcome and closing line, and the exit code is 0 only if all passed. Logs: build/logs/.
+#
+# test.sh [STAGE...] runs only the stages named: lint headers cpp asan tsan python other-pythons packaging.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+stages=("$@")
+[ "$#" -gt 0 ] || stages=(lint headers cpp asan tsan python other-pythons packaging)
+logs="$root/build/logs"
+
+# ---- what a stage does ----------------------------------------------------------------------------------------------
+
+# configure DIRECTORY OPTION...: a build tree with the C++ tests and without the Python module.
+configure() {
+  local directory="$1"
+  shift
+  mkdir -p "$directory"
+  cmake -S . -B "$directory" -G Ninja -DPython_EXECUTABLE="$venv/bin/python" -DCUDASCHED_PYTHON=OFF \
+    -DCUDASCHED_TESTS=ON "$@" >"$directory/configure.log" 2>&1 || {
+    cat "$directory/configure.log"
+    return 1
+  }
+}
+
+# ThreadSanitizer does not start where the kernel spreads addresses over more bits than it knows; so the tests run
+# without that, or with it in a container that forbids the switch.
+fixed_layout() {
+  if setarch "$(uname -m)" -R true 2>/dev/null; then
+    setarch "$(uname -m)" -R "$@"
+  else
+    "$@"
+  fi
+}
+
+cpp_tests() {
+  configure "$@"
+  fixed_layout ninja -C "$1" -j "$jobs" --quiet
+  fixed_layout ctest --test-dir "$1" -j "$jobs" --output-on-failure --no-tests=error
+}
+
+stage_lint() { scripts/lint.sh; }
+
+# Every header compiles when nothing is included before it; the C ones as C and as C++.
+stage_headers() {
+  configure build/cpp
+  local flags includes
+  flags="$(sed -n 's/^CUDASCHED_[A-Z]*_INCLUDE:PATH=/-isystem /p' build/cpp/CMakeCache.txt)"
+  read -r -d '' -a includes <<<"-Iinclude -Icsrc $flags $(python -m pybind11 --includes)" || true
+  alone() { # alone LANGUAGE COMPILER STANDARD HEADER
+    echo "#include \"$root/$4\"" | "$2" -x "$1" "-std=$3" -fsyntax-only -Wall -Wextra -Werror "${@:5}" -
+  }
+  export -f alone
+  export root
+  find csrc include -name '*.h' -print0 | xargs -0 -r -P "$jobs" -I{} bash -c 'alone "$@"' - c "$CC" c11 {} "${includes[@]}"
+  find csrc include -name '*.h' -print0 -o -name '*.hpp' -print0 |
+    xargs -0 -r -P "$jobs" -I{} bash -c 'alone "$@"' - c++ "$CXX" c++20 {} "${includes[@]}"
+  echo "$(find csrc include -name '*.h' -o -name '*.hpp' | wc -l) headers passed: each compiles on its own"
+}
+
+stage_cpp() { cpp_tests build/cpp; }
+
+# verify_asan_link_order: tests preload the shim, which then comes before the sanitizer's own library.
+stage_asan() {
+  export ASAN_OPTIONS=verify_asan_link_order=0:detect_stack_use_after_return=1:strict_string_checks=1
+  export UBSAN_OPTIONS=print_stacktrace=1
+  cpp_tests build/asan -DCUDASCHED_SANITIZE=address,undefined
+}
+
+stage_tsan() {
+  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  cpp_tests build/tsan -DCUDASCHED_SANITIZE=thread
+}
+
+stage_python() {
+  install_package "$venv" test
+  python -m pytest --ignore=tests/packaging
+}
+
+# stage_other_python VERSION PYTHON: a wheel of its own and the tests of the Python package.
+stage_other_python() {
+  local directory="$root/.venv-$1"
+  ensure_venv "$directory" "$2"
+  install_package "$directory" test
+  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest tests/python
+}
+
+stage_packaging() { python -m pytest tests/packaging; }
+
+# ---- running them ---------------------------------------------------------------------------------------------------
+
+report=()
+failed=()
+passed=()
+
+# stage NAME FUNCTION ARGUMENT...: runs it with its output here and in a log, and notes how it ended.
+stage() {
+  local name="$1" run="stage_$2" log="$logs/${1// /-}.log" start=$SECONDS closing status outcome=passed
+  shift 2
+  printf '\n'
+  say "$name"
+  set +e
+  (
+    set -e
+    "$run" "$@"
+  ) 2>&1 | tee "$log"
+  status="${PIPESTATUS[0]}"
+  set -e
+  if [ "$status" -eq 0 ]; then
+    passed+=("$name")
+  else
+    failed+=("$name")
+    outcome=FAILED
+    printf '%s\n' "==> FAILED: $name (exit code $status, log in ${log#"$root/"})"
+  fi
+  closing="$(grep -E '(passed|failed|error|skipped).* in [0-9.]+s|% tests passed|^lint |headers passed' "$log" | tail -n 1 || true)"
+  report+=("$(printf '%-14s %-6s %4d s  %s' "$name" "$outcome" "$((SECONDS - start))" "$closing")")
+}
+
+joined() {
+  local text
+  printf -v text '%s, ' "$@"
+  printf '%s' "${text%, }"
+}
+
+mkdir -p "$logs"
+say "set-up"
+setup tests
+install_requirements "$venv" run test
+system_version="$(python_version "$venv/bin/python")"
+say "$("$CXX" --version | head -n 1); system's Python: $("$venv/bin/python" -c 'import sys; print(sys.version.split()[0])')"
+
+pythons=()
+for name in "${stages[@]}"; do
+  case "$name" in
+    lint | headers | cpp | asan | tsan | packaging) stage "$name" "$name" ;;
+    python)
+      pythons+=("$system_version")
+      stage "Python $system_version" python
+      ;;
+    other-pythons)
+      mapfile -t others < <(other_pythons "$system_version")
+      [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.13 with venv, pip and headers was found")
+      for candidate in "${others[@]}"; do
+        version="$(python_version "$candidate")"
+        pythons+=("$version")
+        stage "Python $version" other_python "$version" "$candidate"
+      done
+      ;;
+    *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons and packaging" ;;
+  esac
+done
+
+printf '\n'
+printf '%s\n' "${report[@]}"
+[ "${#pythons[@]}" -eq 0 ] || echo "Python tests ran on $(joined "${pythons[@]}")"
+if [ "${#failed[@]}" -gt 0 ]; then
+  echo "FAILED: $(joined "${failed[@]}") ($SECONDS s)"
+  exit 1
+fi
+echo "passed: $(joined "${passed[@]}") ($SECONDS s)"

@@ -1,0 +1,38 @@
+"""A source distribution has all that a build needs."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import tarfile
+import zipfile
+
+import pytest
+from conftest import run
+
+BUILD_SDIST = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def sdist(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("sdist")
+    run([sys.executable, "-c", BUILD_SDIST, directory], cwd=source)
+    (built,) = directory.glob("*.tar.gz")
+    return built
+
+
+def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"CMakeLists.txt", "csrc/hook/symbols.txt", "include/cudasched/engine.h", "LICENSE", "README.md"} <= names
+    assert not any(name.startswith(("build/", ".venv")) or name.endswith((".so", ".o", ".a")) for name in names)
+
+
+def test_wheel_built_from_it_is_the_wheel_of_the_tree(
+    sdist: pathlib.Path, wheel: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, sdist])
+    (built,) = tmp_path.glob("*.whl")
+    assert built.name == wheel.name
+    with zipfile.ZipFile(built) as from_sdist, zipfile.ZipFile(wheel) as from_tree:
+        assert sorted(from_sdist.namelist()) == sorted(from_tree.namelist())

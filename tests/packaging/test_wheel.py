@@ -1,0 +1,131 @@
+"""What a wheel has in it, and what its libraries ask of a machine."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import stat
+import sysconfig
+import zipfile
+
+import pytest
+from conftest import ROOT, run
+
+LIBRARIES = {
+    "cudasched/libcudasched.so": "libcudasched.so",
+    "cudasched/hook/libcuda.so.1": "libcuda.so.1",
+    "cudasched/hook/libcuda.so": "libcuda.so",
+    "cudasched/simulate/libcuda.so.1": "libcuda.so.1",
+}
+CORE = f"cudasched/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+# What every glibc system has. libgcc_s too: it belongs to the system's C library where exceptions and thread exit are.
+SYSTEM = {
+    "libc.so.6",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+    "libgcc_s.so.1",
+    "ld-linux-x86-64.so.2",
+}
+NEEDED = {
+    "cudasched/libcudasched.so": SYSTEM,
+    "cudasched/hook/libcuda.so.1": {"libc.so.6", "libdl.so.2"},
+    "cudasched/hook/libcuda.so": {"libcuda.so.1"},
+    "cudasched/simulate/libcuda.so.1": SYSTEM,
+    CORE: SYSTEM | {"libcudasched.so"},
+}
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    directory = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory)
+    return directory
+
+
+def dynamic(library: pathlib.Path, tag: str) -> list[str]:
+    """The values of one tag of the library's dynamic section."""
+    return re.findall(rf"\({tag}\).*\[(.*)\]", run(["readelf", "-dW", library]))
+
+
+def exported(library: pathlib.Path) -> set[str]:
+    """The symbols that others can link or look up."""
+    lines = run(["nm", "-D", "--defined-only", library]).splitlines()
+    return {line.split()[2].partition("@")[0] for line in lines if len(line.split()) == 3 and line.split()[1] != "A"}
+
+
+def test_holds_each_library_once_as_a_regular_file(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entries = archive.infolist()
+    shared = sorted(entry.filename for entry in entries if re.search(r"\.so(\.|$)", entry.filename))
+    assert shared == sorted([*LIBRARIES, CORE])
+    links = [entry.filename for entry in entries if stat.S_ISLNK(entry.external_attr >> 16)]
+    assert links == []
+
+
+def test_holds_the_python_sources_types_and_licence(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = ROOT / "python"
+    sources = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    assert sources <= names
+    assert {"cudasched/py.typed", "cudasched/_core.pyi"} <= names
+    assert any(re.fullmatch(r"cudasched-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
+
+
+def test_holds_nothing_else(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    allowed = re.compile(r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched-[^/]*\.dist-info/.*")
+    assert [name for name in names if not allowed.fullmatch(name)] == []
+    assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []
+
+
+@pytest.mark.parametrize("library", sorted(NEEDED))
+def test_needs_nothing_that_a_machine_may_lack(unpacked: pathlib.Path, library: str) -> None:
+    """No libcuda, libcudart, libcupti or libstdc++, which may be absent or another version; the stub needs the shim."""
+    needed = set(dynamic(unpacked / library, "NEEDED"))
+    assert needed <= NEEDED[library]
+    if library == "cudasched/hook/libcuda.so":
+        assert needed == {"libcuda.so.1"}
+
+
+@pytest.mark.parametrize(("library", "soname"), sorted(LIBRARIES.items()))
+def test_is_known_by_the_name_of_its_file(unpacked: pathlib.Path, library: str, soname: str) -> None:
+    assert dynamic(unpacked / library, "SONAME") == [soname]
+
+
+@pytest.mark.parametrize("library", sorted(NEEDED))
+def test_looks_for_libraries_only_beside_itself(unpacked: pathlib.Path, library: str) -> None:
+    """A run path of the build tree would find other libraries on the machine that built the wheel."""
+    paths = dynamic(unpacked / library, "RUNPATH") + dynamic(unpacked / library, "RPATH")
+    assert all(part.startswith("$ORIGIN") for path in paths for part in path.split(":"))
+
+
+@pytest.mark.parametrize("library", ["cudasched/libcudasched.so", "cudasched/hook/libcuda.so.1"])
+def test_is_never_unloaded(unpacked: pathlib.Path, library: str) -> None:
+    """Programs keep the entry points they were given."""
+    assert "NODELETE" in run(["readelf", "-dW", unpacked / library])
+
+
+def test_engine_exports_its_c_boundary_and_nothing_else(unpacked: pathlib.Path) -> None:
+    declared = set(
+        re.findall(r"CUDASCHED_EXPORT[^;(]*?(cudasched_\w+)\(", (ROOT / "include/cudasched/engine.h").read_text())
+    )
+    assert len(declared) > 10
+    assert exported(unpacked / "cudasched/libcudasched.so") == declared
+
+
+def test_shim_exports_every_driver_symbol(unpacked: pathlib.Path) -> None:
+    listed = {line for line in (ROOT / "csrc/hook/symbols.txt").read_text().split("\n") if line and line[0] != "#"}
+    assert len(listed) > 600
+    found = exported(unpacked / "cudasched/hook/libcuda.so.1")
+    assert listed <= found
+    assert {name for name in found - listed if not name.startswith("cudasched_")} == set()
+
+
+def test_python_module_exports_its_entry_alone(unpacked: pathlib.Path) -> None:
+    assert exported(unpacked / CORE) == {"PyInit__core"}
