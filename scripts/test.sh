@@ -92,20 +92,30 @@ stage_packaging() { python -m pytest tests/packaging; }
 report=()
 failed=()
 passed=()
+running="" # a process that lives while a stage does
+trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true' EXIT
 
-# stage NAME FUNCTION ARGUMENT...: runs it with its output here and in a log, and notes how it ended.
+# stage NAME FUNCTION ARGUMENT...: runs it, its output in a log and from there here, and notes how it ended. A process that
+# a crashed test leaves behind holds the log open, not our output, so nothing waits for it.
 stage() {
-  local name="$1" run="stage_$2" log="$logs/${1// /-}.log" start=$SECONDS closing status outcome=passed
+  local name="$1" run="stage_$2" log="$logs/${1// /-}.log" start=$SECONDS closing status outcome=passed follower
   shift 2
   printf '\n'
   say "$name"
+  : >"$log"
+  sleep infinity &
+  running=$!
+  tail -n +1 -s 0.2 -f --pid="$running" "$log" &
+  follower=$!
   set +e
   (
     set -e
     "$run" "$@"
-  ) 2>&1 | tee "$log"
-  status="${PIPESTATUS[0]}"
+  ) >>"$log" 2>&1
+  status=$?
   set -e
+  kill "$running"
+  wait "$running" "$follower" 2>/dev/null || true
   if [ "$status" -eq 0 ]; then
     passed+=("$name")
   else

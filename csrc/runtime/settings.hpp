@@ -16,7 +16,7 @@ struct Settings {
   Class process_class = Class::kNormal;             // CUDASCHED_CLASS
   std::int32_t priority = 0;                        // CUDASCHED_PRIORITY
   std::int64_t slo_ns = 0;                          // CUDASCHED_SLO_MS, 0: none
-  std::int64_t lead_ns = 20 * kNsPerUs;             // CUDASCHED_LEAD_US
+  std::int64_t lead_ns = 60 * kNsPerUs;             // CUDASCHED_LEAD_US
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;     // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs; // CUDASCHED_STALE_HEARTBEAT_MS
   std::int64_t turn_ns = 3 * kNsPerMs;              // CUDASCHED_TURN_MS

@@ -90,8 +90,8 @@ Status Device::submit(int context, int stream, const Work& work, Ticket* ticket)
   Stream& target = streams_[place];
   if (target.used == 0 || target.closing != 0) return Status::kInvalid;
   if (work.kind == OpKind::kKernel &&
-      (work.blocks == 0 || work.blocks > kMaxBlocks || work.blocks_per_sm == 0 || work.blocks_per_sm > kMaxBlocksPerSm ||
-       work.block_ns <= 0 || work.block_ns > kMaxDurationNs)) {
+      (work.blocks == 0 || work.blocks > kMaxBlocks || work.blocks_per_sm == 0 ||
+       work.blocks_per_sm > kMaxBlocksPerSm || work.block_ns <= 0 || work.block_ns > kMaxDurationNs)) {
     return Status::kInvalid;
   }
   Context& owner = contexts_[context];
@@ -554,7 +554,8 @@ bool Device::consistent() const noexcept {
       blocks += cohort.on_sm[sm];
       if (context_of(cohort.op) == active_) taken[sm] += cohort.on_sm[sm] * op.sm_units;
     }
-    if (op.state != State::kQueued || op.kind != OpKind::kKernel || blocks != cohort.blocks || blocks == 0) return false;
+    if (op.state != State::kQueued || op.kind != OpKind::kKernel || blocks != cohort.blocks || blocks == 0)
+      return false;
     ++cohorts[context_of(cohort.op)];
   }
   for (int sm = 0; sm < kSmCount && switch_until_ns_ == kNever; ++sm) {

@@ -1,18 +1,21 @@
-// A simulated GPU: a discrete-event model of streams, thread blocks on SMs, a copy engine, and contexts that take turns.
-// It executes nothing; it says when each operation would be complete. Times are simulated nanoseconds that the caller
-// passes in, so the same class runs on a real or on a virtual clock. It never reads a clock, allocates, throws, or holds
-// a pointer: a Device is plain data that may lie in shared memory. It has no lock; the caller holds one around each call.
+// A simulated GPU: a discrete-event model of streams, thread blocks on SMs, a copy engine, and contexts that take
+// turns. It executes nothing; it says when each operation would be complete. Times are simulated nanoseconds that the
+// caller passes in, so the same class runs on a real or on a virtual clock. It never reads a clock, allocates, throws,
+// or holds a pointer: a Device is plain data that may lie in shared memory. It has no lock; the caller holds one around
+// each call.
 //
 // The rules of the model
 //   Streams    operations of a stream run one after another, in the order of submission.
-//   Blocks     a kernel has `blocks` equal blocks of `block_ns`; one SM holds `blocks_per_sm` of them, and as many SMs as
+//   Blocks     a kernel has `blocks` equal blocks of `block_ns`; one SM holds `blocks_per_sm` of them, and as many SMs
+//   as
 //              have room are filled evenly, the emptiest first. Kernels at the head of several streams share the SMs.
-//              Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all blocks
-//              of every kernel before it have been dispatched. Resident blocks are never pushed out by a priority.
+//              Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all
+//              blocks of every kernel before it have been dispatched. Resident blocks are never pushed out by a
+//              priority.
 //   Contexts   the blocks of one context run at a time. A context whose slice (2 ms) is over while another has kernels
 //              ready is stopped at once: its resident blocks freeze and later go on where they stopped. Switching to
-//              another context costs 0.13 ms in which no block runs. A context without kernels yields at once; the slice
-//              of a context that is alone renews. Turns go round by slot number.
+//              another context costs 0.13 ms in which no block runs. A context without kernels yields at once; the
+//              slice of a context that is alone renews. Turns go round by slot number.
 //   Copies     one copy engine, shared by all contexts and not time-sliced: oldest ready copy first, one at a time,
 //              kCopyLatencyNs + bytes / kCopyBytesPerNs.
 //   Markers    complete when they are reached. An event record is a marker, an event its ticket.
@@ -20,8 +23,9 @@
 // The result depends on the operations and the times of their submission alone, not on how often advance is called.
 //
 // Limits (an error code, never an overflow): kContextCount contexts, kStreamsPerContext streams and kOpsPerContext
-// operations a context (a complete operation counts until take_completed has returned it), kCohortCount groups of blocks
-// dispatched together (when they are used up, further blocks wait for one to end), kMaxBlocksPerSm, kMaxDurationNs.
+// operations a context (a complete operation counts until take_completed has returned it), kCohortCount groups of
+// blocks dispatched together (when they are used up, further blocks wait for one to end), kMaxBlocksPerSm,
+// kMaxDurationNs.
 //
 // Crash-safety: a process may be killed inside any call. What is essential lies in the operations, cohorts, streams and
 // contexts, written in an order that a cut leaves usable; the rest is lists that rebuild() makes anew from these. A cut
@@ -114,9 +118,7 @@ class Device {
   int running_context() const noexcept { return switch_until_ns_ == kNever ? active_ : kNone; }
   bool consistent() const noexcept;
 
-  static constexpr int op_index(Ticket ticket) noexcept {
-    return static_cast<int>(ticket & 0xffff) % kOpsPerContext;
-  }
+  static constexpr int op_index(Ticket ticket) noexcept { return static_cast<int>(ticket & 0xffff) % kOpsPerContext; }
 
  private:
   static constexpr int kNone = -1;
@@ -144,7 +146,7 @@ class Device {
     std::int32_t next_ready;    // in the context's ready kernels, or in the ready copies
     std::int32_t first_waiter;  // waits at the head of their streams
     std::int32_t next_waiter;
-    std::uint32_t listed;       // 1: in a ready list or a list of waiters
+    std::uint32_t listed;  // 1: in a ready list or a list of waiters
   };
 
   struct Stream {
@@ -198,7 +200,7 @@ class Device {
   std::int64_t now_ns_;
   std::uint64_t sequence_;
   std::uint64_t order_;
-  std::int32_t active_;           // whose blocks run, or which is being switched to
+  std::int32_t active_;  // whose blocks run, or which is being switched to
   std::int64_t active_since_ns_;
   std::int64_t slice_end_ns_;
   std::int64_t switch_until_ns_;  // kNever: not switching

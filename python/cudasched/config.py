@@ -88,7 +88,7 @@ class Config(pydantic.BaseModel):
     client_class: Annotated[ClientClass, pydantic.BeforeValidator(_class_name)] = "normal"
     priority: Annotated[int, pydantic.Field(ge=-_INT32, lt=_INT32)] = 0
     slo_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.001)] | None = None
-    lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 20.0
+    lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 60.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
@@ -207,7 +207,7 @@ def _read_file(path: Path) -> tuple[Config, dict[str, str]]:
         raise _malformed(path, text, error) from None
 
     known = list(Config.model_fields)
-    keys = {"client_class": "class"} if "class" in values else {}
+    keys: dict[str, str] = {"client_class": "class"} if "class" in values else {}
     for key in values:
         if key == "class" and "client_class" in values:
             raise ConfigError(f"{path}, line {_line_of(text, key)}: class and client_class are the same; keep one")
@@ -216,7 +216,7 @@ def _read_file(path: Path) -> tuple[Config, dict[str, str]]:
             raise ConfigError(f"{path}, line {_line_of(text, key)}: unknown key {key!r}{hint}")
     if "class" in values:
         values["client_class"] = values.pop("class")
-    lines = {field: f"{path}, line {_line_of(text, keys.get(field, field))}" for field in values}
+    lines = {str(name): f"{path}, line {_line_of(text, keys.get(str(name), str(name)))}" for name in values}
     config = _check(
         _absolute(values, path.parent.absolute()),
         strings=False,

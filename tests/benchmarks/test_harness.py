@@ -87,7 +87,7 @@ def test_bare_workers_do_not_inherit_what_managed_ones_run_under(nowhere, monkey
 
 
 def test_engine_times_are_stretched_with_the_simulated_clock(backend):
-    assert backend.settings["CUDASCHED_LEAD_US"] == f"{20 * backend.scale:g}"
+    assert backend.settings["CUDASCHED_LEAD_US"] == f"{60 * backend.scale:g}"
     assert backend.settings["CUDASCHED_SIM_SCALE"] == f"{backend.scale:g}"
 
 

@@ -1,4 +1,4 @@
-"""Tests on the real driver. Without one they are skipped, with the reason; every behaviour has a test without a GPU too."""
+"""Tests on the real driver; skipped, with the reason, where there is none. Each behaviour has a test without it too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from cudasched import errors, hook
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -41,11 +40,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program of tests/gpu/programs, managed if `client_class` says how; what still runs is killed at the end."""
+    """Starts a program of tests/gpu/programs, managed if `client_class` is given; kills what still runs at the end."""
     running: list[subprocess.Popen[str]] = []
     environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"), CUDASCHED_LOG="warning")
 
-    def begin(program: str, *arguments: str, client_class: str = "", options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def begin(
+        program: str, *arguments: str, client_class: str = "", options: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
         command = [sys.executable, str(PROGRAMS / program), *arguments]
         if client_class:
             command = [sys.executable, "-m", "cudasched", "run", "--class", client_class, *options, "--", *command]

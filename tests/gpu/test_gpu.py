@@ -110,12 +110,31 @@ def test_memcheck_finds_nothing_of_ours(tmp_path: Path) -> None:
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(tool).exists():
         pytest.skip("compute-sanitizer is not installed")
-    command = [tool, "--tool", "memcheck", "--error-exitcode", "99", sys.executable, "-m", "cudasched", "run", "--class",
-               "best-effort", "--", sys.executable, str(PROGRAMS / "coverage_mix.py"), "aten", "graphs"]
+    command = [
+        tool,
+        "--tool",
+        "memcheck",
+        "--error-exitcode",
+        "99",
+        sys.executable,
+        "-m",
+        "cudasched",
+        "run",
+        "--class",
+        "best-effort",
+        "--",
+        sys.executable,
+        str(PROGRAMS / "coverage_mix.py"),
+        "aten",
+        "graphs",
+    ]
     environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"))
     done = subprocess.run(
         [*command[:1], "--target-processes", "all", *command[1:]],
-        capture_output=True, text=True, timeout=PATIENCE_S, env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout

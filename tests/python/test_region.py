@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-import os
 import threading
 import warnings
 from types import SimpleNamespace

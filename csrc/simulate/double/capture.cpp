@@ -53,7 +53,8 @@ CUresult refuse_in_capture() {
     const std::shared_ptr<Capture> capture = weak.lock();
     if (capture->streams.empty()) continue;
     const bool own = capture->thread == thread_id() && capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool global = capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    const bool global =
+        capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
     if (!own && !global) continue;
     capture->invalidated = true;
     refused = true;

@@ -1,5 +1,5 @@
-// Stream capture: what would have been submitted becomes nodes of a graph; and graphs made executable. All functions are
-// called with the driver's mutex held.
+// Stream capture: what would have been submitted becomes nodes of a graph; and graphs made executable. All functions
+// are called with the driver's mutex held.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ struct Capture {
 // The calling thread's interaction mode (cuThreadExchangeStreamCaptureMode).
 CUstreamCaptureMode& thread_capture_mode();
 
-// For calls that capture forbids to this thread now: invalidates the captures concerned and says STREAM_CAPTURE_UNSUPPORTED.
+// For calls that capture forbids to this thread now: invalidates the captures concerned and says
+// STREAM_CAPTURE_UNSUPPORTED.
 CUresult refuse_in_capture();
 // For calls on a stream: an error, and the capture is invalidated, if the stream is capturing.
 CUresult refuse_capturing(const Stream& stream);

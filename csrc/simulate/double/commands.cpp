@@ -126,9 +126,9 @@ std::uint32_t occupancy(const KernelSpec& spec, std::uint32_t threads, std::uint
   const std::uint32_t warps = (threads + 31) / 32;
   const std::uint32_t registers_per_warp = (spec.regs * 32 + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
   const std::uint64_t shared = spec.shared_bytes + dynamic_shared_bytes + kSharedBytesReserved;
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(
-      {spec.blocks_per_sm, kThreadsPerSm / (warps * 32), kRegistersPerSm / (registers_per_warp * warps),
-       kSharedBytesPerSm / shared, kMaxBlocksPerSm}));
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>({spec.blocks_per_sm, kThreadsPerSm / (warps * 32),
+                                                             kRegistersPerSm / (registers_per_warp * warps),
+                                                             kSharedBytesPerSm / shared, kMaxBlocksPerSm}));
 }
 
 }  // namespace cudasched::simulate

@@ -2,8 +2,9 @@
 // driver-API programs and cudasched's hook run on any machine in real time, several processes sharing one device.
 //
 // Environment, read once, by the first call of a process that needs a device
-//   CUDASCHED_SIM_DIR             where the shared devices lie; default /dev/shm/cudasched-sim-<uid>; made with mode 0700
-//   CUDASCHED_SIM_SCALE           real seconds that a simulated second takes, 0.001 to 10000; default 20. The process that
+//   CUDASCHED_SIM_DIR             where the shared devices lie; default /dev/shm/cudasched-sim-<uid>; made with mode
+//   0700 CUDASCHED_SIM_SCALE           real seconds that a simulated second takes, 0.001 to 10000; default 20. The
+//   process that
 //                                 opens a device first decides for all.
 //   CUDASCHED_SIM_DEVICES         how many devices there are, 0 to 16; default 1
 //   CUDASCHED_SIM_DRIVER_VERSION  what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
@@ -22,30 +23,31 @@
 //   axpy    (float* y, const float* x, float a, u32 count, ...): y[i] += a * x[i]
 // Anything else is CUDA_ERROR_INVALID_IMAGE.
 //
-// Time. The model's clock is the machine's monotonic clock divided by the scale. No thread belongs to the double: whoever
-// calls it locks the device and runs the model up to now. All times that a program sees (cuEventElapsedTime) are real
-// ones, as its own clock would show them: a block of 20 us takes 400 us at the default scale.
+// Time. The model's clock is the machine's monotonic clock divided by the scale. No thread belongs to the double:
+// whoever calls it locks the device and runs the model up to now. All times that a program sees (cuEventElapsedTime)
+// are real ones, as its own clock would show them: a block of 20 us takes 400 us at the default scale.
 //
 // Effects. Device memory is the process's own host memory. What an operation does (copy, memset, kernel effect, host
-// function, deferred free) happens when the owner process next synchronises, queries, or waits for room: exactly once, in
-// the order in which the model completed the operations. An operation counts as complete only after its effect. So a
+// function, deferred free) happens when the owner process next synchronises, queries, or waits for room: exactly once,
+// in the order in which the model completed the operations. An operation counts as complete only after its effect. So a
 // program that never asks sees no effect. Effects of a killed process never happen; its queued work vanishes from the
 // device within about a millisecond, by whoever uses the device next. A host function may not call the driver:
 // CUDA_ERROR_NOT_PERMITTED.
 //
-// Semantics kept: one primary context a device, context stacks a thread, stream order, priorities 0 to -5, legacy default
-// stream (waits for and holds back blocking streams), per-thread default streams and all _ptsz/_ptds twins, events,
-// stream capture in its three modes with its errors, graph launches (branches run side by side on up to 16 lanes, launches
-// of one executable graph one after another), CUkernel launches, occupancy, sticky CUDA_ERROR_ILLEGAL_ADDRESS for an
-// effect on memory that is not allocated, CUDA_ERROR_NOT_INITIALIZED in a forked child of a process that used the double.
+// Semantics kept: one primary context a device, context stacks a thread, stream order, priorities 0 to -5, legacy
+// default stream (waits for and holds back blocking streams), per-thread default streams and all _ptsz/_ptds twins,
+// events, stream capture in its three modes with its errors, graph launches (branches run side by side on up to 16
+// lanes, launches of one executable graph one after another), CUkernel launches, occupancy, sticky
+// CUDA_ERROR_ILLEGAL_ADDRESS for an effect on memory that is not allocated, CUDA_ERROR_NOT_INITIALIZED in a forked
+// child of a process that used the double.
 //
 // Limits. 64 contexts a device over all processes (then OUT_OF_MEMORY), 256 streams a context, of which the default
-// streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch waits);
-// a graph may need at most 900 of them, nodes and waits between branches counted (then OUT_OF_MEMORY at instantiation).
-// A wait for an event of another device blocks the caller. Graph launches into a capture, event record nodes, textures,
-// arrays, virtual memory, pools other than the default one, IPC, peers, MPS and green contexts are not there. A driver
-// function without an entry here is absent from the library and from cuGetProcAddress.
+// streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch
+// waits); a graph may need at most 900 of them, nodes and waits between branches counted (then OUT_OF_MEMORY at
+// instantiation). A wait for an event of another device blocks the caller. Graph launches into a capture, event record
+// nodes, textures, arrays, virtual memory, pools other than the default one, IPC, peers, MPS and green contexts are not
+// there. A driver function without an entry here is absent from the library and from cuGetProcAddress.
 //
-// Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (what operations do),
-// capture (streams to graphs), entry* (the exported functions), proc_address (their table).
+// Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (what operations
+// do), capture (streams to graphs), entry* (the exported functions), proc_address (their table).
 #pragma once

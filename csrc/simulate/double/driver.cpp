@@ -32,7 +32,9 @@ bool read_setting(const char* name, T least, T most, T& value) {
   return error == std::errc{} && *end == '\0' && value >= least && value <= most;
 }
 
-SharedDevice& shared_of(const Context& context) { return driver().gpus[static_cast<std::size_t>(context.device)]->shared; }
+SharedDevice& shared_of(const Context& context) {
+  return driver().gpus[static_cast<std::size_t>(context.device)]->shared;
+}
 
 // What a thread leaves behind: its default streams.
 struct ThreadState {
@@ -139,8 +141,8 @@ CUresult initialize_driver() {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const char* directory = std::getenv("CUDASCHED_SIM_DIR");
-  state.directory = directory != nullptr && *directory != '\0' ? directory
-                                                              : "/dev/shm/cudasched-sim-" + std::to_string(geteuid());
+  state.directory =
+      directory != nullptr && *directory != '\0' ? directory : "/dev/shm/cudasched-sim-" + std::to_string(geteuid());
   if (devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int ordinal = static_cast<int>(state.gpus.size()); ordinal < devices; ++ordinal) {
     auto gpu = std::make_unique<SimulatedGpu>();
@@ -162,8 +164,11 @@ CUresult initialize_driver() {
 }
 
 int driver_version() {
-  int version = kVersionDefault;
-  return read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version) ? version : kVersionDefault;
+  static const int version = [] {
+    int read = kVersionDefault;
+    return read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, read) ? read : kVersionDefault;
+  }();
+  return version;
 }
 
 std::uint64_t thread_id() {
@@ -481,7 +486,8 @@ CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, Exec& ex
   if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
   if (const CUresult result = submit_model_wait(device, stream, exec.last); result != CUDA_SUCCESS) return result;
   Ticket start = 0;
-  if (const CUresult result = submit_work(device, stream, {}, {}, nullptr, &start); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = submit_work(device, stream, {}, {}, nullptr, &start); result != CUDA_SUCCESS)
+    return result;
   std::vector<bool> started(lanes.size(), false);
   std::vector<Ticket> tickets(exec.nodes.size(), 0);
   for (std::size_t i = 0; i < exec.nodes.size(); ++i) {

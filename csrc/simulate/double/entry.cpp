@@ -36,13 +36,15 @@ constexpr ErrorText kErrors[] = {
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {CUDA_ERROR_FILE_NOT_FOUND, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
-    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM",
+     "OS call failed or operation not supported on this OS"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-    {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+     "too many resources requested for launch"},
     {CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE",
      "cannot set while device is active in this process"},
     {CUDA_ERROR_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
@@ -63,17 +65,20 @@ constexpr ErrorText kErrors[] = {
      "dependency created on uncaptured work in another stream"},
     {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
      "operation would make the legacy stream depend on a capturing blocking stream"},
-    {CUDA_ERROR_CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
+    {CUDA_ERROR_CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
     {CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
      "attempt to terminate a thread-local capture sequence from another thread"},
     {CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
-     "the graph update was not performed because it included changes which violated constraints specific to instantiated "
+     "the graph update was not performed because it included changes which violated constraints specific to "
+     "instantiated "
      "graph update"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
 const ErrorText* find_error(CUresult error) {
-  const auto* found = std::find_if(std::begin(kErrors), std::end(kErrors), [&](const auto& e) { return e.error == error; });
+  const auto* found =
+      std::find_if(std::begin(kErrors), std::end(kErrors), [&](const auto& e) { return e.error == error; });
   return found == std::end(kErrors) ? nullptr : found;
 }
 
@@ -426,14 +431,15 @@ CUresult elapsed_time(float* milliseconds, CUevent start_handle, CUevent end_han
     progress(lock);
     if (!start->record->done || !end->record->done) return CUDA_ERROR_NOT_READY;
     const SharedDevice& shared = driver().gpus[static_cast<std::size_t>(end->context->device)]->shared;
-    *milliseconds = static_cast<float>(static_cast<double>(
-        shared.to_real_ns(end->record->finish_ns - start->record->finish_ns)) / 1e6);
+    *milliseconds = static_cast<float>(
+        static_cast<double>(shared.to_real_ns(end->record->finish_ns - start->record->finish_ns)) / 1e6);
     return CUDA_SUCCESS;
   });
 }
 
 CUresult create_stream(CUstream* stream, unsigned flags, int priority) {
-  if (stream == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (stream == nullptr || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
     std::shared_ptr<Stream> made;
     const CUresult result = make_stream(context, StreamKind::kOrdinary, flags, priority, made);
@@ -502,7 +508,8 @@ CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& 
       config.blockDimY > 1024 || config.blockDimZ > 64 || threads > 1024) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (config.sharedMemBytes > static_cast<unsigned>(function->dynamic_shared_bytes_max)) return CUDA_ERROR_INVALID_VALUE;
+  if (config.sharedMemBytes > static_cast<unsigned>(function->dynamic_shared_bytes_max))
+    return CUDA_ERROR_INVALID_VALUE;
   const std::uint32_t per_sm = occupancy(*function->spec, static_cast<std::uint32_t>(threads), config.sharedMemBytes);
   if (per_sm == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   kernel.spec = function->spec;
@@ -1180,7 +1187,9 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   });
 }
 
-CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext* context) { return cuStreamGetCtx(per_thread(stream), context); }
+CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext* context) {
+  return cuStreamGetCtx(per_thread(stream), context);
+}
 
 // ---- events
 

@@ -131,7 +131,9 @@ CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode)
   return cuStreamBeginCapture_v2(per_thread(stream), mode);
 }
 
-CUresult cuStreamBeginCapture(CUstream stream) { return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL); }
+CUresult cuStreamBeginCapture(CUstream stream) {
+  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
 
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
   return cuStreamBeginCapture_v2(per_thread(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
@@ -151,7 +153,9 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   });
 }
 
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) { return cuStreamEndCapture(per_thread(stream), graph); }
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
+  return cuStreamEndCapture(per_thread(stream), graph);
+}
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   return capture_info(stream, status, nullptr, nullptr, nullptr, nullptr);
@@ -186,7 +190,8 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* statu
 }
 
 CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                        const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
+                                        const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
+                                        size_t* count) {
   return cuStreamGetCaptureInfo_v3(per_thread(stream), status, id, graph, dependencies, edges, count);
 }
 

@@ -51,7 +51,8 @@ CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr
 
 std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std::uint32_t width_bytes, std::size_t count) {
+CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std::uint32_t width_bytes,
+             std::size_t count) {
   return with_driver([&](Lock& lock) {
     std::shared_ptr<Stream> stream;
     CUresult result = find_stream(handle, stream);
@@ -131,8 +132,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) { return free_now(pointer, CU_MEMORYT
 CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return allocate_host(pointer, bytes, 0); }
 
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
-  constexpr unsigned kKnown =
-      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   return (flags & ~kKnown) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_host(pointer, bytes, flags);
 }
 
@@ -188,7 +188,9 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   });
 }
 
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) { return cuMemFreeAsync(pointer, per_thread(stream)); }
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+  return cuMemFreeAsync(pointer, per_thread(stream));
+}
 
 // ---- copies
 

@@ -69,10 +69,14 @@ bool parse_attribute(std::string_view key, std::string_view value, KernelSpec& s
     return true;
   }
   if (key == "effect") {
-    if (value == "none") spec.effect = Effect::kNone;
-    else if (value == "append") spec.effect = Effect::kAppend;
-    else if (value == "axpy") spec.effect = Effect::kAxpy;
-    else return false;
+    if (value == "none")
+      spec.effect = Effect::kNone;
+    else if (value == "append")
+      spec.effect = Effect::kAppend;
+    else if (value == "axpy")
+      spec.effect = Effect::kAxpy;
+    else
+      return false;
     return true;
   }
   return false;

@@ -1,5 +1,5 @@
-// One simulated device in a file that all processes of a directory share: the model, its lock, and which of its contexts
-// belong to living processes. Knows nothing of the driver API.
+// One simulated device in a file that all processes of a directory share: the model, its lock, and which of its
+// contexts belong to living processes. Knows nothing of the driver API.
 //
 // The lock is a robust process-shared mutex; a process killed inside it leaves a model that Device::rebuild mends. A
 // context belongs to the process that holds the POSIX record lock on its slot's byte: gone with the process, not

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cudasched.config import VARIABLES, Config
+
 CLIENT = Path(__file__).with_name("client.py")
 START_TIMEOUT_S = 240.0
 ANSWER_SLACK_S = 60.0
@@ -32,13 +34,10 @@ HEAD_START_S = 0.6
 #: Runs that a worker may spoil before it is given up.
 MAX_STRIKES = 2
 DEFAULT_SCALE = 20.0
-#: Engine times that a slow simulated device stretches; defaults in the unit that the name gives.
+#: Engine times that a slow simulated device stretches, with their defaults in the unit that the name gives.
 SCALED_SETTINGS = {
-    "CUDASCHED_LEAD_US": 20.0,
-    "CUDASCHED_MAX_IDLE_HOLD_MS": 5.0,
-    "CUDASCHED_STALE_HEARTBEAT_MS": 100.0,
-    "CUDASCHED_TURN_MS": 3.0,
-    "CUDASCHED_STRAGGLER_MS": 1.0,
+    VARIABLES[name]: float(getattr(Config(), name))
+    for name in ("lead_us", "max_idle_hold_ms", "stale_heartbeat_ms", "turn_ms", "straggler_ms")
 }
 #: What a bare worker must not inherit from a managed parent.
 CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")

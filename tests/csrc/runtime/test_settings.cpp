@@ -27,7 +27,7 @@ TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
   const Read result = read({});
   EXPECT_TRUE(result.complaints.empty());
   EXPECT_EQ(result.settings.process_class, Class::kNormal);
-  EXPECT_EQ(result.settings.lead_ns, 20'000);
+  EXPECT_EQ(result.settings.lead_ns, 60'000);
   EXPECT_EQ(result.settings.max_idle_hold_ns, 5'000'000);
   EXPECT_EQ(result.settings.turn_ns, 3'000'000);
 }

@@ -260,7 +260,8 @@ TEST_F(CaptureTest, GraphsByHandAndUpdates) {
   ASSERT_EQ(cuGraphAddEmptyNode(&empty, graph, &first, 1), CUDA_SUCCESS);
   value = 2;
   ASSERT_EQ(cuGraphAddKernelNode(&second, graph, &empty, 1, &node), CUDA_SUCCESS);
-  EXPECT_EQ(cuGraphAddKernelNode(&second, graph, &second, 2, &node), CUDA_ERROR_INVALID_VALUE);
+  const CUgraphNode twice[] = {first, first};
+  EXPECT_EQ(cuGraphAddKernelNode(&second, graph, twice, 2, &node), CUDA_ERROR_INVALID_VALUE);
   const CUgraphExec exec = instantiate(graph);
   ASSERT_EQ(cuGraphLaunch(exec, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(log(), (Values{1, 2}));

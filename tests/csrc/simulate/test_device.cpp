@@ -1,5 +1,3 @@
-#include "simulate/device.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <random>
 #include <set>
 #include <vector>
+
+#include "simulate/device.hpp"
 
 namespace cudasched::simulate {
 namespace {
@@ -34,7 +34,11 @@ int make_stream(Device& device, int context) {
 }
 
 Work kernel(std::uint64_t blocks, std::uint32_t per_sm, std::int64_t block_us, int priority = 0) {
-  return {.kind = OpKind::kKernel, .priority = priority, .blocks = blocks, .blocks_per_sm = per_sm, .block_ns = block_us * kUs};
+  return {.kind = OpKind::kKernel,
+          .priority = priority,
+          .blocks = blocks,
+          .blocks_per_sm = per_sm,
+          .block_ns = block_us * kUs};
 }
 
 Ticket submit(Device& device, int context, int stream, const Work& work) {
@@ -152,7 +156,8 @@ TEST(Device, BusyContextsGetEqualTime) {
       while (device->op_count(context) < 8) submit(*device, context, stream, kernel(kSmCount * 4, 4, 40));
     }
   }
-  const auto [least, most] = std::minmax_element(done.begin(), done.end(), [](auto a, auto b) { return a.second < b.second; });
+  const auto [least, most] =
+      std::minmax_element(done.begin(), done.end(), [](auto a, auto b) { return a.second < b.second; });
   EXPECT_GT(least->second, 1000);
   EXPECT_LT(most->second - least->second, 120) << "at most about two slices apart";
 }
@@ -257,8 +262,8 @@ std::vector<Step> random_steps(std::mt19937_64& random, int count, int contexts,
         }
         break;
       default:
-        step.work = kernel(static_cast<std::uint64_t>(pick(1, 600)), static_cast<std::uint32_t>(pick(1, 32)), pick(1, 60),
-                           static_cast<int>(pick(-5, 0)));
+        step.work = kernel(static_cast<std::uint64_t>(pick(1, 600)), static_cast<std::uint32_t>(pick(1, 32)),
+                           pick(1, 60), static_cast<int>(pick(-5, 0)));
         break;
     }
     step.kill = pick(0, 999) == 0;

@@ -92,7 +92,7 @@ TEST_F(DoubleTest, ErrorsHaveNames) {
   EXPECT_STREQ(text, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT");
   EXPECT_EQ(cuGetErrorString(CUDA_ERROR_NOT_READY, &text), CUDA_SUCCESS);
   EXPECT_STREQ(text, "device not ready");
-  EXPECT_EQ(cuGetErrorName(static_cast<CUresult>(12345), &text), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGetErrorName(static_cast<CUresult>(998), &text), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(text, nullptr);
 }
 
@@ -155,7 +155,10 @@ TEST_F(DoubleTest, ContextsOfTheDeviceRunOut) {
 
 TEST_F(DoubleTest, ModulesAndFunctions) {
   CUmodule bad = nullptr;
-  EXPECT_EQ(cuModuleLoadData(&bad, "\x7f" "ELF"), CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_EQ(cuModuleLoadData(&bad,
+                             "\x7f"
+                             "ELF"),
+            CUDA_ERROR_INVALID_IMAGE);
   EXPECT_EQ(cuModuleLoad(&bad, "/nonexistent/file"), CUDA_ERROR_FILE_NOT_FOUND);
   CUfunction missing = nullptr;
   EXPECT_EQ(cuModuleGetFunction(&missing, module_, "missing"), CUDA_ERROR_NOT_FOUND);
@@ -201,7 +204,8 @@ TEST_F(DoubleTest, KernelsOfALibrary) {
   EXPECT_EQ(cuLaunchKernel(plain, 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(log(), (Values{7, 8}));
   EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
-  EXPECT_EQ(cuLaunchKernel(as_function(kernel), 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuLaunchKernel(as_function(kernel), 1, 1, 1, 32, 1, 1, 0, nullptr, params, nullptr),
+            CUDA_ERROR_INVALID_HANDLE);
 }
 
 TEST_F(DoubleTest, OccupancyCountsThreadsRegistersAndSharedMemory) {
@@ -230,7 +234,8 @@ TEST_F(DoubleTest, BadLaunches) {
   EXPECT_EQ(launch(1, 32, 64 * 1024, params), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuFuncSetAttribute(spin_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 64 * 1024), CUDA_SUCCESS);
   EXPECT_EQ(launch(1, 32, 64 * 1024, params), CUDA_SUCCESS);
-  EXPECT_EQ(cuFuncSetAttribute(spin_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuFuncSetAttribute(spin_, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20),
+            CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, params, nullptr), CUDA_ERROR_INVALID_HANDLE);
   const auto wrong = reinterpret_cast<CUstream>(&block_us);
   EXPECT_EQ(cuLaunchKernel(spin_, 1, 1, 1, 1, 1, 1, 0, wrong, params, nullptr), CUDA_ERROR_INVALID_HANDLE);
@@ -481,7 +486,8 @@ TEST_F(DoubleTest, CopiesMoveDataInStreamOrder) {
   unsigned type = 0;
   EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, x + 8), CUDA_SUCCESS);
   EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
-  EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(pinned)), CUDA_SUCCESS);
+  EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(pinned)),
+            CUDA_SUCCESS);
   EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_HOST));
   EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(&type)),
             CUDA_ERROR_INVALID_VALUE);
@@ -528,7 +534,8 @@ TEST_F(DoubleTest, EffectOnMemoryThatIsNotThereIsStickyInItsContext) {
 // ---- cuGetProcAddress
 
 TEST_F(DoubleTest, GetProcAddressVariants) {
-  const auto find = [](const char* name, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status = nullptr) {
+  const auto find = [](const char* name, int version, cuuint64_t flags,
+                       CUdriverProcAddressQueryResult* status = nullptr) {
     void* found = reinterpret_cast<void*>(1);
     EXPECT_EQ(cuGetProcAddress(name, &found, version, flags, status), CUDA_SUCCESS);
     return found;
@@ -536,7 +543,8 @@ TEST_F(DoubleTest, GetProcAddressVariants) {
   const auto symbol = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
   EXPECT_EQ(find("cuLaunchKernel", 12000, 0), symbol("cuLaunchKernel"));
   EXPECT_EQ(find("cuLaunchKernel", 12000, CU_GET_PROC_ADDRESS_LEGACY_STREAM), symbol("cuLaunchKernel"));
-  EXPECT_EQ(find("cuLaunchKernel", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), symbol("cuLaunchKernel_ptsz"));
+  EXPECT_EQ(find("cuLaunchKernel", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM),
+            symbol("cuLaunchKernel_ptsz"));
   EXPECT_EQ(find("cuMemcpyHtoD", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), symbol("cuMemcpyHtoD_v2_ptds"));
   EXPECT_EQ(find("cuMemAlloc", 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), symbol("cuMemAlloc_v2"));
   EXPECT_EQ(find("cuGetProcAddress", 11030, 0), symbol("cuGetProcAddress"));

@@ -1,9 +1,9 @@
-#include "simulate/double/image.hpp"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
+
+#include "simulate/double/image.hpp"
 
 namespace cudasched::simulate {
 namespace {
@@ -56,17 +56,24 @@ INSTANTIATE_TEST_SUITE_P(
                       "cudasched-sim 1\nkernel a params=8,\n", "cudasched-sim 1\nkernel a params=0\n",
                       "cudasched-sim 1\nkernel a params=,8\n", "cudasched-sim 1\nkernel a params=4096,1\n",
                       "cudasched-sim 1\nkernel a params=99999999999999\n", "cudasched-sim 1\nkernel a block_us=0\n",
-                      "cudasched-sim 1\nkernel a block_us=param:0\n", "cudasched-sim 1\nkernel a params=8 block_us=param:0\n",
-                      "cudasched-sim 1\nkernel a params=4 block_us=param:1\n", "cudasched-sim 1\nkernel a blocks_per_sm=33\n",
-                      "cudasched-sim 1\nkernel a effect=burn\n", "cudasched-sim 1\nkernel a params=8,8 effect=append\n",
+                      "cudasched-sim 1\nkernel a block_us=param:0\n",
+                      "cudasched-sim 1\nkernel a params=8 block_us=param:0\n",
+                      "cudasched-sim 1\nkernel a params=4 block_us=param:1\n",
+                      "cudasched-sim 1\nkernel a blocks_per_sm=33\n", "cudasched-sim 1\nkernel a effect=burn\n",
+                      "cudasched-sim 1\nkernel a params=8,8 effect=append\n",
                       "cudasched-sim 1\nkernel a params=8,8,8,4 effect=axpy\n", "cudasched-sim 1\nkernel a\nkernel a\n",
-                      "cudasched-sim 1\nvoid a\n", "\x7f" "ELF", "cudasched-sim 1\r\nkernel a\r\n"));
+                      "cudasched-sim 1\nvoid a\n",
+                      "\x7f"
+                      "ELF",
+                      "cudasched-sim 1\r\nkernel a\r\n"));
 
-// Mutations of a good image: the parser never reads outside the text (the sanitizers watch) and what it accepts is sound.
+// Mutations of a good image: the parser never reads outside the text (the sanitizers watch) and what it accepts is
+// sound.
 TEST(Image, SurvivesMutations) {
-  const std::string good = kHeader +
-                           "kernel add params=8,8,8,4 regs=40 shared=1024 threads_max=256 block_us=param:3 effect=append\n"
-                           "kernel axpy params=8,8,4,4 effect=axpy blocks_per_sm=2 block_us=100\n";
+  const std::string good =
+      kHeader +
+      "kernel add params=8,8,8,4 regs=40 shared=1024 threads_max=256 block_us=param:3 effect=append\n"
+      "kernel axpy params=8,8,4,4 effect=axpy blocks_per_sm=2 block_us=100\n";
   const std::string alphabet = "cudasched-sim 1\nkernel=,:0123456789paramseffect\0\xff";
   std::mt19937_64 random(7);
   int accepted = 0;

@@ -120,7 +120,10 @@ int inside() {
     {
       SharedDevice::Guard device(shared);
       for (int i = 0; i < 300; ++i) {
-        Work work{.kind = static_cast<OpKind>(random() % 4), .blocks = 1 + random() % 500, };
+        Work work{
+            .kind = static_cast<OpKind>(random() % 4),
+            .blocks = 1 + random() % 500,
+        };
         work.blocks_per_sm = static_cast<std::uint32_t>(1 + random() % 8);
         work.block_ns = 500 + random() % 5000;
         work.wait_for = last;

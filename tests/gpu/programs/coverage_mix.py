@@ -52,7 +52,7 @@ def triton_kernel() -> None:
 def cupy_kernels() -> None:
     import cupy
 
-    kernel = cupy.RawKernel("extern \"C\" __global__ void f(float* x) { x[threadIdx.x] += 1; }", "f")
+    kernel = cupy.RawKernel('extern "C" __global__ void f(float* x) { x[threadIdx.x] += 1; }', "f")
     x = cupy.zeros(32, dtype=cupy.float32)
     for _ in range(6):
         kernel((1,), (32,), (x,))
@@ -83,8 +83,13 @@ def threads() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"aten": aten_cublas_cudnn, "graphs": graphs, "triton": triton_kernel, "cupy": cupy_kernels,
-             "threads": threads}
+    parts = {
+        "aten": aten_cublas_cudnn,
+        "graphs": graphs,
+        "triton": triton_kernel,
+        "cupy": cupy_kernels,
+        "threads": threads,
+    }
     for name in sys.argv[1:] or parts:
         parts[name]()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""import cudasched, then torch: regions, bound streams, a captured graph in a thread, the profiler, autograd's threads."""
+"""cudasched, then torch: regions, bound streams, autograd's threads, a graph captured in a thread, the profiler."""
 
 import threading
 
