@@ -123,26 +123,31 @@ CUresult stream_destroy(CUstream stream) noexcept {
   return table().stream_destroy(stream);
 }
 
-void context_goes() noexcept {
-  for_each_device([](runtime::Device& device) {
+void primary_context_goes(CUdevice handle) noexcept {
+  for_each_device([&](runtime::Device& device) {
+    if (device.ordinal() != handle) return;
     device.latency.forget_all_streams();
-    device.gate.forget_context();
+    device.gate.forget_context(nullptr);
   });
   runtime::hot().context_epoch.fetch_add(1);
 }
 
 CUresult context_destroy(CUcontext context) noexcept {
-  context_goes();
+  for_each_device([&](runtime::Device& device) {
+    device.latency.forget_all_streams();
+    if (context != nullptr) device.gate.forget_context(context);
+  });
+  runtime::hot().context_epoch.fetch_add(1);
   return table().context_destroy(context);
 }
 
 CUresult primary_context_reset(CUdevice device) noexcept {
-  context_goes();
+  primary_context_goes(device);
   return table().primary_context_reset(device);
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
-  context_goes();
+  primary_context_goes(device);
   return table().primary_context_release(device);
 }
 
@@ -168,10 +173,18 @@ CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUg
   });
 }
 
+bool captures(CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return table().stream_is_capturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 template <bool kPerThread>
 CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
+  // A failed end may have ended the capture all the same (invalidated), or found none to end, or another thread's.
+  const CUstream meant = meant_stream<kPerThread>(stream);
+  const bool was_capturing = captures(meant);
   const CUresult status = table().stream_end_capture.get<kPerThread>()(stream, graph);
-  runtime::LatencyActivity::capture_ends();
+  if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) runtime::LatencyActivity::capture_ends();
   return status;
 }
 

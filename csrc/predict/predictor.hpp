@@ -29,6 +29,13 @@ class Predictor {
   static constexpr std::int64_t kShortestNs = 2'000;  // a kernel that does nothing
   static constexpr std::int64_t kWaveNs = 6'000;      // a wave of a middling kernel
 
+  // Will predict() ask for this launch's residency?
+  bool wants_residency(const Launch& launch) const noexcept {
+    if (launch.is_graph) return false;
+    const History::Entry* entry = history_.find(launch.key());
+    return entry == nullptr || entry->samples == 0;
+  }
+
   // `residency` is called for a kernel that has no sample yet and returns a Residency.
   template <typename AskResidency>
   Prediction predict(const Launch& launch, AskResidency&& residency) noexcept {

@@ -21,9 +21,9 @@
 namespace cudasched::runtime {
 namespace {
 
-constexpr std::int64_t kActiveTickNs = kNsPerMs;        // while a latency client of this process is active
-constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;      // while it launches
-constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;     // else; a heartbeat must not grow stale
+constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client of this process is active
+constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
+constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
 
 // Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
 class ThreadRegions {
@@ -43,6 +43,16 @@ RegionStack* region_stack() {
   return regions.get();
 }
 
+// For the exit handler: whoever holds the lock may be what the exit interrupted.
+bool lock_briefly(std::mutex& mutex) noexcept {
+  for (int tries = 0; tries < 200; ++tries) {
+    if (mutex.try_lock()) return true;
+    const timespec time{0, kNsPerMs};
+    nanosleep(&time, nullptr);
+  }
+  return false;
+}
+
 }  // namespace
 
 Engine& engine() noexcept {
@@ -53,8 +63,7 @@ Engine& engine() noexcept {
 }
 
 Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
-  const std::string directory =
-      settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
+  const std::string directory = settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
   table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
 }
 
@@ -107,6 +116,8 @@ void Engine::attach(void* real_driver, const std::string& path) {
 }
 
 void Engine::start() noexcept {
+  // Takes the dynamic loader's lock, which another thread may hold while its library's constructor waits for mutex_.
+  find_gil_check();
   try {
     const std::scoped_lock lock(mutex_);
     if (started_ || stopping_ || !off_reason_.empty()) return;
@@ -114,14 +125,13 @@ void Engine::start() noexcept {
     auto& driver = driver::table();
     if (driver.driver_get_version(&driver_version_) != CUDA_SUCCESS) driver_version_ = 0;
     if (driver_version_ < kLeastDriverVersion) {
-      off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " + std::to_string(driver_version_ / 1000) +
-                    "." + std::to_string(driver_version_ % 1000 / 10) +
+      off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " +
+                    std::to_string(driver_version_ / 1000) + "." + std::to_string(driver_version_ % 1000 / 10) +
                     "; scheduling needs 12.4 (release 550) or later: every launch passes through unscheduled";
       log::warning(off_reason_);
       return;
     }
     if (driver.device_get_count(&device_count_) != CUDA_SUCCESS || device_count_ < 1) return;
-    find_gil_check();
     // Registered after the driver's own handler, so that it runs before it.
     static const bool at_exit = std::atexit([] { engine().stop(); }) == 0;
     (void)at_exit;
@@ -271,8 +281,9 @@ void Engine::exit_region(std::uint64_t token) {
     leave_devices(region);
     return;
   }
-  throw Error("this region was not entered on this thread, or was left already; a region belongs to the thread that "
-              "entered it");
+  throw Error(
+      "this region was not entered on this thread, or was left already; a region belongs to the thread that "
+      "entered it");
 }
 
 void Engine::leave_devices(const Region& region) noexcept {
@@ -378,12 +389,13 @@ bool Engine::tick(std::int64_t now) noexcept {
 }
 
 void Engine::stop() noexcept {
-  {
-    const std::scoped_lock lock(mutex_);
-    stopping_ = true;
-  }
+  stopping_.store(true);
+  // A registration under way ends first.
+  if (lock_briefly(mutex_)) mutex_.unlock();
   if (!settings_.coverage_directory.empty()) write_coverage_report();
   hot().scheduling.store(false);
+  // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
+  if (lock_briefly(LatencyActivity::probe_mutex())) LatencyActivity::probe_mutex().unlock();
   for_each_device([](Device& device) {
     for (int i = 0; i < kClassCount; ++i) {
       const int slot = device.slot(static_cast<Class>(i));
@@ -411,8 +423,7 @@ void Engine::write_coverage_report() noexcept {
   std::string name = settings_.name.empty() ? program_name() : settings_.name;
   std::string error = coverage_error_;
   for (std::string* text : {&name, &error}) {
-    std::replace_if(
-        text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }, ' ');
+    std::replace_if(text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }, ' ');
   }
   const std::string path = settings_.coverage_directory + "/coverage-" + std::to_string(getpid()) + ".json";
   if (std::FILE* file = std::fopen(path.c_str(), "we")) {
@@ -433,6 +444,7 @@ void Engine::reset_in_child() noexcept {
   // threads' state in it may be torn.
   hot().scheduling.store(false);
   hot().only_device.store(nullptr);
+  hot().captures.store(0);
   hot().counters.reset();
   for (auto& place : devices_) {
     if (Device* device = place.exchange(nullptr)) device->table().abandon();

@@ -1,8 +1,8 @@
 // The process-wide engine: configuration, lifecycle, devices, and the way of a launch (docs/design.md).
 //
 // Life: attach() when the shim loads us (first driver call); start() when cuInit has succeeded; clients register at
-// their first launch or region; stop() at exit. A forked child starts anew with its own cuInit. Any internal fault calls
-// fail(): scheduling goes off for the process, that is said once, and every call passes through from then on.
+// their first launch or region; stop() at exit. A forked child starts anew with its own cuInit. Any internal fault
+// calls fail(): scheduling goes off for the process, that is said once, and every call passes through from then on.
 //
 // begin_launch and end_launch are the launch path. Everything else may lock, allocate and log.
 #pragma once
@@ -85,11 +85,11 @@ class Engine {
 
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
   std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns);  // throws Error
-  void exit_region(std::uint64_t token);                                               // throws Error
-  void leave_all_regions() noexcept;  // of the calling thread, which ends
-  void bind_stream(std::uint64_t stream, Class value);                                 // throws Error
+  void exit_region(std::uint64_t token);                                                // throws Error
+  void leave_all_regions() noexcept;                    // of the calling thread, which ends
+  void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
-  void start_coverage(const std::string& cupti_path);                                  // throws Error
+  void start_coverage(const std::string& cupti_path);  // throws Error
   StateReport report();
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
@@ -130,7 +130,7 @@ class Engine {
   int device_count_ = 0;
   bool class_was_set_ = false;  // by a call, which goes before the environment
   bool started_ = false;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;
   std::string off_reason_;
   std::string coverage_error_;
@@ -151,7 +151,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
 
 // True if this launch needs prepare() first.
 inline bool unprepared(const Device& device, Class launch_class, const ThreadState& thread) noexcept {
-  if (!device.registered(launch_class)) return true;
+  if (thread.index == 0 || !device.registered(launch_class)) return true;
   if (launch_class != Class::kLatency || thread.depth == 0) return false;
   const Region& region = thread.innermost();
   return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
@@ -182,7 +182,8 @@ inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool 
     return ticket;
   }
   if (ticket.launch_class == Class::kLatency) {
-    device->latency.on_launch(stream, thread);
+    ticket.device = device;
+    device->latency.before_launch();
   } else if (ticket.launch_class == Class::kBestEffort) {
     ticket.device = device;
     ticket.pass = device->gate.admit(launch, stream, may_time, state.counters.shard(thread.index));
@@ -195,8 +196,12 @@ inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool 
 inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) noexcept {
   if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, stream, status);
   if (status == CUDA_SUCCESS && !ticket.captured) {
+    ThreadState& thread = this_thread();
+    if (ticket.launch_class == Class::kLatency && ticket.device != nullptr) {
+      ticket.device->latency.after_launch(stream, thread);
+    }
     hot()
-        .counters.shard(this_thread().index)
+        .counters.shard(thread.index)
         .launches[static_cast<std::size_t>(ticket.launch_class)]
         .fetch_add(1, std::memory_order_relaxed);
   }

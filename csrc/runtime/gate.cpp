@@ -41,7 +41,9 @@ void sleep_for(std::int64_t duration_ns) noexcept {
 
 }  // namespace
 
-void find_gil_check() noexcept { gil_check.store(reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"))); }
+void find_gil_check() noexcept {
+  gil_check.store(reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check")));
+}
 
 bool holds_gil() noexcept {
   auto* const check = gil_check.load(std::memory_order_relaxed);
@@ -66,7 +68,8 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   // Drivers before 12.3 do not know the attribute; they count as without MPS.
   int mps = 0;
-  mps_ = driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps != 0;
+  mps_ =
+      driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps != 0;
   slot_.store(slot, std::memory_order_release);
 }
 
@@ -83,7 +86,10 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   count.gated.fetch_add(1, std::memory_order_relaxed);
 
   Pass pass;
+  CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
+  // Asked outside the lock: where modules load lazily, the driver may load this one now.
+  const predict::Residency resident = wants_residency(launch) ? residency(launch) : predict::Residency{1, sm_count_};
   const std::uint64_t key = launch.key();
   bool predicted = false;
   bool with_events = false;
@@ -106,7 +112,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
             if (!recorded) tracked_[place].due_ns = now;
           }
         }
-        prediction = predictor_.predict(launch, [&] { return residency(launch); });
+        prediction = predictor_.predict(launch, [&] { return resident; });
       }
       retire(now);
       decision = schedule::strict(look(prediction.duration_ns, now));
@@ -115,13 +121,16 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
         pass.entry = enter(stream, key, prediction, now);
         if (pass.entry >= 0) {
           Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
-          if (!with_events) tracked.phase = Phase::kByClock;
+          pass.generation = generation_;
+          if (with_events) pass.completion = done_[static_cast<std::size_t>(pass.entry)];
           if (with_events && may_time && prediction.wants_sample) {
             const auto timer = std::find_if(timers_.begin(), timers_.end(),
                                             [](const Timer& t) { return t.start != nullptr && !t.busy; });
             if (timer != timers_.end()) {
               timer->busy = true;
-              tracked.timer = pass.timer = static_cast<int>(timer - timers_.begin());
+              tracked.timer = static_cast<int>(timer - timers_.begin());
+              start = timer->start;
+              pass.completion = timer->end;
             }
           }
         }
@@ -132,35 +141,27 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
     wait(decision, waiting);
   }
 
-  if (waiting.announced) table_->layout().waiting.fetch_and(~bit(slot()), std::memory_order_acq_rel);
+  if (waiting.announced) leave();
   if (waiting.started) {
     count.waits.fetch_add(1, std::memory_order_relaxed);
     count.wait_ns.fetch_add(static_cast<std::uint64_t>(now_ns() - waiting.since_ns), std::memory_order_relaxed);
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
-  if (pass.timer >= 0) {
-    Timer& timer = timers_[static_cast<std::size_t>(pass.timer)];
-    if (driver::table().event_record(timer.start, stream) != CUDA_SUCCESS) {
-      const std::scoped_lock lock(lock_);
-      timer.busy = false;
-      tracked_[static_cast<std::size_t>(pass.entry)].timer = pass.timer = -1;
-    }
-  }
+  // Without a start there is nothing to measure: that one goes by the clock.
+  if (start != nullptr && driver::table().event_record(start, stream) != CUDA_SUCCESS) pass.completion = nullptr;
   return pass;
 }
 
 void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcept {
   if (pass.entry < 0) return;
-  Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
   bool recorded = false;
-  if (status == CUDA_SUCCESS && tracked.phase == Phase::kSubmitting) {
-    const CUevent event = pass.timer >= 0 ? timers_[static_cast<std::size_t>(pass.timer)].end
-                                          : done_[static_cast<std::size_t>(pass.entry)];
+  if (status == CUDA_SUCCESS && pass.completion != nullptr) {
     const driver::RelaxedCapture relaxed;
-    recorded = driver::table().event_record(event, stream) == CUDA_SUCCESS;
+    recorded = driver::table().event_record(pass.completion, stream) == CUDA_SUCCESS;
   }
   const std::scoped_lock lock(lock_);
-  if (tracked.phase == Phase::kFree) return;  // the context went meanwhile
+  if (pass.generation != generation_) return;  // the context went meanwhile
+  Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
   if (status != CUDA_SUCCESS) {
     in_flight_.withdraw(pass.entry, now_ns());
     release(pass.entry, false);
@@ -180,12 +181,12 @@ int Gate::enter(CUstream stream, std::uint64_t key, const predict::Prediction& p
   return entry;
 }
 
-void Gate::release(int entry, bool completed) noexcept {
+void Gate::release(int entry, bool measured) noexcept {
   Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
   if (tracked.timer >= 0) {
     Timer& timer = timers_[static_cast<std::size_t>(tracked.timer)];
     float milliseconds = 0;
-    if (completed && driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
+    if (measured && driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
       predictor_.observe(tracked.key, tracked.prediction, std::max<std::int64_t>(measured_ns - kEventGapNs, 1'000));
     }
@@ -197,6 +198,7 @@ void Gate::release(int entry, bool completed) noexcept {
 void Gate::retire(std::int64_t now) noexcept {
   in_flight_.for_each([&](int entry) {
     const Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
+    const bool measured = tracked.phase == Phase::kRecorded;
     switch (tracked.phase) {
       case Phase::kSubmitting:
         return false;
@@ -213,7 +215,7 @@ void Gate::retire(std::int64_t now) noexcept {
         break;
     }
     in_flight_.complete(entry, now);
-    release(entry, true);
+    release(entry, measured);
     return true;
   });
 }
@@ -232,8 +234,7 @@ schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexc
   if (mps_) {
     for_each_slot(others, [&](int other) {
       const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
-      // A second and more is no best-effort launch's doing: a dead or foreign client's leftover.
-      snapshot.in_flight_ns += std::clamp<std::int64_t>(until - now, 0, kNsPerSecond);
+      snapshot.in_flight_ns += schedule::foreign_in_flight_ns(until, now);
     });
   } else if (!snapshot.latency_active) {
     snapshot.my_turn = my_turn(now);
@@ -243,10 +244,10 @@ schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexc
 
 bool Gate::latency_active(std::int64_t now) const noexcept {
   bool active = false;
-  for_each_slot(table_->active(), [&](int slot) {
+  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
     const std::int64_t beat = table_->slot(slot).heartbeat_ns.load(std::memory_order_relaxed);
     // Stopped or swapped out: it does not count until it runs again.
-    if (now - beat <= stale_heartbeat_ns_) active = true;
+    if (schedule::is_fresh(beat, now, stale_heartbeat_ns_)) active = true;
   });
   return active;
 }
@@ -271,22 +272,63 @@ bool Gate::my_turn(std::int64_t now) noexcept {
   return decision.mine;
 }
 
-bool Gate::must_not_wait() const noexcept { return own_latency_->registered() && holds_gil(); }
+bool Gate::must_not_wait() const noexcept {
+  if (!own_latency_->registered()) return false;
+  // In a latency region, this thread's wait is latency work's, and the gate would wait for the region to end.
+  const ThreadState& thread = this_thread();
+  for (int i = 0; i < thread.depth; ++i) {
+    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) return true;
+  }
+  return holds_gil();
+}
+
+// The bit stands for all threads of the process that wait; the last one takes it away.
+void Gate::announce() noexcept {
+  const std::scoped_lock lock(lock_);
+  if (announced_++ == 0) table_->layout().waiting.fetch_or(bit(slot()));
+}
+
+void Gate::leave() noexcept {
+  const std::scoped_lock lock(lock_);
+  if (--announced_ == 0) table_->layout().waiting.fetch_and(~bit(slot()));
+}
 
 bool Gate::ensure_events(CUcontext context) noexcept {
-  if (context_ == context) return true;
-  if (context_ != nullptr) return false;  // a second context of one device: by the clock alone
+  if (context_ == context) return context != nullptr;
+  if (context_ != nullptr || context == nullptr) return false;  // a second context of one device: by the clock alone
+  const auto create = [](CUevent& event, unsigned flags) {
+    if (driver::table().event_create(&event, flags) == CUDA_SUCCESS) return true;
+    event = nullptr;
+    return false;
+  };
   for (CUevent& event : done_) {
-    if (driver::table().event_create(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return false;
+    if (create(event, CU_EVENT_DISABLE_TIMING)) continue;
+    destroy_events();
+    return false;
   }
   for (Timer& timer : timers_) {
-    if (driver::table().event_create(&timer.start, CU_EVENT_DEFAULT) != CUDA_SUCCESS ||
-        driver::table().event_create(&timer.end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-      timer.start = nullptr;  // fewer samples
-    }
+    if (create(timer.end, CU_EVENT_DEFAULT)) create(timer.start, CU_EVENT_DEFAULT);  // without a start: not used
   }
   context_ = context;
   return true;
+}
+
+void Gate::destroy_events() noexcept {
+  const auto destroy = [](CUevent event) {
+    if (event != nullptr) driver::table().event_destroy(event);
+  };
+  for (const CUevent event : done_) destroy(event);
+  for (const Timer& timer : timers_) {
+    destroy(timer.start);
+    destroy(timer.end);
+  }
+  done_.fill(nullptr);
+  timers_.fill({});
+}
+
+bool Gate::wants_residency(const predict::Launch& launch) noexcept {
+  const std::scoped_lock lock(lock_);
+  return predictor_.wants_residency(launch);
 }
 
 predict::Residency Gate::residency(const predict::Launch& launch) const noexcept {
@@ -300,13 +342,21 @@ predict::Residency Gate::residency(const predict::Launch& launch) const noexcept
   return result;
 }
 
-void Gate::forget_context() noexcept {
+void Gate::forget_context(CUcontext context) noexcept {
+  const driver::RelaxedCapture relaxed;
   const std::scoped_lock lock(lock_);
-  if (context_ == nullptr) return;
+  if (context_ == nullptr || (context != nullptr && context != context_)) return;
+  for (std::size_t entry = 0; entry < tracked_.size(); ++entry) {
+    // Another thread is about to record these: they are left to the context's end.
+    if (tracked_[entry].phase != Phase::kSubmitting) continue;
+    done_[entry] = nullptr;
+    if (tracked_[entry].timer >= 0) timers_[static_cast<std::size_t>(tracked_[entry].timer)] = {};
+  }
+  // Not left to the context's end: a primary context that is released may live on.
+  destroy_events();
   in_flight_.clear();
   tracked_.fill({});
-  done_.fill(nullptr);
-  timers_.fill({});
+  ++generation_;
   context_ = nullptr;
   primed_.store(false, std::memory_order_relaxed);
 }
@@ -330,7 +380,7 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting) noexcept {
   auto& layout = table_->layout();
   if (!waiting.announced) {
     waiting.announced = true;
-    layout.waiting.fetch_or(bit(slot()), std::memory_order_acq_rel);
+    announce();
   }
   if (now - waiting.reaped_ns > kReapNs) {
     waiting.reaped_ns = now;

@@ -7,7 +7,7 @@
 // While no latency client is on the device, admit() is one load.
 //
 // Never waits here (docs/order.md): a launch on a capturing stream; a thread that holds the GIL in a process that has a
-// latency client too; anything once scheduling is off.
+// latency client too; a thread in a latency region, whatever class the launch has; anything once scheduling is off.
 //
 // Locks: lock_ guards the bookkeeping, held for a microsecond, never while waiting and never across a launch.
 #pragma once
@@ -36,7 +36,8 @@ class Gate {
   // A launch's way through the gate, from admit() to submitted().
   struct Pass {
     int entry = schedule::InFlight::kNone;
-    int timer = -1;
+    std::uint32_t generation = 0;  // of the bookkeeping: it starts anew when the context goes
+    CUevent completion = nullptr;  // to be recorded after the launch; null: none
   };
 
   // The client's place in the arbiter. Once, before the first admit().
@@ -56,8 +57,8 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
-  // Contexts go with their events; called before the driver destroys one.
-  void forget_context() noexcept;
+  // Contexts go with their events; called before the driver destroys one. Null: any context of this device.
+  void forget_context(CUcontext context) noexcept;
 
  private:
   static constexpr int kTimers = 16;
@@ -86,13 +87,17 @@ class Gate {
 
   Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept;
   bool ensure_events(CUcontext context) noexcept;
+  void destroy_events() noexcept;
+  bool wants_residency(const predict::Launch& launch) noexcept;
   void retire(std::int64_t now_ns) noexcept;
-  void release(int entry, bool completed) noexcept;
+  void release(int entry, bool measured) noexcept;
   int enter(CUstream stream, std::uint64_t key, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
   schedule::Snapshot look(std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
   bool latency_active(std::int64_t now_ns) const noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
   bool must_not_wait() const noexcept;
+  void announce() noexcept;
+  void leave() noexcept;
   void wait(const schedule::Decision& decision, Waiting& waiting) noexcept;
   predict::Residency residency(const predict::Launch& launch) const noexcept;
 
@@ -108,6 +113,8 @@ class Gate {
   std::atomic<bool> primed_{false};  // what is in flight is known since the gate came on
 
   SpinLock lock_;
+  int announced_ = 0;             // threads that the arbiter's `waiting` bit stands for
+  std::uint32_t generation_ = 0;  // see Pass
   schedule::InFlight in_flight_;
   predict::Predictor predictor_;
   CUcontext context_ = nullptr;  // whose events these are

@@ -33,48 +33,87 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, std::int6
 
 void LatencyActivity::note(CUstream stream, ThreadState& thread) noexcept {
   const std::uint64_t epoch = epoch_.load(std::memory_order_acquire);
-  bool noted = false;
+  bool held_now = false;
   for (auto& held : streams_) {
     CUstream seen = held.load(std::memory_order_relaxed);
     if (seen == nullptr && held.compare_exchange_strong(seen, stream, std::memory_order_acq_rel)) seen = stream;
     if (seen == stream) {
-      noted = true;
+      held_now = true;
       break;
     }
   }
-  if (!noted) too_many_streams_.store(true, std::memory_order_relaxed);
+  bool unaccounted = !held_now;
+  if (stream == CU_STREAM_PER_THREAD) {
+    const ThreadState* owner = nullptr;
+    unaccounted |= !per_thread_owner_.compare_exchange_strong(owner, &thread) && owner != &thread;
+  }
   CUcontext context = nullptr;
-  if (driver::table().context_get_current(&context) == CUDA_SUCCESS) context_.store(context, std::memory_order_relaxed);
+  if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
+    const CUcontext before = context_.exchange(context, std::memory_order_relaxed);
+    unaccounted |= before != nullptr && before != context;
+  }
+  if (unaccounted) unaccounted_.store(true, std::memory_order_relaxed);
   thread.noted_stream = stream;
   thread.noted_epoch = epoch;
 }
 
 void LatencyActivity::activate() noexcept {
-  if (active_.exchange(true, std::memory_order_acq_rel)) return;
-  table_->set_active(slot(), now_ns());
+  if (!active_.exchange(true)) publish();
 }
 
-void LatencyActivity::deactivate_if_unchanged(std::uint64_t launches_seen) noexcept {
-  if (regions_.load(std::memory_order_acquire) != 0) return;
-  if (launches_.load(std::memory_order_acquire) != launches_seen) return;
+// Makes the arbiter say what active_ says. Whoever changed active_ calls this; two that do at once may write in either
+// order, so each looks again after it has written.
+void LatencyActivity::publish() noexcept {
+  bool active = false;
+  do {
+    active = active_.load();
+    if (active) {
+      table_->set_active(slot(), now_ns());
+    } else {
+      table_->clear_active(slot());
+    }
+  } while (active_.load() != active);
+}
+
+void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams) noexcept {
+  if (launches_.load() != launches_seen) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
-  for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
-  too_many_streams_.store(false, std::memory_order_relaxed);
-  epoch_.store(new_epoch(), std::memory_order_release);
-  // A launch of another thread that falls between the check above and this store goes unmarked until the next tick,
-  // which sees that the count has moved on.
-  if (active_.exchange(false, std::memory_order_acq_rel)) table_->clear_active(slot());
+  if (forget_streams) {
+    for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
+    unaccounted_.store(false, std::memory_order_relaxed);
+    context_.store(nullptr, std::memory_order_relaxed);
+    per_thread_owner_.store(nullptr, std::memory_order_relaxed);
+    epoch_.store(new_epoch());
+  }
+  const bool was_active = active_.exchange(false);
+  // A launch counted since the check above may have found the client active still, and its stream may have been
+  // forgotten. One counted later finds it inactive, and the epoch changed.
+  if (launches_.load() != launches_seen) {
+    unaccounted_.store(true, std::memory_order_relaxed);
+    active_.store(true);
+  } else if (!was_active) {
+    return;
+  }
+  publish();
 }
 
 LatencyActivity::Work LatencyActivity::probe(bool by_ticker) noexcept {
-  if (too_many_streams_.load(std::memory_order_relaxed)) return Work::kUnknown;
+  if (unaccounted_.load(std::memory_order_relaxed)) return Work::kUnknown;
   const driver::RelaxedCapture relaxed;
   for (auto& held : streams_) {
     const CUstream stream = held.load(std::memory_order_acquire);
-    if (stream == nullptr) break;
-    // The ticker's per-thread default stream is not the launching thread's; and asking for the legacy stream while some
-    // stream is captured would invalidate the capture.
-    if (by_ticker && stream == CU_STREAM_PER_THREAD) return Work::kUnknown;
+    if (stream == nullptr) continue;
+    // A default stream is another one on another thread or in another context.
+    if (stream == CU_STREAM_PER_THREAD && (by_ticker || per_thread_owner_.load() != &this_thread())) {
+      return Work::kUnknown;
+    }
+    if ((stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) && !by_ticker) {
+      CUcontext context = nullptr;
+      if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context != context_.load()) {
+        return Work::kUnknown;
+      }
+    }
+    // Asking for the legacy stream while some stream is captured would invalidate the capture.
     if (hot().captures.load(std::memory_order_relaxed) > 0) {
       if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -88,7 +127,9 @@ LatencyActivity::Work LatencyActivity::probe(bool by_ticker) noexcept {
 
 void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
   const std::scoped_lock lock(probe_);
-  const std::uint64_t seen = launches_.load(std::memory_order_acquire);
+  // At exit, nothing calls the driver from here once stop() has passed probe_.
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  const std::uint64_t seen = launches_.load();
   const bool in_region = regions_.load(std::memory_order_acquire) != 0;
   if (in_region && !by_ticker) return;
   const bool long_quiet = by_ticker && now - last_launch_ns_ > max_idle_hold_ns_;
@@ -97,18 +138,13 @@ void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
   Work work = Work::kUnknown;
   if (by_ticker) {
     const driver::CurrentContext current(context_.load(std::memory_order_relaxed));
-    // Without a context nothing of ours can be on the GPU.
-    work = current.ok() ? probe(true) : Work::kDone;
+    // Without a context nothing of ours can be on the GPU, but what one took with it is unknown.
+    work = current.ok() || unaccounted_.load(std::memory_order_relaxed) ? probe(true) : Work::kDone;
   } else {
     work = probe(false);
   }
   if (work == Work::kRunning || (work == Work::kUnknown && !long_quiet)) return;
-  if (!in_region) {
-    deactivate_if_unchanged(seen);
-  } else if (launches_.load(std::memory_order_acquire) == seen && active_.exchange(false, std::memory_order_acq_rel)) {
-    launches_when_idle_.store(seen, std::memory_order_relaxed);
-    table_->clear_active(slot());
-  }
+  deactivate(seen, /*forget_streams=*/!in_region);
 }
 
 void LatencyActivity::enter_region(std::int64_t deadline_ns) noexcept {
@@ -161,26 +197,21 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
 
 void LatencyActivity::forget_stream(CUstream stream) noexcept {
   const std::scoped_lock lock(probe_);
-  // Kept gapless, because note() and probe() stop at the first free place.
-  int last = -1;
-  int gone = -1;
-  for (int i = 0; i < kMaxStreams; ++i) {
-    const CUstream held = streams_[static_cast<std::size_t>(i)].load(std::memory_order_acquire);
-    if (held == nullptr) break;
-    if (held == stream) gone = i;
-    last = i;
+  bool found = false;
+  for (auto& held : streams_) {
+    CUstream seen = stream;
+    found |= held.compare_exchange_strong(seen, nullptr, std::memory_order_acq_rel);
   }
-  if (gone < 0) return;
-  streams_[static_cast<std::size_t>(gone)].store(streams_[static_cast<std::size_t>(last)].load(std::memory_order_relaxed),
-                                                 std::memory_order_release);
-  streams_[static_cast<std::size_t>(last)].store(nullptr, std::memory_order_release);
-  epoch_.store(new_epoch(), std::memory_order_release);
+  if (found) epoch_.store(new_epoch(), std::memory_order_release);
 }
 
 void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
   for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
   context_.store(nullptr, std::memory_order_relaxed);
+  per_thread_owner_.store(nullptr, std::memory_order_relaxed);
+  // A primary context that is released may live on, and other contexts do.
+  if (active_.load()) unaccounted_.store(true, std::memory_order_relaxed);
   epoch_.store(new_epoch(), std::memory_order_release);
 }
 

@@ -1,9 +1,10 @@
 // When is this process's latency client active on a device? From region entry, or from the first launch after idle, to
 // the completion of its work (docs/design.md). While it is, best-effort work on the device waits.
 //
-// on_launch is on the launch path: an increment and three comparisons; the first launch after idle also sets a bit in
-// the arbiter. The end is noticed where the program notices it: after a call by which it synchronised, the streams that
-// it launched on are queried. What the program never waits for, the ticker finds within a tick.
+// before_launch and after_launch are on the launch path: an increment and a few comparisons; the first launch after
+// idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by which it
+// synchronised, the streams that it launched on are queried. What the program never waits for, the ticker finds within
+// a tick.
 //
 // Backstop: a client with a region open but nothing on the GPU for max_idle_hold lapses until its next launch.
 //
@@ -32,12 +33,18 @@ class LatencyActivity {
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
-  void on_launch(CUstream stream, ThreadState& thread) noexcept {
-    launches_.fetch_add(1, std::memory_order_relaxed);
-    if (thread.noted_stream != stream || thread.noted_epoch != epoch_.load(std::memory_order_relaxed)) {
-      note(stream, thread);
-    }
+  // Best-effort work holds back from here on.
+  void before_launch() noexcept {
     if (!active_.load(std::memory_order_relaxed)) activate();
+  }
+
+  // The driver has accepted the launch. Only now is it counted: who finds the streams idle before it was submitted, and
+  // takes the client for idle, is corrected here (see deactivate).
+  void after_launch(CUstream stream, ThreadState& thread) noexcept {
+    if (thread.noted_stream != stream || !noted(thread)) note(stream, thread);
+    launches_.fetch_add(1);
+    if (!noted(thread)) note(stream, thread);
+    if (!active_.load()) activate();
   }
 
   void enter_region(std::int64_t deadline_ns) noexcept;
@@ -67,9 +74,11 @@ class LatencyActivity {
  private:
   enum class Work { kDone, kRunning, kUnknown };
 
+  bool noted(const ThreadState& thread) const noexcept { return thread.noted_epoch == epoch_.load(); }
   void note(CUstream stream, ThreadState& thread) noexcept;
   void activate() noexcept;
-  void deactivate_if_unchanged(std::uint64_t launches_seen) noexcept;
+  void publish() noexcept;
+  void deactivate(std::uint64_t launches_seen, bool forget_streams) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
   Work probe(bool by_ticker) noexcept;  // probe_ is held
 
@@ -84,15 +93,16 @@ class LatencyActivity {
   std::atomic<std::uint64_t> epoch_{1};  // changes when the noted streams are forgotten
 
   std::array<std::atomic<CUstream>, kMaxStreams> streams_{};
-  std::atomic<bool> too_many_streams_{false};
+  std::atomic<bool> unaccounted_{false};  // work may be on streams that are not among these
   std::atomic<CUcontext> context_{nullptr};
+  std::atomic<const ThreadState*> per_thread_owner_{nullptr};  // whose per-thread default stream is among them
 
   // The ticker's own.
   std::uint64_t launches_at_tick_ = 0;
   std::int64_t last_launch_ns_ = 0;
 
-  static inline constinit std::mutex probe_;   // Hot::captures changes under it
-  std::array<std::int64_t, 64> deadlines_{};   // of open regions, 0: free; under probe_
+  static inline constinit std::mutex probe_;  // Hot::captures changes under it
+  std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
 };
 
 }  // namespace cudasched::runtime

@@ -29,6 +29,13 @@ struct Decision {
   std::int64_t wait_ns = 0;  // > 0 exactly for kWaitForTime
 };
 
+// What another process says of its time in flight: predicted to last until `until_ns`. More than a second is no
+// best-effort launch's doing but a foreign or damaged word, and counts for nothing.
+std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) noexcept;
+
+// Is a heartbeat no older than `stale_ns`? One from the future (another clock, a damaged word) is not fresh either.
+bool is_fresh(std::int64_t beat_ns, std::int64_t now_ns, std::int64_t stale_ns) noexcept;
+
 // Just-in-time submission with strict admission (docs/design.md, Admission): nothing while a latency client is active;
 // else the next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and holds one
 // best-effort kernel and a few microseconds.

@@ -8,15 +8,18 @@
 #include <chrono>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "hooked_driver.hpp"
+#include "runtime/engine.hpp"
 
 namespace {
-thread_local bool gil_held = false;
+thread_local std::atomic<bool> gil_held{false};
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return gil_held ? 1 : 0; }
+extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return gil_held.load() ? 1 : 0; }
 
 namespace cudasched::test {
 namespace {
@@ -387,6 +390,161 @@ TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
   EXPECT_EQ(found("cuGraphLaunch", 12000, 0), ours("cuGraphLaunch"));
   EXPECT_EQ(found("cuGetProcAddress", 12000, 0), ours("cuGetProcAddress_v2"));
   EXPECT_EQ(found("cuGetProcAddress", 11030, 0), ours("cuGetProcAddress"));
+}
+
+// The waiting bit is the process's: while one of its threads waits, wake-ups must find it.
+TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
+  std::atomic<bool> launched{false};
+  std::atomic<std::atomic<bool>*> gil_of_first{nullptr};
+  std::thread first;
+  std::thread second;
+  {
+    const InRegion latency(CUDASCHED_LATENCY);
+    ASSERT_EQ(program_.launch(1, program_.stream(), 40'000), CUDA_SUCCESS);
+    first = std::thread([&] {
+      program_.use_on_this_thread();
+      gil_of_first.store(&gil_held);
+      const InRegion region(CUDASCHED_BEST_EFFORT);
+      Program::check(program_.launch(2, Program::new_stream()));
+    });
+    ASSERT_TRUE(eventually([&] { return gil_of_first.load() != nullptr && someone_waits(); }));
+    second = best_effort_launch(3, launched);
+    std::this_thread::sleep_for(50ms);  // so that both wait; if they do not yet, this test only sees less
+    gil_of_first.load()->store(true);   // which never waits in a process with a latency client
+    first.join();
+    EXPECT_FALSE(launched.load());
+    EXPECT_TRUE(eventually([&] { return launched.load() || someone_waits(); }));
+    EXPECT_FALSE(launched.load());
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  second.join();
+}
+
+// Between a launch's first step and the driver, another thread finds all streams idle.
+TEST_F(Launches, ALaunchOnItsWayWhenItsStreamsAreFoundIdleIsNotMissed) {
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  const runtime::Ticket ticket = runtime::begin_launch({}, program_.stream(), true);
+  ASSERT_NE(driver_.table().active(), 0U);
+  std::thread([&] {
+    program_.use_on_this_thread();
+    Program::check(program_.synchronize(Program::new_stream()));
+  }).join();
+  EXPECT_EQ(driver_.table().active(), 0U);
+  runtime::end_launch(ticket, program_.stream(), CUDA_SUCCESS);
+  EXPECT_NE(driver_.table().active(), 0U);
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
+}
+
+// The per-thread default stream of the thread that synchronises says nothing of another thread's.
+TEST_F(Launches, AnotherThreadsDefaultStreamIsNotTakenForTheLaunchingThreads) {
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  ASSERT_EQ(program_.launch(1, CU_STREAM_PER_THREAD, 40'000), CUDA_SUCCESS);
+  std::thread([&] {
+    program_.use_on_this_thread();
+    Program::check(program_.synchronize(Program::new_stream()));
+    EXPECT_NE(driver_.table().active(), 0U);
+  }).join();
+  ASSERT_EQ(program_.synchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+  EXPECT_EQ(driver_.table().active(), 0U);
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
+}
+
+TEST_F(Launches, AThreadInALatencyRegionNeverWaitsWhateverItLaunches) {
+  const InRegion latency(CUDASCHED_LATENCY);
+  ASSERT_EQ(program_.launch(1, program_.stream(), 20'000), CUDA_SUCCESS);
+  {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    const std::uint64_t waits = state().gate_waits;
+    ASSERT_EQ(program_.launch(2, Program::new_stream()), CUDA_SUCCESS);
+    EXPECT_EQ(state().gate_waits, waits);
+  }
+}
+
+TEST_F(Launches, ABitThatNoLatencyClientSetHoldsNobody) {
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  auto& layout = driver_.table().layout();
+  const std::uint64_t damaged = layout.best_effort.load();
+  ASSERT_NE(damaged, 0U);
+  layout.active.fetch_or(damaged);
+  std::atomic<bool> launched{false};
+  std::thread thread = best_effort_launch(2, launched);
+  EXPECT_TRUE(eventually([&] { return launched.load(); }));
+  layout.active.fetch_and(~damaged);
+  thread.join();
+}
+
+TEST_F(Launches, AnEndThatEndsNoCaptureIsNotTakenForOne) {
+  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  ASSERT_EQ(begin(program_.stream(), CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  EXPECT_NE(end(Program::new_stream(), &graph), CUDA_SUCCESS);
+  EXPECT_EQ(runtime::hot().captures.load(), 1);
+  EXPECT_EQ(end(program_.stream(), &graph), CUDA_SUCCESS);
+  EXPECT_EQ(runtime::hot().captures.load(), 0);
+}
+
+namespace events {
+std::atomic<int> alive{0};
+decltype(cuEventCreate)* real_create = nullptr;
+decltype(cuEventDestroy)* real_destroy = nullptr;
+CUresult create(CUevent* event, unsigned flags) {
+  const CUresult status = real_create(event, flags);
+  if (status == CUDA_SUCCESS) alive.fetch_add(1);
+  return status;
+}
+CUresult destroy(CUevent event) {
+  alive.fetch_sub(1);
+  return real_destroy(event);
+}
+}  // namespace events
+
+// Some libraries retain and release the primary context all the time; it lives on, and so would the events.
+TEST_F(Launches, AReleasedPrimaryContextThatLivesOnKeepsNoEventsOfOurs) {
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  events::real_create = std::exchange(driver::table().event_create, &events::create);
+  events::real_destroy = std::exchange(driver::table().event_destroy, &events::destroy);
+  int after_one = 0;
+  for (std::uint64_t round = 0; round < 4; ++round) {
+    const Program again;  // retains
+    ASSERT_EQ(again.launch(round), CUDA_SUCCESS);
+    if (round == 0) after_one = events::alive.load();
+    ASSERT_EQ(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxRelease_v2")(0), CUDA_SUCCESS);
+  }
+  EXPECT_LE(events::alive.load(), after_one);
+  driver::table().event_create = events::real_create;
+  driver::table().event_destroy = events::real_destroy;
+}
+
+// Regions come and go on one thread while another finds the client idle again and again: in a region it is active.
+TEST_F(Launches, InARegionTheClientIsActiveHoweverOftenOthersFindItIdle) {
+  std::atomic<bool> done{false};
+  const CUstream idle = Program::new_stream();
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; ++i) {
+    others.emplace_back([&] {
+      program_.use_on_this_thread();
+      while (!done.load()) Program::check(program_.synchronize(idle));
+    });
+  }
+  auto& table = driver_.table();
+  for (int i = 0; i < 3'000; ++i) {
+    const InRegion region(CUDASCHED_LATENCY);
+    // By the time it has been looked at so often, nobody is half-way through saying otherwise.
+    bool active = false;
+    for (int look = 0; look < 50 && !active; ++look) {
+      active = table.active() != 0;
+      if (!active) std::this_thread::sleep_for(1ms);
+    }
+    EXPECT_TRUE(active) << i;
+    if (!active) break;
+  }
+  done.store(true);
+  for (std::thread& thread : others) thread.join();
+  EXPECT_TRUE(eventually([&] { return table.active() == 0; }));
 }
 
 // Many threads do all of it at once. What each stream ran must be what was launched on it, in order, once.

@@ -1,8 +1,10 @@
-#include "schedule/admission.hpp"
-
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <random>
+
+#include "schedule/admission.hpp"
 
 namespace cudasched::schedule {
 namespace {
@@ -58,6 +60,27 @@ TEST(Strict, LessInFlightNeverTurnsASubmitIntoAWait) {
     snapshot.in_flight_ns /= 2;
     ASSERT_EQ(strict(snapshot).answer, Answer::kSubmit);
   }
+}
+
+// Words of other processes may hold anything; none may hold a launch back for ever.
+TEST(AdmissionTest, ForeignTimeInFlightCountsOnlyWithinASecond) {
+  constexpr std::int64_t kNow = 5'000'000'000;
+  EXPECT_EQ(foreign_in_flight_ns(kNow + 70'000, kNow), 70'000);
+  EXPECT_EQ(foreign_in_flight_ns(kNow - 1, kNow), 0);
+  EXPECT_EQ(foreign_in_flight_ns(kNow + 1'000'000'001, kNow), 0);
+  EXPECT_EQ(foreign_in_flight_ns(std::numeric_limits<std::int64_t>::max(), kNow), 0);
+  EXPECT_EQ(foreign_in_flight_ns(std::numeric_limits<std::int64_t>::min(), kNow), 0);
+}
+
+TEST(AdmissionTest, AHeartbeatIsFreshIfItIsNeitherOldNorFromTheFuture) {
+  constexpr std::int64_t kNow = 5'000'000'000;
+  constexpr std::int64_t kStale = 100'000'000;
+  EXPECT_TRUE(is_fresh(kNow - kStale, kNow, kStale));
+  EXPECT_TRUE(is_fresh(kNow + 1'000, kNow, kStale));
+  EXPECT_FALSE(is_fresh(kNow - kStale - 1, kNow, kStale));
+  EXPECT_FALSE(is_fresh(kNow + kStale + 1, kNow, kStale));
+  EXPECT_FALSE(is_fresh(std::numeric_limits<std::int64_t>::max(), kNow, kStale));
+  EXPECT_FALSE(is_fresh(std::numeric_limits<std::int64_t>::min(), kNow, kStale));
 }
 
 }  // namespace
