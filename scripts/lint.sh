@@ -5,7 +5,7 @@ setup build
 install_requirements "$venv" run test lint
 
 cxx_sources() { find csrc include tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h'; }
-python_sources=(python tests benchmarks scripts csrc)
+python_sources=(.) # but what git ignores
 shell_scripts=(scripts/*.sh .ci/run)
 
 if [ "${1:-}" = --fix ]; then

@@ -68,7 +68,7 @@ stage_asan() {
 }
 
 stage_tsan() {
-  export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/tsan.suppressions"
   cpp_tests build/tsan -DCUDASCHED_SANITIZE=thread
 }
 
