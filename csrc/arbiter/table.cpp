@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -41,6 +42,8 @@ namespace {
 constexpr std::int64_t kRegistrationWaitNs = 5 * kNsPerSecond;
 constexpr int kOpenAttempts = 100;
 constexpr int kClaimAttempts = 5;
+constexpr rlim_t kHighestDescriptor = 4096;  // the kernel's table of descriptors grows with the highest
+constexpr rlim_t kDescriptorRoom = 512;      // below it, or below the program's limit
 constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
 
 // Lock bytes of the file. These places hold for every layout version: that is how one version sees another's clients.
@@ -76,34 +79,71 @@ void pause_ns(long duration_ns) noexcept {
   nanosleep(&time, nullptr);
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int value) noexcept : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  int get() const noexcept { return value_; }
-
- private:
-  int value_;
-};
-
 struct Identity {
   dev_t device;
   ino_t inode;
   bool operator==(const Identity&) const = default;
 };
 
+std::optional<Identity> identity_of(int number) noexcept {
+  struct stat status {};
+  if (fstat(number, &status) != 0) return std::nullopt;
+  return Identity{status.st_dev, status.st_ino};
+}
+
 std::optional<Identity> identity_of(int directory, const std::string& name) noexcept {
-  struct stat status{};
+  struct stat status {};
   if (fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return std::nullopt;
   return Identity{status.st_dev, status.st_ino};
 }
 
+// A descriptor that the host program may close behind our back, and whose number may then be a file of the program's:
+// whoever asks for the number gets it only while it still is the file it was opened as.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) noexcept : number_(number) {
+    if (number >= 0) identity_ = identity_of(number);
+  }
+  Descriptor(Descriptor&& other) noexcept : number_(other.number_.exchange(-1)), identity_(other.identity_) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (const int number = get(); number >= 0) ::close(number);
+  }
+
+  // -1 once the descriptor was found closed or replaced.
+  int get() noexcept {
+    const int number = number_.load(std::memory_order_relaxed);
+    if (number < 0 || identity_of(number) == identity_) return number;
+    forget();
+    return -1;
+  }
+  bool lost() const noexcept { return number_.load(std::memory_order_relaxed) < 0; }
+  void forget() noexcept { number_.store(-1, std::memory_order_relaxed); }
+  const std::optional<Identity>& identity() const noexcept { return identity_; }
+
+  // To a number that programs seldom close or use again, if there is one. Before any lock: those fall with the old one.
+  void move_up() noexcept {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    const rlim_t top = std::min(limit.rlim_cur, kHighestDescriptor);
+    if (top <= kDescriptorRoom) return;
+    const int high = fcntl(get(), F_DUPFD_CLOEXEC, static_cast<int>(top - kDescriptorRoom));
+    if (high >= 0) ::close(number_.exchange(high));
+  }
+
+ private:
+  std::atomic<int> number_;
+  std::optional<Identity> identity_;
+};
+
+std::string closed(const std::string& path) {
+  return "the program closed the descriptor of the client table " + path +
+         ", which it had not opened, and its locks fell; let it close descriptors before its first CUDA call, or only "
+         "its own";
+}
+
 struct flock lock_range(short type, off_t first, off_t length) noexcept {
-  struct flock range{};
+  struct flock range {};
   range.l_type = type;
   range.l_whence = SEEK_SET;
   range.l_start = first;
@@ -111,31 +151,33 @@ struct flock lock_range(short type, off_t first, off_t length) noexcept {
   return range;
 }
 
-bool try_lock(int file, off_t byte) noexcept {
+// EBADF if the descriptor is lost.
+bool try_lock(Descriptor& file, off_t byte) noexcept {
   struct flock range = lock_range(F_WRLCK, byte, 1);
-  return fcntl(file, F_SETLK, &range) == 0;
+  return fcntl(file.get(), F_SETLK, &range) == 0;
 }
 
-void unlock(int file, off_t byte) noexcept {
+void unlock(Descriptor& file, off_t byte) noexcept {
   struct flock range = lock_range(F_UNLCK, byte, 1);
-  fcntl(file, F_SETLK, &range);
+  fcntl(file.get(), F_SETLK, &range);
 }
 
 // The lock of another process in a range of bytes (length 0: to the end), if there is one.
-std::optional<struct flock> foreign_lock(int file, off_t first, off_t length) noexcept {
+std::optional<struct flock> foreign_lock(Descriptor& file, off_t first, off_t length) noexcept {
   struct flock range = lock_range(F_WRLCK, first, length);
-  if (fcntl(file, F_GETLK, &range) != 0 || range.l_type == F_UNLCK) return std::nullopt;
+  if (fcntl(file.get(), F_GETLK, &range) != 0 || range.l_type == F_UNLCK) return std::nullopt;
   return range;
 }
 
 // Byte 0, which whoever creates, replaces or registers holds. The wait is bounded: its holder may be stopped.
 class RegistrationLock {
  public:
-  RegistrationLock(int file, const std::string& path) : file_(file) {
+  RegistrationLock(Descriptor& file, const std::string& path) : file_(file) {
     const std::int64_t until_ns = now_ns() + kRegistrationWaitNs;
     long wait_ns = 20 * kNsPerUs;
     while (!try_lock(file_, kRegistrationByte)) {
       const int error = errno;
+      if (error == EBADF) throw ArbiterError(closed(path));
       if (error != EAGAIN && error != EACCES && error != EINTR) {
         fail("cannot lock the client table " + path, error, kElsewhere);
       }
@@ -155,7 +197,7 @@ class RegistrationLock {
   ~RegistrationLock() { unlock(file_, kRegistrationByte); }
 
  private:
-  int file_;
+  Descriptor& file_;
 };
 
 // What this process owns, in a page that a fork wipes: a child finds that it owns nothing. The process id is compared
@@ -187,20 +229,26 @@ class Ownership {
 // One open table file. All Tables of one file in a process share it, since closing any descriptor of the file would
 // drop every lock of the process on it.
 struct File {
-  File(Descriptor directory_, std::string name_, Descriptor descriptor_, Identity identity_, Layout* layout_)
-      : directory(std::move(directory_)),
-        name(std::move(name_)),
-        descriptor(std::move(descriptor_)),
-        identity(identity_),
-        layout(layout_) {}
+  File(Descriptor directory_, std::string name_, Descriptor descriptor_, Layout* layout_)
+      : directory(std::move(directory_)), name(std::move(name_)), descriptor(std::move(descriptor_)), layout(layout_) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
-  ~File() { munmap(layout, sizeof(Layout)); }
+  ~File() {
+    munmap(layout, sizeof(Layout));
+    if (descriptor.get() >= 0) return;
+    // The table may have been opened anew since: the other numbers may be that one's, and closing any drops its locks.
+    directory.forget();
+    for (Descriptor& other : spare) other.forget();
+  }
 
-  const Descriptor directory;
+  // The slots of this process. None once the descriptor is lost: their locks are gone, and others may have taken them.
+  std::uint64_t own_slots() const noexcept {
+    return descriptor.lost() ? 0 : mine.slots().load(std::memory_order_relaxed);
+  }
+
+  Descriptor directory;
   const std::string name;
-  const Descriptor descriptor;
-  const Identity identity;
+  Descriptor descriptor;
   Layout* const layout;
   std::vector<Descriptor> spare;  // further descriptors of the same file, opened by accident, closed with it
   Ownership mine;
@@ -215,8 +263,9 @@ struct Registry {
   static Registry& current();
 
   File* find(const std::optional<Identity>& identity) noexcept {
-    const auto found =
-        std::find_if(files.begin(), files.end(), [&](const auto& file) { return file->identity == identity; });
+    const auto found = std::find_if(files.begin(), files.end(), [&](const auto& file) {
+      return file->descriptor.identity() == identity && file->descriptor.get() >= 0;
+    });
     return found == files.end() ? nullptr : found->get();
   }
 
@@ -255,7 +304,7 @@ Descriptor open_directory(std::string directory, bool create) {
          error, kElsewhere);
   }
   Descriptor descriptor(opened);
-  struct stat status{};
+  struct stat status {};
   if (fstat(opened, &status) != 0) fail("cannot inspect the directory " + directory, errno, kElsewhere);
   if (status.st_uid != geteuid()) {
     throw ArbiterError("the directory for client tables " + directory + " belongs to user " +
@@ -283,7 +332,7 @@ void reserve(int file, const std::string& path) {
 void write_fresh(int directory, const std::string& name, const std::string& path, std::string_view device_name) {
   const std::string draft = name + ".new";
   unlinkat(directory, draft.c_str(), 0);  // of a process killed right here
-  const Descriptor file(openat(directory, draft.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  Descriptor file(openat(directory, draft.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (file.get() < 0) fail("cannot create the client table " + path, errno, kElsewhere);
   try {
     reserve(file.get(), path);
@@ -318,6 +367,32 @@ std::string fault_of(int file, off_t bytes) {
   return {};
 }
 
+// Checks and maps a file just opened. Null if its name stands for another one meanwhile, or now for a fresh one.
+Layout* map_table(int directory, const std::string& name, Descriptor& file, const std::string& path,
+                  std::optional<std::string_view> device_name) {
+  const RegistrationLock lock(file, path);
+  if (identity_of(directory, name) != file.identity()) return nullptr;  // replaced while we waited
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
+  const std::string fault = fault_of(file.get(), status.st_size);
+  if (fault.empty()) {
+    reserve(file.get(), path);  // of a file with holes, a full filesystem would make a SIGBUS
+    void* memory = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    if (memory == MAP_FAILED) fail("cannot map the client table " + path, errno, kElsewhere);
+    return static_cast<Layout*>(memory);
+  }
+  if (foreign_lock(file, slot_byte(0), 0)) {
+    throw ArbiterError("the client table " + path + " " + fault +
+                       ", and living programs use it; restart the older programs");
+  }
+  if (!device_name) {
+    throw ArbiterError("the client table " + path + " " + fault +
+                       "; the next program under this cudasched replaces it");
+  }
+  write_fresh(directory, name, path, *device_name);
+  return nullptr;
+}
+
 // Finds the file among those open, or opens and checks it. With a device name it is created, or replaced if it is not a
 // table of this version and nobody uses it. The caller holds the registry's mutex.
 File& open_file(Registry& registry, const std::string& directory_path, const std::string& name, const std::string& path,
@@ -333,10 +408,9 @@ File& open_file(Registry& registry, const std::string& directory_path, const std
       fail("cannot open the client table " + path, errno,
            device_name ? kElsewhere : "a program under cudasched creates it");
     }
-    struct stat status{};
+    struct stat status {};
     if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
-    const Identity identity{status.st_dev, status.st_ino};
-    if (File* known = registry.find(identity)) {
+    if (File* known = registry.find(file.identity())) {
       known->spare.push_back(std::move(file));
       return *known;
     }
@@ -345,26 +419,11 @@ File& open_file(Registry& registry, const std::string& directory_path, const std
                          " is not a regular file that only this user may write; remove it");
     }
 
-    const RegistrationLock lock(file.get(), path);
-    if (identity_of(directory.get(), name) != identity) continue;  // replaced while we waited
-    if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
-    const std::string fault = fault_of(file.get(), status.st_size);
-    if (fault.empty()) {
-      reserve(file.get(), path);  // of a file with holes, a full filesystem would make a SIGBUS
-      void* memory = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-      if (memory == MAP_FAILED) fail("cannot map the client table " + path, errno, kElsewhere);
-      return *registry.files.emplace_back(
-          std::make_unique<File>(std::move(directory), name, std::move(file), identity, static_cast<Layout*>(memory)));
+    file.move_up();
+    if (Layout* layout = map_table(directory.get(), name, file, path, device_name)) {
+      directory.move_up();
+      return *registry.files.emplace_back(std::make_unique<File>(std::move(directory), name, std::move(file), layout));
     }
-    if (foreign_lock(file.get(), slot_byte(0), 0)) {
-      throw ArbiterError("the client table " + path + " " + fault +
-                         ", and living programs use it; restart the older programs");
-    }
-    if (!device_name) {
-      throw ArbiterError("the client table " + path + " " + fault +
-                         "; the next program under this cudasched replaces it");
-    }
-    write_fresh(directory.get(), name, path, *device_name);
   }
   throw ArbiterError("the client table " + path + " is replaced again and again; end the programs that do so, or " +
                      kElsewhere);
@@ -410,16 +469,27 @@ int reap_dead(File& file, std::uint64_t candidates) noexcept {
   std::uint64_t turn = layout.turn.load();
   if (turn_owner(turn) >= kSlotCount) layout.turn.compare_exchange_strong(turn, 0);  // a damaged file
 
+  // Left by a client that lost its table and did not know it yet; the slot has an owner of another class now.
+  for (std::uint64_t stale = layout.active.load() & ~layout.latency.load() & candidates; stale != 0;
+       stale &= stale - 1) {
+    const int slot = std::countr_zero(stale);
+    const Slot& entry = layout.slots[static_cast<std::size_t>(slot)];
+    if (entry.occupied.load() == 0 || entry.client_class.load() == static_cast<std::uint32_t>(Class::kLatency))
+      continue;
+    layout.active.fetch_and(~bit_of(slot));
+    if (layout.waiting.load() != 0) wake(layout);
+  }
+
   int reaped = 0;
-  std::uint64_t left = slots_in_use(layout) & candidates & ~file.mine.slots().load(std::memory_order_relaxed);
+  std::uint64_t left = slots_in_use(layout) & candidates & ~file.own_slots();
   for (; left != 0; left &= left - 1) {
     const int slot = std::countr_zero(left);
-    if (!try_lock(file.descriptor.get(), slot_byte(slot))) continue;
+    if (!try_lock(file.descriptor, slot_byte(slot))) continue;
     if ((slots_in_use(layout) & bit_of(slot)) != 0) {  // else its owner has just released it
       clear_slot(layout, slot);
       ++reaped;
     }
-    unlock(file.descriptor.get(), slot_byte(slot));
+    unlock(file.descriptor, slot_byte(slot));
   }
   return reaped;
 }
@@ -432,7 +502,7 @@ struct Table::State {
   bool usable() const noexcept { return !abandoned.load(std::memory_order_relaxed) && file.mine.by_this_process(); }
   bool owns(int slot) const noexcept {
     return is_slot(slot) && (claimed.load(std::memory_order_relaxed) & bit_of(slot)) != 0 &&
-           (file.mine.slots().load(std::memory_order_relaxed) & bit_of(slot)) != 0;
+           (file.own_slots() & bit_of(slot)) != 0;
   }
 
   File& file;
@@ -486,10 +556,10 @@ int Table::claim(const ClientInfo& client) {
     throw ArbiterError("the client table " + path_ + " was opened before a fork; open it again in the child");
   }
   File& file = state_->file;
-  const int descriptor = file.descriptor.get();
+  if (!check() || file.directory.get() < 0) throw ArbiterError(closed(path_));
   const std::lock_guard registration(file.registration);
-  const RegistrationLock lock(descriptor, path_);
-  if (identity_of(file.directory.get(), file.name) != file.identity) {
+  const RegistrationLock lock(file.descriptor, path_);
+  if (identity_of(file.directory.get(), file.name) != file.descriptor.identity()) {
     throw ArbiterError("the client table " + path_ +
                        " was removed, or replaced by another version of cudasched; restart this program");
   }
@@ -497,9 +567,9 @@ int Table::claim(const ClientInfo& client) {
     if (attempt > 0) pause_ns(kNsPerMs);  // a reaper may hold the lock of a dead client's slot for a moment
     const std::lock_guard slots(file.slots);
     reap_dead(file, ~std::uint64_t{0});
-    const std::uint64_t mine = file.mine.slots().load(std::memory_order_relaxed);
+    const std::uint64_t mine = file.own_slots();
     for (int index = 0; index < kSlotCount; ++index) {
-      if ((mine & bit_of(index)) != 0 || !try_lock(descriptor, slot_byte(index))) continue;
+      if ((mine & bit_of(index)) != 0 || !try_lock(file.descriptor, slot_byte(index))) continue;
       const std::int64_t now = now_ns();
       Slot& entry = slot(index);
       clear_slot(*layout_, index);
@@ -530,6 +600,7 @@ int Table::claim(const ClientInfo& client) {
       return index;
     }
   }
+  if (lost()) throw ArbiterError(closed(path_));
   throw ArbiterError("all " + std::to_string(kSlotCount) + " slots of the client table " + path_ +
                      " are taken by living programs; end one of them (cudasched status lists them)");
 }
@@ -538,10 +609,11 @@ void Table::release(int slot) noexcept {
   if (!state_->usable() || !state_->owns(slot)) return;
   File& file = state_->file;
   const std::lock_guard lock(file.slots);
+  if (!check()) return;
   clear_slot(*layout_, slot);
   state_->claimed.fetch_and(~bit_of(slot));
   file.mine.slots().fetch_and(~bit_of(slot));
-  unlock(file.descriptor.get(), slot_byte(slot));
+  unlock(file.descriptor, slot_byte(slot));
 }
 
 void Table::set_active(int slot, std::int64_t now_ns) noexcept {
@@ -562,15 +634,23 @@ void Table::clear_active(int slot) noexcept {
 
 bool Table::alive(int slot) const noexcept {
   if (!is_slot(slot)) return false;
-  if ((state_->file.mine.slots().load(std::memory_order_relaxed) & bit_of(slot)) != 0) return true;
-  return foreign_lock(state_->file.descriptor.get(), slot_byte(slot), 1).has_value();
+  File& file = state_->file;
+  if ((file.own_slots() & bit_of(slot)) != 0) return true;
+  return foreign_lock(file.descriptor, slot_byte(slot), 1).has_value();
 }
 
 int Table::reap(std::uint64_t candidates) noexcept {
   if (!state_->usable()) return 0;
   const std::lock_guard lock(state_->file.slots);
+  if (!check()) return 0;
   return reap_dead(state_->file, candidates);
 }
+
+bool Table::lost() const noexcept { return state_->file.descriptor.lost(); }
+
+bool Table::check() noexcept { return state_->file.descriptor.get() >= 0; }
+
+std::string Table::why_lost() const { return closed(path_); }
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;

@@ -5,6 +5,9 @@
 // Liveness is a POSIX record lock on one byte of the file for each slot: gone with the process, not inherited by fork,
 // true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of the file is closed, so
 // all Tables of one file in a process share one descriptor; nothing else in the process may open and close the file.
+// A host program that closes descriptors it did not open takes the locks away, and the number may become a file of its
+// own. That is looked at before each use of it; the table is then lost for this process, which is said by check() and
+// lost(): it touches neither file nor slots any more, claim throws, and what would change a slot does nothing.
 // A forked child must not use its parent's Table: there claim throws, and what would change a slot does nothing.
 //
 // Threads: every function may be called from any thread. set_active, clear_active, active, latency_clients and the
@@ -104,7 +107,8 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live, if the
-  // file was removed or replaced since it was opened, or if a stopped process holds up registration (after 5 s).
+  // table is lost, if the file was removed or replaced since it was opened, or if a stopped process holds up
+  // registration (after 5 s).
   int claim(const ClientInfo& client);
   // Only of a slot claimed through this Table; so set_active and clear_active. The destructor releases all of them.
   void release(int slot) noexcept;
@@ -116,11 +120,17 @@ class Table {
   std::uint64_t active() const noexcept { return layout_->active.load(std::memory_order_acquire); }
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
 
-  // Is the owner of this slot a living process (this one included)? One system call.
+  // Does the program still have the table's descriptor? One system call; lost() tells what was found last, without one.
+  bool check() noexcept;
+  bool lost() const noexcept;
+  std::string why_lost() const;
+
+  // Is the owner of this slot a living process (this one included)? Two system calls at most. Of a lost table: no.
   bool alive(int slot) const noexcept;
 
   // Gives back the slots of dead clients among `candidates` (a bitmap), clears their bits everywhere and wakes the
-  // gates. Returns how many it gave back.
+  // gates; of living ones it clears the active bit where the client is not a latency client. Returns how many it gave
+  // back.
   int reap(std::uint64_t candidates = ~std::uint64_t{0}) noexcept;
 
   // Sleeps until wake_sequence differs from `seen`, at most `timeout_ns`. May return early. The caller's bit in

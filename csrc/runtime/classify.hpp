@@ -21,7 +21,7 @@ struct Region {
   std::int64_t slo_ns = 0;
   std::int64_t deadline_ns = 0;  // 0: none
   std::uint64_t token = 0;
-  std::uint32_t devices = 0;     // bitmap of the device ordinals that count this region as open
+  std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
 };
 
 // The regions that a thread has open, the innermost last.
@@ -30,18 +30,18 @@ struct RegionStack {
   std::array<Region, kCapacity> regions{};
 };
 
-// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The space
-// for that is what the loader sets aside for all libraries that come late, so this stays small; the regions themselves
-// lie where the first region entry of a thread puts them.
+// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The
+// space for that is what the loader sets aside for all libraries that come late, so this stays small; the regions
+// themselves lie where the first region entry of a thread puts them.
 struct ThreadState {
-  unsigned index = 0;                     // for counter shards; 0: not yet given
-  int depth = 0;                          // open regions
-  RegionStack* stack = nullptr;           // not null where depth > 0
-  const void* context = nullptr;          // the context that `device` was found for
+  unsigned index = 0;             // for counter shards; 0: not yet given
+  int depth = 0;                  // open regions
+  RegionStack* stack = nullptr;   // not null where depth > 0
+  const void* context = nullptr;  // the context that `device` was found for
   std::uint64_t context_epoch = 0;
   Device* device = nullptr;
-  const void* noted_stream = nullptr;     // the last stream that a latency launch was noted on,
-  std::uint64_t noted_epoch = 0;          // and in which activity
+  const void* noted_stream = nullptr;  // the last stream that a latency launch was noted on,
+  std::uint64_t noted_epoch = 0;       // and in which activity
   bool normal_registered = false;
 
   Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }

@@ -241,7 +241,7 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
   hot().process_class.store(value, std::memory_order_relaxed);
   for_each_device([&](Device& device) {
     const int slot = device.slot(value);
-    if (slot < 0) return;
+    if (slot < 0 || device.table().lost()) return;
     device.table().slot(slot).priority.store(priority, std::memory_order_relaxed);
     device.table().slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
   });
@@ -365,6 +365,14 @@ bool Engine::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
   for_each_device([&](Device& device) {
+    if (!device.table().check()) {
+      try {
+        fail(device.table().why_lost());
+      } catch (const std::exception& error) {
+        fail(error.what());
+      }
+      return;
+    }
     for (int i = 0; i < kClassCount; ++i) {
       const int index = device.slot(static_cast<Class>(i));
       if (index < 0) continue;
@@ -383,7 +391,9 @@ bool Engine::tick(std::int64_t now) noexcept {
       active = active || device.latency.active();
     }
     // A client that was killed while idle holds nothing closed, but keeps the gate on.
-    if (device.registered(Class::kBestEffort)) device.table().reap(device.table().latency_clients());
+    if (device.registered(Class::kBestEffort)) {
+      device.table().reap(device.table().latency_clients() | device.table().active());
+    }
   });
   return active;
 }

@@ -1,4 +1,5 @@
-// include/cudasched/engine.h, all but cudasched_attach (a door: hook/intercept.cpp) and cudasched_find_driver (likewise).
+// include/cudasched/engine.h, all but cudasched_attach (a door: hook/intercept.cpp) and cudasched_find_driver
+// (likewise).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -46,7 +47,8 @@ int guarded(Body&& body) noexcept {
 
 Class checked_class(int value) {
   if (value < 0 || value >= cudasched::kClassCount) {
-    throw cudasched::ConfigError("class " + std::to_string(value) + " is unknown; there are 0 (normal), 1 (latency) and "
+    throw cudasched::ConfigError("class " + std::to_string(value) +
+                                 " is unknown; there are 0 (normal), 1 (latency) and "
                                  "2 (best effort)");
   }
   return static_cast<Class>(value);
@@ -135,8 +137,7 @@ int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority
 
 int cudasched_region_enter(std::int32_t client_class, std::int32_t priority, double slo_ms, std::uint64_t* token) {
   return guarded([&] {
-    *token =
-        cudasched::runtime::engine().enter_region(checked_class(client_class), priority, checked_slo_ns(slo_ms));
+    *token = cudasched::runtime::engine().enter_region(checked_class(client_class), priority, checked_slo_ns(slo_ms));
   });
 }
 

@@ -64,6 +64,7 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   lead_ns_ = settings.lead_ns;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
+  linger_ns_ = settings.linger_ns;
   in_flight_ = schedule::InFlight(settings.straggler_ns);
   sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   // Drivers before 12.3 do not know the attribute; they count as without MPS.
@@ -224,8 +225,12 @@ schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexc
   schedule::Snapshot snapshot;
   snapshot.latency_clients = table_->latency_clients() != 0;
   snapshot.latency_active = latency_active(now);
+  // A waiter that slept sees the end of the activity, not its last moment.
+  if (snapshot.latency_active || latency_was_active_) latency_seen_ns_ = now;
   if (latency_was_active_ && !snapshot.latency_active) in_flight_.restart(now);
   latency_was_active_ = snapshot.latency_active;
+  if (latency_seen_ns_ != 0) snapshot.since_latency_ns = now - latency_seen_ns_;
+  snapshot.linger_ns = linger_ns_;
   snapshot.predicted_ns = predicted_ns;
   snapshot.lead_ns = lead_ns_;
   snapshot.in_flight_ns = in_flight_.remaining_ns(now);

@@ -109,8 +109,10 @@ class Gate {
   std::int64_t turn_ns_ = 0;
   int sm_count_ = 1;
   bool mps_ = false;
+  std::int64_t linger_ns_ = 0;
   bool latency_was_active_ = false;
-  std::atomic<bool> primed_{false};  // what is in flight is known since the gate came on
+  std::int64_t latency_seen_ns_ = 0;  // when it last was; 0: never
+  std::atomic<bool> primed_{false};   // what is in flight is known since the gate came on
 
   SpinLock lock_;
   int announced_ = 0;             // threads that the arbiter's `waiting` bit stands for

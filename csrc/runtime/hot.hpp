@@ -11,11 +11,11 @@
 namespace cudasched::runtime {
 
 struct Hot {
-  std::atomic<bool> scheduling{false};      // classes have an effect
+  std::atomic<bool> scheduling{false};  // classes have an effect
   std::atomic<Class> process_class{Class::kNormal};
-  std::atomic<Device*> only_device{nullptr};  // on a machine with one GPU: no need to ask for the context
+  std::atomic<Device*> only_device{nullptr};    // on a machine with one GPU: no need to ask for the context
   std::atomic<std::uint64_t> context_epoch{1};  // changes when a context goes, so that threads look theirs up anew
-  std::atomic<int> captures{0};               // streams of the process that are being captured
+  std::atomic<int> captures{0};                 // streams of the process that are being captured
   std::atomic<unsigned> next_thread{1};
   StreamClasses streams;
   telemetry::Counters counters;

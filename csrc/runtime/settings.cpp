@@ -77,6 +77,7 @@ Settings Settings::read(const Lookup& lookup, std::vector<std::string>& complain
   reader.integer("CUDASCHED_PRIORITY", settings.priority);
   reader.duration("CUDASCHED_SLO_MS", kNsPerMs, 1e-3, settings.slo_ns);
   reader.duration("CUDASCHED_LEAD_US", kNsPerUs, 0, settings.lead_ns);
+  reader.duration("CUDASCHED_LINGER_US", kNsPerUs, 0, settings.linger_ns);
   reader.duration("CUDASCHED_MAX_IDLE_HOLD_MS", kNsPerMs, 0.1, settings.max_idle_hold_ns);
   reader.duration("CUDASCHED_STALE_HEARTBEAT_MS", kNsPerMs, 1, settings.stale_heartbeat_ns);
   reader.duration("CUDASCHED_TURN_MS", kNsPerMs, 0.1, settings.turn_ns);

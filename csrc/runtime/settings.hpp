@@ -13,18 +13,19 @@
 namespace cudasched::runtime {
 
 struct Settings {
-  Class process_class = Class::kNormal;             // CUDASCHED_CLASS
-  std::int32_t priority = 0;                        // CUDASCHED_PRIORITY
-  std::int64_t slo_ns = 0;                          // CUDASCHED_SLO_MS, 0: none
-  std::int64_t lead_ns = 60 * kNsPerUs;             // CUDASCHED_LEAD_US
-  std::int64_t max_idle_hold_ns = 5 * kNsPerMs;     // CUDASCHED_MAX_IDLE_HOLD_MS
-  std::int64_t stale_heartbeat_ns = 100 * kNsPerMs; // CUDASCHED_STALE_HEARTBEAT_MS
-  std::int64_t turn_ns = 3 * kNsPerMs;              // CUDASCHED_TURN_MS
-  std::int64_t straggler_ns = kNsPerMs;             // CUDASCHED_STRAGGLER_MS
-  std::string run_directory;                        // CUDASCHED_RUN_DIR, empty: the default
-  std::string name;                                 // CUDASCHED_NAME, empty: the program's
-  std::string coverage_directory;                   // CUDASCHED_COVERAGE_DIR, empty: no coverage count
-  std::string cupti_path;                           // CUDASCHED_CUPTI
+  Class process_class = Class::kNormal;              // CUDASCHED_CLASS
+  std::int32_t priority = 0;                         // CUDASCHED_PRIORITY
+  std::int64_t slo_ns = 0;                           // CUDASCHED_SLO_MS, 0: none
+  std::int64_t lead_ns = 60 * kNsPerUs;              // CUDASCHED_LEAD_US
+  std::int64_t linger_ns = 50 * kNsPerUs;            // CUDASCHED_LINGER_US
+  std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
+  std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
+  std::int64_t turn_ns = 3 * kNsPerMs;               // CUDASCHED_TURN_MS
+  std::int64_t straggler_ns = kNsPerMs;              // CUDASCHED_STRAGGLER_MS
+  std::string run_directory;                         // CUDASCHED_RUN_DIR, empty: the default
+  std::string name;                                  // CUDASCHED_NAME, empty: the program's
+  std::string coverage_directory;                    // CUDASCHED_COVERAGE_DIR, empty: no coverage count
+  std::string cupti_path;                            // CUDASCHED_CUPTI
 
   // A variable with a value that has no meaning keeps its default; what was wrong goes to `complaints`.
   using Lookup = std::function<const char*(const char*)>;

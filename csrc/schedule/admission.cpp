@@ -5,6 +5,9 @@ namespace cudasched::schedule {
 Decision strict(const Snapshot& snapshot) noexcept {
   if (!snapshot.latency_clients) return {Answer::kSubmit, 0};
   if (snapshot.latency_active) return {Answer::kWaitForLatency, 0};
+  if (snapshot.since_latency_ns < snapshot.linger_ns) {
+    return {Answer::kWaitForTime, snapshot.linger_ns - snapshot.since_latency_ns};
+  }
   if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
   if (snapshot.in_flight_ns > snapshot.lead_ns) {
     return {Answer::kWaitForTime, snapshot.in_flight_ns - snapshot.lead_ns};

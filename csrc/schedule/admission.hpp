@@ -9,12 +9,16 @@ namespace cudasched::schedule {
 
 // Everything that a decision may depend on. Times in nanoseconds.
 struct Snapshot {
-  bool latency_clients = false;   // a latency client is on the device, active or not
-  bool latency_active = false;    // one holds the gate closed
-  bool my_turn = true;            // this client's turn among best-effort clients (schedule/turn.hpp)
-  std::int64_t in_flight_ns = 0;  // predicted GPU time still to run of what was submitted
-  std::int64_t predicted_ns = 0;  // of the launch that asks
-  std::int64_t lead_ns = 0;       // how much may be in flight when the next launch is submitted
+  static constexpr std::int64_t kLongAgoNs = std::int64_t{1} << 60;
+
+  bool latency_clients = false;                // a latency client is on the device, active or not
+  bool latency_active = false;                 // one holds the gate closed
+  std::int64_t since_latency_ns = kLongAgoNs;  // since a latency client was last seen active
+  std::int64_t linger_ns = 0;                  // how long the gate stays closed after that
+  bool my_turn = true;                         // this client's turn among best-effort clients (schedule/turn.hpp)
+  std::int64_t in_flight_ns = 0;               // predicted GPU time still to run of what was submitted
+  std::int64_t predicted_ns = 0;               // of the launch that asks
+  std::int64_t lead_ns = 0;                    // how much may be in flight when the next launch is submitted
 };
 
 enum class Answer {
@@ -37,7 +41,8 @@ std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) no
 bool is_fresh(std::int64_t beat_ns, std::int64_t now_ns, std::int64_t stale_ns) noexcept;
 
 // Just-in-time submission with strict admission (docs/design.md, Admission): nothing while a latency client is active;
-// else the next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and holds one
+// nor for a moment after, because a request that has been waiting comes right behind the one that is done; else the
+// next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and holds one
 // best-effort kernel and a few microseconds.
 Decision strict(const Snapshot& snapshot) noexcept;
 

@@ -60,7 +60,8 @@ void InFlight::withdraw(int entry, std::int64_t now_ns) noexcept {
     return;
   }
   int before = stream.first;
-  while (entries_[static_cast<std::size_t>(before)].next != entry) before = entries_[static_cast<std::size_t>(before)].next;
+  while (entries_[static_cast<std::size_t>(before)].next != entry)
+    before = entries_[static_cast<std::size_t>(before)].next;
   Entry& gone = entries_[static_cast<std::size_t>(entry)];
   entries_[static_cast<std::size_t>(before)].next = gone.next;
   if (stream.last == entry) stream.last = before;

@@ -38,8 +38,8 @@ class InFlight {
   std::int64_t remaining_ns(std::int64_t now_ns) const noexcept;
   int count() const noexcept { return count_; }
 
-  // Calls visit(entry) for each entry, stream by stream in order of submission; stops a stream's walk when visit returns
-  // false. visit may complete the entry that it is shown.
+  // Calls visit(entry) for each entry, stream by stream in order of submission; stops a stream's walk when visit
+  // returns false. visit may complete the entry that it is shown.
   template <typename Visit>
   void for_each(Visit&& visit) {
     for (Stream& stream : streams_) {

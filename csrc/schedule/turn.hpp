@@ -1,6 +1,6 @@
-// Which best-effort client feeds the GPU. Without MPS, contexts take turns on the GPU anyway; one feeding at a time keeps
-// each one's clock of what is in flight true and saves context switches. The turn is one word of the arbiter, so a
-// killed owner cannot keep it: it expires.
+// Which best-effort client feeds the GPU. Without MPS, contexts take turns on the GPU anyway; one feeding at a time
+// keeps each one's clock of what is in flight true and saves context switches. The turn is one word of the arbiter, so
+// a killed owner cannot keep it: it expires.
 //
 // Pure: a function from what is seen to what to write. The caller does the compare-and-swap.
 #pragma once
@@ -29,14 +29,14 @@ struct TurnView {
 };
 
 struct TurnDecision {
-  bool mine = false;          // after the swap, if there is one
-  bool swap = false;          // compare-and-swap `word` to `new_word`; look again if it fails
+  bool mine = false;  // after the swap, if there is one
+  bool swap = false;  // compare-and-swap `word` to `new_word`; look again if it fails
   std::uint64_t new_word = 0;
 };
 
-// Alone: always mine, the word untouched. The owner keeps an unexpired turn, and takes another if nobody waits; else the
-// next waiting slot in ring order has it. A turn that is expired or whose owner is idle goes to the next waiting slot
-// after the owner; if that one does not take it within half a turn (killed, stopped), to whoever asks.
+// Alone: always mine, the word untouched. The owner keeps an unexpired turn, and takes another if nobody waits; else
+// the next waiting slot in ring order has it. A turn that is expired or whose owner is idle goes to the next waiting
+// slot after the owner; if that one does not take it within half a turn (killed, stopped), to whoever asks.
 TurnDecision take_turn(const TurnView& view) noexcept;
 
 }  // namespace cudasched::schedule

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import pydantic
-
+from cudasched._anywhere import pydantic
 from cudasched.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -73,6 +72,7 @@ class Config(pydantic.BaseModel):
         priority: Within the class, higher first.
         slo_ms: The program's own latency target, ms; none by default.
         lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us.
+        linger_us: How long the gate stays closed after latency work is done, us.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
@@ -89,6 +89,7 @@ class Config(pydantic.BaseModel):
     priority: Annotated[int, pydantic.Field(ge=-_INT32, lt=_INT32)] = 0
     slo_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.001)] | None = None
     lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 60.0
+    linger_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 50.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0

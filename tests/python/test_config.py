@@ -19,6 +19,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.integers(-(2**31), 2**31 - 1),
     "slo_ms": st.floats(0.001, 3_600_000),
     "lead_us": st.floats(0, 3.6e9),
+    "linger_us": st.floats(0, 3.6e9),
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),

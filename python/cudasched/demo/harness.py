@@ -37,7 +37,7 @@ DEFAULT_SCALE = 20.0
 #: Engine times that a slow simulated device stretches, with their defaults in the unit that the name gives.
 SCALED_SETTINGS = {
     VARIABLES[name]: float(getattr(Config(), name))
-    for name in ("lead_us", "max_idle_hold_ms", "stale_heartbeat_ms", "turn_ms", "straggler_ms")
+    for name in ("lead_us", "linger_us", "max_idle_hold_ms", "stale_heartbeat_ms", "turn_ms", "straggler_ms")
 }
 #: What a bare worker must not inherit from a managed parent.
 CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")

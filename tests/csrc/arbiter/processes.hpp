@@ -214,7 +214,7 @@ class TableTest : public ::testing::Test {
 
   std::unique_ptr<Table> open() const { return Table::open(directory_, kUuid, kDevice); }
   ino_t inode() const {
-    struct stat status{};
+    struct stat status {};
     return stat(path_.c_str(), &status) == 0 ? status.st_ino : 0;
   }
   std::vector<char> read_file() const {

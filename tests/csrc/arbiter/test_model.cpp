@@ -62,6 +62,7 @@ struct Model {
     int reaped = 0;
     for (auto entry = clients.begin(); entry != clients.end();) {
       if (entry->second.owner >= 0) {
+        if (entry->second.client_class != Class::kLatency) entry->second.active = false;
         ++entry;
         continue;
       }

@@ -60,7 +60,7 @@ std::vector<char> other_version(std::uint32_t version) {
 // Locks one byte of a file as a client of any version does. The descriptor stays open.
 void lock_byte(const std::string& path, off_t byte) {
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  struct flock range{};
+  struct flock range {};
   range.l_type = F_WRLCK;
   range.l_whence = SEEK_SET;
   range.l_start = byte;

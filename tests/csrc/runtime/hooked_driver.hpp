@@ -101,7 +101,7 @@ class Program {
   static CUstream new_stream() {
     CUstream stream = nullptr;
     check(HookedDriver::instance().function<CUresult(CUstream*, unsigned)>("cuStreamCreate")(&stream,
-                                                                                            CU_STREAM_NON_BLOCKING));
+                                                                                             CU_STREAM_NON_BLOCKING));
     return stream;
   }
 

@@ -1,10 +1,10 @@
-#include "runtime/classify.hpp"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <random>
 #include <unordered_map>
+
+#include "runtime/classify.hpp"
 
 namespace cudasched::runtime {
 namespace {

@@ -1,8 +1,8 @@
-#include "runtime/settings.hpp"
-
 #include <gtest/gtest.h>
 
 #include <map>
+
+#include "runtime/settings.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -37,6 +37,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_PRIORITY", "-3"},
                             {"CUDASCHED_SLO_MS", "2.5"},
                             {"CUDASCHED_LEAD_US", "400"},
+                            {"CUDASCHED_LINGER_US", "70"},
                             {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
                             {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
                             {"CUDASCHED_TURN_MS", "60"},
@@ -50,6 +51,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.priority, -3);
   EXPECT_EQ(result.settings.slo_ns, 2'500'000);
   EXPECT_EQ(result.settings.lead_ns, 400'000);
+  EXPECT_EQ(result.settings.linger_ns, 70'000);
   EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
   EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);
   EXPECT_EQ(result.settings.turn_ns, 60'000'000);
@@ -65,6 +67,7 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       {"CUDASCHED_CLASS", {"urgent", "Latency", " "}},
       {"CUDASCHED_PRIORITY", {"high", "1.5", "99999999999"}},
       {"CUDASCHED_SLO_MS", {"-1", "0", "nan", "inf", "5ms", "1e300"}},
+      {"CUDASCHED_LINGER_US", {"-1", "soon"}},
       {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18"}},
       {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
       {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},

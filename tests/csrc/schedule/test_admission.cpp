@@ -13,6 +13,8 @@ Snapshot random_snapshot(std::mt19937_64& random) {
   Snapshot snapshot;
   snapshot.latency_clients = random() % 4 != 0;
   snapshot.latency_active = random() % 2 == 0;
+  if (random() % 2 == 0) snapshot.since_latency_ns = static_cast<std::int64_t>(random() % 100'000);
+  snapshot.linger_ns = static_cast<std::int64_t>(random() % 60'000);
   snapshot.my_turn = random() % 3 != 0;
   snapshot.in_flight_ns = static_cast<std::int64_t>(random() % 100'000);
   snapshot.predicted_ns = static_cast<std::int64_t>(random() % 1'000'000);
@@ -36,18 +38,25 @@ TEST(Strict, RulesHoldForAnySnapshot) {
     }
     if (submits) {
       ASSERT_FALSE(snapshot.latency_active);
+      ASSERT_GE(snapshot.since_latency_ns, snapshot.linger_ns);
       ASSERT_TRUE(snapshot.my_turn);
       ASSERT_LE(snapshot.in_flight_ns, snapshot.lead_ns);
     }
     // Nothing but the stated reasons ever holds a launch.
-    if (!snapshot.latency_active && snapshot.my_turn && snapshot.in_flight_ns <= snapshot.lead_ns) {
+    if (!snapshot.latency_active && snapshot.since_latency_ns >= snapshot.linger_ns && snapshot.my_turn &&
+        snapshot.in_flight_ns <= snapshot.lead_ns) {
       ASSERT_TRUE(submits);
     }
     // After the wait it asks for, and nothing else happening, the launch goes.
     if (decision.answer == Answer::kWaitForTime) {
       Snapshot later = snapshot;
-      later.in_flight_ns -= decision.wait_ns;
-      ASSERT_EQ(strict(later).answer, Answer::kSubmit);
+      const bool lingers = snapshot.since_latency_ns < snapshot.linger_ns;
+      (lingers ? later.since_latency_ns : later.in_flight_ns) += lingers ? decision.wait_ns : -decision.wait_ns;
+      if (lingers) {
+        ASSERT_GE(later.since_latency_ns, later.linger_ns);
+      } else {
+        ASSERT_EQ(strict(later).answer, Answer::kSubmit);
+      }
     }
   }
 }

@@ -1,11 +1,11 @@
-#include "schedule/in_flight.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <random>
+
+#include "schedule/in_flight.hpp"
 
 namespace cudasched::schedule {
 namespace {

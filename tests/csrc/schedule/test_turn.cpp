@@ -1,10 +1,10 @@
-#include "schedule/turn.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <random>
 #include <vector>
+
+#include "schedule/turn.hpp"
 
 namespace cudasched::schedule {
 namespace {
