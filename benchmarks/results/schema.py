@@ -93,11 +93,24 @@ class OverheadRow(Strict):
     rounds: int | None = None
 
 
+PredictorEngine = Literal["cudasched", "xgboost_inplace", "xgboost_c_api", "onnxruntime", "treelite_gtil", "tl2cgen"]
+
+
+class PredictorSpeedRow(Strict):
+    """From one raw float32 row to the margin on one core; a rival's `isa` says how it is called, c or python."""
+
+    kind: Literal["speed"] = "speed"
+    engine: PredictorEngine
+    ns_per_row_median: Positive
+    isa: str
+    cpu: str
+
+
 class Results(Strict):
     """One results file; `rows` are of one kind."""
 
     meta: Meta
-    rows: list[ColocationRow] | list[OverheadRow]
+    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorSpeedRow]
 
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""

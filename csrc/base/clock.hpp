@@ -1,5 +1,6 @@
 // Monotonic time in nanoseconds, the only time this project keeps. CLOCK_MONOTONIC counts from the same zero in every
-// process of a machine, so a time may stand in shared memory. Reading it is a vDSO call (about 20 ns), never a system call.
+// process of a machine, so a time may stand in shared memory. Reading it is a vDSO call (about 20 ns), never a system
+// call.
 #pragma once
 
 #include <time.h>

@@ -29,8 +29,8 @@ void write(Level level, std::string_view message) noexcept {
   const int length = std::snprintf(line, sizeof line, "cudasched: %s: %.*s\n", kNames[static_cast<int>(level)].data(),
                                    static_cast<int>(message.size()), message.data());
   if (length <= 0) return;
-  const std::size_t bytes = static_cast<std::size_t>(length) < sizeof line ? static_cast<std::size_t>(length)
-                                                                           : sizeof line - 1;
+  const std::size_t bytes =
+      static_cast<std::size_t>(length) < sizeof line ? static_cast<std::size_t>(length) : sizeof line - 1;
   if (bytes == sizeof line - 1) line[bytes - 1] = '\n';
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line, bytes);
 }

@@ -18,8 +18,9 @@ namespace {
 constexpr std::array kClassNames{"normal", "latency", "best_effort"};
 
 std::string class_name(std::int32_t value) {
-  return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size() ? kClassNames[static_cast<std::size_t>(value)]
-                                                                            : "unknown";
+  return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size()
+             ? kClassNames[static_cast<std::size_t>(value)]
+             : "unknown";
 }
 
 [[noreturn]] void raise(const char* type, const std::string& message) {
@@ -53,7 +54,7 @@ std::pair<std::string, std::vector<cudasched_client>> read_table(const std::stri
 }
 
 template <typename Struct, typename Field>
-auto flag(Field Struct::* field) {
+auto flag(Field Struct::*field) {
   return [field](const Struct& self) { return self.*field != 0; };
 }
 
@@ -97,8 +98,10 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("device_launches", &cudasched_client::device_launches)
       .def_readonly("gate_waits", &cudasched_client::gate_waits)
       .def_readonly("gate_wait_ns", &cudasched_client::gate_wait_ns)
-      .def_property_readonly("name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
-      .def_property_readonly("version", [](const cudasched_client& c) { return py::bytes(c.version).attr("decode")("utf-8", "replace"); });
+      .def_property_readonly(
+          "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
+      .def_property_readonly(
+          "version", [](const cudasched_client& c) { return py::bytes(c.version).attr("decode")("utf-8", "replace"); });
 
   module.def("version", [] { return std::string(cudasched_version()); });
   module.def("find_driver", [] {

@@ -60,9 +60,10 @@ void* open_library(const std::string& path) {
   }
   std::vector<std::string> candidates;
   if (!path.empty()) candidates.push_back(path);
-  candidates.insert(candidates.end(),
-                    {"libcupti.so.13", "libcupti.so.12", "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
-                     "/usr/local/cuda/lib64/libcupti.so.13", "/usr/local/cuda/targets/x86_64-linux/lib/libcupti.so.13"});
+  candidates.insert(
+      candidates.end(),
+      {"libcupti.so.13", "libcupti.so.12", "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
+       "/usr/local/cuda/lib64/libcupti.so.13", "/usr/local/cuda/targets/x86_64-linux/lib/libcupti.so.13"});
   std::string why;
   for (const std::string& candidate : candidates) {
     if (void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;

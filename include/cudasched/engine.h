@@ -1,7 +1,7 @@
-/* The C boundary of libcudasched.so: all that it exports. Two callers use it, the driver shim (cudasched_attach) and the
- * Python module (the rest). Every function may be called from any thread, throws nothing and never ends the process.
- * Functions that can fail return 0 for success and a cudasched_status otherwise; cudasched_last_error() then says, for
- * the calling thread, what was wrong and what to do. Times are nanoseconds unless the name says otherwise. */
+/* The C boundary of libcudasched.so: all that it exports. Two callers use it, the driver shim (cudasched_attach) and
+ * the Python module (the rest). Every function may be called from any thread, throws nothing and never ends the
+ * process. Functions that can fail return 0 for success and a cudasched_status otherwise; cudasched_last_error() then
+ * says, for the calling thread, what was wrong and what to do. Times are nanoseconds unless the name says otherwise. */
 #ifndef CUDASCHED_ENGINE_H_
 #define CUDASCHED_ENGINE_H_
 
@@ -54,12 +54,12 @@ struct cudasched_state {
   uint64_t launches;         /* seen by the hook: kernel and graph launches, failed ones left out */
   uint64_t latency_launches; /* of these, in class latency */
   uint64_t best_effort_launches;
-  uint64_t gated_launches;   /* best-effort launches that found the gate on, whether or not they waited */
-  uint64_t gate_waits;       /* of these, those that waited */
+  uint64_t gated_launches; /* best-effort launches that found the gate on, whether or not they waited */
+  uint64_t gate_waits;     /* of these, those that waited */
   uint64_t gate_wait_ns;
   uint64_t untracked_launches; /* gated, but with no completion event (none was free) */
-  uint64_t device_launches;  /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
-  char off_reason[256];      /* why scheduling is off, empty if it is not */
+  uint64_t device_launches;    /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
+  char off_reason[256];        /* why scheduling is off, empty if it is not */
   char driver_path[512];
 };
 CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);

@@ -1,7 +1,7 @@
 """pydantic, imported wherever the process is.
 
-On Python 3.13 its extension module cannot be loaded from a working directory that has been removed. The process is moved
-out of there for the length of that one import, and back.
+On Python 3.13 its extension module cannot be loaded from a working directory that has been removed. The process is
+moved out of there for the length of that one import, and back.
 """
 
 from __future__ import annotations

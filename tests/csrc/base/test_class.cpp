@@ -1,6 +1,6 @@
-#include "base/class.hpp"
-
 #include <gtest/gtest.h>
+
+#include "base/class.hpp"
 
 namespace cudasched {
 namespace {

@@ -1,10 +1,10 @@
-#include "predict/history.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <memory>
 #include <random>
+
+#include "predict/history.hpp"
 
 namespace cudasched::predict {
 namespace {

@@ -1,8 +1,8 @@
-#include "predict/predictor.hpp"
-
 #include <gtest/gtest.h>
 
 #include <memory>
+
+#include "predict/predictor.hpp"
 
 namespace cudasched::predict {
 namespace {

@@ -1,0 +1,14 @@
+// The byte walks' makers, each in a source file whose functions are compiled for its instructions; call only where
+// can_run() says so.
+#pragma once
+
+#include <memory>
+
+#include "predict/trees/evaluator.hpp"
+
+namespace cudasched::predict::trees {
+
+std::unique_ptr<const Evaluator> make_avx2(const Model& model);
+std::unique_ptr<const Evaluator> make_avx512(const Model& model);
+
+}  // namespace cudasched::predict::trees
