@@ -44,6 +44,8 @@ def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("PYTHONPATH", str(HERE))
+    # Python's own word, from 3.12 on, about forking beside any thread, the engine's too. Programs' stderr is looked at.
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:This process:DeprecationWarning")
     monkeypatch.chdir(tmp_path)
     return home
 
