@@ -84,8 +84,6 @@ void Driver::load(void* handle) {
   required(handle, event_query, "cuEventQuery");
   required(handle, event_synchronize, "cuEventSynchronize");
   required(handle, event_elapsed_time, "cuEventElapsedTime");
-
-  required(handle, copy_to_host, "cuMemcpyDtoH_v2");
 }
 
 std::string Driver::error_name(CUresult status) const {

@@ -77,8 +77,6 @@ struct Driver {
   decltype(cuEventSynchronize)* event_synchronize = nullptr;
   CUresult (*event_elapsed_time)(float*, CUevent, CUevent) = nullptr;
 
-  decltype(cuMemcpyDtoH)* copy_to_host = nullptr;
-
   // Looks every function up in the library behind `handle`. Throws HookError if one that cudasched cannot do without is
   // missing (no driver of the last ten years lacks one).
   void load(void* handle);

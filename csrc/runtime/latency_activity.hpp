@@ -59,7 +59,6 @@ class LatencyActivity {
   void tick(std::int64_t now_ns) noexcept;
 
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
-  std::uint64_t launches() const noexcept { return launches_.load(std::memory_order_relaxed); }
 
   void forget_stream(CUstream stream) noexcept;
   void forget_all_streams() noexcept;
