@@ -5,7 +5,8 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- table:colocation -->
     <!-- end -->
 
-`table:NAME` is benchmarks/results/NAME.json. `--plots DIR` also writes a plot of each pair of loads that it holds.
+`table:NAME` is benchmarks/results/NAME.json; `table:predictor:KIND` is one kind of the rows of predictor.json (speed,
+accuracy or coverage). `--plots DIR` also writes a plot of each pair of loads that it holds.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from benchmarks.results.schema import RESULTS, ColocationRow, OverheadRow, Results, load, replace
+from benchmarks.results.schema import (
+    RESULTS,
+    ColocationRow,
+    Meta,
+    OverheadRow,
+    PredictorAccuracyRow,
+    PredictorCoverageRow,
+    PredictorSpeedRow,
+    Results,
+    load,
+    replace,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKED = re.compile(r"(<!-- table:(?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(?P<start><!-- table:(?P<name>[\w-]+)(?::(?P<kind>\w+))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
 
 #: Lines under the arms, and the modes that they hold for.
 BOUNDS = {"bound, one process or MPS": ("one_process", "mps"), "bound, two processes": ("two_processes",)}
@@ -42,22 +56,31 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     def table(match: re.Match[str]) -> str:
         path = results / f"{match['name']}.json"
         try:
-            return f"{match[1]}{table_of(load(path))}{match[3]}"
+            return f"{match['start']}{table_of(load(path), match['kind'])}{match['end']}"
         except (OSError, ValidationError) as error:
             raise ValueError(f"table:{match['name']}: {path}: {error}") from error
 
     return MARKED.sub(table, text)
 
 
-def table_of(results: Results) -> str:
-    """The table of one results file, in markdown, and a line that says where it was measured."""
-    meta = results.meta
+def table_of(results: Results, kind: str | None = None) -> str:
+    """The tables of one results file, in markdown, each with a line that says where it was measured.
+
+    Raises:
+        ValueError: A kind is asked for that the file does not have.
+    """
+    if kind is not None or results.meta_by_kind:
+        return predictor_tables(results, kind)
+    if any(isinstance(row, OverheadRow) for row in results.rows):
+        return f"{overhead_table(results)}\n{origin(results.meta)}\n"
+    return f"{colocation_table(results)}\n{origin(results.meta)}\n"
+
+
+def origin(meta: Meta, cpu: str | None = None) -> str:
+    """Where and when it was measured, and with what."""
     known = (("driver", meta.driver), ("CUDA", meta.cuda), ("PyTorch", meta.torch))
     versions = "".join(f", {name} {value}" for name, value in known if value)
-    made = f"{meta.gpu}{versions}, {meta.date[:10]}, commit {meta.commit or 'unknown'}."
-    if any(isinstance(row, OverheadRow) for row in results.rows):
-        return f"{overhead_table(results)}\n{made}\n"
-    return f"{colocation_table(results)}\n{made}\n"
+    return f"{cpu or meta.gpu}{versions}, {meta.date[:10]}, commit {meta.commit or 'unknown'}."
 
 
 def colocation_table(results: Results) -> str:
@@ -98,6 +121,97 @@ def overhead_table(results: Results) -> str:
                 f"| {row.what} | {row.ns_median:.0f} | {row.ns_p99:.0f} | {row.baseline_ns_median:.0f} | {added:+.0f} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def predictor_tables(results: Results, kind: str | None) -> str:
+    """The tables of predictor.json, or the one of `kind`.
+
+    Raises:
+        ValueError: There are no rows of that kind.
+    """
+    makers = {"speed": speed_table, "accuracy": accuracy_table, "coverage": coverage_table}
+    made = []
+    for name in makers if kind is None else [kind]:
+        table = makers[name](results) if name in makers else ""
+        if not table and kind is not None:
+            raise ValueError(f"there are no rows of kind '{kind}'")
+        if table:
+            cpu = next((row.cpu for row in results.rows if isinstance(row, PredictorSpeedRow)), None)
+            meta = results.meta_by_kind.get(name, results.meta)
+            made.append(f"{table}\n{origin(meta, cpu if name == 'speed' else None)}\n")
+    return "\n".join(made)
+
+
+#: What an engine's row in predictor.json is called in a table.
+ENGINES = {
+    "cudasched": "cudasched, trees",
+    "cudasched-cache": "cudasched, launch seen before",
+    "cudasched-cold": "cudasched, new launch",
+    "xgboost-inplace": "XGBoost, inplace_predict",
+    "xgboost-capi": "XGBoost, C interface",
+    "onnxruntime": "ONNX Runtime",
+    "treelite": "treelite, GTIL",
+    "tl2cgen": "tl2cgen, compiled",
+}
+
+
+def speed_table(results: Results) -> str:
+    """A line for each engine; nothing where none was timed."""
+    rows = [row for row in results.rows if isinstance(row, PredictorSpeedRow)]
+    lines = ["| engine | by | median ns a row |", "|---|---|---|"]
+    lines += [f"| {ENGINES[row.engine]} | {row.isa} | {row.ns_per_row_median:,.0f} |" for row in rows]
+    return "\n".join(lines) + "\n" if rows else ""
+
+
+def accuracy_table(results: Results) -> str:
+    """A line for each model over all launches, then one for each operation family; nothing where there are no rows."""
+    rows = [row for row in results.rows if isinstance(row, PredictorAccuracyRow)]
+    splits = {"repeat": "exact repeats", "new_shape": "new shapes", "unseen_kernel": "unseen kernels"}
+    tables = []
+    for title, these in (
+        ("model", [row for row in rows if row.scope == "all"]),
+        ("family", [row for row in rows if row.scope != "all"]),
+    ):
+        lines = [
+            f"| {title} | {' | '.join(f'{name}: MdAPE / MAPE (n)' for name in splits.values())} |",
+            f"|---|{'---|' * len(splits)}",
+        ]
+        for key in dict.fromkeys((row.scope, row.model, row.corrected) for row in these):
+            scope, model, corrected = key
+            own: dict[str, PredictorAccuracyRow] = {
+                row.split: row for row in these if (row.scope, row.model, row.corrected) == key
+            }
+            name = f"{model}, corrected" if corrected else model
+            name = name if scope == "all" else scope if name == "ours" else f"{scope} ({name})"
+            cells = [_accuracy_cell(own[split]) if split in own else "" for split in splits]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        if these:
+            tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
+
+
+def coverage_table(results: Results) -> str:
+    """A column for each tenth of the predicted durations; nothing where there are no rows."""
+    rows = sorted((row for row in results.rows if isinstance(row, PredictorCoverageRow)), key=lambda row: row.decile)
+    if not rows:
+        return ""
+    lines = [
+        f"| decile of predicted duration | {' | '.join(str(row.decile) for row in rows)} |",
+        f"|---|{'---|' * len(rows)}",
+        f"| bound held | {' | '.join(f'{row.coverage:.1%}' for row in rows)} |",
+    ]
+    if any(row.low is not None for row in rows):
+        lines.append(f"| 95% interval | {' | '.join(_interval(row) for row in rows)} |")
+    lines.append(f"| launches | {' | '.join(f'{row.n:,}' for row in rows)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _interval(row: PredictorCoverageRow) -> str:
+    return f"{row.low:.1%} to {row.high:.1%}" if row.low is not None and row.high is not None else ""
+
+
+def _accuracy_cell(row: PredictorAccuracyRow) -> str:
+    return f"{row.mdape:.1%} / {row.mape:.1%} ({row.n:,})"
 
 
 def _colocation_cell(row: ColocationRow) -> str:

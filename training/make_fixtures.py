@@ -8,6 +8,7 @@ directory named by the version:
 - models that are supported (`MODELS`), and beside each what XGBoost makes of rows from `rows`: `NAME.margins.json` has
   the seed, the number of rows, a hash over the bits of all float32 margins, and the bits of every `SAMPLE_EVERY`-th;
 - `replay.json`, a model that carries rows and their margins, as csrc/predict/trees/model.hpp has it;
+- `contributions.json`, what each feature adds to the margins of some of these rows (`pred_contribs`), for each model;
 - `refused/NAME.json` and `.ubj`, models that must be refused.
 
 Rows come from a counter-based generator that the tests have too (tests/csrc/predict/test_trees_fixtures.cpp), so that
@@ -31,6 +32,7 @@ ROWS = 100_000
 SAMPLE_EVERY = 500
 TRAINING_SEED = 1
 ROWS_SEED = 2
+EXPLAINED = 6
 
 #: Name: parameters and number of trees.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
@@ -153,6 +155,19 @@ def make_supported(out: Path) -> None:
     )
 
 
+def make_contributions(out: Path) -> None:
+    """`contributions.json`: row numbers, and for each model their contributions, the bias last."""
+    asked = rows(ROWS_SEED, 100)
+    # A DMatrix takes no infinities.
+    chosen = np.flatnonzero(~np.isinf(asked).any(axis=1))[:EXPLAINED]
+    found = {}
+    for name in MODELS:
+        booster = xgboost.Booster(model_file=out / f"{name}.ubj")
+        answers = booster.predict(xgboost.DMatrix(asked[chosen]), pred_contribs=True, strict_shape=False)
+        found[name] = [[float(f"{value:.9g}") for value in row] for row in answers]
+    write(out / "contributions.json", {"seed": ROWS_SEED, "rows": chosen.tolist(), "contributions": found})
+
+
 def make_refused(out: Path) -> None:
     """Small models of kinds that are not supported."""
     out.mkdir(exist_ok=True)
@@ -189,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out / ".".join(xgboost.__version__.split(".")[:2])
     out.mkdir(parents=True, exist_ok=True)
     make_supported(out)
+    make_contributions(out)
     make_refused(out / "refused")
     return 0
 

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Options, with lists split and checked."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.colocation", description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", help="which arms, by commas; all that there are by default")
+    parser.add_argument("--arms", help=f"which arms, by commas, of {', '.join(ARMS)}; those without history by default")
     parser.add_argument("--latency", default="bert_graph", help=f"loads, by commas, of {', '.join(LATENCY_LOADS)}")
     parser.add_argument("--best-effort", default=None, help=f"loads, by commas, of {', '.join(BEST_EFFORT_LOADS)}")
     parser.add_argument("--arrivals", default="poisson", help=f"by commas, of {', '.join(ARRIVALS)}")
@@ -105,13 +105,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="write no plots beside the results")
     options = parser.parse_args(arguments)
-    fallback = (120.0, 1, 2.0, "transformer") if options.simulate else (60.0, 3, 10.0, ",".join(BEST_EFFORT_LOADS))
+    fallback = (120.0, 1, 2.0, "transformer") if options.simulate else (60.0, 3, 10.0, "transformer,resnet50,gemm,elementwise")
     for name, value in zip(("rate", "repeats", "seconds", "best_effort"), fallback, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)
     possible = [arm.name for arm in ARMS.values() if not (options.simulate and arm.mode == "mps")]
     if options.arms is None:
-        options.arms = ",".join(possible)
+        options.arms = ",".join(name for name in possible if not ARMS[name].is_optional)
     checks = (
         ("arms", possible),
         ("latency", LATENCY_LOADS),

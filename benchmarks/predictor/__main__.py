@@ -1,13 +1,17 @@
 """Nanoseconds from a raw float32 row to the margin: cudasched's trees beside XGBoost, ONNX Runtime, treelite, tl2cgen.
 
-    python -m benchmarks.predictor --out /tmp/predictor.json
+    python -m benchmarks.predictor --out benchmarks/results/predictor.json
 
 One model (100 trees of depth 6 on 24 features, trained here), one process, one thread, one distinct row a call, hot.
 The engines take turns; a row's figure is the median over rounds of a batch's ns a row. Engines with a C interface are
-called from compiled loops (speed.cpp); `xgboost_inplace` and `onnxruntime` are called from Python, as their users call
-them. Before anything is timed, cudasched's margins must have the bits of XGBoost's. An engine that is not installed is
-left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals onnxruntime with onnxmltools,
-treelite and tl2cgen.
+called from compiled loops (speed.cpp); `xgboost-inplace` and `onnxruntime` are called from Python, as their users call
+them. Before anything is timed, cudasched's margins must have the bits of XGBoost's.
+
+`cudasched-cache` and `cudasched-cold` are the predictor as the launcher thread asks it, from a launch with 256 bytes of
+parameters to the prediction and its bound: 512 launches that it knows, and as many that it never saw.
+
+An engine that is not installed is left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals
+onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the results file (accuracy, coverage) stay.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import meta
-from benchmarks.results.schema import Meta, PredictorEngine, PredictorSpeedRow, Results
+from benchmarks.results.schema import Meta, PredictorEngine, PredictorSpeedRow, merge
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
@@ -53,14 +57,16 @@ def build(directory: Path) -> ctypes.CDLL:
     Raises:
         BenchmarkError: There is no compiler, or it failed.
     """
-    sources = sorted((CSRC / "predict" / "trees").glob("*.cpp"))
+    sources = sorted((CSRC / "predict").rglob("*.cpp")) + sorted((CSRC / "base").glob("*.cpp"))
     library = directory / "speed.so"
     options = ["-std=c++20", "-O2", f"-I{CSRC}"]
     compile_shared(os.environ.get("CXX", "g++"), [*options, HERE / "speed.cpp", *sources], library)
     loaded = ctypes.CDLL(str(library))
     loaded.open_evaluator.restype = ctypes.c_void_p
     loaded.evaluator_isa.restype = ctypes.c_char_p
-    for name in ("time_evaluator", "time_xgboost", "time_gtil", "time_compiled"):
+    loaded.launch_features.restype = ctypes.c_size_t
+    loaded.open_predictor.restype = ctypes.c_void_p
+    for name in ("time_evaluator", "time_xgboost", "time_gtil", "time_compiled", "time_hit", "time_cold"):
         getattr(loaded, name).restype = ctypes.c_double
     return loaded
 
@@ -99,21 +105,24 @@ class Bench:
             raise BenchmarkError(f"{error}: pip install numpy xgboost-cpu") from error
         self.directory = directory
         self.library = build(directory)
-        self.xgboost = xgboost
+        self.numpy, self.xgboost = np, xgboost
         random = np.random.default_rng(1)
         x = random.normal(size=(20_000, FEATURES)).astype(np.float32)
         y = 10 + 2 * x[:, 0] + np.sin(3 * x[:, 1]) + x[:, 2] * x[:, 3] + 0.3 * np.abs(x[:, 4:]).sum(axis=1)
-        parameters = {"max_depth": DEPTH, "eta": 0.1, "max_bin": 255, "nthread": 1}
-        self.booster = xgboost.train(parameters, xgboost.DMatrix(x, y.astype(np.float32)), TREES)
+        self.booster = self._trained(x, y)
         self.path = directory / "model.ubj"
         self.booster.save_model(self.path)
         self.rows = random.normal(size=(rows, FEATURES)).astype(np.float32)
         self.out = np.zeros(rows, dtype=np.float32)
         self.margins = self.booster.inplace_predict(self.rows, predict_type="margin")
 
+    def _trained(self, x: Any, y: Any) -> Any:
+        parameters = {"max_depth": DEPTH, "eta": 0.1, "max_bin": 255, "nthread": 1}
+        return self.xgboost.train(parameters, self.xgboost.DMatrix(x, y.astype("float32")), TREES)
+
     def engines(self) -> list[Engine]:
         """Those that are installed and that the processor can run."""
-        found = self._cudasched()
+        found = [*self._cudasched(), *self._predictor()]
         makers: list[tuple[str, Callable[[], Engine]]] = [
             ("xgboost", self._xgboost_inplace),
             ("xgboost's C interface", self._xgboost_c),
@@ -142,6 +151,32 @@ class Bench:
                 raise BenchmarkError(f"{isa}: the margins are not XGBoost's")
         return found
 
+    def _predictor(self) -> list[Engine]:
+        features, count = self.library.launch_features(), 20 * 1024
+        x = self.numpy.zeros((count, features), dtype="float32")
+        self.library.launch_rows(ctypes.c_size_t(count), pointer(x))
+        y = 8 + 0.3 * self.numpy.abs(x[:, ::3]).sum(axis=1) / 10 + self.numpy.sin(x[:, 0])
+        path = self.directory / "launches.ubj"
+        self._trained(x, y).save_model(path)
+        walks = [self.library.open_evaluator(str(path).encode(), walk) for walk in WALKS]
+        evaluator = ctypes.c_void_p([walk for walk in walks if walk is not None][-1])
+
+        def timer(time_all: Any) -> Timer:
+            asked = ctypes.c_void_p(self.library.open_predictor(evaluator))
+
+            def run(rows: Any) -> float:
+                took = float(time_all(asked))
+                if took < 0:
+                    raise BenchmarkError("the predictor found what it should not know, or did not find what it should")
+                return took
+
+            return run
+
+        return [
+            ("cudasched-cache", "scalar", timer(self.library.time_hit)),
+            ("cudasched-cold", self.library.evaluator_isa(evaluator).decode(), timer(self.library.time_cold)),
+        ]
+
     def _compiled_timer(self, timer: Any, *arguments: Any) -> Timer:
         def run(rows: Any) -> float:
             shape = ctypes.c_size_t(len(rows)), ctypes.c_size_t(FEATURES)
@@ -168,14 +203,14 @@ class Bench:
     def _xgboost_inplace(self) -> Engine:
         booster = self.booster
         timer = self._python_timer(lambda row: booster.inplace_predict(row, predict_type="margin")[0])
-        return self._checked("xgboost_inplace", "python", timer)
+        return self._checked("xgboost-inplace", "python", timer)
 
     def _xgboost_c(self) -> Engine:
         library = ctypes.CDLL(self.xgboost.core._LIB._name)
         config = b'{"type":1,"training":false,"iteration_begin":0,"iteration_end":0,"missing":NaN,"strict_shape":false}'
         predict = ctypes.cast(library.XGBoosterPredictFromDense, ctypes.c_void_p)
         timer = self._compiled_timer(self.library.time_xgboost, predict, self.booster.handle, ctypes.c_char_p(config))
-        return self._checked("xgboost_c_api", "c", timer)
+        return self._checked("xgboost-capi", "c", timer)
 
     def _onnxruntime(self) -> Engine:
         onnxruntime = rival("onnxruntime")
@@ -197,7 +232,7 @@ class Bench:
         predict = ctypes.cast(rival("treelite.core")._LIB.TreeliteGTILPredict, ctypes.c_void_p)
         timer = self._compiled_timer(self.library.time_gtil, predict, model.handle, config.handle)
         self._alive = model, config
-        return self._checked("treelite_gtil", "c", timer)
+        return self._checked("treelite", "c", timer)
 
     def _tl2cgen(self) -> Engine:
         tl2cgen, treelite = rival("tl2cgen"), rival("treelite")
@@ -256,7 +291,7 @@ def describe(commit: str | None) -> Meta:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
+    parser.add_argument("--out", type=Path, required=True, help="the results; kinds that are there stay")
     parser.add_argument("--rounds", type=int, default=200, help="turns of each engine (200)")
     parser.add_argument("--batch", type=int, default=512, help="rows of each turn (512)")
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
@@ -267,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BenchmarkError as error:
             print(f"predictor: {error}", file=sys.stderr)
             return 1
-    Results(meta=describe(options.commit), rows=rows).write(options.out)
+    merge(options.out, describe(options.commit), rows)
     print(rows[0].cpu)
     for row in rows:
         print(f"{row.engine:16} {row.isa:12} {row.ns_per_row_median:10.1f} ns")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 RESULTS = Path(__file__).parent
 
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp"]
@@ -93,11 +95,24 @@ class OverheadRow(Strict):
     rounds: int | None = None
 
 
-PredictorEngine = Literal["cudasched", "xgboost_inplace", "xgboost_c_api", "onnxruntime", "treelite_gtil", "tl2cgen"]
+PredictorEngine = Literal[
+    "cudasched",
+    "cudasched-cache",
+    "cudasched-cold",
+    "xgboost-inplace",
+    "xgboost-capi",
+    "onnxruntime",
+    "treelite",
+    "tl2cgen",
+]
 
 
 class PredictorSpeedRow(Strict):
-    """From one raw float32 row to the margin on one core; a rival's `isa` says how it is called, c or python."""
+    """One prediction on one core, hot, one distinct row a call.
+
+    `cudasched` and the rivals go from a raw float32 row to the margin, `cudasched-cache` and `cudasched-cold` from a
+    launch to its prediction, with the key known and new. A rival's `isa` says how it is called, c or python.
+    """
 
     kind: Literal["speed"] = "speed"
     engine: PredictorEngine
@@ -106,11 +121,53 @@ class PredictorSpeedRow(Strict):
     cpu: str
 
 
+class PredictorAccuracyRow(Strict):
+    """Errors of one model on held-out launches: median and mean of |predicted / measured - 1|, as fractions.
+
+    `ours` is the model that ships; `corrected` is with what the predictor learns while it runs. `scope` is `all` or an
+    operation family.
+    """
+
+    kind: Literal["accuracy"] = "accuracy"
+    split: Literal["repeat", "new_shape", "unseen_kernel"]
+    model: str
+    scope: str = "all"
+    corrected: bool
+    mdape: NotNegative
+    mape: NotNegative
+    n: Annotated[int, Field(gt=0)]
+
+
+class PredictorCoverageRow(Strict):
+    """How often the bound held in one tenth of held-out launches by predicted duration, 1 the shortest.
+
+    `low` and `high` are the ends of a 95% interval, clustered by key.
+    """
+
+    kind: Literal["coverage"] = "coverage"
+    decile: Annotated[int, Field(ge=1, le=10)]
+    coverage: Share
+    n: Annotated[int, Field(gt=0)]
+    low: Share | None = None
+    high: Share | None = None
+
+
+PredictorRow = Annotated[
+    PredictorSpeedRow | PredictorAccuracyRow | PredictorCoverageRow,
+    Field(discriminator="kind"),
+]
+
+
 class Results(Strict):
-    """One results file; `rows` are of one kind."""
+    """One results file.
+
+    `rows` are all of one class, the predictor's of several kinds: each kind comes from a run of its own, which
+    `meta_by_kind` tells of (`merge`).
+    """
 
     meta: Meta
-    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorSpeedRow]
+    meta_by_kind: dict[str, Meta] = {}
+    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow]
 
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""
@@ -125,6 +182,31 @@ def load(path: Path) -> Results:
         ValueError: It does not meet the schema; names the field.
     """
     return Results.model_validate_json(path.read_text())
+
+
+def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
+    """Puts rows into a predictor file: they take the place of their kinds there, and the other kinds stay.
+
+    Raises:
+        OSError: The file cannot be read or written.
+        ValueError: What is there does not meet the schema.
+    """
+    made: dict[str, Meta] = {row.kind: meta for row in rows}
+    kept: list[PredictorRow] = []
+    if path.exists():
+        before = load(path)
+        for row in before.rows:
+            if not isinstance(row, (ColocationRow, OverheadRow)) and row.kind not in made:
+                kept.append(row)
+        made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
+    # The file's own meta names the GPU that the launches ran on, if any kind has one.
+    results = Results(
+        meta=next((one for one in reversed(made.values()) if one.gpu != "none"), meta),
+        meta_by_kind=dict(sorted(made.items())),
+        rows=[*kept, *rows],
+    )
+    results.write(path)
+    return results
 
 
 def replace(path: Path, text: str) -> None:

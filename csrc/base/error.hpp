@@ -4,6 +4,8 @@
 //   +-- HookError      the driver shim could not be installed, or CUDA was there first
 //   +-- ConfigError    a setting has no meaning
 //   +-- ArbiterError   the shared table of clients cannot be opened, or is full
+//   +-- ModelError     saved trees cannot be used
+//   +-- StateError     a predictor's saved state cannot be used
 //   +-- DriverError    a driver call failed; carries its status and the source location (driver/driver.hpp)
 //
 // Python has the same names (python/cudasched/errors.py).
@@ -30,6 +32,16 @@ class ConfigError : public Error {
 };
 
 class ArbiterError : public Error {
+ public:
+  using Error::Error;
+};
+
+class ModelError : public Error {
+ public:
+  using Error::Error;
+};
+
+class StateError : public Error {
  public:
   using Error::Error;
 };

@@ -9,11 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/bindings.hpp"
 #include "cudasched/engine.h"
+#include "faces.hpp"
 
 namespace py = pybind11;
 
 namespace {
+
+using cudasched::bindings::raise;
 
 constexpr std::array kClassNames{"normal", "latency", "best_effort"};
 
@@ -21,12 +25,6 @@ std::string class_name(std::int32_t value) {
   return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size()
              ? kClassNames[static_cast<std::size_t>(value)]
              : "unknown";
-}
-
-[[noreturn]] void raise(const char* type, const std::string& message) {
-  const py::object error = py::module_::import("cudasched.errors").attr(type);
-  PyErr_SetString(error.ptr(), message.c_str());
-  throw py::error_already_set();
 }
 
 void check(int status) {
@@ -62,6 +60,7 @@ auto flag(Field Struct::*field) {
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ engine of cudasched; use the functions of the package cudasched instead.";
+  cudasched::bindings::bind_faces(module);
 
   py::class_<cudasched_state>(module, "State")
       .def_property_readonly("attached", flag(&cudasched_state::attached))

@@ -68,6 +68,43 @@ void Driver::load(void* handle) {
   twins(handle, graph_launch, "cuGraphLaunch");
   required(handle, occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
 
+  required(handle, function_get_attribute, "cuFuncGetAttribute");
+  optional(handle, function_get_name, "cuFuncGetName");
+  optional(handle, function_get_parameter, "cuFuncGetParamInfo");
+  optional(handle, kernel_get_attribute, "cuKernelGetAttribute");
+  optional(handle, kernel_get_name, "cuKernelGetName");
+  optional(handle, kernel_get_parameter, "cuKernelGetParamInfo");
+  required(handle, module_unload, "cuModuleUnload");
+  optional(handle, library_unload, "cuLibraryUnload");
+
+  required(handle, memory_allocate, "cuMemAlloc_v2");
+  optional(handle, memory_allocate_pitch, "cuMemAllocPitch_v2");
+  optional(handle, memory_allocate_managed, "cuMemAllocManaged");
+  optional(handle, memory_allocate_host, "cuMemAllocHost_v2");
+  optional(handle, memory_host_allocate, "cuMemHostAlloc");
+  optional(handle, memory_host_register, "cuMemHostRegister_v2");
+  optional(handle, memory_reserve, "cuMemAddressReserve");
+  optional(handle, memory_open_ipc, "cuIpcOpenMemHandle_v2");
+  optional(handle, module_get_global, "cuModuleGetGlobal_v2");
+  optional(handle, library_get_global, "cuLibraryGetGlobal");
+  optional(handle, memory_allocate_async.legacy, "cuMemAllocAsync");
+  optional(handle, memory_allocate_async.per_thread, "cuMemAllocAsync_ptsz");
+  optional(handle, memory_allocate_from_pool.legacy, "cuMemAllocFromPoolAsync");
+  optional(handle, memory_allocate_from_pool.per_thread, "cuMemAllocFromPoolAsync_ptsz");
+
+  optional(handle, graph_instantiate, "cuGraphInstantiateWithFlags");
+  optional(handle, graph_instantiate_with_parameters.legacy, "cuGraphInstantiateWithParams");
+  optional(handle, graph_instantiate_with_parameters.per_thread, "cuGraphInstantiateWithParams_ptsz");
+  optional(handle, graph_destroy, "cuGraphExecDestroy");
+  optional(handle, graph_update, "cuGraphExecUpdate_v2");
+  optional(handle, graph_get_nodes, "cuGraphGetNodes");
+  optional(handle, graph_node_get_type, "cuGraphNodeGetType");
+  optional(handle, graph_kernel_node_get, "cuGraphKernelNodeGetParams_v2");
+  optional(handle, graph_copy_node_get, "cuGraphMemcpyNodeGetParams");
+  optional(handle, graph_set_node_get, "cuGraphMemsetNodeGetParams");
+  optional(handle, graph_child_node_get, "cuGraphChildGraphNodeGetGraph");
+  optional(handle, graph_get_edges, "cuGraphGetEdges_v2");
+
   twins(handle, stream_synchronize, "cuStreamSynchronize");
   twins(handle, stream_query, "cuStreamQuery");
   twins(handle, stream_begin_capture, "cuStreamBeginCapture_v2");

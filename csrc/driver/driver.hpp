@@ -61,6 +61,42 @@ struct Driver {
   Twins<decltype(cuGraphLaunch)> graph_launch;
   decltype(cuOccupancyMaxActiveBlocksPerMultiprocessor)* occupancy = nullptr;
 
+  // Of functions; the twins are for a CUkernel, which launches accept in a function's place and these do not.
+  decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
+  decltype(cuFuncGetName)* function_get_name = nullptr;                  // 12.3 and later
+  decltype(cuFuncGetParamInfo)* function_get_parameter = nullptr;        // 12.4 and later
+  decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;        // 12.0 and later
+  decltype(cuKernelGetName)* kernel_get_name = nullptr;                  // 12.3 and later
+  decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;        // 12.4 and later
+  decltype(cuModuleUnload)* module_unload = nullptr;
+  decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
+
+  decltype(cuMemAlloc)* memory_allocate = nullptr;
+  decltype(cuMemAllocPitch)* memory_allocate_pitch = nullptr;
+  decltype(cuMemAllocManaged)* memory_allocate_managed = nullptr;
+  decltype(cuMemAllocHost)* memory_allocate_host = nullptr;
+  decltype(cuMemHostAlloc)* memory_host_allocate = nullptr;
+  decltype(cuMemHostRegister)* memory_host_register = nullptr;
+  decltype(cuMemAddressReserve)* memory_reserve = nullptr;
+  decltype(cuIpcOpenMemHandle)* memory_open_ipc = nullptr;
+  decltype(cuModuleGetGlobal)* module_get_global = nullptr;
+  decltype(cuLibraryGetGlobal)* library_get_global = nullptr;  // 12.0 and later
+  Twins<decltype(cuMemAllocAsync)> memory_allocate_async;
+  Twins<decltype(cuMemAllocFromPoolAsync)> memory_allocate_from_pool;
+
+  // Graphs, as their nodes are walked when one is instantiated.
+  decltype(cuGraphInstantiateWithFlags)* graph_instantiate = nullptr;
+  Twins<decltype(cuGraphInstantiateWithParams)> graph_instantiate_with_parameters;  // 12.0 and later
+  decltype(cuGraphExecDestroy)* graph_destroy = nullptr;
+  decltype(cuGraphExecUpdate)* graph_update = nullptr;
+  decltype(cuGraphGetNodes)* graph_get_nodes = nullptr;
+  decltype(cuGraphNodeGetType)* graph_node_get_type = nullptr;
+  decltype(cuGraphKernelNodeGetParams)* graph_kernel_node_get = nullptr;
+  decltype(cuGraphMemcpyNodeGetParams)* graph_copy_node_get = nullptr;
+  decltype(cuGraphMemsetNodeGetParams)* graph_set_node_get = nullptr;
+  decltype(cuGraphChildGraphNodeGetGraph)* graph_child_node_get = nullptr;
+  decltype(cuGraphGetEdges)* graph_get_edges = nullptr;
+
   Twins<decltype(cuStreamSynchronize)> stream_synchronize;
   Twins<decltype(cuStreamQuery)> stream_query;
   Twins<decltype(cuStreamBeginCapture)> stream_begin_capture;

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +12,12 @@
 #include "base/log.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
+#include "driver/functions.hpp"
+#include "hook/entry_point.hpp"
 #include "hook/find_driver.h"
+#include "hook/graphs.hpp"
+#include "hook/memory.hpp"
+#include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/last_error.hpp"
 
@@ -26,7 +32,10 @@ using driver::table;
 template <typename Submit>
 CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Submit&& submit) noexcept {
   const runtime::Ticket ticket = runtime::begin_launch(what, stream, may_time);
+  telemetry::Record record;
+  if (telemetry::collecting()) record = runtime::begin_collected(stream, may_time);
   const CUresult status = submit();
+  if (record.open) runtime::end_collected(record, what, stream, status);
   runtime::end_launch(ticket, stream, status);
   return status;
 }
@@ -35,36 +44,51 @@ template <bool kPerThread>
 CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
                        void** extra) noexcept {
-  const predict::Launch what{
-      function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, /*is_graph=*/false};
+  const predict::Launch what{.function = function,
+                             .grid = {grid_x, grid_y, grid_z},
+                             .block = {block_x, block_y, block_z},
+                             .dynamic_shared_bytes = shared_bytes,
+                             .parameters = parameters,
+                             .extra = extra};
   return launch(what, meant_stream<kPerThread>(stream), /*may_time=*/true, [&] {
     return table().launch_kernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                    shared_bytes, stream, parameters, extra);
   });
 }
 
-// A kernel that may start before the one ahead of it on its stream has finished: an event between them would end that.
-bool overlaps_predecessor(const CUlaunchConfig& config) noexcept {
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const CUlaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
-        attribute.value.programmaticStreamSerializationAllowed != 0) {
-      return true;
+// What a launch's attributes say that matters here.
+struct Attributes {
+  bool overlaps_predecessor = false;  // may start before the launch ahead of it has finished: no event between them
+  std::uint32_t cluster[3] = {1, 1, 1};
+
+  explicit Attributes(const CUlaunchConfig& config) noexcept {
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+      const CUlaunchAttribute& attribute = config.attrs[i];
+      if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
+        overlaps_predecessor = attribute.value.programmaticStreamSerializationAllowed != 0;
+      } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+        cluster[0] = attribute.value.clusterDim.x;
+        cluster[1] = attribute.value.clusterDim.y;
+        cluster[2] = attribute.value.clusterDim.z;
+      }
     }
   }
-  return false;
-}
+};
 
 template <bool kPerThread>
 CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) noexcept {
   auto* const real = table().launch_kernel_ex.get<kPerThread>();
   if (config == nullptr) return real(config, function, parameters, extra);
-  const predict::Launch what{function,
-                             {config->gridDimX, config->gridDimY, config->gridDimZ},
-                             {config->blockDimX, config->blockDimY, config->blockDimZ},
-                             config->sharedMemBytes,
-                             /*is_graph=*/false};
-  return launch(what, meant_stream<kPerThread>(config->hStream), !overlaps_predecessor(*config),
+  const Attributes attributes(*config);
+  const predict::Launch what{
+      .function = function,
+      .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+      .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+      .dynamic_shared_bytes = config->sharedMemBytes,
+      .cluster = {attributes.cluster[0], attributes.cluster[1], attributes.cluster[2]},
+      .parameters = parameters,
+      .extra = extra};
+  return launch(what, meant_stream<kPerThread>(config->hStream), !attributes.overlaps_predecessor,
                 [&] { return real(config, function, parameters, extra); });
 }
 
@@ -72,8 +96,11 @@ template <bool kPerThread>
 CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                             unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
                             void** parameters) noexcept {
-  const predict::Launch what{
-      function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, /*is_graph=*/false};
+  const predict::Launch what{.function = function,
+                             .grid = {grid_x, grid_y, grid_z},
+                             .block = {block_x, block_y, block_z},
+                             .dynamic_shared_bytes = shared_bytes,
+                             .parameters = parameters};
   return launch(what, meant_stream<kPerThread>(stream), /*may_time=*/true, [&] {
     return table().launch_cooperative.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                         shared_bytes, stream, parameters);
@@ -123,13 +150,19 @@ CUresult stream_destroy(CUstream stream) noexcept {
   return table().stream_destroy(stream);
 }
 
+void context_is_gone() noexcept {
+  runtime::hot().context_epoch.fetch_add(1);
+  driver::functions().forget_handles();
+}
+
 void primary_context_goes(CUdevice handle) noexcept {
   for_each_device([&](runtime::Device& device) {
     if (device.ordinal() != handle) return;
     device.latency.forget_all_streams();
     device.gate.forget_context(nullptr);
   });
-  runtime::hot().context_epoch.fetch_add(1);
+  telemetry::forget_context(nullptr);
+  context_is_gone();
 }
 
 CUresult context_destroy(CUcontext context) noexcept {
@@ -137,7 +170,8 @@ CUresult context_destroy(CUcontext context) noexcept {
     device.latency.forget_all_streams();
     if (context != nullptr) device.gate.forget_context(context);
   });
-  runtime::hot().context_epoch.fetch_add(1);
+  if (context != nullptr) telemetry::forget_context(context);
+  context_is_gone();
   return table().context_destroy(context);
 }
 
@@ -213,100 +247,87 @@ CUresult get_proc_address_v2(const char* symbol, void** function, int cuda_versi
   return status;
 }
 
-template <typename Function>
-void* address(Function* function) noexcept {
-  return reinterpret_cast<void*>(function);
-}
-
-// An entry point as cuGetProcAddress knows it: one name, one signature from `since` on, and perhaps a per-thread twin.
-struct EntryPoint {
-  std::string_view name;
-  int since;  // the CUDA version from which the name means this signature
-  void* legacy;
-  void* per_thread;  // null: the name has no twin
-};
-
-std::span<const EntryPoint> entry_points() noexcept {
+std::span<const EntryPoint> launch_entry_points() noexcept {
   static const std::array points{
-      EntryPoint{"cuInit", 2000, address(&init), nullptr},
-      EntryPoint{"cuGetProcAddress", 12000, address(&get_proc_address_v2), nullptr},
-      EntryPoint{"cuGetProcAddress", 11030, address(&get_proc_address_v1), nullptr},
-      EntryPoint{"cuLaunchKernel", 4000, address(&launch_kernel<false>), address(&launch_kernel<true>)},
-      EntryPoint{"cuLaunchKernelEx", 11060, address(&launch_kernel_ex<false>), address(&launch_kernel_ex<true>)},
+      EntryPoint{"cuInit", 2000, address(&init), nullptr, "cuInit"},
+      EntryPoint{"cuGetProcAddress", 12000, address(&get_proc_address_v2), nullptr, "cuGetProcAddress_v2"},
+      EntryPoint{"cuGetProcAddress", 11030, address(&get_proc_address_v1), nullptr, "cuGetProcAddress"},
+      EntryPoint{"cuLaunchKernel", 4000, address(&launch_kernel<false>), address(&launch_kernel<true>),
+                 "cuLaunchKernel"},
+      EntryPoint{"cuLaunchKernelEx", 11060, address(&launch_kernel_ex<false>), address(&launch_kernel_ex<true>),
+                 "cuLaunchKernelEx"},
       EntryPoint{"cuLaunchCooperativeKernel", 9000, address(&launch_cooperative<false>),
-                 address(&launch_cooperative<true>)},
-      EntryPoint{"cuGraphLaunch", 10000, address(&launch_graph<false>), address(&launch_graph<true>)},
-      EntryPoint{"cuStreamSynchronize", 2000, address(&stream_synchronize<false>), address(&stream_synchronize<true>)},
-      EntryPoint{"cuStreamQuery", 2000, address(&stream_query<false>), address(&stream_query<true>)},
-      EntryPoint{"cuStreamDestroy", 4000, address(&stream_destroy), nullptr},
+                 address(&launch_cooperative<true>), "cuLaunchCooperativeKernel"},
+      EntryPoint{"cuGraphLaunch", 10000, address(&launch_graph<false>), address(&launch_graph<true>), "cuGraphLaunch"},
+      EntryPoint{"cuStreamSynchronize", 2000, address(&stream_synchronize<false>), address(&stream_synchronize<true>),
+                 "cuStreamSynchronize"},
+      EntryPoint{"cuStreamQuery", 2000, address(&stream_query<false>), address(&stream_query<true>), "cuStreamQuery"},
+      EntryPoint{"cuStreamDestroy", 4000, address(&stream_destroy), nullptr, "cuStreamDestroy_v2"},
       EntryPoint{"cuStreamBeginCapture", 10010, address(&stream_begin_capture<false>),
-                 address(&stream_begin_capture<true>)},
+                 address(&stream_begin_capture<true>), "cuStreamBeginCapture_v2"},
       EntryPoint{"cuStreamBeginCaptureToGraph", 12030, address(&stream_begin_capture_to_graph<false>),
-                 address(&stream_begin_capture_to_graph<true>)},
-      EntryPoint{"cuStreamEndCapture", 10000, address(&stream_end_capture<false>), address(&stream_end_capture<true>)},
-      EntryPoint{"cuEventSynchronize", 2000, address(&event_synchronize), nullptr},
-      EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr},
-      EntryPoint{"cuCtxSynchronize", 2000, address(&context_synchronize), nullptr},
-      EntryPoint{"cuCtxDestroy", 4000, address(&context_destroy), nullptr},
-      EntryPoint{"cuDevicePrimaryCtxReset", 11000, address(&primary_context_reset), nullptr},
-      EntryPoint{"cuDevicePrimaryCtxRelease", 11000, address(&primary_context_release), nullptr},
+                 address(&stream_begin_capture_to_graph<true>), "cuStreamBeginCaptureToGraph"},
+      EntryPoint{"cuStreamEndCapture", 10000, address(&stream_end_capture<false>), address(&stream_end_capture<true>),
+                 "cuStreamEndCapture"},
+      EntryPoint{"cuEventSynchronize", 2000, address(&event_synchronize), nullptr, "cuEventSynchronize"},
+      EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr, "cuEventQuery"},
+      EntryPoint{"cuCtxSynchronize", 2000, address(&context_synchronize), nullptr, "cuCtxSynchronize"},
+      EntryPoint{"cuCtxDestroy", 4000, address(&context_destroy), nullptr, "cuCtxDestroy_v2"},
+      EntryPoint{"cuDevicePrimaryCtxReset", 11000, address(&primary_context_reset), nullptr,
+                 "cuDevicePrimaryCtxReset_v2"},
+      EntryPoint{"cuDevicePrimaryCtxRelease", 11000, address(&primary_context_release), nullptr,
+                 "cuDevicePrimaryCtxRelease_v2"},
   };
   return points;
 }
 
-// What dlsym and linking find, by exported name.
-std::span<const cudasched_override> exported_points() noexcept {
-  static const std::array list{
-      cudasched_override{"cuInit", address(&init)},
-      cudasched_override{"cuGetProcAddress", address(&get_proc_address_v1)},
-      cudasched_override{"cuGetProcAddress_v2", address(&get_proc_address_v2)},
-      cudasched_override{"cuLaunchKernel", address(&launch_kernel<false>)},
-      cudasched_override{"cuLaunchKernel_ptsz", address(&launch_kernel<true>)},
-      cudasched_override{"cuLaunchKernelEx", address(&launch_kernel_ex<false>)},
-      cudasched_override{"cuLaunchKernelEx_ptsz", address(&launch_kernel_ex<true>)},
-      cudasched_override{"cuLaunchCooperativeKernel", address(&launch_cooperative<false>)},
-      cudasched_override{"cuLaunchCooperativeKernel_ptsz", address(&launch_cooperative<true>)},
-      cudasched_override{"cuGraphLaunch", address(&launch_graph<false>)},
-      cudasched_override{"cuGraphLaunch_ptsz", address(&launch_graph<true>)},
-      cudasched_override{"cuStreamSynchronize", address(&stream_synchronize<false>)},
-      cudasched_override{"cuStreamSynchronize_ptsz", address(&stream_synchronize<true>)},
-      cudasched_override{"cuStreamQuery", address(&stream_query<false>)},
-      cudasched_override{"cuStreamQuery_ptsz", address(&stream_query<true>)},
-      cudasched_override{"cuStreamDestroy", address(&stream_destroy)},
-      cudasched_override{"cuStreamDestroy_v2", address(&stream_destroy)},
-      cudasched_override{"cuStreamBeginCapture_v2", address(&stream_begin_capture<false>)},
-      cudasched_override{"cuStreamBeginCapture_v2_ptsz", address(&stream_begin_capture<true>)},
-      cudasched_override{"cuStreamBeginCaptureToGraph", address(&stream_begin_capture_to_graph<false>)},
-      cudasched_override{"cuStreamBeginCaptureToGraph_ptsz", address(&stream_begin_capture_to_graph<true>)},
-      cudasched_override{"cuStreamEndCapture", address(&stream_end_capture<false>)},
-      cudasched_override{"cuStreamEndCapture_ptsz", address(&stream_end_capture<true>)},
-      cudasched_override{"cuEventSynchronize", address(&event_synchronize)},
-      cudasched_override{"cuEventQuery", address(&event_query)},
-      cudasched_override{"cuCtxSynchronize", address(&context_synchronize)},
-      cudasched_override{"cuCtxDestroy", address(&context_destroy)},
-      cudasched_override{"cuCtxDestroy_v2", address(&context_destroy)},
-      cudasched_override{"cuDevicePrimaryCtxReset_v2", address(&primary_context_reset)},
-      cudasched_override{"cuDevicePrimaryCtxRelease_v2", address(&primary_context_release)},
+template <typename Visit>
+void for_each_entry_point(Visit&& visit) {
+  for (const auto points : {launch_entry_points(), memory_entry_points(), graph_entry_points()}) {
+    for (const EntryPoint& point : points) visit(point);
+  }
+}
+
+// What dlsym and linking find, by exported name; only what this driver has: an older one lacks some, and programs find
+// out by asking.
+const cudasched_override* exported_points(void* real_driver) {
+  static std::deque<std::string> names;  // where the list's names are
+  static std::vector<cudasched_override> list;
+  list.clear();
+  const auto take = [&](const std::string& name, void* function) {
+    if (function == nullptr || dlsym(real_driver, name.c_str()) == nullptr) return;
+    list.push_back({names.emplace_back(name).c_str(), function});
   };
-  return list;
+  for_each_entry_point([&](const EntryPoint& point) {
+    take(point.exported, point.legacy);
+    take(std::string(point.exported) + "_ptsz", point.per_thread);
+  });
+  // The first versions of these took the same arguments.
+  take("cuStreamDestroy", address(&stream_destroy));
+  take("cuCtxDestroy", address(&context_destroy));
+  list.push_back({nullptr, nullptr});
+  return list.data();
 }
 
 }  // namespace
 
 void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t flags) noexcept {
   if (symbol == nullptr) return real;
-  for (const EntryPoint& point : entry_points()) {
-    if (point.name != symbol || cuda_version < point.since) continue;
+  void* found = real;
+  bool is_found = false;
+  for_each_entry_point([&](const EntryPoint& point) {
+    if (is_found || point.name != symbol || cuda_version < point.since) return;
+    is_found = true;
     if (cuda_version > CUDA_VERSION) {
       // A version that we do not know may have changed the signature; it has not if it means the same function still.
       void* known = nullptr;
       const CUresult status = table().get_proc_address_v1(symbol, &known, CUDA_VERSION, flags);
-      if (status != CUDA_SUCCESS || known != real) return real;
+      if (status != CUDA_SUCCESS || known != real) return;
     }
     const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    return per_thread && point.per_thread != nullptr ? point.per_thread : point.legacy;
-  }
-  return real;
+    found = per_thread && point.per_thread != nullptr ? point.per_thread : point.legacy;
+  });
+  return found;
 }
 
 }  // namespace cudasched::hook
@@ -314,14 +335,7 @@ void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t f
 extern "C" const cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path) {
   try {
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
-    // Only what this driver has: an older one lacks some, and programs find out by asking.
-    static std::vector<cudasched_override> taken;
-    taken.clear();
-    for (const cudasched_override& point : cudasched::hook::exported_points()) {
-      if (dlsym(real_driver, point.symbol) != nullptr) taken.push_back(point);
-    }
-    taken.push_back({nullptr, nullptr});
-    return taken.data();
+    return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());
     return nullptr;

@@ -1,37 +1,41 @@
-// What the predictor knows of a launch before it runs.
+// A launch as the program asks the driver for it, and what else the predictor may know before it runs.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
-#include "base/hash.hpp"
+#include "predict/function.hpp"
 
 namespace cudasched::predict {
 
 struct Launch {
-  const void* function = nullptr;  // the kernel, or the executable graph
+  const void* function = nullptr;  // the kernel's handle, or the executable graph's
   std::uint32_t grid[3] = {1, 1, 1};
   std::uint32_t block[3] = {1, 1, 1};
   std::uint32_t dynamic_shared_bytes = 0;
   bool is_graph = false;
+  std::uint32_t cluster[3] = {1, 1, 1};
+  void* const* parameters = nullptr;  // as cuLaunchKernel takes them; null with `extra`, and for graphs
+  void* const* extra = nullptr;
 
   std::uint64_t blocks() const noexcept { return std::uint64_t{grid[0]} * grid[1] * grid[2]; }
   std::uint32_t threads_per_block() const noexcept { return block[0] * block[1] * block[2]; }
-
-  // Launches with the same key are taken to last equally long. Never 0.
-  std::uint64_t key() const noexcept {
-    std::uint64_t hash = mix(0, reinterpret_cast<std::uintptr_t>(function));
-    hash = mix(hash, std::uint64_t{grid[0]} << 32 | grid[1]);
-    hash = mix(hash, std::uint64_t{grid[2]} << 32 | block[0]);
-    hash = mix(hash, std::uint64_t{block[1]} << 32 | block[2]);
-    hash = mix(hash, dynamic_shared_bytes);
-    return hash | 1;
-  }
 };
 
-// How a kernel fills the device: what the guess before the first sample is made of.
+// How a kernel fills the device.
 struct Residency {
   int blocks_per_sm = 1;
   int sm_count = 1;
+  int max_threads_per_sm = 2048;
+};
+
+// What predict() is asked. `words` is the parameter block, copied, in units of 4 bytes; empty where it is not known.
+struct Query {
+  const Launch& launch;
+  const Function* function = nullptr;  // null: a graph, or a driver that describes no functions
+  std::span<const std::uint32_t> words;
+  Residency residency;
+  bool busy = false;  // other work runs on the device beside it
 };
 
 }  // namespace cudasched::predict

@@ -2,17 +2,354 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
+
+#include "base/hash.hpp"
+#include "predict/features.hpp"
+#include "predict/state.hpp"
 
 namespace cudasched::predict {
+namespace {
 
-void Predictor::observe(std::uint64_t key, const Prediction& prediction, std::int64_t duration_ns) noexcept {
-  if (duration_ns <= 0) return;
-  if (prediction.raw_guess_ns > 0) {
-    const float log_ratio =
-        std::log(static_cast<float>(duration_ns)) - std::log(static_cast<float>(prediction.raw_guess_ns));
-    guess_log_ratio_ += 0.1F * (std::clamp(log_ratio, -3.0F, 3.0F) - guess_log_ratio_);
+constexpr float kLeastLog = 0;         // 1 ns
+constexpr float kMostLog = 32;         // 22 hours
+constexpr float kMostRatio = 4;        // log(measured / base): 55 times
+constexpr float kAllWeight = 2;        // samples of a function that weigh as much as those of all functions
+constexpr float kSpreadWeight = 6;     // samples of a key that weigh as much as kUsualSpread
+constexpr float kUsualSpread = 0.02F;  // of repeats
+constexpr float kLeastSpread = 0.004F;
+constexpr float kFunctionStep = 0.1F;
+constexpr float kAllStep = 0.05F;
+constexpr float kMostScore = 10'000;
+constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted of a correction
+
+float log_of(std::int64_t duration_ns) noexcept { return std::log(static_cast<float>(duration_ns)); }
+
+std::uint64_t pair(std::uint32_t a, std::uint32_t b) noexcept { return std::uint64_t{a} << 32 | b; }
+
+// Independent products, so that the processor need not wait from one word to the next.
+std::uint64_t geometry_of(const Launch& launch) noexcept {
+  const std::uint64_t words[] = {pair(launch.grid[0], launch.grid[1]), pair(launch.grid[2], launch.block[0]),
+                                 pair(launch.block[1], launch.block[2]), pair(launch.cluster[0], launch.cluster[1]),
+                                 pair(launch.cluster[2], launch.dynamic_shared_bytes)};
+  std::uint64_t sum = 0;
+  std::uint64_t seed = 1;
+  for (const std::uint64_t word : words) sum += mix(seed++ * 0xd6e8'feb8'6659'fd93ULL, word);
+  return sum;
+}
+
+}  // namespace
+
+void Predictor::use_trees(const trees::Evaluator* evaluator) noexcept {
+  trees_ = evaluator != nullptr && evaluator->features() == kFeatureCount ? evaluator : nullptr;
+}
+
+std::uint64_t Predictor::key_of(const Launch& launch, const Function* function, std::span<const std::uint32_t> words,
+                                std::uint64_t& geometry) const noexcept {
+  geometry = geometry_of(launch);
+  const std::uint64_t identity =
+      function != nullptr ? function->identity : reinterpret_cast<std::uintptr_t>(launch.function);
+  std::uint64_t key = mix(identity, geometry);
+  if (has_words(function, words)) key = mix(key, words_.sum(*function, words));
+  key ^= key >> 32;
+  return key == 0 ? 1 : key;
+}
+
+void Predictor::meet(const Function& function, std::span<const std::uint32_t> words) noexcept {
+  const auto saved =
+      std::lower_bound(saved_.begin(), saved_.end(), function.identity,
+                       [](const Saved& entry, std::uint64_t identity) { return entry.correction.identity < identity; });
+  const bool known = saved != saved_.end() && saved->correction.identity == function.identity;
+  if (function.index < kMaxFunctions && corrections_[function.index].identity == 0) {
+    corrections_[function.index] = known ? saved->correction : Correction{function.identity, 0, 0};
   }
-  history_.observe(key, duration_ns);
+  words_.meet(function, words, allocations_, known && saved->any_dropped ? &saved->dropped : nullptr);
+}
+
+Prediction Predictor::predict(const Query& query) noexcept {
+  const Launch& launch = query.launch;
+  const Function* const function = query.function;
+  if (function != nullptr && !words_.knows(*function)) meet(*function, query.words);
+  std::uint64_t geometry = 0;
+  std::uint64_t key = key_of(launch, function, query.words, geometry);
+  CacheEntry* entry = cache_.find(key);
+  if (entry == nullptr && has_words(function, query.words) &&
+      words_.mask_pointers(*function, query.words, allocations_)) {
+    key = key_of(launch, function, query.words, geometry);
+    entry = cache_.find(key);
+  }
+  if (entry != nullptr) {
+    if (entry->launches == 1 && function != nullptr) words_.returned(function->index, key);
+    return answer(*entry, true, query.busy, 0);
+  }
+
+  const float base_log = base_log_of(query);
+  const std::uint32_t event = function != nullptr ? words_.fresh(*function, query.words, geometry, key) : 0;
+  entry = &cache_.make(key);
+  entry->base_log = base_log;
+  entry->function = function != nullptr && function->index < kMaxFunctions ? function->index : kNameless;
+  entry->persistent = function != nullptr;
+  return answer(*entry, false, query.busy, event);
+}
+
+float Predictor::base_log_of(const Query& query) const noexcept {
+  if (trees_ == nullptr) return log_of(guess_ns(query.launch, query.residency));
+  std::array<float, kFeatureCount> row;
+  features(query, allocations_, row.data());
+  return std::clamp(trees_->margin(row.data()), kLeastLog, kMostLog);
+}
+
+std::int64_t Predictor::estimate_ns(const Query& query) const noexcept {
+  std::uint64_t geometry = 0;
+  const Function* const function = query.function;
+  const CacheEntry* const entry = cache_.peek(key_of(query.launch, function, query.words, geometry));
+  if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
+  const bool is_known = function != nullptr && function->index < kMaxFunctions;
+  return static_cast<std::int64_t>(
+      std::exp(base_log_of(query) + correction_log(is_known ? function->index : kNameless)));
+}
+
+Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept {
+  constexpr std::uint64_t kGraphSeed = 0x6772'6170'6873ULL;
+  const std::uint64_t key =
+      mix(mix(kGraphSeed, reinterpret_cast<std::uintptr_t>(graph)), static_cast<std::uint64_t>(critical_path_ns)) | 1;
+  if (CacheEntry* const entry = cache_.find(key)) return answer(*entry, true, busy, 0);
+  CacheEntry& entry = cache_.make(key);
+  entry.base_log = log_of(critical_path_ns > 0 ? critical_path_ns : kUnknownGraphNs);
+  // What unknown graphs last says nothing of those whose critical path is known.
+  entry.function = critical_path_ns > 0 ? kGraphs : kUncorrected;
+  return answer(entry, false, busy, 0);
+}
+
+float Predictor::correction_log(std::uint32_t function_index) const noexcept {
+  if (function_index == kUncorrected) return 0;
+  const Correction& own = corrections_[function_index];
+  const auto samples = static_cast<float>(own.samples);
+  const float all = function_index == kGraphs ? 0 : all_.log_ratio;
+  return (samples * own.log_ratio + kAllWeight * all) / (samples + kAllWeight);
+}
+
+void Predictor::refresh(CacheEntry& entry) const noexcept {
+  const float corrected = entry.base_log + correction_log(entry.function);
+  float log = corrected;
+  if (entry.samples > 0) {
+    // What the function suggests weighs as many samples as it deserves: one where it is as near as repeats are to each
+    // other, next to none where it is far off.
+    const auto samples = static_cast<float>(entry.samples);
+    const float distance = corrected - entry.measured_log;
+    const float weight = kUsualSpread * kUsualSpread / (kUsualSpread * kUsualSpread + distance * distance);
+    log = entry.measured_log + weight / (samples + weight) * distance;
+  }
+  entry.estimate_log = std::clamp(log, kLeastLog, kMostLog);
+  entry.estimate_ns = std::max(std::exp(entry.estimate_log), 1.0F);
+}
+
+Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept {
+  Prediction prediction;
+  prediction.key = entry.key;
+  prediction.hit = hit;
+  prediction.busy = busy;
+  prediction.wants_sample = entry.launches < kFirstSamples || entry.launches % kSamplePeriod == 0;
+  ++entry.launches;
+  // The bound moves slowly, and its exponential is half of what a hit costs.
+  if (prediction.wants_sample || busy || entry.samples < kFirstSamples || entry.launches % kBoundPeriod == 0) {
+    estimate(entry, event, prediction);
+  } else {
+    prediction.function_index = entry.function;
+    prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
+    prediction.bound_ns = static_cast<std::int64_t>(entry.bound_ns);
+  }
+  return prediction;
+}
+
+void Predictor::estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept {
+  if (entry.samples == 0) refresh(entry);
+  prediction.is_whole = true;
+  prediction.knowledge = entry.samples == 0              ? Knowledge::kNew
+                         : entry.samples < kFirstSamples ? Knowledge::kYoung
+                                                         : Knowledge::kKnown;
+  if (prediction.knowledge == Knowledge::kKnown) {
+    const auto samples = static_cast<float>(entry.samples);
+    const float spread = (samples * entry.spread + kSpreadWeight * kUsualSpread) / (samples + kSpreadWeight);
+    prediction.scale = std::max(spread, kLeastSpread);
+  }
+  prediction.function_index = entry.function;
+  prediction.event = event;
+  prediction.estimate_log = entry.estimate_log;
+  prediction.base_log = entry.base_log;
+  prediction.bin = Bound::bin_of(entry.estimate_log);
+  prediction.margin = bound_.margin(prediction.knowledge, prediction.busy, prediction.bin, prediction.scale);
+  prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
+  const float bound_ns = entry.estimate_ns * std::exp(prediction.margin);
+  prediction.bound_ns = static_cast<std::int64_t>(bound_ns);
+  prediction.base_ns = prediction.hit ? 0 : static_cast<std::int64_t>(std::exp(entry.base_log));
+  if (!prediction.busy) entry.bound_ns = bound_ns;
+}
+
+void Predictor::Correction::add(float log, float least_step) noexcept {
+  const float step = std::max(1.0F / static_cast<float>(samples + 1), least_step);
+  // One interrupted sample does not carry the mean away.
+  const float most = samples < 3 ? kMostRatio : 1.0F;
+  log_ratio += step * std::clamp(std::clamp(log, -kMostRatio, kMostRatio) - log_ratio, -most, most);
+  if (samples < kMostSamples) ++samples;
+}
+
+void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept {
+  if (duration_ns <= 0 || prediction.key == 0) return;
+  const float sample_log = std::min(log_of(duration_ns), kMostLog);
+  if (prediction.is_whole) {
+    bound_.add(prediction.knowledge, prediction.busy || overlapped, prediction.bin, prediction.scale,
+               sample_log - prediction.estimate_log, prediction.margin);
+  }
+  if (overlapped) return;
+  CacheEntry* const entry = cache_.find(prediction.key);
+  const std::uint32_t function = prediction.function_index;
+  // A key that fell out of the cache was known once; nothing is known of what it was then.
+  if (prediction.is_whole && function != kUncorrected && (entry == nullptr || entry->samples < kFirstSamples)) {
+    const float ratio = sample_log - prediction.base_log;
+    corrections_[function].add(ratio, kFunctionStep);
+    if (function != kGraphs) all_.add(ratio, kAllStep);
+  }
+  words_.measured(function, prediction.event, sample_log);
+  if (entry == nullptr) return;
+  entry->add(sample_log);
+  refresh(*entry);
+  // Until the next bound is asked for, the old one keeps its distance.
+  entry->bound_ns = std::max(entry->bound_ns, entry->estimate_ns);
+}
+
+bool Predictor::wants_residency(const Launch& launch, const Function* function,
+                                std::span<const std::uint32_t> words) const noexcept {
+  if (launch.is_graph) return false;
+  std::uint64_t geometry = 0;
+  return cache_.peek(key_of(launch, function, words, geometry)) == nullptr;
+}
+
+std::vector<std::byte> Predictor::save() const {
+  StateWriter out;
+  out.put(std::uint8_t{trees_ != nullptr});
+  out.put(all_.samples);
+  out.put(all_.log_ratio);
+  const Correction& graphs = corrections_[kGraphs];
+  out.put(graphs.samples);
+  out.put(graphs.log_ratio);
+
+  std::vector<Saved> functions;
+  for (std::uint32_t index = 0; index < kMaxFunctions; ++index) {
+    const Correction& correction = corrections_[index];
+    if (correction.identity == 0) continue;
+    const WordSet* const dropped = words_.dropped(index);
+    if (correction.samples == 0 && dropped == nullptr) continue;
+    functions.push_back({correction, dropped != nullptr, dropped != nullptr ? *dropped : WordSet{}});
+  }
+  const auto by_identity = [](const Saved& a, const Saved& b) { return a.correction.identity < b.correction.identity; };
+  std::sort(functions.begin(), functions.end(), by_identity);
+  const std::size_t met = functions.size();
+  for (const Saved& earlier : saved_) {
+    if (functions.size() == kMaxFunctions) break;
+    const auto end = functions.begin() + static_cast<std::ptrdiff_t>(met);
+    if (!std::binary_search(functions.begin(), end, earlier, by_identity)) functions.push_back(earlier);
+  }
+  out.put(static_cast<std::uint32_t>(functions.size()));
+  for (const Saved& function : functions) {
+    out.put(function.correction.identity);
+    out.put(function.correction.samples);
+    out.put(function.correction.log_ratio);
+    std::uint16_t parts = 0;
+    for (std::size_t part = 0; part < function.dropped.size(); ++part) {
+      if (function.dropped[part] != 0) parts = static_cast<std::uint16_t>(parts | 1U << part);
+    }
+    out.put(parts);
+    for (const std::uint64_t bits : function.dropped) {
+      if (bits != 0) out.put(bits);
+    }
+  }
+
+  std::uint32_t count = 0;
+  const auto is_kept = [](const CacheEntry& entry) { return entry.persistent && entry.samples > 0; };
+  for (const CacheEntry& entry : cache_.entries()) count += is_kept(entry) ? 1 : 0;
+  out.put(count);
+  for (const CacheEntry& entry : cache_.entries()) {
+    if (!is_kept(entry)) continue;
+    out.put(entry.key);
+    out.put(entry.samples);
+    out.put(entry.measured_log);
+    out.put(entry.base_log);
+    out.put(entry.spread);
+  }
+
+  for (const ScoreWindow& window : bound_.groups()) {
+    out.put(window.shift());
+    out.put(static_cast<std::uint32_t>(window.size()));
+    for (std::size_t age = window.size(); age-- > 0;) out.put(window.score(age));
+  }
+  return std::move(out).finish();
+}
+
+void Predictor::restore(std::span<const std::byte> state) {
+  StateReader in(state);
+  const bool same_base = (in.take<std::uint8_t>("kind of estimate", 1) != 0) == (trees_ != nullptr);
+  const auto take_correction = [&](Correction& correction) {
+    correction.samples = in.take<std::uint32_t>("number of samples", kMostSamples);
+    correction.log_ratio = in.take_real("correction", -kMostRatio, kMostRatio);
+  };
+  Correction all;
+  take_correction(all);
+  Correction graphs;
+  take_correction(graphs);
+
+  std::vector<Saved> functions(in.take<std::uint32_t>("number of functions", kMaxFunctions));
+  for (Saved& function : functions) {
+    function.correction.identity = in.take<std::uint64_t>("identity");
+    take_correction(function.correction);
+    const auto parts = in.take<std::uint16_t>("words");
+    function.any_dropped = parts != 0;
+    for (std::size_t part = 0; part < function.dropped.size(); ++part) {
+      if ((parts >> part & 1) != 0) function.dropped[part] = in.take<std::uint64_t>("words");
+    }
+    if (!same_base) function.correction = {function.correction.identity, 0, 0};
+  }
+  std::sort(functions.begin(), functions.end(),
+            [](const Saved& a, const Saved& b) { return a.correction.identity < b.correction.identity; });
+
+  const auto cache = std::make_unique<Cache>();
+  for (auto left = in.take<std::uint32_t>("number of keys", Cache::kCapacity); left > 0; --left) {
+    const auto key = in.take<std::uint64_t>("key");
+    CacheEntry* const known = key != 0 ? cache->find(key) : nullptr;
+    CacheEntry& entry = known != nullptr ? *known : cache->make(key);
+    entry.samples = in.take<std::uint32_t>("number of samples", ~std::uint32_t{0});
+    entry.measured_log = in.take_real("duration", kLeastLog, kMostLog);
+    entry.base_log = in.take_real("estimate", kLeastLog, kMostLog);
+    entry.spread = in.take_real("spread", 0, CacheEntry::kOutlierLog);
+    entry.first_logs.fill(entry.measured_log);
+    // Its first samples are taken; the next comes when this run's launches have gone round once.
+    entry.launches = kFirstSamples;
+    entry.function = kNameless;
+    entry.persistent = true;
+    entry.estimate_log = entry.measured_log;
+    entry.estimate_ns = entry.bound_ns = std::exp(entry.measured_log);
+  }
+
+  const auto bound = std::make_unique<Bound>(bound_.coverage());
+  for (std::size_t group = 0; group < bound->groups().size(); ++group) {
+    ScoreWindow& window = bound->groups()[group];
+    const float shift = in.take_real("level of a bound", -1, 1);
+    const auto scores = in.take<std::uint32_t>("number of scores", ScoreWindow::kWindow);
+    for (std::uint32_t i = 0; i < scores; ++i) {
+      const float score = in.take_real("score", -kMostScore, kMostScore);
+      if (same_base || !Bound::is_of_new(group)) window.add(score, false, bound_.coverage());
+    }
+    window.set_shift(shift);
+  }
+  in.finish();
+
+  cache_ = *cache;
+  bound_ = *bound;
+  all_ = same_base ? all : Correction{};
+  corrections_.fill({});
+  corrections_[kGraphs] = graphs;
+  saved_ = std::move(functions);
 }
 
 std::int64_t Predictor::guess_ns(const Launch& launch, const Residency& residency) noexcept {
@@ -22,14 +359,6 @@ std::int64_t Predictor::guess_ns(const Launch& launch, const Residency& residenc
   const std::uint64_t waves = std::max<std::uint64_t>(1, (launch.blocks() + resident - 1) / resident);
   // Beyond a million waves a guess is as good as any other; the bound keeps the product in range.
   return kShortestNs + static_cast<std::int64_t>(std::min<std::uint64_t>(waves, 1'000'000)) * kWaveNs;
-}
-
-std::int64_t Predictor::known_ns(const History::Entry& entry) noexcept {
-  return static_cast<std::int64_t>(std::exp(entry.log_ns));
-}
-
-std::int64_t Predictor::corrected_ns(std::int64_t raw_ns) const noexcept {
-  return static_cast<std::int64_t>(static_cast<float>(raw_ns) * std::exp(guess_log_ratio_));
 }
 
 }  // namespace cudasched::predict

@@ -1,70 +1,135 @@
-// How long will this launch take? The one interface that the scheduler knows; per-key history now, the trees slot in
-// between history and guess later.
+// How long will this launch take, and what will it hardly exceed? The one interface that the scheduler knows.
 //
-// Known keys: the history's estimate. New kernels: occupancy and waves, times what such guesses were wrong by so far.
-// New graphs: kUnknownGraphNs. The predictor also says which launches are worth timing: the first three of a key, then
-// one in kSamplePeriod.
+// A key that was launched before: what its launches lasted (cache.hpp). A new one: the trees, or without them occupancy
+// and waves, times what such estimates of this function, and of all, were wrong by so far. A graph: its critical path
+// or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
+// (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
 //
-// Not thread-safe: the caller (the gate) holds a lock. No allocation, no system call.
+// The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod. A
+// sample that overlapped other work tells the bound of busy launches and nothing else.
+//
+// Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph(), observe() and
+// wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
-#include "predict/history.hpp"
+#include "predict/allocations.hpp"
+#include "predict/bound.hpp"
+#include "predict/cache.hpp"
 #include "predict/launch.hpp"
+#include "predict/trees/evaluator.hpp"
+#include "predict/words.hpp"
 
 namespace cudasched::predict {
 
 struct Prediction {
-  std::int64_t duration_ns = 0;
-  std::int64_t raw_guess_ns = 0;  // the guess before correction, where there was nothing better; else 0
-  bool wants_sample = false;
+  std::int64_t duration_ns = 0;  // the estimate
+  std::int64_t bound_ns = 0;     // upper bound with the set coverage; >= duration_ns
+  std::uint64_t key = 0;         // never 0
+  std::int64_t base_ns = 0;      // what trees, critical path or guess said before correction
+  bool wants_sample = false;     // time this launch
+  bool hit = false;              // the key was known
+  bool busy = false;             // as asked
+
+  // For observe() alone.
+  bool is_whole = false;  // what follows is set
+  Knowledge knowledge = Knowledge::kNew;
+  std::uint8_t bin = 0;
+  std::uint32_t function_index = 0;
+  std::uint32_t event = 0;
+  float estimate_log = 0;
+  float base_log = 0;
+  float margin = 0;
+  float scale = 1;
 };
 
 class Predictor {
  public:
-  static constexpr std::uint64_t kFirstSamples = 3;
-  static constexpr std::uint64_t kSamplePeriod = 64;
+  static constexpr std::uint32_t kFirstSamples = 3;
+  static constexpr std::uint32_t kSamplePeriod = 64;
+  static constexpr std::uint32_t kBoundPeriod = 8;  // launches of a known key between two looks at its bound
   static constexpr std::int64_t kUnknownGraphNs = 200'000;
   static constexpr std::int64_t kShortestNs = 2'000;  // a kernel that does nothing
   static constexpr std::int64_t kWaveNs = 6'000;      // a wave of a middling kernel
 
-  // Will predict() ask for this launch's residency?
-  bool wants_residency(const Launch& launch) const noexcept {
-    if (launch.is_graph) return false;
-    const History::Entry* entry = history_.find(launch.key());
-    return entry == nullptr || entry->samples == 0;
-  }
+  Predictor() noexcept : Predictor(kDefaultCoverage) {}  // history and occupancy guess only
+  explicit Predictor(float coverage) noexcept : bound_(coverage) {}
 
-  // `residency` is called for a kernel that has no sample yet and returns a Residency.
-  template <typename AskResidency>
-  Prediction predict(const Launch& launch, AskResidency&& residency) noexcept {
-    History::Entry& entry = history_.use(launch.key());
-    Prediction prediction;
-    prediction.wants_sample = entry.launches < kFirstSamples || entry.launches % kSamplePeriod == 0;
-    ++entry.launches;
-    if (entry.samples > 0) {
-      prediction.duration_ns = known_ns(entry);
-    } else if (launch.is_graph) {
-      prediction.duration_ns = kUnknownGraphNs;
-    } else {
-      prediction.raw_guess_ns = guess_ns(launch, residency());
-      prediction.duration_ns = corrected_ns(prediction.raw_guess_ns);
-    }
-    return prediction;
-  }
+  // Must outlive this; null: none. Trees of other features than features.hpp has are not used.
+  void use_trees(const trees::Evaluator* evaluator) noexcept;
 
-  // A launch with this key took `duration_ns`; `prediction` is what was said of it.
-  void observe(std::uint64_t key, const Prediction& prediction, std::int64_t duration_ns) noexcept;
+  // Must outlive this; null: what looks like an address is a pointer.
+  void use_allocations(const Allocations* allocations) noexcept { allocations_ = allocations; }
+
+  Prediction predict(const Query& query) noexcept;
+
+  // What predict() would say of a launch, said without counting one: of a graph's kernels.
+  std::int64_t estimate_ns(const Query& query) const noexcept;
+
+  // `critical_path_ns` is 0 where it is unknown.
+  Prediction predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept;
+
+  // A launch took `duration_ns`; `prediction` is what was said of it.
+  void observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept;
+
+  // Would predict() need query.residency?
+  bool wants_residency(const Launch& launch, const Function* function,
+                       std::span<const std::uint32_t> words) const noexcept;
+
+  // What is worth keeping between runs, at most kMaxStateBytes.
+  std::vector<std::byte> save() const;
+
+  // Throws StateError on a corrupt or foreign state; changes nothing then. Otherwise what was learned is replaced.
+  // Before the first launch, after use_trees(): what other estimates were wrong by is not taken over.
+  void restore(std::span<const std::byte> state);
 
   static std::int64_t guess_ns(const Launch& launch, const Residency& residency) noexcept;
 
  private:
-  static std::int64_t known_ns(const History::Entry& entry) noexcept;
-  std::int64_t corrected_ns(std::int64_t raw_ns) const noexcept;
+  static constexpr std::uint32_t kGraphs = kMaxFunctions;        // the index of what all graphs share
+  static constexpr std::uint32_t kNameless = kMaxFunctions + 1;  // and of kernels without a number
+  static constexpr std::uint32_t kUncorrected = kMaxFunctions + 2;
 
-  History history_;
-  float guess_log_ratio_ = 0;  // log of measured over guessed, running over first samples
+  // What the base estimates were wrong by: the running mean of log(measured / base).
+  struct Correction {
+    std::uint64_t identity = 0;
+    float log_ratio = 0;
+    std::uint32_t samples = 0;
+
+    void add(float log, float least_step) noexcept;
+  };
+
+  struct Saved {
+    Correction correction;
+    bool any_dropped = false;
+    WordSet dropped{};
+  };
+
+  std::uint64_t key_of(const Launch& launch, const Function* function, std::span<const std::uint32_t> words,
+                       std::uint64_t& geometry) const noexcept;
+  bool has_words(const Function* function, std::span<const std::uint32_t> words) const noexcept {
+    return function != nullptr && !words.empty() && words_.knows(*function);
+  }
+  void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
+  float base_log_of(const Query& query) const noexcept;
+  float correction_log(std::uint32_t function_index) const noexcept;
+  void refresh(CacheEntry& entry) const noexcept;
+  Prediction answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept;
+  void estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept;
+
+  const trees::Evaluator* trees_ = nullptr;
+  const Allocations* allocations_ = nullptr;
+  Cache cache_;
+  Bound bound_;
+  Correction all_;
+  std::array<Correction, kMaxFunctions + 2> corrections_{};
+  std::vector<Saved> saved_;  // of functions of earlier runs, by identity
+  Words words_;
 };
 
 }  // namespace cudasched::predict

@@ -16,6 +16,10 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "driver/driver.hpp"
+#include "driver/functions.hpp"
+#include "runtime/collecting.hpp"
+#include "runtime/predictor_files.hpp"
+#include "telemetry/collector.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace cudasched::runtime {
@@ -67,7 +71,40 @@ Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_
   table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
 }
 
-void Device::register_client(Class client_class, const Settings& settings) {
+void Device::prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept {
+  std::call_once(predictor_prepared_, [&] {
+    const auto or_without = [](auto&& attempt) {
+      try {
+        attempt();
+      } catch (const std::exception& error) {
+        log::warning(std::string(error.what()) + "; going on without");
+      }
+    };
+    or_without([&] {
+      trees_ = load_trees(settings, driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                          driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    });
+    gate.use(trees_.get(), allocations);
+    or_without([&] {
+      state_path_ = state_path(settings, driver::device_uuid(handle_));
+      if (state_path_.empty()) return;
+      const std::vector<std::byte> state = read_state(state_path_);
+      if (!state.empty()) gate.restore(state);
+    });
+  });
+}
+
+void Device::save_predictor() noexcept {
+  if (state_path_.empty() || !registered(Class::kBestEffort)) return;
+  try {
+    const std::vector<std::byte> state = gate.save();
+    if (!state.empty()) write_state(state_path_, state);
+  } catch (const std::exception& error) {
+    log::info(error.what());  // a read-only home is no fault
+  }
+}
+
+void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs) {
   if (registered(client_class)) return;
   arbiter::ClientInfo client;
   client.client_class = client_class;
@@ -76,7 +113,7 @@ void Device::register_client(Class client_class, const Settings& settings) {
   client.name = settings.name.empty() ? program_name() : settings.name;
   const int slot = table_->claim(client);
   if (client_class == Class::kLatency) latency.register_client(table_.get(), slot, settings.max_idle_hold_ns);
-  if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, handle_);
+  if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
 }
 
@@ -111,6 +148,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
           engine().mutex_.unlock();
         });
   }
+  if (allocations_ == nullptr) allocations_ = std::make_unique<predict::Allocations>();
   attached_.store(true, std::memory_order_release);
   log::info("hooked the driver at " + path);
 }
@@ -144,6 +182,7 @@ void Engine::start() noexcept {
       }
     }
     hot().scheduling.store(true, std::memory_order_release);
+    collect_if_asked(settings_.cupti_path);
     if (device_count_ == 1) {
       CUdevice only = 0;
       if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
@@ -209,7 +248,8 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
     if (!device.registered(launch_class)) {
       const std::scoped_lock lock(mutex_);
       if (stopping_) return false;
-      device.register_client(launch_class, settings_);
+      if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
+      device.register_client(launch_class, settings_, &graphs_);
       start_ticker();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
@@ -294,6 +334,14 @@ void Engine::leave_devices(const Region& region) noexcept {
 
 void Engine::leave_all_regions() noexcept {
   for (ThreadState& thread = this_thread(); thread.depth > 0; --thread.depth) leave_devices(thread.innermost());
+}
+
+void Engine::note_graph(CUgraphExec exec, CUgraph graph) noexcept {
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  Device* const device = current_device(this_thread());
+  if (device == nullptr) return;
+  device->prepare_predictor(settings_, allocations_.get());
+  graphs_.note(exec, graph, [&](const predict::Query& query) { return device->gate.estimate_ns(query); });
 }
 
 void Engine::bind_stream(std::uint64_t stream, Class value) {
@@ -402,11 +450,13 @@ void Engine::stop() noexcept {
   stopping_.store(true);
   // A registration under way ends first.
   if (lock_briefly(mutex_)) mutex_.unlock();
+  finish_collecting();
   if (!settings_.coverage_directory.empty()) write_coverage_report();
   hot().scheduling.store(false);
   // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
   if (lock_briefly(LatencyActivity::probe_mutex())) LatencyActivity::probe_mutex().unlock();
   for_each_device([](Device& device) {
+    device.save_predictor();
     for (int i = 0; i < kClassCount; ++i) {
       const int slot = device.slot(static_cast<Class>(i));
       if (slot >= 0) device.table().release(slot);
@@ -459,6 +509,9 @@ void Engine::reset_in_child() noexcept {
   for (auto& place : devices_) {
     if (Device* device = place.exchange(nullptr)) device->table().abandon();
   }
+  telemetry::reset_collecting_in_child();
+  driver::functions().reset_in_child();
+  graphs_.reset_in_child();
   started_ = false;
   ticker_running_.store(false);
   off_reason_.clear();

@@ -18,8 +18,10 @@
 
 #include "arbiter/table.hpp"
 #include "driver/driver.hpp"
+#include "predict/allocations.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/gate.hpp"
+#include "runtime/graphs.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency_activity.hpp"
 #include "runtime/settings.hpp"
@@ -32,7 +34,14 @@ class Device {
   Device(CUdevice handle, int ordinal, const Settings& settings);
 
   // A client of this class, registered if it is not yet. Throws ArbiterError.
-  void register_client(Class client_class, const Settings& settings);
+  void register_client(Class client_class, const Settings& settings, const Graphs* graphs);
+
+  // Gives the predictor its trees and what was learned of this GPU before, once. A file that cannot be used is said to
+  // be so and does without.
+  void prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept;
+
+  // Keeps what the predictor learned.
+  void save_predictor() noexcept;
   bool registered(Class client_class) const noexcept { return slot(client_class) >= 0; }
   int slot(Class client_class) const noexcept {
     return slots_[static_cast<std::size_t>(client_class)].load(std::memory_order_acquire);
@@ -49,6 +58,9 @@ class Device {
   int ordinal_;
   std::unique_ptr<arbiter::Table> table_;
   std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
+  std::once_flag predictor_prepared_;
+  std::unique_ptr<const predict::trees::Evaluator> trees_;
+  std::string state_path_;  // empty: nothing is kept
 };
 
 // What a launch carries from begin_launch to end_launch.
@@ -91,6 +103,17 @@ class Engine {
   void unbind_stream(std::uint64_t stream) noexcept;
   void start_coverage(const std::string& cupti_path);  // throws Error
   StateReport report();
+
+  // Memory that CUDA knows from now on.
+  void note_memory(std::uint64_t address, std::size_t bytes) noexcept {
+    if (allocations_ != nullptr) allocations_->add(address, bytes);
+  }
+  const predict::Allocations* allocations() const noexcept { return allocations_.get(); }
+
+  // An executable graph was made or changed; one is about to go.
+  void note_graph(CUgraphExec exec, CUgraph graph) noexcept;
+  void forget_graph(CUgraphExec exec) noexcept { graphs_.forget(exec); }
+  const Graphs& graphs() const noexcept { return graphs_; }
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
   // first sight.
@@ -137,6 +160,8 @@ class Engine {
   std::atomic<std::uint64_t> next_token_{1};
   std::array<std::atomic<Device*>, kMaxDevices> devices_{};
   std::atomic<bool> ticker_running_{false};
+  std::unique_ptr<predict::Allocations> allocations_;  // made before the program's first CUDA call goes on
+  Graphs graphs_;
 };
 
 Engine& engine() noexcept;

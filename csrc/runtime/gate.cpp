@@ -6,10 +6,12 @@
 #include <time.h>
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 
 #include "base/clock.hpp"
 #include "driver/driver.hpp"
+#include "driver/functions.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency_activity.hpp"
 #include "schedule/turn.hpp"
@@ -58,9 +60,10 @@ struct Gate::Waiting {
 };
 
 void Gate::register_client(arbiter::Table* table, int slot, const Settings& settings,
-                           const LatencyActivity* own_latency, CUdevice device) {
+                           const LatencyActivity* own_latency, const Graphs* graphs, CUdevice device) {
   table_ = table;
   own_latency_ = own_latency;
+  graphs_ = graphs;
   lead_ns_ = settings.lead_ns;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
@@ -89,9 +92,16 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   Pass pass;
   CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
-  // Asked outside the lock: where modules load lazily, the driver may load this one now.
-  const predict::Residency resident = wants_residency(launch) ? residency(launch) : predict::Residency{1, sm_count_};
-  const std::uint64_t key = launch.key();
+  std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> block;  // left as it is: only what is read is set
+  predict::Query query{.launch = launch, .function = nullptr, .words = {}, .residency = {1, sm_count_}};
+  if (!launch.is_graph) {
+    if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
+      query.function = &known->facts;
+      query.words = std::span(block).first(known->gather(launch, block.data()));
+    }
+    // Asked outside the lock: where modules load lazily, the driver may load this one now.
+    if (wants_residency(query)) query.residency = residency(launch);
+  }
   bool predicted = false;
   bool with_events = false;
   Waiting waiting;
@@ -105,7 +115,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
         with_events = ensure_events(context);
         if (!primed_.exchange(true, std::memory_order_relaxed) && with_events) {
           // Whatever this stream still holds from before the gate came on.
-          const int backlog = enter(stream, 0, {kBacklogNs, 0, false}, now);
+          const int backlog = enter(stream, {.duration_ns = kBacklogNs, .bound_ns = kBacklogNs}, now);
           if (backlog >= 0) {
             const auto place = static_cast<std::size_t>(backlog);
             const bool recorded = driver::table().event_record(done_[place], stream) == CUDA_SUCCESS;
@@ -113,13 +123,14 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
             if (!recorded) tracked_[place].due_ns = now;
           }
         }
-        prediction = predictor_.predict(launch, [&] { return resident; });
+        query.busy = beside_others(stream);
+        prediction = predict(query);
       }
       retire(now);
       decision = schedule::strict(look(prediction.duration_ns, now));
       if (decision.answer != schedule::Answer::kSubmit && must_not_wait()) decision = {};
       if (decision.answer == schedule::Answer::kSubmit) {
-        pass.entry = enter(stream, key, prediction, now);
+        pass.entry = enter(stream, prediction, now);
         if (pass.entry >= 0) {
           Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
           pass.generation = generation_;
@@ -173,13 +184,42 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
 
 // lock_ is held by the callers of everything from here to wait().
 
-int Gate::enter(CUstream stream, std::uint64_t key, const predict::Prediction& prediction, std::int64_t now) noexcept {
+int Gate::enter(CUstream stream, const predict::Prediction& prediction, std::int64_t now) noexcept {
   const int entry = in_flight_.submit(reinterpret_cast<std::uintptr_t>(stream), prediction.duration_ns, now);
   if (entry >= 0) {
-    tracked_[static_cast<std::size_t>(entry)] = {Phase::kSubmitting, -1, now + in_flight_.remaining_ns(now), key,
-                                                 prediction};
+    const bool beside = beside_others(stream);
+    if (beside) mark_overlapped();
+    tracked_[static_cast<std::size_t>(entry)] = {Phase::kSubmitting, -1, now + in_flight_.remaining_ns(now), stream,
+                                                 beside, prediction};
   }
   return entry;
+}
+
+predict::Prediction Gate::predict(const predict::Query& query) noexcept {
+  if (!query.launch.is_graph) return predictor_.predict(query);
+  const GraphFacts* const known = graphs_->find(query.launch.function);
+  if (known == nullptr) return predictor_.predict_graph(query.launch.function, 0, query.busy);
+  // By what is in it rather than by its handle, which another graph may have had.
+  return predictor_.predict_graph(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(known->identity)),
+                                  known->critical_path_ns, query.busy);
+}
+
+// Is work of another stream in flight?
+bool Gate::beside_others(CUstream stream) noexcept {
+  bool found = false;
+  in_flight_.for_each([&](int entry) {
+    const Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
+    found = found || (tracked.phase != Phase::kFree && tracked.stream != stream);
+    return false;  // the first of each stream says whose it is
+  });
+  return found;
+}
+
+void Gate::mark_overlapped() noexcept {
+  in_flight_.for_each([&](int entry) {
+    tracked_[static_cast<std::size_t>(entry)].overlapped = true;
+    return true;
+  });
 }
 
 void Gate::release(int entry, bool measured) noexcept {
@@ -189,7 +229,8 @@ void Gate::release(int entry, bool measured) noexcept {
     float milliseconds = 0;
     if (measured && driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
-      predictor_.observe(tracked.key, tracked.prediction, std::max<std::int64_t>(measured_ns - kEventGapNs, 1'000));
+      predictor_.observe(tracked.prediction, std::max<std::int64_t>(measured_ns - kEventGapNs, 1'000),
+                         tracked.overlapped);
     }
     timer.busy = false;
   }
@@ -229,6 +270,7 @@ schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexc
   if (snapshot.latency_active || latency_was_active_) latency_seen_ns_ = now;
   if (latency_was_active_ && !snapshot.latency_active) in_flight_.restart(now);
   latency_was_active_ = snapshot.latency_active;
+  if (snapshot.latency_active) mark_overlapped();
   if (latency_seen_ns_ != 0) snapshot.since_latency_ns = now - latency_seen_ns_;
   snapshot.linger_ns = linger_ns_;
   snapshot.predicted_ns = predicted_ns;
@@ -331,9 +373,40 @@ void Gate::destroy_events() noexcept {
   timers_.fill({});
 }
 
-bool Gate::wants_residency(const predict::Launch& launch) noexcept {
+bool Gate::wants_residency(const predict::Query& query) noexcept {
   const std::scoped_lock lock(lock_);
-  return predictor_.wants_residency(launch);
+  return predictor_.wants_residency(query.launch, query.function, query.words);
+}
+
+void Gate::use(const predict::trees::Evaluator* trees, const predict::Allocations* allocations) noexcept {
+  const std::scoped_lock lock(lock_);
+  predictor_.use_trees(trees);
+  predictor_.use_allocations(allocations);
+}
+
+std::int64_t Gate::estimate_ns(const predict::Query& query) noexcept {
+  const std::scoped_lock lock(lock_);
+  return predictor_.estimate_ns(query);
+}
+
+std::vector<std::byte> Gate::save() noexcept {
+  for (int tries = 0; tries < 1000; ++tries) {
+    if (lock_.try_lock()) {
+      const std::scoped_lock lock(std::adopt_lock, lock_);
+      try {
+        return predictor_.save();
+      } catch (const std::exception&) {
+        return {};  // no memory for it
+      }
+    }
+    sched_yield();
+  }
+  return {};
+}
+
+void Gate::restore(std::span<const std::byte> state) {
+  const std::scoped_lock lock(lock_);
+  predictor_.restore(state);
 }
 
 predict::Residency Gate::residency(const predict::Launch& launch) const noexcept {

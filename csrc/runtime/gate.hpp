@@ -16,12 +16,16 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "arbiter/table.hpp"
 #include "base/spin_lock.hpp"
 #include "predict/predictor.hpp"
 #include "runtime/classify.hpp"
+#include "runtime/graphs.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/admission.hpp"
 #include "schedule/in_flight.hpp"
@@ -42,7 +46,7 @@ class Gate {
 
   // The client's place in the arbiter. Once, before the first admit().
   void register_client(arbiter::Table* table, int slot, const Settings& settings, const LatencyActivity* own_latency,
-                       CUdevice device);
+                       const Graphs* graphs, CUdevice device);
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
@@ -56,6 +60,17 @@ class Gate {
   }
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
+
+  // What the predictor goes by: trees (null: none; they must outlive the gate) and the memory that CUDA knows.
+  void use(const predict::trees::Evaluator* trees, const predict::Allocations* allocations) noexcept;
+
+  // What a kernel would take, said without counting as a launch.
+  std::int64_t estimate_ns(const predict::Query& query) noexcept;
+
+  // What was learned and is worth keeping between runs; nothing if the lock cannot be had (at exit, whoever holds it may
+  // be gone). Allocates. restore() throws StateError.
+  std::vector<std::byte> save() noexcept;
+  void restore(std::span<const std::byte> state);
 
   // Contexts go with their events; called before the driver destroys one. Null: any context of this device.
   void forget_context(CUcontext context) noexcept;
@@ -75,7 +90,8 @@ class Gate {
     Phase phase = Phase::kFree;
     int timer = -1;
     std::int64_t due_ns = 0;  // predicted completion, for launches without an event
-    std::uint64_t key = 0;
+    CUstream stream = nullptr;
+    bool overlapped = false;  // other work was on the device beside it
     predict::Prediction prediction;
   };
   struct Timer {
@@ -88,10 +104,13 @@ class Gate {
   Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept;
   bool ensure_events(CUcontext context) noexcept;
   void destroy_events() noexcept;
-  bool wants_residency(const predict::Launch& launch) noexcept;
+  bool wants_residency(const predict::Query& query) noexcept;
+  predict::Prediction predict(const predict::Query& query) noexcept;
+  bool beside_others(CUstream stream) noexcept;
+  void mark_overlapped() noexcept;
   void retire(std::int64_t now_ns) noexcept;
   void release(int entry, bool measured) noexcept;
-  int enter(CUstream stream, std::uint64_t key, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
+  int enter(CUstream stream, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
   schedule::Snapshot look(std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
   bool latency_active(std::int64_t now_ns) const noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
@@ -104,6 +123,7 @@ class Gate {
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};
   const LatencyActivity* own_latency_ = nullptr;
+  const Graphs* graphs_ = nullptr;
   std::int64_t lead_ns_ = 0;
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int64_t turn_ns_ = 0;

@@ -86,6 +86,8 @@ Settings Settings::read(const Lookup& lookup, std::vector<std::string>& complain
   settings.name = reader.text("CUDASCHED_NAME");
   settings.coverage_directory = reader.text("CUDASCHED_COVERAGE_DIR");
   settings.cupti_path = reader.text("CUDASCHED_CUPTI");
+  settings.model_path = reader.text("CUDASCHED_MODEL");
+  settings.cache_directory = reader.text("CUDASCHED_CACHE_DIR");
   return settings;
 }
 

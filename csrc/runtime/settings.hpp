@@ -26,6 +26,8 @@ struct Settings {
   std::string name;                                  // CUDASCHED_NAME, empty: the program's
   std::string coverage_directory;                    // CUDASCHED_COVERAGE_DIR, empty: no coverage count
   std::string cupti_path;                            // CUDASCHED_CUPTI
+  std::string model_path;                            // CUDASCHED_MODEL, empty or "off": no trees
+  std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
   // A variable with a value that has no meaning keeps its default; what was wrong goes to `complaints`.
   using Lookup = std::function<const char*(const char*)>;

@@ -1,18 +1,49 @@
 #include "schedule/admission.hpp"
 
+#include <algorithm>
+
 namespace cudasched::schedule {
+namespace {
+
+constexpr Decision kGo{Answer::kSubmit, 0};
+
+Decision wait_for_time(std::int64_t wait_ns) noexcept {
+  return {Answer::kWaitForTime, std::max<std::int64_t>(wait_ns, 1)};
+}
+
+// What remains to be asked once latency work does not stand in the way.
+Decision just_in_time(const Snapshot& snapshot) noexcept {
+  if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
+  if (snapshot.in_flight_ns > snapshot.lead_ns) return wait_for_time(snapshot.in_flight_ns - snapshot.lead_ns);
+  const std::int64_t longest_ns = snapshot.longest_ns();
+  const bool collides = longest_ns > snapshot.long_ns && snapshot.in_flight_ns + longest_ns > snapshot.free_ns;
+  if (collides && snapshot.waited_ns < snapshot.max_hold_ns) {
+    return wait_for_time(std::min(snapshot.foreseen_over_ns, snapshot.max_hold_ns - snapshot.waited_ns));
+  }
+  return kGo;
+}
+
+}  // namespace
+
+Decision open(const Snapshot&) noexcept { return kGo; }
 
 Decision strict(const Snapshot& snapshot) noexcept {
-  if (!snapshot.latency_clients) return {Answer::kSubmit, 0};
+  if (!snapshot.latency_clients) return kGo;
   if (snapshot.latency_active) return {Answer::kWaitForLatency, 0};
+  if (snapshot.hint_ns > 0) return wait_for_time(snapshot.hint_ns);
   if (snapshot.since_latency_ns < snapshot.linger_ns) {
-    return {Answer::kWaitForTime, snapshot.linger_ns - snapshot.since_latency_ns};
+    return wait_for_time(snapshot.linger_ns - snapshot.since_latency_ns);
   }
-  if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
-  if (snapshot.in_flight_ns > snapshot.lead_ns) {
-    return {Answer::kWaitForTime, snapshot.in_flight_ns - snapshot.lead_ns};
-  }
-  return {Answer::kSubmit, 0};
+  return just_in_time(snapshot);
+}
+
+Decision slack(const Snapshot& snapshot) noexcept {
+  if (!snapshot.latency_clients || !snapshot.latency_active) return strict(snapshot);
+  const bool fits =
+      snapshot.slack_ns > 0 && snapshot.in_flight_ns + snapshot.longest_ns() <= snapshot.slack_ns - snapshot.margin_ns;
+  if (!fits) return {Answer::kWaitForLatency, 0};
+  if (snapshot.hint_ns > 0) return wait_for_time(snapshot.hint_ns);
+  return just_in_time(snapshot);
 }
 
 std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) noexcept {

@@ -1,29 +1,44 @@
 // May the next best-effort launch be submitted now? A policy is a pure function from a snapshot to a decision: no
-// clock, no driver, no state. Called by the gate, under its lock, at each look.
+// clock, no driver, no state. Called by the gate, under its lock, at each look; never allocates.
+//
+// Every field of a snapshot has a neutral default: a caller that knows nothing of slack, hints or arrivals leaves them
+// alone, and the rules about them hold nothing back.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+#include <limits>
 
 namespace cudasched::schedule {
 
 // Everything that a decision may depend on. Times in nanoseconds.
 struct Snapshot {
   static constexpr std::int64_t kLongAgoNs = std::int64_t{1} << 60;
+  static constexpr std::int64_t kUnknownNs = std::numeric_limits<std::int64_t>::min();
 
   bool latency_clients = false;                // a latency client is on the device, active or not
   bool latency_active = false;                 // one holds the gate closed
   std::int64_t since_latency_ns = kLongAgoNs;  // since a latency client was last seen active
   std::int64_t linger_ns = 0;                  // how long the gate stays closed after that
-  bool my_turn = true;                         // this client's turn among best-effort clients (schedule/turn.hpp)
+  bool my_turn = true;                         // this client's turn among best-effort clients (turn.hpp, fair.hpp)
   std::int64_t in_flight_ns = 0;               // predicted GPU time still to run of what was submitted
   std::int64_t predicted_ns = 0;               // of the launch that asks
   std::int64_t lead_ns = 0;                    // how much may be in flight when the next launch is submitted
+  std::int64_t bound_ns = 0;                   // upper bound of the launch that asks; 0: predicted_ns stands for it
+  std::int64_t slack_ns = kUnknownNs;          // least of the active latency requests (slack.hpp)
+  std::int64_t margin_ns = 200'000;            // of the slack, what is left alone: context switches, wrong bounds
+  std::int64_t hint_ns = 0;                    // a latency client said that it comes: hold for so long still
+  std::int64_t free_ns = kLongAgoNs;           // no latency work is foreseen for so long (arrivals.hpp)
+  std::int64_t foreseen_over_ns = 0;           // after so long, the foreseen work has come or stayed away
+  std::int64_t long_ns = 300'000;              // a launch with a longer bound looks out for foreseen latency work
+  std::int64_t waited_ns = 0;                  // how long this launch has waited while no latency client was active
+  std::int64_t max_hold_ns = 20'000'000;       // how long foreseen latency work may hold one launch at most
+
+  std::int64_t longest_ns() const noexcept { return bound_ns > predicted_ns ? bound_ns : predicted_ns; }
 };
 
 enum class Answer {
   kSubmit,
-  kWaitForTime,     // too much in flight: look again after wait_ns, or when something completes
+  kWaitForTime,     // look again after wait_ns, or when something completes
   kWaitForLatency,  // a latency client is active: look again when the arbiter wakes us
   kWaitForTurn,     // another best-effort client feeds the GPU
 };
@@ -40,10 +55,18 @@ std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) no
 // Is a heartbeat no older than `stale_ns`? One from the future (another clock, a damaged word) is not fresh either.
 bool is_fresh(std::int64_t beat_ns, std::int64_t now_ns, std::int64_t stale_ns) noexcept;
 
-// Just-in-time submission with strict admission (docs/design.md, Admission): nothing while a latency client is active;
-// nor for a moment after, because a request that has been waiting comes right behind the one that is done; else the
-// next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and holds one
-// best-effort kernel and a few microseconds.
+// Submits everything at once: no gate. What the others are compared with.
+Decision open(const Snapshot& snapshot) noexcept;
+
+// Just-in-time submission with strict admission (docs/policies.md): nothing while a latency client is active or has
+// said that it comes; nor for a moment after, because a request that has been waiting comes right behind the one that
+// is done; else the next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and
+// holds one best-effort kernel and a few microseconds. A long launch waits until no foreseen latency work falls into
+// its bound, max_hold_ns at most.
 Decision strict(const Snapshot& snapshot) noexcept;
+
+// As strict, but while latency work is active, a launch goes whose bound, with what is in flight, fits the slack that
+// the request has left, less the margin. An unknown slack is none.
+Decision slack(const Snapshot& snapshot) noexcept;
 
 }  // namespace cudasched::schedule

@@ -17,6 +17,23 @@ int next_after(std::uint64_t slots, int from) noexcept {
   return -1;
 }
 
+// Who of `slots` is next: the one with the least virtual time, or by ring order where there are none or they are equal.
+int next_of(const TurnView& view, std::uint64_t slots, int from) noexcept {
+  if (view.virtual_ns == nullptr) return next_after(slots, from);
+  std::uint64_t least = 0;
+  std::int64_t least_ns = 0;
+  for (std::uint64_t rest = slots; rest != 0; rest &= rest - 1) {
+    const int slot = __builtin_ctzll(rest);
+    const std::int64_t virtual_ns = view.virtual_ns[slot];
+    if (least == 0 || virtual_ns < least_ns) {
+      least = 0;
+      least_ns = virtual_ns;
+    }
+    if (virtual_ns == least_ns) least |= bit(slot);
+  }
+  return next_after(least, from);
+}
+
 }  // namespace
 
 Turn Turn::unpack(std::uint64_t word) noexcept {
@@ -41,15 +58,18 @@ TurnDecision take_turn(const TurnView& view) noexcept {
   const std::uint64_t others_waiting = view.waiting & view.best_effort & ~bit(turn.owner);
   if (turn.owner == view.self) {
     if (valid) return {true, false, 0};
-    const int next = next_after(others_waiting, view.self);
+    const int next = next_of(view, others_waiting, view.self);
     if (next < 0) return take;
+    const bool behind = view.virtual_ns != nullptr && view.virtual_ns[view.self] < view.virtual_ns[next];
+    if (behind && view.turn_used) return take;
     return {false, true, Turn{next, view.now_us + view.turn_us}.pack()};
   }
 
   const bool owner_gone = (view.best_effort & bit(turn.owner)) == 0;
   if (valid && !view.owner_idle && !owner_gone) return {};
   const bool long_expired = !valid && view.now_us - turn.expiry_us > view.turn_us / 2;
-  if (long_expired || owner_gone || next_after(others_waiting | bit(view.self), turn.owner) == view.self) return take;
+  if (long_expired || owner_gone || next_of(view, others_waiting | bit(view.self), turn.owner) == view.self)
+    return take;
   return {};
 }
 

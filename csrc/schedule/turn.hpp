@@ -26,6 +26,8 @@ struct TurnView {
   bool owner_idle = false;        // the owner has had nothing in flight for a while and does not wait
   std::int64_t now_us = 0;
   std::int64_t turn_us = 3'000;
+  const std::int64_t* virtual_ns = nullptr;  // of 64 slots (fair.hpp): the least is next; null: ring order
+  bool turn_used = true;                     // with virtual times: the owner fed for half of its turn or more
 };
 
 struct TurnDecision {
@@ -37,6 +39,9 @@ struct TurnDecision {
 // Alone: always mine, the word untouched. The owner keeps an unexpired turn, and takes another if nobody waits; else
 // the next waiting slot in ring order has it. A turn that is expired or whose owner is idle goes to the next waiting
 // slot after the owner; if that one does not take it within half a turn (killed, stopped), to whoever asks.
+//
+// With virtual times, "next" is the one with the least, and an owner that is behind all who wait takes another turn, if
+// it used the last one: one that holds the GPU and hardly feeds it would not advance, and starve the others.
 TurnDecision take_turn(const TurnView& view) noexcept;
 
 }  // namespace cudasched::schedule

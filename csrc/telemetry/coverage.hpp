@@ -1,6 +1,5 @@
 // Counts the launches that the device really ran, with CUPTI activity records: kernels launched one by one, and graph
-// launches. Opt-in, because CUPTI costs time and admits one profiler. CUPTI is opened at run time; a libcupti that the
-// process has already loaded is used, so that there are never two.
+// launches. Opt-in, because CUPTI costs time and admits one profiler (telemetry/cupti.hpp).
 #pragma once
 
 #include <cstdint>

@@ -112,6 +112,27 @@ CUDASCHED_EXPORT int cudasched_read_table(const char* path, struct cudasched_cli
 /* Where the tables of this user are (CUDASCHED_RUN_DIR or its default). */
 CUDASCHED_EXPORT int cudasched_run_directory(char* path, uint64_t path_bytes);
 
+/* ---- collecting launches (csrc/telemetry/collector.hpp) ------------------------------------------------------- */
+
+struct cudasched_collected {
+  char journal[4096]; /* the file that the launches are in; empty: nothing was being collected */
+  uint64_t rows;
+  uint64_t lost; /* launches without a row, for want of memory or disk */
+};
+
+/* From here on the launches of this process go into a journal in `directory`, which must exist, timed by "cupti" or by
+ * "events". `cupti_path` may be null: CUDASCHED_CUPTI, a libcupti that is loaded, else the loader's search.
+ * `capacity_bytes` bounds what waits to be written, 0: 64 MiB. Before the first cuInit, that is what starts it, and
+ * cudasched_collect_stop says if it could not. */
+CUDASCHED_EXPORT int cudasched_collect_start(const char* directory, const char* timing, const char* cupti_path,
+                                             uint64_t capacity_bytes);
+
+/* Waits for the device and for the journal. */
+CUDASCHED_EXPORT int cudasched_collect_stop(struct cudasched_collected* collected);
+
+/* What launches of the process are called from here on, in UTF-8; "" for nothing. */
+CUDASCHED_EXPORT int cudasched_collect_label(const char* text);
+
 #ifdef __cplusplus
 }
 #endif

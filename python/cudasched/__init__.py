@@ -16,15 +16,32 @@ nothing. It never makes a driver call and never raises. What is set in the envir
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING, Any
 
 from cudasched import config, hook
 from cudasched._region import bind_stream, region, set_class, unbind_stream
 from cudasched._version import __version__
-from cudasched.errors import ArbiterError, ConfigError, ConfigWarning, DriverError, Error, HookError, HookWarning
+from cudasched.errors import (
+    ArbiterError,
+    ConfigError,
+    ConfigWarning,
+    DriverError,
+    Error,
+    HookError,
+    HookWarning,
+    ModelError,
+    StateError,
+)
 from cudasched.status import Client, Device, State, note_not_installed, state, status
+
+if TYPE_CHECKING:
+    from cudasched import advise, collect, predictor, simulate
+
+_LOADED_WHEN_USED = ("advise", "collect", "predictor", "simulate")
 
 __all__ = [
     "ArbiterError",
@@ -36,17 +53,29 @@ __all__ = [
     "Error",
     "HookError",
     "HookWarning",
+    "ModelError",
     "State",
+    "StateError",
     "__version__",
+    "advise",
     "bind_stream",
+    "collect",
     "config",
     "install",
+    "predictor",
     "region",
     "set_class",
+    "simulate",
     "state",
     "status",
     "unbind_stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LOADED_WHEN_USED:
+        return importlib.import_module(f"cudasched.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def install() -> None:

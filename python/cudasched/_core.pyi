@@ -1,5 +1,12 @@
 """Python's face of the engine (``include/cudasched/engine.h``). Import it through ``cudasched.hook.load_core``."""
 
+import os
+from collections.abc import Callable
+from typing import Any
+
+from numpy import float32, float64
+from numpy.typing import NDArray
+
 class State:
     """What the engine of this process does and has seen; a copy, taken by ``state``."""
 
@@ -111,3 +118,184 @@ def run_directory() -> str:
 
 def read_table(path: str) -> tuple[str, list[Client]]:
     """The GPU's name and its clients. Raises ArbiterError."""
+
+def collect_start(directory: str, timing: str, cupti_path: str | None, capacity_bytes: int) -> None:
+    """Starts to record launches into a journal in `directory`; `timing` is "cupti" or "events"."""
+
+def collect_stop() -> tuple[str, int, int]:
+    """Ends it: the journal's path, its rows, the launches that were lost."""
+
+def collect_label(text: str) -> None:
+    """What launches of the process are called from here on."""
+
+class Trees:
+    """A saved model of trees; see ``cudasched.predictor.Model``."""
+
+    def __init__(self, source: bytes | str | os.PathLike[str], isa: str | None = None) -> None: ...
+    @property
+    def features(self) -> int: ...
+    @property
+    def feature_names(self) -> list[str]: ...
+    @property
+    def trees(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def objective(self) -> str: ...
+    @property
+    def isa(self) -> str: ...
+    def isas(self) -> list[str]: ...
+    def margins(self, rows: NDArray[float32]) -> NDArray[float32]: ...
+    def contributions(self, rows: NDArray[float32]) -> NDArray[float64]: ...
+
+class Snapshot:
+    """What a policy decides on (``csrc/schedule/admission.hpp``); times in ns."""
+
+    @property
+    def latency_clients(self) -> bool: ...
+    @property
+    def latency_active(self) -> bool: ...
+    @property
+    def since_latency_ns(self) -> int: ...
+    @property
+    def linger_ns(self) -> int: ...
+    @property
+    def my_turn(self) -> bool: ...
+    @property
+    def in_flight_ns(self) -> int: ...
+    @property
+    def predicted_ns(self) -> int: ...
+    @property
+    def bound_ns(self) -> int: ...
+    @property
+    def lead_ns(self) -> int: ...
+    @property
+    def slack_ns(self) -> int | None: ...
+    @property
+    def margin_ns(self) -> int: ...
+    @property
+    def hint_ns(self) -> int: ...
+    @property
+    def free_ns(self) -> int: ...
+    @property
+    def foreseen_over_ns(self) -> int: ...
+    @property
+    def long_ns(self) -> int: ...
+    @property
+    def waited_ns(self) -> int: ...
+    @property
+    def max_hold_ns(self) -> int: ...
+
+class Trace:
+    """Recorded launches as ``replay`` wants them; see ``cudasched.simulate.Trace``."""
+
+    def __init__(
+        self,
+        submitted_ns: list[int],
+        start_ns: list[int],
+        duration_ns: list[int],
+        kernels: int = 1,
+        recording_ns: int = 0,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def gpu_ns(self) -> int: ...
+    def request_ends(self, gap_ns: int) -> list[int]: ...
+
+class ReplayClient:
+    """A program of a simulation (``csrc/simulate/replay.hpp``)."""
+
+    def __init__(
+        self,
+        name: str,
+        client_class: str,
+        trace: Trace,
+        priority: int,
+        request_ends: list[int],
+        arrivals_ns: list[int],
+        slo_ns: int,
+        prepare_ns: int,
+        expect_ns: int,
+    ) -> None: ...
+
+class ReplaySettings:
+    """How the programs share the GPU (``csrc/simulate/replay.hpp``)."""
+
+    sharing: str
+    policy: str
+    offload: bool
+    adaptive_lead: bool
+    lead_ns: int
+    max_inflation: float
+    foresee: bool
+    miss_probability: float
+    earliest_deadline_first: bool
+    priorities: bool
+    linger_ns: int
+    margin_ns: int
+    long_ns: int
+    turn_ns: int
+    prediction_sigma: float
+    switch_ns: int
+    end_ns: int
+    seed: int
+
+class ReplayedClient:
+    """What a program did in a simulation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def launches(self) -> int: ...
+    @property
+    def gpu_ns(self) -> int: ...
+    @property
+    def gate_wait_ns(self) -> int: ...
+    @property
+    def longest_gate_wait_ns(self) -> int: ...
+    @property
+    def mean_lead_ns(self) -> float: ...
+    @property
+    def latencies_ns(self) -> list[int]: ...
+    @property
+    def unserved(self) -> int: ...
+    @property
+    def met(self) -> int: ...
+
+class ReplayResult:
+    """What a simulation gave."""
+
+    @property
+    def clients(self) -> list[ReplayedClient]: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def busy_ns(self) -> int: ...
+    @property
+    def switch_ns(self) -> int: ...
+    @property
+    def launches(self) -> int: ...
+    @property
+    def policy_refused(self) -> str: ...
+
+def policies() -> list[tuple[str, str]]:
+    """Names of the scheduling policies, and what each does."""
+
+def replay(
+    clients: list[ReplayClient], settings: ReplaySettings, policy: Callable[[Snapshot], object] | None = None
+) -> ReplayResult:
+    """Runs a simulation. Raises ConfigError, and what the policy raises."""
+
+def feature_names() -> list[str]:
+    """What the trees see of a launch, in the order of a row's values."""
+
+def launch_features(columns: dict[str, Any], sm_count: int, max_threads_per_sm: int = 2048) -> NDArray[float32]:
+    """Rows of features of recorded launches; ``columns`` as csrc/bindings/predictor.cpp has it. Raises Error."""
+
+class Replay:
+    """A predictor that recorded launches are shown to in their order, as on the launch path."""
+
+    def __init__(self, model: str = "", coverage: float = 0.9) -> None: ...
+    def run(self, columns: dict[str, Any], sm_count: int, max_threads_per_sm: int = 2048) -> dict[str, Any]: ...
+    def save(self) -> bytes: ...
+    def restore(self, state: bytes) -> None: ...

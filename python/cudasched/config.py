@@ -64,6 +64,9 @@ _Milliseconds = Annotated[float, pydantic.Field(gt=0, le=_HOUR_MS, allow_inf_nan
 _Text = Annotated[str, pydantic.Field(min_length=1, pattern=r"^[^\x00]*$")]
 
 
+_MODELS = Path(__file__).parent / "predictor" / "models"
+
+
 class Config(pydantic.BaseModel):
     """What can be set. A field that nobody set is left to the engine, whose default is the one given here.
 
@@ -77,6 +80,10 @@ class Config(pydantic.BaseModel):
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
         straggler_ms: How late a launch may be, ms, before the next one no longer waits for it.
+        model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``), or
+            ``off``; the models that the package ships by default.
+        cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
+            ``~/.cache/cudasched`` by default.
         run_dir: Directory of the shared tables; ``/dev/shm/cudasched-<uid>`` by default.
         log: What the engine says on standard error.
         driver: Path of the real ``libcuda.so.1``; searched for by default.
@@ -94,6 +101,8 @@ class Config(pydantic.BaseModel):
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
     straggler_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.01)] = 1.0
+    model: _Text = str(_MODELS)
+    cache_dir: _Text | None = None
     run_dir: _Text | None = None
     log: Literal["error", "warning", "info", "debug"] = "warning"
     driver: _Text | None = None
@@ -106,7 +115,8 @@ VARIABLES: Mapping[str, str] = {
 }
 """The environment variable of each field of `Config`."""
 
-_PATHS = ("run_dir", "driver")
+_PATHS = ("model", "cache_dir", "run_dir", "driver")
+_OFF = "off"  # in the place of a path
 
 
 @dataclass(frozen=True)
@@ -123,8 +133,8 @@ class Resolved:
     origins: Mapping[str, str]
 
     def environment(self) -> dict[str, str]:
-        """The engine's environment variables, one for each field that was set."""
-        return {VARIABLES[field]: str(getattr(self.config, field)) for field in self.origins}
+        """The engine's environment variables: one for each field that was set, and the models that the package ships."""
+        return {VARIABLES[field]: str(getattr(self.config, field)) for field in ("model", *self.origins)}
 
 
 def _say(error: pydantic.ValidationError) -> tuple[str, str]:
@@ -138,7 +148,7 @@ def _say(error: pydantic.ValidationError) -> tuple[str, str]:
 
 def _absolute(values: dict[str, Any], base: Path) -> dict[str, Any]:
     for field in _PATHS:
-        if isinstance(values.get(field), str) and values[field]:
+        if isinstance(values.get(field), str) and values[field] not in ("", _OFF):
             values[field] = str(base / Path(values[field]).expanduser())
     return values
 

@@ -5,7 +5,17 @@ A message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
-__all__ = ["ArbiterError", "ConfigError", "ConfigWarning", "DriverError", "Error", "HookError", "HookWarning"]
+__all__ = [
+    "ArbiterError",
+    "ConfigError",
+    "ConfigWarning",
+    "DriverError",
+    "Error",
+    "HookError",
+    "HookWarning",
+    "ModelError",
+    "StateError",
+]
 
 
 class Error(Exception):
@@ -22,6 +32,14 @@ class ConfigError(Error, ValueError):
 
 class ArbiterError(Error):
     """The shared table of clients cannot be opened or read, or is full."""
+
+
+class ModelError(Error, ValueError):
+    """Saved trees cannot be used; the message says where in the file, and what is supported."""
+
+
+class StateError(Error, ValueError):
+    """A predictor's saved state cannot be used: it is corrupt, or of another version, user or GPU."""
 
 
 class DriverError(Error):

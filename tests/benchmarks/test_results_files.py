@@ -5,7 +5,16 @@ from pydantic import ValidationError
 from test_cells import META
 
 from benchmarks import tables
-from benchmarks.results.schema import RESULTS, OverheadRow, Results, load
+from benchmarks.results.schema import (
+    RESULTS,
+    OverheadRow,
+    PredictorAccuracyRow,
+    PredictorCoverageRow,
+    PredictorSpeedRow,
+    Results,
+    load,
+    merge,
+)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
@@ -46,3 +55,78 @@ def test_a_misspelt_field_is_an_error(tmp_path):
     path.write_text(overhead(50).model_dump_json().replace("ns_p99", "ns_p98", 1))
     with pytest.raises(ValidationError):
         load(path)
+
+
+SPEED = PredictorSpeedRow(engine="cudasched", ns_per_row_median=120.4, isa="avx512vbmi", cpu="A processor")
+COVERAGE = [PredictorCoverageRow(decile=i, coverage=0.9, n=2000, low=0.88, high=0.92) for i in range(1, 11)]
+
+
+def accuracy(model: str = "ours", split: str = "repeat", **fields: object) -> PredictorAccuracyRow:
+    return PredictorAccuracyRow.model_validate(
+        {"model": model, "split": split, "corrected": False, "mdape": 0.02, "mape": 0.05, "n": 4000} | fields
+    )
+
+
+def test_a_run_replaces_its_own_kinds_and_keeps_the_others(tmp_path):
+    path = tmp_path / "predictor.json"
+    here = META.model_copy(update={"gpu": "none", "commit": "speed"})
+    recorded = META.model_copy(update={"gpu": "NVIDIA H200", "commit": "recorded"})
+    merge(path, here, [SPEED])
+    assert load(path).meta.gpu == "none"
+    merge(path, recorded, [accuracy(), *COVERAGE])
+    faster = SPEED.model_copy(update={"ns_per_row_median": 99.0})
+    merge(path, here.model_copy(update={"commit": "faster"}), [faster])
+    found = load(path)
+    assert sorted(row.kind for row in found.rows) == ["accuracy", *["coverage"] * 10, "speed"]
+    assert [row.ns_per_row_median for row in found.rows if isinstance(row, PredictorSpeedRow)] == [99.0]
+    assert {kind: meta.commit for kind, meta in found.meta_by_kind.items()} == {
+        "accuracy": "recorded",
+        "coverage": "recorded",
+        "speed": "faster",
+    }
+    assert found.meta.gpu == "NVIDIA H200"
+
+
+def test_a_broken_file_is_not_merged_into(tmp_path):
+    path = tmp_path / "predictor.json"
+    path.write_text("{}")
+    with pytest.raises(ValidationError):
+        merge(path, META, [SPEED])
+    assert path.read_text() == "{}"
+
+
+def test_the_predictors_tables(tmp_path):
+    path = tmp_path / "predictor.json"
+    rows = [
+        accuracy(),
+        accuracy(split="new_shape", mdape=0.071),
+        accuracy(corrected=True, mdape=0.011),
+        accuracy("history", mdape=0.03),
+        accuracy(scope="gemm", split="unseen_kernel", mdape=0.21),
+    ]
+    merge(path, META.model_copy(update={"gpu": "NVIDIA H200"}), [*rows, *COVERAGE])
+    merge(path, META.model_copy(update={"gpu": "none"}), [SPEED])
+    text = tables.rendered("<!-- table:predictor -->\n<!-- end -->\n", tmp_path)
+    assert "| cudasched, trees | avx512vbmi | 120 |" in text
+    assert "A processor, " in text and "NVIDIA H200, " in text
+    assert "| ours | 2.0% / 5.0% (4,000) | 7.1% / 5.0% (4,000) |  |" in text
+    assert "| ours, corrected | 1.1% / 5.0% (4,000) |  |  |" in text
+    assert "| history | 3.0% / 5.0% (4,000) |  |  |" in text
+    assert "| gemm |  |  | 21.0% / 5.0% (4,000) |" in text
+    assert "| bound held | 90.0% |" in text and "| 95% interval | 88.0% to 92.0% |" in text
+    one = tables.rendered("<!-- table:predictor:coverage -->\n<!-- end -->\n", tmp_path)
+    assert "bound held" in one and "ours" not in one and "cudasched, trees" not in one
+    assert tables.rendered(one, tmp_path) == one
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "nonsense"])
+def test_a_kind_without_rows_is_an_error(tmp_path, kind):
+    merge(tmp_path / "predictor.json", META, [SPEED])
+    with pytest.raises(ValueError, match=kind):
+        tables.rendered(f"<!-- table:predictor:{kind} -->\n<!-- end -->\n", tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"decile": 0}, {"decile": 11}, {"coverage": 1.1}, {"n": 0}])
+def test_figures_out_of_their_range_are_errors(wrong):
+    with pytest.raises(ValidationError):
+        PredictorCoverageRow.model_validate({"decile": 1, "coverage": 0.9, "n": 1} | wrong)

@@ -40,7 +40,8 @@ def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("PYTHONPATH", str(HERE))

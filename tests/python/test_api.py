@@ -44,7 +44,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_one_exception_tree() -> None:
-    for name in ("HookError", "ConfigError", "ArbiterError", "DriverError"):
+    for name in ("HookError", "ConfigError", "ArbiterError", "DriverError", "ModelError", "StateError"):
         assert issubclass(getattr(errors, name), errors.Error)
         assert getattr(cudasched, name) is getattr(errors, name)
     assert issubclass(errors.HookWarning, RuntimeWarning)
@@ -74,7 +74,9 @@ def test_the_stub_has_the_attributes_of_the_cores_classes() -> None:
     core = hook.load_core()
     for name, node in _stub().items():
         if isinstance(node, ast.ClassDef):
-            properties = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            functions = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            values = [ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)]
+            properties = {item for item in functions + values if not item.startswith("_")}
             assert properties == {item for item in dir(getattr(core, name)) if not item.startswith("_")}, name
     # And the values have the types that the stub promises.
     body = _stub()["State"].body

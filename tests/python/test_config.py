@@ -24,6 +24,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),
     "straggler_ms": st.floats(0.01, 3_600_000),
+    "model": st.just("/models/sm_90.ubj") | st.just("off"),
+    "cache_dir": st.just("/var/cache/x") | st.just("off"),
     "run_dir": st.just("/dev/shm/x") | st.just("/tmp/a b"),
     "log": st.sampled_from(["error", "warning", "info", "debug"]),
     "driver": st.just("/usr/lib/libcuda.so.1"),
@@ -77,10 +79,10 @@ def test_arguments_before_environment_before_file_before_defaults(
 
 
 @given(values=layer)
-def test_the_engine_gets_what_was_set_and_nothing_else(values: dict[str, Any]) -> None:
+def test_the_engine_gets_what_was_set_and_the_model_and_nothing_else(values: dict[str, Any]) -> None:
     resolved = config.resolve(values, environment={}, directory=Path("/nonexistent"))
     environment = resolved.environment()
-    assert set(environment) == {config.VARIABLES[field] for field in values}
+    assert set(environment) == {config.VARIABLES[field] for field in {*values, "model"}}
     # Resolving what came out gives the same again: `cudasched run` sets it, the program's own import reads it.
     again = config.resolve(environment=environment, directory=Path("/nonexistent"))
     assert again.config == resolved.config

@@ -18,7 +18,7 @@
 #include <variant>
 #include <vector>
 
-#include "predict/trees/model_error.hpp"
+#include "base/error.hpp"
 
 namespace cudasched::predict::trees {
 

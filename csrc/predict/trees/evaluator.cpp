@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/error.hpp"
 #include "predict/trees/layout.hpp"
-#include "predict/trees/model_error.hpp"
 #include "predict/trees/walks.hpp"
 
 namespace cudasched::predict::trees {
@@ -163,9 +163,11 @@ void Evaluator::margins(const float* rows, std::size_t count, float* out) const 
   for (std::size_t i = 0; i < count; ++i) out[i] = margin(rows + i * features_);
 }
 
+bool can_walk(const Model& model, Isa isa) { return !obstacle(model, isa); }
+
 std::unique_ptr<const Evaluator> make_evaluator(const Model& model) {
   for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
-    if (!obstacle(model, isa)) return make(model, isa);
+    if (can_walk(model, isa)) return make(model, isa);
   }
   return make(model, Isa::kNodes);
 }

@@ -56,6 +56,9 @@ class Evaluator {
 // Whether this processor and this system can run it.
 bool can_run(Isa isa) noexcept;
 
+// Whether make_evaluator(model, isa) has one.
+bool can_walk(const Model& model, Isa isa);
+
 // The fastest that the machine and the model allow.
 std::unique_ptr<const Evaluator> make_evaluator(const Model& model);
 

@@ -189,7 +189,7 @@ class TreeReader {
     for (const char* key : {"categories", "categories_nodes", "categories_segments", "categories_sizes"}) {
       tree.at(key).expect_empty("categorical splits");
     }
-    for (const char* key : {"base_weights", "loss_changes", "sum_hessian"}) column(key);
+    for (const char* key : {"base_weights", "loss_changes"}) column(key);
   }
 
   std::size_t count() const noexcept { return count_; }
@@ -202,9 +202,11 @@ class TreeReader {
     const std::span<const Number> indices = column("split_indices");
     const std::span<const Number> types = column("split_type");
     const std::span<const Number> default_left = column("default_left");
+    const std::span<const Number> covers = column("sum_hessian");
 
     Tree tree;
     tree.nodes.reserve(reachable_);
+    tree.covers.reserve(reachable_);
     // Breadth first: `order[i]` is where the file has the node that is to be tree.nodes[i].
     struct Place {
       std::size_t at;
@@ -238,6 +240,7 @@ class TreeReader {
         }
       }
       tree.nodes.push_back(node);
+      tree.covers.push_back(covers[at].real);
     }
     if (tree.nodes.size() != reachable_) {
       tree_.fail(std::to_string(tree.nodes.size()) + " nodes are reached from the root, " + std::to_string(reachable_) +

@@ -47,7 +47,8 @@ struct Node {
 // Nodes in an order in which children come after their parent; the first is the root.
 struct Tree {
   std::vector<Node> nodes;
-  int depth = 0;  // splits on the longest way
+  int depth = 0;                   // splits on the longest way
+  std::vector<float> covers = {};  // a node's weight of training rows (sum_hessian); only explanations ask
 };
 
 struct Model {

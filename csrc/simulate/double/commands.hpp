@@ -19,6 +19,8 @@ struct KernelCommand {
   std::uint64_t blocks = 1;
   std::uint32_t blocks_per_sm = 1;
   std::vector<std::uint8_t> params;  // one buffer, laid out by param_offsets
+  CUfunction function = nullptr;     // as it was launched
+  CUlaunchConfig config{};           // alike; without stream and attributes
 };
 
 struct CopyCommand {

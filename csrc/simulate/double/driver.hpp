@@ -108,6 +108,7 @@ struct Node {
   Command command;
   int priority = 0;
   std::vector<Node*> dependencies;  // all of them earlier in the graph
+  std::vector<void*> parameters;    // of a kernel, as cuGraphKernelNodeGetParams last gave them
 };
 
 struct Graph {

@@ -513,6 +513,11 @@ CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& 
   const std::uint32_t per_sm = occupancy(*function->spec, static_cast<std::uint32_t>(threads), config.sharedMemBytes);
   if (per_sm == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   kernel.spec = function->spec;
+  kernel.function = handle;
+  kernel.config = config;
+  kernel.config.hStream = nullptr;
+  kernel.config.attrs = nullptr;
+  kernel.config.numAttrs = 0;
   kernel.blocks = std::uint64_t{config.gridDimX} * config.gridDimY * config.gridDimZ;
   kernel.blocks_per_sm = per_sm;
   if (kernel.blocks > std::uint64_t{1} << 40) return CUDA_ERROR_INVALID_VALUE;

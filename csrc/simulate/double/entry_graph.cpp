@@ -24,6 +24,15 @@ CUresult find_exec(CUgraphExec handle, Exec*& exec) {
   return CUDA_SUCCESS;
 }
 
+Node* find_node(CUgraphNode handle) {
+  for (const auto& [key, graph] : driver().graphs) {
+    for (const auto& node : graph->nodes) {
+      if (node.get() == reinterpret_cast<Node*>(handle)) return node.get();
+    }
+  }
+  return nullptr;
+}
+
 CUgraph adopt(std::unique_ptr<Graph> graph) {
   Graph* const handle = graph.get();
   driver().graphs.emplace(handle, std::move(graph));
@@ -291,14 +300,55 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
   if (type == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    for (const auto& [key, graph] : driver().graphs) {
-      for (const auto& node : graph->nodes) {
-        if (node.get() != reinterpret_cast<Node*>(handle)) continue;
-        *type = node->type;
-        return CUDA_SUCCESS;
+    const Node* const node = find_node(handle);
+    if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *type = node->type;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Node* const node = find_node(handle);
+    if (node == nullptr || node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+    auto& kernel = std::get<KernelCommand>(node->command);
+    node->parameters.clear();
+    for (const std::uint32_t offset : kernel.spec->param_offsets) {
+      node->parameters.push_back(kernel.params.data() + offset);
+    }
+    *params = {};
+    params->func = kernel.function;
+    params->gridDimX = kernel.config.gridDimX;
+    params->gridDimY = kernel.config.gridDimY;
+    params->gridDimZ = kernel.config.gridDimZ;
+    params->blockDimX = kernel.config.blockDimX;
+    params->blockDimY = kernel.config.blockDimY;
+    params->blockDimZ = kernel.config.blockDimZ;
+    params->sharedMemBytes = kernel.config.sharedMemBytes;
+    params->kernelParams = node->parameters.data();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count) {
+  if (count == nullptr || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    std::size_t edges = 0;
+    for (const auto& node : graph->nodes) {
+      for (Node* const dependency : node->dependencies) {
+        if (from != nullptr && edges < *count) {
+          from[edges] = reinterpret_cast<CUgraphNode>(dependency);
+          to[edges] = reinterpret_cast<CUgraphNode>(node.get());
+          if (data != nullptr) data[edges] = {};
+        }
+        ++edges;
       }
     }
-    return CUDA_ERROR_INVALID_VALUE;
+    *count = from == nullptr ? edges : std::min(*count, edges);
+    return CUDA_SUCCESS;
   });
 }
 

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from cudasched._version import __version__
+from cudasched.cli import advise, collect, simulate
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -70,6 +71,12 @@ def run(
         "name": name,
     }
     return run_program(program, settings, config_file=config, check_coverage=check_coverage)
+
+
+_RUNS_A_PROGRAM = {"allow_interspersed_args": False}
+app.command("collect", context_settings=_RUNS_A_PROGRAM)(collect.command)
+app.command("advise", context_settings=_RUNS_A_PROGRAM)(advise.command)
+app.command("simulate")(simulate.command)
 
 
 @app.command()

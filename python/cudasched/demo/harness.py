@@ -61,6 +61,7 @@ class Arm:
         best_effort: Best-effort work runs in this arm.
         managed: By cudasched.
         low_priority: The best-effort process is an MPS client of low priority.
+        history_only: cudasched predicts from what it has seen of a launch alone, without trees.
     """
 
     name: str
@@ -69,6 +70,12 @@ class Arm:
     best_effort: bool = True
     managed: bool = False
     low_priority: bool = False
+    history_only: bool = False
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it is measured only where it is asked for."""
+        return self.history_only
 
 
 ARMS = {
@@ -84,6 +91,8 @@ ARMS = {
         Arm("cudasched_one_process", "one_process", managed=True),
         Arm("cudasched_mps", "mps", managed=True),
         Arm("latency_alone_hooked", "two_processes", best_effort=False, managed=True),
+        Arm("cudasched_two_processes_history", "two_processes", managed=True, history_only=True),
+        Arm("cudasched_one_process_history", "one_process", managed=True, history_only=True),
     )
 }
 
@@ -97,24 +106,25 @@ class WorkerSpec:
     managed: bool = False
     mps: bool = False
     low_priority: bool = False
+    history_only: bool = False
 
     @property
     def name(self) -> str:
         """For messages and for the client's display name."""
         loads = "+".join(load for load in (self.latency, self.best_effort) if load)
-        return " ".join([loads, *(flag for flag in ("managed", "mps", "low_priority") if getattr(self, flag))])
+        return " ".join([loads, *(flag for flag in ("managed", "mps", "low_priority", "history_only") if getattr(self, flag))])
 
 
 def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
     """The workers that a cell of `arm` needs, the one that serves requests first."""
     mps = arm.mode == "mps"
     if arm.mode == "one_process":
-        return [WorkerSpec(latency, best_effort, arm.managed)]
+        return [WorkerSpec(latency, best_effort, arm.managed, history_only=arm.history_only)]
     specs = []
     if arm.latency:
         specs.append(WorkerSpec(latency, None, arm.managed, mps))
     if arm.best_effort:
-        specs.append(WorkerSpec(None, best_effort, arm.managed, mps, arm.low_priority))
+        specs.append(WorkerSpec(None, best_effort, arm.managed, mps, arm.low_priority, arm.history_only))
     return specs
 
 
@@ -178,6 +188,8 @@ class Backend:
             environment["LD_PRELOAD"] = ":".join(preloaded)
         environment.update(self.settings)
         environment["PYTHONUNBUFFERED"] = "1"
+        # Every process predicts from what it sees itself: arms must not learn from one another.
+        environment["CUDASCHED_CACHE_DIR"] = "off"
         if self.driver and hooked:
             environment["CUDASCHED_DRIVER"] = str(self.driver)
         elif self.driver:
@@ -238,6 +250,8 @@ class Worker:
             command += ["--latency", spec.latency]
         if spec.best_effort:
             command += ["--best-effort", spec.best_effort]
+        if spec.history_only:
+            environment["CUDASCHED_MODEL"] = "off"
         if spec.managed:
             environment["CUDASCHED_NAME"] = spec.name
             if spec.latency and spec.best_effort:

@@ -35,6 +35,7 @@ BEST_EFFORT_LOADS: dict[str, tuple[int, ...]] = {
     "resnet50": (35, 12, 155, 20, 35, 60, 12, 459, 35, 90),
     "gemm": (1400,),
     "elementwise": (100,) * 10,
+    "bert_varying": tuple(12 + 7 * (i * 37 % 29) for i in range(60)),
 }
 
 

@@ -9,6 +9,7 @@ training step, or a handful of kernels, and run ahead of the GPU as far as such 
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -275,6 +276,23 @@ class Training(TorchWorkload):
             self.last_loss = loss.item()
 
 
+class VaryingTraining(Training):
+    """The same loop over sentences: each step's batch is cut to another length, so that most shapes are new."""
+
+    SHORTEST = 32
+
+    def __init__(self, model: nn.Module, ids: Tensor, own_stream: bool) -> None:
+        super().__init__(model, (ids, torch.zeros(len(ids), 768)), F.mse_loss, own_stream)
+        self._ids = ids
+        self._lengths = random.Random(SEED)
+
+    def step(self) -> None:
+        """One training step on sentences of a length between `SHORTEST` and the whole."""
+        length = self._lengths.randint(self.SHORTEST, self._ids.shape[1])
+        self.batch = self._ids[:, :length], self.batch[1]
+        super().step()
+
+
 class ClosedLoop(TorchWorkload):
     """Kernels without end, at most `ahead` steps of them submitted and not done."""
 
@@ -336,7 +354,7 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
     """Builds a best-effort load.
 
     Args:
-        name: `transformer`, `resnet50`, `gemm` or `elementwise`.
+        name: `transformer`, `resnet50`, `bert_varying`, `gemm` or `elementwise`.
         own_stream: On a stream of its own, of default priority, for a process that it shares with another role.
         device: Where; the GPU by default.
 
@@ -354,6 +372,8 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
             model = resnet50().to(memory_format=torch.channels_last)
             images = torch.randn(64, 3, 224, 224).contiguous(memory_format=torch.channels_last)
             return Training(model, (images, torch.randint(1000, (64,))), F.cross_entropy, own_stream)
+        if name == "bert_varying":
+            return VaryingTraining(Encoder(), torch.randint(30_522, (16, 512)), own_stream)
         if name == "gemm":
             a, b, c = (torch.randn(8192, 8192, dtype=torch.bfloat16) for _ in range(3))
 
@@ -376,4 +396,4 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
 
 
 LATENCY_LOADS = ("bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp")
-BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise")
+BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise", "bert_varying")

@@ -1,15 +1,28 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
+#include <random>
+#include <vector>
 
+#include "predict/features.hpp"
 #include "predict/predictor.hpp"
+#include "predict/trees_support.hpp"
 
 namespace cudasched::predict {
 namespace {
 
-Launch kernel(int id, std::uint32_t blocks) {
+constexpr Residency kResidency{4, 132};
+
+Function function(std::uint32_t index) {
+  Function result;
+  result.index = index;
+  result.identity = 1'000 + index;
+  return result;
+}
+
+Launch kernel(std::uint32_t blocks) {
   Launch launch;
-  launch.function = reinterpret_cast<const void*>(static_cast<std::uintptr_t>(0x1000 + id * 64));
   launch.grid[0] = blocks;
   launch.block[0] = 256;
   return launch;
@@ -17,83 +30,213 @@ Launch kernel(int id, std::uint32_t blocks) {
 
 class PredictorTest : public ::testing::Test {
  protected:
-  Prediction predict(const Launch& launch) {
-    return predictor_->predict(launch, [&] {
-      ++residency_calls_;
-      return Residency{4, 132};
-    });
+  Prediction predict(std::uint32_t index, std::uint32_t blocks, bool busy = false) {
+    const Launch launch = kernel(blocks);
+    const Function facts = function(index);
+    return predictor_->predict({launch, &facts, {}, kResidency, busy});
+  }
+
+  bool wants_residency(std::uint32_t index, std::uint32_t blocks) {
+    const Launch launch = kernel(blocks);
+    const Function facts = function(index);
+    return predictor_->wants_residency(launch, &facts, {});
   }
 
   std::unique_ptr<Predictor> predictor_ = std::make_unique<Predictor>();
-  int residency_calls_ = 0;
 };
 
 TEST_F(PredictorTest, GuessGrowsWithWavesAndNeverOverflows) {
-  const Residency residency{4, 132};
   std::int64_t before = 0;
   for (const std::uint32_t blocks : {1U, 528U, 529U, 5'280U, 1'000'000U, 0xffff'ffffU}) {
-    const std::int64_t guess = Predictor::guess_ns(kernel(1, blocks), residency);
+    const std::int64_t guess = Predictor::guess_ns(kernel(blocks), kResidency);
     EXPECT_GE(guess, before);
     EXPECT_GT(guess, 0);
     before = guess;
   }
-  EXPECT_EQ(Predictor::guess_ns(kernel(1, 528), residency), Predictor::guess_ns(kernel(1, 1), residency));
-  EXPECT_GT(Predictor::guess_ns(kernel(1, 529), residency), Predictor::guess_ns(kernel(1, 528), residency));
-  EXPECT_GT(Predictor::guess_ns(kernel(1, 100), Residency{0, 0}), 0);
+  EXPECT_EQ(Predictor::guess_ns(kernel(528), kResidency), Predictor::guess_ns(kernel(1), kResidency));
+  EXPECT_GT(Predictor::guess_ns(kernel(529), kResidency), Predictor::guess_ns(kernel(528), kResidency));
+  EXPECT_GT(Predictor::guess_ns(kernel(100), Residency{0, 0}), 0);
 }
 
-TEST_F(PredictorTest, AsksForResidencyOnlyWithoutSamples) {
-  const Launch launch = kernel(1, 1000);
-  const Prediction guess = predict(launch);
-  EXPECT_EQ(residency_calls_, 1);
-  EXPECT_GT(guess.raw_guess_ns, 0);
-  predictor_->observe(launch.key(), guess, 90'000);
-  const Prediction known = predict(launch);
-  EXPECT_EQ(residency_calls_, 1);
-  EXPECT_EQ(known.raw_guess_ns, 0);
-  EXPECT_NEAR(static_cast<double>(known.duration_ns), 90'000, 100);
+TEST_F(PredictorTest, AKnownKeyIsItsHistory) {
+  EXPECT_TRUE(wants_residency(1, 1'000));
+  const Prediction first = predict(1, 1'000);
+  EXPECT_FALSE(first.hit);
+  EXPECT_NEAR(static_cast<double>(first.base_ns), static_cast<double>(Predictor::guess_ns(kernel(1'000), kResidency)),
+              10);
+  EXPECT_FALSE(wants_residency(1, 1'000));
+  predictor_->observe(first, 90'000, false);
+  const Prediction second = predict(1, 1'000);
+  EXPECT_TRUE(second.hit);
+  EXPECT_EQ(second.key, first.key);
+  EXPECT_NEAR(static_cast<double>(second.duration_ns), 90'000, 900);
 }
 
 TEST_F(PredictorTest, TimesTheFirstThreeLaunchesThenAFewOfMany) {
-  const Launch launch = kernel(1, 1000);
   int timed = 0;
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(predict(launch).wants_sample);
-  for (int i = 3; i < 6403; ++i) timed += predict(launch).wants_sample ? 1 : 0;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(predict(1, 1'000).wants_sample);
+  for (int i = 3; i < 6403; ++i) timed += predict(1, 1'000).wants_sample ? 1 : 0;
   EXPECT_EQ(timed, 6400 / static_cast<int>(Predictor::kSamplePeriod));
 }
 
-TEST_F(PredictorTest, GuessesLearnFromWhatEarlierGuessesWereWrongBy) {
-  for (int i = 0; i < 100; ++i) {
-    const Launch launch = kernel(i, 1000);
-    const Prediction guess = predict(launch);
-    predictor_->observe(launch.key(), guess, guess.raw_guess_ns * 5);
+TEST_F(PredictorTest, NewFunctionsLearnFromAllAndNewShapesFromTheirFunction) {
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const Prediction guess = predict(i, 1'000);
+    predictor_->observe(guess, guess.base_ns * 5, false);
   }
-  const Prediction next = predict(kernel(1000, 1000));
-  EXPECT_NEAR(static_cast<double>(next.duration_ns) / static_cast<double>(next.raw_guess_ns), 5.0, 0.1);
+  const Prediction other = predict(1'000, 1'000);
+  EXPECT_NEAR(static_cast<double>(other.duration_ns) / static_cast<double>(other.base_ns), 5.0, 0.1);
+  for (std::uint32_t blocks = 1; blocks <= 50; ++blocks) {
+    const Prediction guess = predict(1'000, blocks);
+    predictor_->observe(guess, guess.base_ns / 2, false);
+  }
+  const Prediction own = predict(1'000, 9'999);
+  EXPECT_NEAR(static_cast<double>(own.duration_ns) / static_cast<double>(own.base_ns), 0.5, 0.06);
 }
 
-TEST_F(PredictorTest, GraphsAreNotGuessedFromResidency) {
-  Launch graph;
-  graph.function = reinterpret_cast<const void*>(0x77);
-  graph.is_graph = true;
-  EXPECT_EQ(predict(graph).duration_ns, Predictor::kUnknownGraphNs);
-  EXPECT_EQ(residency_calls_, 0);
+TEST_F(PredictorTest, OverlappedSamplesLeaveTheIdleEstimateAndBound) {
+  for (int i = 0; i < 500; ++i) {
+    const Prediction prediction = predict(1, 1'000);
+    if (prediction.wants_sample) predictor_->observe(prediction, 50'000, false);
+  }
+  const Prediction idle = predict(1, 1'000);
+  for (int i = 0; i < 100; ++i) predictor_->observe(predict(1, 1'000, true), 100'000, true);
+  EXPECT_EQ(predict(1, 1'000).duration_ns, idle.duration_ns);
+  EXPECT_LT(predict(1, 1'000).bound_ns, 60'000);
+  const Prediction busy = predict(1, 1'000, true);
+  EXPECT_TRUE(busy.busy);
+  EXPECT_GE(busy.bound_ns, 99'000);
 }
 
-TEST(LaunchKey, SeparatesWhatChangesTheWork) {
-  const Launch base = kernel(1, 1000);
-  std::vector<Launch> others(8, base);
-  others[0].function = reinterpret_cast<const void*>(0x9000);
-  others[1].grid[0] = 1001;
-  others[2].grid[1] = 2;
-  others[3].grid[2] = 2;
-  others[4].block[0] = 128;
-  others[5].block[1] = 2;
-  others[6].block[2] = 2;
-  others[7].dynamic_shared_bytes = 1024;
-  for (const Launch& other : others) EXPECT_NE(other.key(), base.key());
-  EXPECT_EQ(kernel(1, 1000).key(), base.key());
-  EXPECT_NE(base.key(), 0U);
+TEST_F(PredictorTest, ImpossibleDurationsAreIgnored) {
+  const Prediction first = predict(1, 1'000);
+  predictor_->observe(first, 0, false);
+  predictor_->observe(first, -5, false);
+  predictor_->observe(Prediction{}, 1'000'000, false);
+  EXPECT_EQ(predict(1, 1'000).duration_ns, first.duration_ns);
+}
+
+TEST_F(PredictorTest, HugeDurationsStayInRange) {
+  predictor_->observe(predict(1, 1'000), std::int64_t{1} << 62, false);
+  const Prediction prediction = predict(1, 1'000);
+  EXPECT_GT(prediction.duration_ns, 0);
+  EXPECT_GE(prediction.bound_ns, prediction.duration_ns);
+}
+
+TEST_F(PredictorTest, GraphsAreLaunchesOfTheirOwn) {
+  const auto* const graph = reinterpret_cast<const void*>(0x77);
+  const Prediction unknown = predictor_->predict_graph(graph, 0, false);
+  EXPECT_NEAR(static_cast<double>(unknown.duration_ns), static_cast<double>(Predictor::kUnknownGraphNs), 100);
+  predictor_->observe(unknown, 700'000, false);
+  EXPECT_NEAR(static_cast<double>(predictor_->predict_graph(graph, 0, false).duration_ns), 700'000, 7'000);
+  // What one graph without a critical path lasted says nothing of another.
+  const auto* const other = reinterpret_cast<const void*>(0x99);
+  EXPECT_EQ(predictor_->predict_graph(other, 0, false).duration_ns, unknown.duration_ns);
+}
+
+TEST_F(PredictorTest, CriticalPathsAreCorrectedByThoseOfOtherGraphs) {
+  for (std::uintptr_t i = 1; i <= 50; ++i) {
+    const Prediction prediction = predictor_->predict_graph(reinterpret_cast<const void*>(i * 64), 100'000, false);
+    EXPECT_NEAR(static_cast<double>(prediction.base_ns), 100'000, 50);
+    predictor_->observe(prediction, 130'000, false);
+  }
+  const Prediction next = predictor_->predict_graph(reinterpret_cast<const void*>(0x9999), 200'000, false);
+  EXPECT_NEAR(static_cast<double>(next.duration_ns), 260'000, 5'000);
+}
+
+TEST_F(PredictorTest, TreesPredictNewKeys) {
+  trees::Model model;
+  model.features = kFeatureCount;
+  model.base_score = 0;
+  trees::Tree tree;
+  tree.nodes.resize(3);
+  tree.nodes[0].left = 1;
+  tree.nodes[0].right = 2;
+  tree.nodes[0].value = 8;  // log_blocks
+  tree.nodes[1].value = std::log(5'000.0F);
+  tree.nodes[2].value = std::log(70'000.0F);
+  tree.depth = 1;
+  model.trees.push_back(tree);
+  const auto evaluator = trees::make_evaluator(model);
+  predictor_->use_trees(evaluator.get());
+  EXPECT_NEAR(static_cast<double>(predict(1, 100).duration_ns), 5'000, 10);
+  EXPECT_NEAR(static_cast<double>(predict(1, 1'000).duration_ns), 70'000, 100);
+  model.features = kFeatureCount + 1;
+  const auto foreign = trees::make_evaluator(model);
+  predictor_->use_trees(foreign.get());
+  const Prediction guess = predict(1, 101);
+  EXPECT_NEAR(static_cast<double>(guess.base_ns), static_cast<double>(Predictor::guess_ns(kernel(101), kResidency)),
+              10);
+}
+
+TEST_F(PredictorTest, KernelsOfDriversThatDescribeNoneGoByHandleAndShape) {
+  Launch launch = kernel(100);
+  launch.function = reinterpret_cast<const void*>(0x1000);
+  const std::uint64_t key = predictor_->predict({launch, nullptr, {}, kResidency, false}).key;
+  EXPECT_EQ(predictor_->predict({launch, nullptr, {}, kResidency, false}).key, key);
+  launch.function = reinterpret_cast<const void*>(0x2000);
+  EXPECT_NE(predictor_->predict({launch, nullptr, {}, kResidency, false}).key, key);
+}
+
+TEST_F(PredictorTest, KeysSeparateWhatChangesTheWork) {
+  const Launch base = kernel(1'000);
+  std::vector<Launch> others(11, base);
+  others[0].grid[0] = 1'001;
+  others[1].grid[1] = 2;
+  others[2].grid[2] = 2;
+  others[3].block[0] = 128;
+  others[4].block[1] = 2;
+  others[5].block[2] = 2;
+  others[6].dynamic_shared_bytes = 1'024;
+  others[7].cluster[0] = 2;
+  others[8].cluster[1] = 2;
+  others[9].cluster[2] = 2;
+  std::swap(others[10].grid[0], others[10].block[0]);
+  const Function facts = function(1);
+  const auto key = [&](const Launch& launch, const Function& of) {
+    return predictor_->predict({launch, &of, {}, kResidency, false}).key;
+  };
+  for (const Launch& other : others) EXPECT_NE(key(other, facts), key(base, facts));
+  EXPECT_NE(key(base, function(2)), key(base, facts));
+  EXPECT_NE(key(base, facts), 0U);
+}
+
+TEST_F(PredictorTest, AnEstimateIsWhatPredictWouldSayAndCountsForNothing) {
+  const Launch launch = kernel(1'000);
+  const Function facts = function(1);
+  const Query query{launch, &facts, {}, kResidency, false};
+  const std::int64_t unknown_ns = predictor_->estimate_ns(query);
+  const Prediction first = predict(1, 1'000);
+  EXPECT_FALSE(first.hit);
+  EXPECT_EQ(unknown_ns, first.duration_ns);
+  predictor_->observe(first, 90'000, false);
+  EXPECT_EQ(predictor_->estimate_ns(query), predict(1, 1'000).duration_ns);
+}
+
+// One row in, whatever comes: nothing out of range, nothing that stops.
+TEST_F(PredictorTest, SurvivesAnything) {
+  std::mt19937_64 random(9);
+  std::vector<Prediction> open;
+  for (int i = 0; i < 30'000; ++i) {
+    Function facts = function(static_cast<std::uint32_t>(random() % 5'000));
+    if (random() % 100 == 0) facts.identity = random();
+    Launch launch = kernel(static_cast<std::uint32_t>(random() >> (random() % 60)));
+    std::vector<std::uint32_t> words(random() % 3 == 0 ? random() % 2'000 : random() % 40);
+    for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(random() >> (32 + random() % 32));
+    const Prediction prediction =
+        random() % 20 == 0
+            ? predictor_->predict_graph(&open, static_cast<std::int64_t>(random() % 1'000'000), random() % 2 == 0)
+            : predictor_->predict({launch, &facts, words, kResidency, random() % 5 == 0});
+    ASSERT_GT(prediction.duration_ns, 0);
+    ASSERT_GE(prediction.bound_ns, prediction.duration_ns);
+    ASSERT_NE(prediction.key, 0U);
+    open.push_back(prediction);
+    if (random() % 2 == 0) {
+      predictor_->observe(open[random() % open.size()], static_cast<std::int64_t>(random() >> (random() % 64)),
+                          random() % 4 == 0);
+    }
+  }
+  EXPECT_LE(predictor_->save().size(), std::size_t{2} << 20);
 }
 
 }  // namespace

@@ -53,6 +53,7 @@ class HookedDriver {
     setenv("CUDASCHED_SIM_DIR", (base + "/simulated").c_str(), 1);
     setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "60", 1);
     setenv("CUDASCHED_NAME", "test", 1);
+    setenv("CUDASCHED_CACHE_DIR", (base + "/cache").c_str(), 1);
     real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (real_ == nullptr) throw std::runtime_error(dlerror());
     for (const auto* o = cudasched_attach(real_, CUDASCHED_SIMULATED_DRIVER); o->symbol != nullptr; ++o) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -19,6 +20,22 @@ Snapshot random_snapshot(std::mt19937_64& random) {
   snapshot.in_flight_ns = static_cast<std::int64_t>(random() % 100'000);
   snapshot.predicted_ns = static_cast<std::int64_t>(random() % 1'000'000);
   snapshot.lead_ns = static_cast<std::int64_t>(random() % 50'000);
+  return snapshot;
+}
+
+// With all that a caller may know: bounds, slack, hints, foreseen arrivals.
+Snapshot informed_snapshot(std::mt19937_64& random) {
+  Snapshot snapshot = random_snapshot(random);
+  const auto up_to = [&](std::int64_t most) { return static_cast<std::int64_t>(random() % most); };
+  snapshot.bound_ns = up_to(1'500'000);
+  if (random() % 4 != 0) snapshot.slack_ns = up_to(4'000'000) - 1'000'000;
+  snapshot.margin_ns = up_to(300'000);
+  if (random() % 4 == 0) snapshot.hint_ns = 1 + up_to(2'000'000);
+  if (random() % 2 == 0) {
+    snapshot.free_ns = up_to(2'000'000);
+    snapshot.foreseen_over_ns = snapshot.free_ns + 50'000 + up_to(300'000);
+  }
+  snapshot.waited_ns = random() % 8 == 0 ? snapshot.max_hold_ns + up_to(10) : up_to(snapshot.max_hold_ns);
   return snapshot;
 }
 
@@ -68,6 +85,102 @@ TEST(Strict, LessInFlightNeverTurnsASubmitIntoAWait) {
     if (strict(snapshot).answer != Answer::kSubmit) continue;
     snapshot.in_flight_ns /= 2;
     ASSERT_EQ(strict(snapshot).answer, Answer::kSubmit);
+  }
+}
+
+TEST(Strict, AdmitsNothingWhileLatencyWorkIsActiveOrAnnounced) {
+  std::mt19937_64 random(22);
+  int held = 0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    const Snapshot snapshot = informed_snapshot(random);
+    if (!snapshot.latency_clients || !(snapshot.latency_active || snapshot.hint_ns > 0)) continue;
+    ++held;
+    const Decision decision = strict(snapshot);
+    ASSERT_EQ(decision.answer, snapshot.latency_active ? Answer::kWaitForLatency : Answer::kWaitForTime);
+    ASSERT_EQ(decision.wait_ns, snapshot.latency_active ? 0 : snapshot.hint_ns);
+  }
+  EXPECT_GT(held, 100'000);
+}
+
+TEST(Strict, ALongLaunchGoesOnlyWhereNoneIsForeseenWithinItsBoundAndIsHeldForABoundedTime) {
+  std::mt19937_64 random(23);
+  int collisions = 0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    Snapshot snapshot = informed_snapshot(random);
+    snapshot.latency_clients = true;
+    snapshot.latency_active = false;
+    snapshot.hint_ns = 0;
+    snapshot.since_latency_ns = Snapshot::kLongAgoNs;
+    snapshot.my_turn = true;
+    snapshot.in_flight_ns = std::min(snapshot.in_flight_ns, snapshot.lead_ns);
+    const bool collides =
+        snapshot.longest_ns() > snapshot.long_ns && snapshot.in_flight_ns + snapshot.longest_ns() > snapshot.free_ns;
+    const bool held_out = snapshot.waited_ns >= snapshot.max_hold_ns;
+    const Decision decision = strict(snapshot);
+    ASSERT_EQ(decision.answer == Answer::kSubmit, !collides || held_out);
+    if (decision.answer == Answer::kSubmit) continue;
+    ++collisions;
+    ASSERT_EQ(decision.answer, Answer::kWaitForTime);
+    ASSERT_LE(snapshot.waited_ns + decision.wait_ns, snapshot.max_hold_ns);
+  }
+  EXPECT_GT(collisions, 100'000);
+}
+
+TEST(Slack, NeverAdmitsWhatDoesNotFitAndIsStrictWhereNothingIsKnown) {
+  std::mt19937_64 random(24);
+  int admitted = 0;
+  for (int i = 0; i < 2'000'000; ++i) {
+    const Snapshot snapshot = informed_snapshot(random);
+    const Decision decision = slack(snapshot);
+    if (!snapshot.latency_clients || !snapshot.latency_active || snapshot.slack_ns == Snapshot::kUnknownNs) {
+      ASSERT_EQ(decision.answer, strict(snapshot).answer);
+      ASSERT_EQ(decision.wait_ns, strict(snapshot).wait_ns);
+      continue;
+    }
+    const std::int64_t end_ns = snapshot.in_flight_ns + snapshot.longest_ns();
+    const bool fits = end_ns + snapshot.margin_ns <= snapshot.slack_ns;
+    if (!fits) {
+      ASSERT_EQ(decision.answer, Answer::kWaitForLatency);
+    }
+    if (decision.answer != Answer::kSubmit) continue;
+    ++admitted;
+    ASSERT_TRUE(fits);
+    ASSERT_EQ(snapshot.hint_ns, 0);
+    ASSERT_TRUE(snapshot.my_turn);
+    ASSERT_LE(snapshot.in_flight_ns, snapshot.lead_ns);
+  }
+  EXPECT_GT(admitted, 10'000);
+}
+
+// Every wait ends: once latency work, other clients and the work in flight are gone, and the times that were asked for
+// have passed, the launch goes.
+TEST(AdmissionTest, EveryPolicyMakesProgress) {
+  std::mt19937_64 random(25);
+  for (const auto decide : {&strict, &slack, &open}) {
+    for (int i = 0; i < 300'000; ++i) {
+      Snapshot snapshot = informed_snapshot(random);
+      int looks = 0;
+      // As if the foreseen work never came and never stopped being foreseen: that hold ends by itself.
+      for (Decision decision = decide(snapshot); decision.answer != Answer::kSubmit; decision = decide(snapshot)) {
+        ASSERT_LT(++looks, 1'000);
+        if (looks == 10) snapshot.latency_active = false;  // latency work ends by itself
+        if (decision.answer == Answer::kWaitForLatency) {
+          ASSERT_TRUE(snapshot.latency_active);
+          snapshot.latency_active = false;
+          snapshot.since_latency_ns = 0;
+        } else if (decision.answer == Answer::kWaitForTurn) {
+          ASSERT_FALSE(snapshot.my_turn);
+          snapshot.my_turn = true;
+        } else {
+          ASSERT_GT(decision.wait_ns, 0);
+          const auto pass = [&](std::int64_t& time) { time = std::max<std::int64_t>(time - decision.wait_ns, 0); };
+          pass(snapshot.hint_ns);
+          pass(snapshot.in_flight_ns);
+          snapshot.since_latency_ns += decision.wait_ns;
+          if (!snapshot.latency_active) snapshot.waited_ns += decision.wait_ns;
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,1 @@
+"""What it costs a program that its launches are recorded."""

@@ -1,0 +1,54 @@
+// The collect part of cudasched._core.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+
+#include "bindings/bindings.hpp"
+#include "cudasched/engine.h"
+
+namespace cudasched::bindings {
+namespace py = pybind11;
+
+namespace {
+
+// Without the GIL: CUPTI's start and the wait for the device take milliseconds and more.
+template <typename Call>
+void checked(Call&& call) {
+  int status = CUDASCHED_OK;
+  {
+    const py::gil_scoped_release released;
+    status = call();
+  }
+  if (status == CUDASCHED_OK) return;
+  const char* const type = status == CUDASCHED_CONFIG_ERROR ? "ConfigError"
+                           : status == CUDASCHED_HOOK_ERROR ? "HookError"
+                                                            : "Error";
+  raise(type, cudasched_last_error());
+}
+
+}  // namespace
+
+void bind_collect(py::module_& module) {
+  module.def(
+      "collect_start",
+      [](const std::string& directory, const std::string& timing, const std::optional<std::string>& cupti_path,
+         std::uint64_t capacity_bytes) {
+        checked([&] {
+          return cudasched_collect_start(directory.c_str(), timing.c_str(), cupti_path ? cupti_path->c_str() : nullptr,
+                                         capacity_bytes);
+        });
+      },
+      py::arg("directory"), py::arg("timing"), py::arg("cupti_path"), py::arg("capacity_bytes"));
+  module.def("collect_stop", [] {
+    cudasched_collected collected{};
+    checked([&] { return cudasched_collect_stop(&collected); });
+    return py::make_tuple(std::string(collected.journal), collected.rows, collected.lost);
+  });
+  module.def(
+      "collect_label", [](const std::string& text) { checked([&] { return cudasched_collect_label(text.c_str()); }); },
+      py::arg("text"));
+}
+
+}  // namespace cudasched::bindings

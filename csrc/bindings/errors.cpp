@@ -1,0 +1,41 @@
+// Exceptions of base/error.hpp on their way to Python.
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+#include "bindings/bindings.hpp"
+
+namespace py = pybind11;
+
+namespace cudasched::bindings {
+namespace {
+
+void set(const char* type, const char* message) {
+  const py::object error = py::module_::import("cudasched.errors").attr(type);
+  PyErr_SetString(error.ptr(), message);
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(std::move(thrown));
+  } catch (const ModelError& error) {
+    set("ModelError", error.what());
+  } catch (const StateError& error) {
+    set("StateError", error.what());
+  } catch (const ConfigError& error) {
+    set("ConfigError", error.what());
+  } catch (const Error& error) {
+    set("Error", error.what());
+  }
+}
+
+}  // namespace
+
+void raise(const char* type, const std::string& message) {
+  set(type, message.c_str());
+  throw py::error_already_set();
+}
+
+void bind_errors(py::module_& /*module*/) { py::register_local_exception_translator(&translate); }
+
+}  // namespace cudasched::bindings

@@ -1,0 +1,337 @@
+// `_core.launch_features` and `_core.Replay`: what the trees see of recorded launches, and what the predictor would
+// have said of them. Both take a recording's columns as a dict of numpy arrays:
+//   grid_x .. cluster_z, dynamic_shared_bytes, static_shared_bytes, local_bytes, registers, max_threads,
+//   blocks_per_sm, parameter_bytes: one number a launch
+//   function, functions: index into a list of mangled names; -1 for graphs
+//   identity: optional; without it, it is made of the name and the attributes
+//   words, word_offsets: all blocks one after the other; where each begins, and the end of the last
+//   pointers, pointer_offsets: alike, which words of a block were pointers; optional
+// and Replay also
+//   duration_ns (0 or less: not timed), and, if there are such: overlapped, busy, graph (a number a graph).
+#include "predict/predictor.hpp"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "bindings/bindings.hpp"
+#include "predict/features.hpp"
+#include "predict/trees/evaluator.hpp"
+
+namespace py = pybind11;
+
+namespace cudasched::bindings {
+namespace {
+
+using predict::kFeatureCount;
+
+template <typename T>
+class Column {
+ public:
+  using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+  Column(const py::dict& columns, const char* name) : name_(name) {
+    if (!columns.contains(name)) throw Error(std::string("the recording has no column ") + name);
+    array_ = Array::ensure(columns[name]);
+    if (!array_ || array_.ndim() != 1) {
+      PyErr_Clear();
+      throw Error(std::string("column ") + name + " is no one-dimensional array of numbers");
+    }
+    values_ = {array_.data(), static_cast<std::size_t>(array_.size())};
+  }
+
+  void expect(std::size_t rows) const {
+    if (values_.size() != rows) {
+      throw Error(std::string("column ") + name_ + " has " + std::to_string(values_.size()) + " values for " +
+                  std::to_string(rows) + " launches");
+    }
+  }
+
+  std::span<const T> values() const noexcept { return values_; }
+  T operator[](std::size_t row) const noexcept { return values_[row]; }
+
+ private:
+  const char* name_;
+  Array array_;
+  std::span<const T> values_;
+};
+
+template <typename T>
+std::optional<Column<T>> optional_column(const py::dict& columns, const char* name, std::size_t rows) {
+  if (!columns.contains(name)) return std::nullopt;
+  Column<T> column(columns, name);
+  column.expect(rows);
+  return column;
+}
+
+// A list a launch.
+template <typename T>
+class Lists {
+ public:
+  Lists(const py::dict& columns, const char* name, const char* offsets_name, std::size_t rows)
+      : values_(columns, name), offsets_(columns, offsets_name) {
+    offsets_.expect(rows + 1);
+    std::int64_t last = 0;
+    for (const std::int64_t offset : offsets_.values()) {
+      if (offset < last) throw Error(std::string("column ") + offsets_name + " does not rise from 0");
+      last = offset;
+    }
+    if (last > static_cast<std::int64_t>(values_.values().size())) {
+      throw Error(std::string("column ") + offsets_name + " goes beyond the end of " + name);
+    }
+  }
+
+  std::span<const T> operator[](std::size_t row) const noexcept {
+    const auto begin = static_cast<std::size_t>(offsets_[row]);
+    return values_.values().subspan(begin, static_cast<std::size_t>(offsets_[row + 1]) - begin);
+  }
+
+ private:
+  Column<T> values_;
+  Column<std::int64_t> offsets_;
+};
+
+class Launches {
+ public:
+  // An address that counts as a pointer wherever the recording says that there was one.
+  static constexpr std::uint64_t kPointer = std::uint64_t{0x7f00} << 32;
+
+  Launches(const py::dict& columns, int sm_count, int max_threads_per_sm)
+      : function_(columns, "function"),
+        rows_(function_.values().size()),
+        words_(columns, "words", "word_offsets", rows_),
+        sm_count_(sm_count),
+        max_threads_per_sm_(max_threads_per_sm) {
+    if (sm_count < 1 || max_threads_per_sm < 1) {
+      throw Error("a GPU has at least one multiprocessor, and one thread on it");
+    }
+    for (const char* const name : kNumbers) {
+      numbers_.emplace_back(columns, name);
+      numbers_.back().expect(rows_);
+    }
+    if (columns.contains("pointers")) pointers_.emplace(columns, "pointers", "pointer_offsets", rows_);
+    identity_ = optional_column<std::uint64_t>(columns, "identity", rows_);
+    if (!columns.contains("functions")) throw Error("the recording has no list of functions");
+    names_ = columns["functions"].cast<std::vector<std::string>>();
+    for (const std::string& name : names_) traits_.push_back(predict::traits_of(name));
+    for (const std::int32_t function : function_.values()) {
+      if (function >= static_cast<std::int64_t>(names_.size())) {
+        throw Error("column function has " + std::to_string(function) + " where there are " +
+                    std::to_string(names_.size()) + " functions");
+      }
+    }
+  }
+
+  std::size_t rows() const noexcept { return rows_; }
+  bool is_graph(std::size_t row) const noexcept { return function_[row] < 0; }
+
+  predict::Launch launch(std::size_t row) const noexcept {
+    predict::Launch launch;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      launch.grid[axis] = numbers_[axis][row];
+      launch.block[axis] = numbers_[3 + axis][row];
+      launch.cluster[axis] = numbers_[6 + axis][row];
+    }
+    launch.dynamic_shared_bytes = numbers_[9][row];
+    launch.is_graph = is_graph(row);
+    return launch;
+  }
+
+  // Without an index.
+  predict::Function function(std::size_t row) const noexcept {
+    predict::Function function;
+    function.static_shared_bytes = numbers_[10][row];
+    function.local_bytes = numbers_[11][row];
+    function.registers = numbers_[12][row];
+    function.max_threads = numbers_[13][row];
+    function.parameter_bytes = numbers_[15][row];
+    const auto name = static_cast<std::size_t>(function_[row]);
+    function.traits = traits_[name];
+    function.identity = identity_ ? (*identity_)[row] : predict::identity_of(names_[name], function);
+    return function;
+  }
+
+  predict::Residency residency(std::size_t row) const noexcept {
+    return {static_cast<int>(numbers_[14][row]), sm_count_, max_threads_per_sm_};
+  }
+
+  // `room` is overwritten where pointers are put back in.
+  std::span<const std::uint32_t> words(std::size_t row, std::vector<std::uint32_t>& room) const {
+    const std::span<const std::uint32_t> recorded = words_[row];
+    if (!pointers_ || (*pointers_)[row].empty()) return recorded;
+    room.assign(recorded.begin(), recorded.end());
+    for (const std::uint16_t word : (*pointers_)[row]) {
+      if (word < room.size()) room[word] = word % 2 == 0 ? 0 : static_cast<std::uint32_t>(kPointer >> 32);
+    }
+    return room;
+  }
+
+  std::span<const std::uint32_t> recorded_words(std::size_t row) const noexcept { return words_[row]; }
+
+ private:
+  static constexpr const char* kNumbers[] = {"grid_x",
+                                             "grid_y",
+                                             "grid_z",
+                                             "block_x",
+                                             "block_y",
+                                             "block_z",
+                                             "cluster_x",
+                                             "cluster_y",
+                                             "cluster_z",
+                                             "dynamic_shared_bytes",
+                                             "static_shared_bytes",
+                                             "local_bytes",
+                                             "registers",
+                                             "max_threads",
+                                             "blocks_per_sm",
+                                             "parameter_bytes"};
+
+  Column<std::int32_t> function_;
+  std::size_t rows_;
+  Lists<std::uint32_t> words_;
+  std::optional<Lists<std::uint16_t>> pointers_;
+  std::vector<Column<std::uint32_t>> numbers_;
+  std::optional<Column<std::uint64_t>> identity_;
+  std::vector<std::string> names_;
+  std::vector<predict::NameTraits> traits_;
+  int sm_count_;
+  int max_threads_per_sm_;
+};
+
+py::array_t<float> launch_features(const py::dict& columns, int sm_count, int max_threads_per_sm) {
+  const Launches launches(columns, sm_count, max_threads_per_sm);
+  py::array_t<float> out({static_cast<py::ssize_t>(launches.rows()), static_cast<py::ssize_t>(kFeatureCount)});
+  float* const rows = out.mutable_data();
+  const py::gil_scoped_release released;
+  // The recording's pointers are zeros already; nothing that is left is one.
+  const predict::Allocations none;
+  for (std::size_t row = 0; row < launches.rows(); ++row) {
+    const predict::Launch launch = launches.launch(row);
+    const predict::Function function = launches.is_graph(row) ? predict::Function{} : launches.function(row);
+    const predict::Query query{launch, &function, launches.recorded_words(row), launches.residency(row), false};
+    predict::features(query, &none, rows + row * kFeatureCount);
+  }
+  return out;
+}
+
+// A predictor that recorded launches are shown to in their order, as on line: it learns from a launch's duration only
+// if it asked for it, and before the next launch.
+class Replay {
+ public:
+  Replay(const std::string& model, float coverage)
+      : trees_(model.empty() ? nullptr : predict::trees::load_evaluator(model)),
+        predictor_(std::make_unique<predict::Predictor>(coverage)) {
+    if (!(coverage > 0 && coverage < 1)) throw ConfigError("coverage is a share between 0 and 1, such as 0.9");
+    if (trees_ != nullptr && trees_->features() != kFeatureCount) {
+      throw ModelError("the model takes " + std::to_string(trees_->features()) + " features where launches have " +
+                       std::to_string(kFeatureCount) + "; train it anew (python -m training.train)");
+    }
+    allocations_.add(Launches::kPointer, 1);
+    predictor_->use_trees(trees_.get());
+    predictor_->use_allocations(&allocations_);
+  }
+
+  py::dict run(const py::dict& columns, int sm_count, int max_threads_per_sm) {
+    const Launches launches(columns, sm_count, max_threads_per_sm);
+    const std::size_t rows = launches.rows();
+    const Column<std::int64_t> duration(columns, "duration_ns");
+    duration.expect(rows);
+    const auto overlapped = optional_column<bool>(columns, "overlapped", rows);
+    const auto busy = optional_column<bool>(columns, "busy", rows);
+    const auto graph = optional_column<std::uint32_t>(columns, "graph", rows);
+
+    const auto size = static_cast<py::ssize_t>(rows);
+    py::array_t<std::int64_t> predicted(size);
+    py::array_t<std::int64_t> bounds(size);
+    py::array_t<std::int64_t> bases(size);
+    py::array_t<std::uint64_t> keys(size);
+    py::array_t<bool> hits(size);
+    py::array_t<bool> cold(size);
+    py::array_t<bool> sampled(size);
+    {
+      std::int64_t* const predicted_to = predicted.mutable_data();
+      std::int64_t* const bounds_to = bounds.mutable_data();
+      std::int64_t* const bases_to = bases.mutable_data();
+      std::uint64_t* const keys_to = keys.mutable_data();
+      bool* const hits_to = hits.mutable_data();
+      bool* const cold_to = cold.mutable_data();
+      bool* const sampled_to = sampled.mutable_data();
+      const py::gil_scoped_release released;
+      std::vector<std::uint32_t> room;
+      for (std::size_t row = 0; row < rows; ++row) {
+        const bool is_busy = busy && (*busy)[row];
+        const predict::Prediction prediction =
+            launches.is_graph(row)
+                ? predictor_->predict_graph(reinterpret_cast<const void*>(std::uintptr_t{graph ? (*graph)[row] : 0}), 0,
+                                            is_busy)
+                : predict(launches, row, is_busy, room);
+        predicted_to[row] = prediction.duration_ns;
+        bounds_to[row] = prediction.bound_ns;
+        bases_to[row] = prediction.base_ns;
+        keys_to[row] = prediction.key;
+        hits_to[row] = prediction.hit;
+        cold_to[row] = prediction.knowledge == predict::Knowledge::kNew;
+        sampled_to[row] = prediction.wants_sample && duration[row] > 0;
+        if (sampled_to[row]) predictor_->observe(prediction, duration[row], overlapped && (*overlapped)[row]);
+      }
+    }
+    py::dict result;
+    result["predicted_ns"] = predicted;
+    result["bound_ns"] = bounds;
+    result["base_ns"] = bases;
+    result["key"] = keys;
+    result["hit"] = hits;
+    result["cold"] = cold;
+    result["sampled"] = sampled;
+    return result;
+  }
+
+  py::bytes save() const {
+    const std::vector<std::byte> state = predictor_->save();
+    return {reinterpret_cast<const char*>(state.data()), state.size()};
+  }
+
+  void restore(const py::bytes& state) {
+    const std::string_view bytes = state;
+    predictor_->restore(std::as_bytes(std::span(bytes)));
+  }
+
+ private:
+  predict::Prediction predict(const Launches& launches, std::size_t row, bool busy, std::vector<std::uint32_t>& room) {
+    predict::Function function = launches.function(row);
+    function.index = indices_.try_emplace(function.identity, static_cast<std::uint32_t>(indices_.size())).first->second;
+    const predict::Launch launch = launches.launch(row);
+    return predictor_->predict({launch, &function, launches.words(row, room), launches.residency(row), busy});
+  }
+
+  std::unique_ptr<const predict::trees::Evaluator> trees_;
+  predict::Allocations allocations_;
+  std::unique_ptr<predict::Predictor> predictor_;
+  std::map<std::uint64_t, std::uint32_t> indices_;
+};
+
+}  // namespace
+
+void bind_predictor(py::module_& module) {
+  module.def("feature_names",
+             [] { return std::vector<std::string>(predict::kFeatureNames.begin(), predict::kFeatureNames.end()); });
+  module.def("launch_features", &launch_features, py::arg("columns"), py::arg("sm_count"),
+             py::arg("max_threads_per_sm") = 2048);
+  py::class_<Replay>(module, "Replay")
+      .def(py::init<const std::string&, float>(), py::arg("model") = "", py::arg("coverage") = 0.9F)
+      .def("run", &Replay::run, py::arg("columns"), py::arg("sm_count"), py::arg("max_threads_per_sm") = 2048)
+      .def("save", &Replay::save)
+      .def("restore", &Replay::restore, py::arg("state"));
+}
+
+}  // namespace cudasched::bindings

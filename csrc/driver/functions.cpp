@@ -1,0 +1,167 @@
+#include "driver/functions.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "driver/driver.hpp"
+
+namespace cudasched::driver {
+namespace {
+
+// Launches accept a kernel cast to a function, and calls that describe functions refuse it: whoever answers for the
+// number of registers, and for the first parameter, is asked for the rest.
+class Asker {
+ public:
+  explicit Asker(const void* handle) noexcept
+      : function_(static_cast<CUfunction>(const_cast<void*>(handle))),
+        kernel_(static_cast<CUkernel>(const_cast<void*>(handle))) {
+    int value = 0;
+    is_function_ = table().function_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function_) == CUDA_SUCCESS;
+    if (is_function_) return;
+    if (table().context_get_device(&device_) != CUDA_SUCCESS) device_ = 0;
+    is_kernel_ = table().kernel_get_attribute != nullptr &&
+                 table().kernel_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_, device_) == CUDA_SUCCESS;
+  }
+
+  bool described() const noexcept { return is_function_ || is_kernel_; }
+
+  int attribute(CUfunction_attribute attribute) const noexcept {
+    int value = 0;
+    if (is_function_) {
+      if (table().function_get_attribute(&value, attribute, function_) != CUDA_SUCCESS) value = 0;
+    } else {
+      if (table().kernel_get_attribute(&value, attribute, kernel_, device_) != CUDA_SUCCESS) value = 0;
+    }
+    return std::max(value, 0);
+  }
+
+  std::string name() const {
+    const char* text = nullptr;
+    if (table().function_get_name != nullptr && table().function_get_name(&text, function_) == CUDA_SUCCESS &&
+        text != nullptr) {
+      return text;
+    }
+    text = nullptr;
+    if (table().kernel_get_name != nullptr && table().kernel_get_name(&text, kernel_) == CUDA_SUCCESS &&
+        text != nullptr) {
+      return text;
+    }
+    return {};
+  }
+
+  // False where the driver does not tell.
+  bool parameters(std::vector<Parameter>& out) const {
+    const auto list = [&](auto* get, auto handle) {
+      if (get == nullptr) return false;
+      std::size_t offset = 0;
+      std::size_t bytes = 0;
+      CUresult status = CUDA_SUCCESS;
+      while ((status = get(handle, out.size(), &offset, &bytes)) == CUDA_SUCCESS) {
+        out.push_back({static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(bytes)});
+      }
+      return status == CUDA_ERROR_INVALID_VALUE;  // no parameter of that number
+    };
+    const bool of_function = list(table().function_get_parameter, function_);
+    return !out.empty() ? of_function : list(table().kernel_get_parameter, kernel_) || of_function;
+  }
+
+ private:
+  CUfunction function_;
+  CUkernel kernel_;
+  CUdevice device_ = 0;
+  bool is_function_ = false;
+  bool is_kernel_ = false;
+};
+
+std::unique_ptr<KernelFacts> ask(const void* handle) {
+  const Asker asker(handle);
+  if (!asker.described()) return nullptr;
+  auto result = std::make_unique<KernelFacts>();
+  result->name = asker.name();
+  predict::Function& facts = result->facts;
+  facts.registers = static_cast<std::uint32_t>(asker.attribute(CU_FUNC_ATTRIBUTE_NUM_REGS));
+  facts.local_bytes = static_cast<std::uint32_t>(asker.attribute(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES));
+  facts.static_shared_bytes = static_cast<std::uint32_t>(asker.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES));
+  facts.max_threads = static_cast<std::uint32_t>(asker.attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK));
+  const bool told = asker.parameters(result->parameters);
+  std::uint32_t end = 0;
+  for (const Parameter& parameter : result->parameters) end = std::max(end, parameter.offset + parameter.bytes);
+  // In whole words, so that the block can be read as such.
+  const std::uint32_t bytes = (end + 3) / 4 * 4;
+  result->has_layout = told && bytes <= predict::Function::kMaxParameterBytes;
+  if (result->has_layout) facts.parameter_bytes = bytes;
+  facts.traits = predict::traits_of(result->name);
+  facts.identity = predict::identity_of(result->name, facts);
+  return result;
+}
+
+}  // namespace
+
+std::size_t KernelFacts::gather(const predict::Launch& launch, std::uint32_t* block) const noexcept {
+  if (!has_layout || facts.parameter_bytes == 0) return 0;
+  auto* const bytes = reinterpret_cast<std::byte*>(block);
+  if (launch.parameters != nullptr) {
+    std::memset(bytes, 0, facts.parameter_bytes);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      std::memcpy(bytes + parameters[i].offset, launch.parameters[i], parameters[i].bytes);
+    }
+    return facts.parameter_bytes / 4;
+  }
+  if (launch.extra == nullptr) return 0;
+  const void* source = nullptr;
+  std::size_t size = 0;
+  for (void* const* item = launch.extra; *item != CU_LAUNCH_PARAM_END; item += 2) {
+    if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      source = item[1];
+    } else if (*item == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      size = *static_cast<const std::size_t*>(item[1]);
+    } else {
+      return 0;
+    }
+  }
+  if (source == nullptr || size > facts.parameter_bytes) return 0;
+  std::memset(bytes, 0, facts.parameter_bytes);
+  std::memcpy(bytes, source, size);
+  return facts.parameter_bytes / 4;
+}
+
+const KernelFacts* Functions::describe(const void* function) noexcept {
+  try {
+    const RelaxedCapture relaxed;
+    std::unique_ptr<KernelFacts> asked = ask(function);
+    if (asked == nullptr) return nullptr;
+    const std::scoped_lock lock(mutex_);
+    const auto [known, is_new] = by_identity_.try_emplace(asked->facts.identity, nullptr);
+    if (is_new) {
+      asked->facts.index = static_cast<std::uint32_t>(by_identity_.size() - 1);
+      known->second = std::move(asked);
+    }
+    const KernelFacts* const facts = known->second.get();
+    by_handle_.insert(function, facts);
+    return facts;
+  } catch (const std::exception&) {
+    return nullptr;  // no memory: the launch goes on undescribed
+  }
+}
+
+void Functions::forget_handles() noexcept {
+  const std::scoped_lock lock(mutex_);
+  by_handle_.clear();
+}
+
+void Functions::reset_in_child() noexcept {
+  // The parent's other threads may have held it; what they described is whole or not in the table.
+  new (&mutex_) std::mutex;
+  by_handle_.clear();
+}
+
+Functions& functions() noexcept {
+  // Never destroyed: other threads may still launch while the process exits.
+  alignas(Functions) static unsigned char storage[sizeof(Functions)];
+  static Functions* const instance = new (storage) Functions();
+  return *instance;
+}
+
+}  // namespace cudasched::driver

@@ -1,0 +1,112 @@
+// Calls that make memory known to CUDA, and calls after which handles of kernels mean nothing any more. Each goes to the
+// driver and is then noted; none is changed, held or refused.
+#include "hook/memory.hpp"
+
+#include "driver/driver.hpp"
+#include "driver/functions.hpp"
+#include "hook/entry_point.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::hook {
+namespace {
+
+using driver::table;
+
+template <typename Pointer>
+CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexcept {
+  if (status == CUDA_SUCCESS && pointer != nullptr) {
+    runtime::engine().note_memory((std::uint64_t)*pointer, bytes);  // a CUdeviceptr or a void*
+  }
+  return status;
+}
+
+CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
+  return noted(table().memory_allocate(pointer, bytes), pointer, bytes);
+}
+
+CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width_bytes, std::size_t height,
+                        unsigned element_bytes) noexcept {
+  const CUresult status = table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes);
+  return noted(status, pointer, status == CUDA_SUCCESS && pitch != nullptr ? *pitch * height : 0);
+}
+
+CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
+  return noted(table().memory_allocate_managed(pointer, bytes, flags), pointer, bytes);
+}
+
+CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {
+  return noted(table().memory_allocate_host(pointer, bytes), pointer, bytes);
+}
+
+CUresult host_allocate(void** pointer, std::size_t bytes, unsigned flags) noexcept {
+  return noted(table().memory_host_allocate(pointer, bytes, flags), pointer, bytes);
+}
+
+CUresult host_register(void* pointer, std::size_t bytes, unsigned flags) noexcept {
+  return noted(table().memory_host_register(pointer, bytes, flags), &pointer, bytes);
+}
+
+template <bool kPerThread>
+CUresult allocate_async(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) noexcept {
+  return noted(table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream), pointer, bytes);
+}
+
+template <bool kPerThread>
+CUresult allocate_from_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream) noexcept {
+  return noted(table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream), pointer, bytes);
+}
+
+CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr address,
+                 unsigned long long flags) noexcept {
+  return noted(table().memory_reserve(pointer, bytes, alignment, address, flags), pointer, bytes);
+}
+
+CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
+  return noted(table().memory_open_ipc(pointer, handle, flags), pointer, 1);
+}
+
+CUresult module_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUmodule module, const char* name) noexcept {
+  return noted(table().module_get_global(pointer, bytes, module, name), pointer, 1);
+}
+
+CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary library, const char* name) noexcept {
+  return noted(table().library_get_global(pointer, bytes, library, name), pointer, 1);
+}
+
+CUresult module_unload(CUmodule module) noexcept {
+  const CUresult status = table().module_unload(module);
+  driver::functions().forget_handles();
+  return status;
+}
+
+CUresult library_unload(CUlibrary library) noexcept {
+  const CUresult status = table().library_unload(library);
+  driver::functions().forget_handles();
+  return status;
+}
+
+}  // namespace
+
+std::span<const EntryPoint> memory_entry_points() noexcept {
+  static const std::array points{
+      EntryPoint{"cuMemAlloc", 3020, address(&allocate), nullptr, "cuMemAlloc_v2"},
+      EntryPoint{"cuMemAllocPitch", 3020, address(&allocate_pitch), nullptr, "cuMemAllocPitch_v2"},
+      EntryPoint{"cuMemAllocManaged", 6000, address(&allocate_managed), nullptr, "cuMemAllocManaged"},
+      EntryPoint{"cuMemAllocHost", 3020, address(&allocate_host), nullptr, "cuMemAllocHost_v2"},
+      EntryPoint{"cuMemHostAlloc", 2020, address(&host_allocate), nullptr, "cuMemHostAlloc"},
+      EntryPoint{"cuMemHostRegister", 6050, address(&host_register), nullptr, "cuMemHostRegister_v2"},
+      EntryPoint{"cuMemAllocAsync", 11020, address(&allocate_async<false>), address(&allocate_async<true>),
+                 "cuMemAllocAsync"},
+      EntryPoint{"cuMemAllocFromPoolAsync", 11020, address(&allocate_from_pool<false>),
+                 address(&allocate_from_pool<true>), "cuMemAllocFromPoolAsync"},
+      EntryPoint{"cuMemAddressReserve", 10020, address(&reserve), nullptr, "cuMemAddressReserve"},
+      EntryPoint{"cuIpcOpenMemHandle", 11000, address(&open_ipc), nullptr, "cuIpcOpenMemHandle_v2"},
+      EntryPoint{"cuModuleGetGlobal", 3020, address(&module_get_global), nullptr, "cuModuleGetGlobal_v2"},
+      EntryPoint{"cuLibraryGetGlobal", 12000, address(&library_get_global), nullptr, "cuLibraryGetGlobal"},
+      EntryPoint{"cuModuleUnload", 2000, address(&module_unload), nullptr, "cuModuleUnload"},
+      EntryPoint{"cuLibraryUnload", 12000, address(&library_unload), nullptr, "cuLibraryUnload"},
+  };
+  return points;
+}
+
+}  // namespace cudasched::hook

@@ -1,0 +1,522 @@
+#include "hook/offload.hpp"
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+#include "base/spin_lock.hpp"
+#include "queue/treatments.hpp"
+
+extern "C" {
+// In guards.S.
+extern const char cudasched_guards[] __attribute__((visibility("hidden")));
+void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* arguments) __attribute__((visibility("hidden")));
+}
+
+namespace cudasched::hook {
+namespace {
+
+using queue::Caller;
+using queue::Operation;
+using queue::Position;
+using queue::Queue;
+using queue::Scope;
+using queue::Treatment;
+using For = queue::Waiter::For;
+
+constexpr std::size_t kGuards = 1024;
+constexpr std::size_t kGuardBytes = 16;
+constexpr std::size_t kQueues = 32;
+
+// What else a guarded function means to the queues.
+enum class Meaning : std::uint8_t {
+  kNothing,
+  kSynchronise,
+  kStreamQuery,
+  kEventQuery,
+  kStreamGoes,
+  kEventGoes,
+  kEventIsShared,
+  kCodeGoes,
+  kContextGoes,
+  kGraphChanges,
+  kGraphGoes,
+  kFunctionSetting,  // (function, attribute, value)
+  kKernelSetting,    // (attribute, value, kernel, device)
+  kAllFunctionsChange,
+};
+
+Meaning meaning_of(std::string_view name) noexcept {
+  struct Entry {
+    std::string_view name;
+    Meaning meaning;
+  };
+  static constexpr Entry kMeanings[] = {
+      {"cuStreamSynchronize", Meaning::kSynchronise},
+      {"cuEventSynchronize", Meaning::kSynchronise},
+      {"cuCtxSynchronize", Meaning::kSynchronise},
+      {"cuStreamQuery", Meaning::kStreamQuery},
+      {"cuEventQuery", Meaning::kEventQuery},
+      {"cuStreamDestroy", Meaning::kStreamGoes},
+      {"cuEventDestroy", Meaning::kEventGoes},
+      {"cuIpcGetEventHandle", Meaning::kEventIsShared},
+      {"cuModuleUnload", Meaning::kCodeGoes},
+      {"cuLibraryUnload", Meaning::kCodeGoes},
+      {"cuCtxDestroy", Meaning::kContextGoes},
+      {"cuCtxDetach", Meaning::kContextGoes},
+      {"cuGreenCtxDestroy", Meaning::kContextGoes},
+      {"cuDevicePrimaryCtxRelease", Meaning::kContextGoes},
+      {"cuDevicePrimaryCtxReset", Meaning::kContextGoes},
+      {"cuGraphExecDestroy", Meaning::kGraphGoes},
+      {"cuGraphNodeSetEnabled", Meaning::kGraphChanges},
+      {"cuFuncSetAttribute", Meaning::kFunctionSetting},
+      {"cuKernelSetAttribute", Meaning::kKernelSetting},
+      {"cuFuncSetCacheConfig", Meaning::kAllFunctionsChange},
+      {"cuFuncSetSharedMemConfig", Meaning::kAllFunctionsChange},
+      {"cuKernelSetCacheConfig", Meaning::kAllFunctionsChange},
+      {"cuCtxSetLimit", Meaning::kAllFunctionsChange},
+  };
+  for (const Entry& entry : kMeanings) {
+    if (entry.name == name) return entry.meaning;
+  }
+  if (name.starts_with("cuGraphExec") && name != "cuGraphExecGetFlags") return Meaning::kGraphChanges;
+  return Meaning::kNothing;
+}
+
+struct Guard {
+  void* target = nullptr;
+  queue::Rule rule;
+  Meaning meaning = Meaning::kNothing;
+  bool per_thread = false;
+
+  bool operator==(const Guard&) const = default;
+};
+
+struct State {
+  Offload::FindSite find = nullptr;
+  queue::Calls calls;
+  decltype(cuPointerGetAttribute)* pointer_get_attribute = nullptr;
+  decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
+  decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;
+  decltype(cuEventCreate)* event_create = nullptr;
+  decltype(cuIpcOpenEventHandle)* open_event = nullptr;
+
+  std::array<std::atomic<Queue*>, kQueues> queues{};
+  std::atomic<std::size_t> queue_count{0};
+
+  SpinLock guard_lock;  // while guards are added
+  std::array<Guard, kGuards> guards{};
+  std::size_t guard_count = 0;
+};
+
+constinit State state;
+
+template <typename Visit>
+void for_each_queue(Visit&& visit) noexcept {
+  const std::size_t count = state.queue_count.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (Queue* known = state.queues[i].load(std::memory_order_acquire)) visit(*known);
+  }
+}
+
+bool all_empty() noexcept {
+  bool empty = true;
+  for_each_queue([&](Queue& known) { empty = empty && known.empty(); });
+  return empty;
+}
+
+constexpr CUstream meant(bool per_thread, CUstream stream) noexcept {
+  if (stream != nullptr) return stream;
+  return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+// In every queue: an event recorded on one device may be waited for on another.
+void drain(const Caller& caller, Scope scope, CUstream stream, CUevent event, CUevent other, For what) noexcept {
+  for_each_queue([&](Queue& known) {
+    if (const Position position = known.before(scope, stream, event, other)) known.drain(caller, position, what);
+  });
+}
+
+// ---- calls that may be deferred
+
+// A deferred call must not overtake what other devices' queues still hold of its stream or event.
+void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
+  if (state.queue_count.load(std::memory_order_relaxed) < 2) return;
+  const Scope scope = event != nullptr ? Scope::kStreamAndEvent : Scope::kStream;
+  for_each_queue([&](Queue& known) {
+    if (&known == site.queue) return;
+    if (const Position position = known.before(scope, stream, event)) known.drain(site.caller, position, For::kOther);
+  });
+}
+
+// push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
+template <typename Push, typename Direct>
+CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
+  const Site site = state.find(stream);
+  if (site.queue != nullptr) {
+    if (const CUresult error = site.queue->take_error(site.caller.thread)) return error;
+    drain_others(site, stream, event);
+    if (push(*site.queue, site.caller)) return CUDA_SUCCESS;
+  }
+  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, stream, event, nullptr, For::kOther);
+  return direct();
+}
+
+// The driver reads and writes pageable memory before such a call returns.
+bool is_pageable(CUdeviceptr address) noexcept {
+  unsigned type = 0;
+  return state.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS || type == 0;
+}
+
+CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
+  Operation operation;
+  operation.kind = Operation::Kind::kCopy;
+  operation.stream = stream;
+  operation.copy = what;
+  return defer_or(
+      stream, nullptr,
+      [&](Queue& known, const Caller& caller) {
+        if (!known.active()) return false;
+        const auto direction = what.direction;
+        const bool any = direction == Operation::Direction::kAny;
+        if ((any || direction == Operation::Direction::kToDevice) && is_pageable(what.from)) return false;
+        if ((any || direction == Operation::Direction::kToHost) && is_pageable(what.to)) return false;
+        return known.push_copy(caller, what, stream);
+      },
+      [&] { return operation.execute(state.calls); });
+}
+
+CUresult fill(const Operation::Fill& what, bool rows, CUstream stream) noexcept {
+  Operation operation;
+  operation.kind = rows ? Operation::Kind::kFillRows : Operation::Kind::kFill;
+  operation.stream = stream;
+  operation.fill = what;
+  return defer_or(
+      stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_fill(caller, what, rows, stream); },
+      [&] { return operation.execute(state.calls); });
+}
+
+template <bool kPerThread>
+CUresult copy_any(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) noexcept {
+  return copy({to, from, bytes, Operation::Direction::kAny}, meant(kPerThread, stream));
+}
+template <bool kPerThread>
+CUresult copy_to_device(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) noexcept {
+  return copy({to, reinterpret_cast<CUdeviceptr>(from), bytes, Operation::Direction::kToDevice},
+              meant(kPerThread, stream));
+}
+template <bool kPerThread>
+CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) noexcept {
+  return copy({reinterpret_cast<CUdeviceptr>(to), from, bytes, Operation::Direction::kToHost},
+              meant(kPerThread, stream));
+}
+template <bool kPerThread>
+CUresult copy_on_device(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) noexcept {
+  return copy({to, from, bytes, Operation::Direction::kOnDevice}, meant(kPerThread, stream));
+}
+
+template <bool kPerThread, typename Element>
+CUresult fill_flat(CUdeviceptr to, Element value, std::size_t count, CUstream stream) noexcept {
+  return fill({to, 0, count, 1, value, sizeof(Element)}, false, meant(kPerThread, stream));
+}
+template <bool kPerThread, typename Element>
+CUresult fill_rows(CUdeviceptr to, std::size_t pitch, Element value, std::size_t width, std::size_t height,
+                   CUstream stream) noexcept {
+  return fill({to, pitch, width, height, value, sizeof(Element)}, true, meant(kPerThread, stream));
+}
+
+CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
+  return defer_or(
+      stream, event,
+      [&](Queue& known, const Caller& caller) { return known.push_record(caller, event, stream, flags); },
+      [&] {
+        const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? state.calls.record(event, stream)
+                                                                 : state.calls.record_with_flags(event, stream, flags);
+        if (status != CUDA_SUCCESS || state.queue_count.load(std::memory_order_relaxed) == 0) return status;
+        CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+        const bool known = state.calls.stream_is_capturing(stream, &capture) == CUDA_SUCCESS;
+        const bool capturing = !known || capture != CU_STREAM_CAPTURE_STATUS_NONE;
+        for_each_queue([&](Queue& each) { each.event_recorded(event, capturing); });
+        return status;
+      });
+}
+template <bool kPerThread>
+CUresult event_record(CUevent event, CUstream stream) noexcept {
+  return record_event(event, meant(kPerThread, stream), CU_EVENT_RECORD_DEFAULT);
+}
+template <bool kPerThread>
+CUresult event_record_with_flags(CUevent event, CUstream stream, unsigned flags) noexcept {
+  return record_event(event, meant(kPerThread, stream), flags);
+}
+
+template <bool kPerThread>
+CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags) noexcept {
+  const CUstream on = meant(kPerThread, stream);
+  return defer_or(
+      on, event, [&](Queue& known, const Caller& caller) { return known.push_wait(caller, on, event, flags); },
+      [&] { return state.calls.wait(on, event, flags); });
+}
+
+template <bool kPerThread>
+CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) noexcept {
+  const CUstream on = meant(kPerThread, stream);
+  return defer_or(
+      on, nullptr,
+      [&](Queue& known, const Caller& caller) { return known.push_host_function(caller, function, data, on); },
+      [&] { return state.calls.host_function(on, function, data); });
+}
+
+// ---- events that other processes see
+
+void note_shared(CUevent event) noexcept {
+  for_each_queue([&](Queue& known) { known.event_is_shared(event); });
+}
+
+CUresult event_create(CUevent* event, unsigned flags) noexcept {
+  const CUresult status = state.event_create(event, flags);
+  if (status == CUDA_SUCCESS && (flags & CU_EVENT_INTERPROCESS) != 0) note_shared(*event);
+  return status;
+}
+
+CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
+  const CUresult status = state.open_event(event, handle);
+  if (status == CUDA_SUCCESS) note_shared(*event);
+  return status;
+}
+
+// ---- guards
+
+CUresult not_ready() noexcept { return CUDA_ERROR_NOT_READY; }
+
+CUresult hand_over_error() noexcept {
+  const Site site = state.find(nullptr);
+  CUresult found = CUDA_SUCCESS;
+  for_each_queue([&](Queue& known) {
+    if (found == CUDA_SUCCESS) found = known.take_error(site.caller.thread);
+  });
+  return found;
+}
+
+bool has_error(const Caller& caller) noexcept {
+  bool found = false;
+  for_each_queue([&](Queue& known) { found = found || known.has_error(caller.thread); });
+  return found;
+}
+
+template <typename Handle>
+Handle handle_at(const std::uint64_t* arguments, int index) noexcept {
+  return reinterpret_cast<Handle>(arguments[index]);
+}
+
+// Does this call change nothing? Libraries set the same attribute before each launch.
+bool is_set_already(const Guard& guard, const std::uint64_t* arguments) noexcept {
+  int value = 0;
+  if (guard.meaning == Meaning::kFunctionSetting) {
+    return state.function_get_attribute(&value, static_cast<CUfunction_attribute>(arguments[1]),
+                                        handle_at<CUfunction>(arguments, 0)) == CUDA_SUCCESS &&
+           value == static_cast<int>(arguments[2]);
+  }
+  return guard.meaning == Meaning::kKernelSetting &&
+         state.kernel_get_attribute(&value, static_cast<CUfunction_attribute>(arguments[0]),
+                                    handle_at<CUkernel>(arguments, 2),
+                                    static_cast<CUdevice>(arguments[3])) == CUDA_SUCCESS &&
+         value == static_cast<int>(arguments[1]);
+}
+
+// What the queues must know before the driver does it; drained.
+void tell(const Guard& guard, const std::uint64_t* arguments) noexcept {
+  for_each_queue([&](Queue& known) {
+    switch (guard.meaning) {
+      case Meaning::kStreamGoes:
+        return known.stream_destroyed(handle_at<CUstream>(arguments, 0));
+      case Meaning::kEventGoes:
+        return known.event_destroyed(handle_at<CUevent>(arguments, 0));
+      case Meaning::kEventIsShared:
+        return known.event_is_shared(handle_at<CUevent>(arguments, 1));
+      case Meaning::kContextGoes:
+        return known.context_gone();
+      case Meaning::kGraphChanges:
+        return known.graph_changed(handle_at<CUgraphExec>(arguments, 0));
+      case Meaning::kGraphGoes:
+        return known.graph_destroyed(handle_at<CUgraphExec>(arguments, 0));
+      case Meaning::kFunctionSetting:
+        return known.function_changed(handle_at<CUfunction>(arguments, 0));
+      case Meaning::kCodeGoes:
+      case Meaning::kKernelSetting:  // its functions have handles of their own
+      case Meaning::kAllFunctionsChange:
+        return known.functions_unloaded();
+      default:
+        return;
+    }
+  });
+}
+
+void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0) return guard.target;
+  if (is_set_already(guard, arguments)) return guard.target;
+  CUstream stream = nullptr;
+  CUevent event = nullptr;
+  CUevent other = nullptr;
+  const int at = guard.rule.argument;
+  switch (guard.rule.scope) {
+    case Scope::kStream:
+      if (at >= 0) stream = meant(guard.per_thread, handle_at<CUstream>(arguments, at));
+      break;
+    case Scope::kEvent:
+      event = handle_at<CUevent>(arguments, at);
+      break;
+    case Scope::kTwoEvents:
+      event = handle_at<CUevent>(arguments, at);
+      other = handle_at<CUevent>(arguments, at + 1);
+      break;
+    default:
+      break;
+  }
+  const bool empty = all_empty();
+  const bool synchronises = guard.meaning == Meaning::kSynchronise;
+  if (!empty || synchronises) {
+    const Site site = state.find(stream);
+    bool queued = false;
+    for_each_queue([&](Queue& known) {
+      if (guard.meaning == Meaning::kStreamQuery) queued = queued || known.stream_not_ready(site.caller, stream);
+      if (guard.meaning == Meaning::kEventQuery) queued = queued || known.event_not_ready(site.caller, event);
+    });
+    if (queued) return address(&not_ready);
+    const bool queries = guard.meaning == Meaning::kStreamQuery || guard.meaning == Meaning::kEventQuery;
+    if (!empty && !queries) {
+      // A scope whose handle is not where a register shows it is drained to the end.
+      const Scope scope = guard.rule.scope == Scope::kStream && at < 0 ? Scope::kEnd : guard.rule.scope;
+      drain(site.caller, scope, stream, event, other, synchronises ? For::kSynchronise : For::kOther);
+    }
+    if (synchronises && has_error(site.caller)) return address(&hand_over_error);
+  }
+  tell(guard, arguments);
+  return guard.target;
+}
+
+}  // namespace
+
+bool Offload::connect(void* handle, queue::Calls::Find* find_function, FindSite find_site) noexcept {
+  bool complete = state.calls.load(handle, find_function);
+  const auto look_up = [&]<typename Function>(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(find_function(handle, name));
+    complete = complete && function != nullptr;
+  };
+  look_up(state.pointer_get_attribute, "cuPointerGetAttribute");
+  look_up(state.function_get_attribute, "cuFuncGetAttribute");
+  look_up(state.kernel_get_attribute, "cuKernelGetAttribute");
+  look_up(state.event_create, "cuEventCreate");
+  look_up(state.open_event, "cuIpcOpenEventHandle");
+  state.find = find_site;
+  return complete;
+}
+
+void Offload::add(Queue& known) noexcept {
+  const std::size_t place = state.queue_count.load();
+  if (place == kQueues) return;
+  state.queues[place].store(&known, std::memory_order_release);
+  state.queue_count.store(place + 1, std::memory_order_release);
+}
+
+void Offload::forget_queues() noexcept { state.queue_count.store(0); }
+
+const queue::Calls& Offload::calls() noexcept { return state.calls; }
+
+void* Offload::guarded(const char* symbol, bool per_thread, void* target) noexcept {
+  const queue::Rule rule = queue::rule_of(symbol);
+  if (target == nullptr || rule.treatment == Treatment::kDirect || rule.treatment == Treatment::kDeferred)
+    return target;
+  const Guard wanted{target, rule, meaning_of(queue::base_name(symbol)), per_thread};
+  const std::scoped_lock lock(state.guard_lock);
+  for (std::size_t i = 0; i < state.guard_count; ++i) {
+    if (state.guards[i] == wanted) return const_cast<char*>(cudasched_guards) + i * kGuardBytes;
+  }
+  if (state.guard_count == kGuards) return target;  // more than any driver has
+  const std::size_t index = state.guard_count++;
+  state.guards[index] = wanted;
+  return const_cast<char*>(cudasched_guards) + index * kGuardBytes;
+}
+
+bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexcept {
+  bool direct = false;
+  status = defer_or(
+      call.stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_kernel(caller, call); },
+      [&] {
+        direct = true;
+        return CUDA_SUCCESS;
+      });
+  return !direct;
+}
+
+bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept {
+  bool direct = false;
+  status = defer_or(
+      stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_graph(caller, graph, stream); },
+      [&] {
+        direct = true;
+        return CUDA_SUCCESS;
+      });
+  // Its event nodes may wait for, or record, what is queued.
+  if (direct && !all_empty()) drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
+  return !direct;
+}
+
+void Offload::launched(const queue::KernelCall& call) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0) return;
+  if (const Site site = state.find(call.stream); site.queue != nullptr) site.queue->kernel_launched(call);
+}
+
+void Offload::launched(CUgraphExec graph) noexcept {
+  for_each_queue([&](Queue& known) { known.graph_launched(graph); });
+}
+
+void Offload::instantiated(CUgraphExec graph, bool plain) noexcept {
+  for_each_queue([&](Queue& known) { known.graph_instantiated(graph, plain); });
+}
+
+std::span<const EntryPoint> offload_entry_points() noexcept {
+  static const std::array points{
+      EntryPoint{"cuMemcpyAsync", 4000, address(&copy_any<false>), address(&copy_any<true>), "cuMemcpyAsync"},
+      EntryPoint{"cuMemcpyHtoDAsync", 3020, address(&copy_to_device<false>), address(&copy_to_device<true>),
+                 "cuMemcpyHtoDAsync_v2"},
+      EntryPoint{"cuMemcpyDtoHAsync", 3020, address(&copy_to_host<false>), address(&copy_to_host<true>),
+                 "cuMemcpyDtoHAsync_v2"},
+      EntryPoint{"cuMemcpyDtoDAsync", 3020, address(&copy_on_device<false>), address(&copy_on_device<true>),
+                 "cuMemcpyDtoDAsync_v2"},
+      EntryPoint{"cuMemsetD8Async", 3020, address(&fill_flat<false, unsigned char>),
+                 address(&fill_flat<true, unsigned char>), "cuMemsetD8Async"},
+      EntryPoint{"cuMemsetD16Async", 3020, address(&fill_flat<false, unsigned short>),
+                 address(&fill_flat<true, unsigned short>), "cuMemsetD16Async"},
+      EntryPoint{"cuMemsetD32Async", 3020, address(&fill_flat<false, unsigned>), address(&fill_flat<true, unsigned>),
+                 "cuMemsetD32Async"},
+      EntryPoint{"cuMemsetD2D8Async", 3020, address(&fill_rows<false, unsigned char>),
+                 address(&fill_rows<true, unsigned char>), "cuMemsetD2D8Async"},
+      EntryPoint{"cuMemsetD2D16Async", 3020, address(&fill_rows<false, unsigned short>),
+                 address(&fill_rows<true, unsigned short>), "cuMemsetD2D16Async"},
+      EntryPoint{"cuMemsetD2D32Async", 3020, address(&fill_rows<false, unsigned>), address(&fill_rows<true, unsigned>),
+                 "cuMemsetD2D32Async"},
+      EntryPoint{"cuEventRecord", 2000, address(&event_record<false>), address(&event_record<true>), "cuEventRecord"},
+      EntryPoint{"cuEventRecordWithFlags", 11010, address(&event_record_with_flags<false>),
+                 address(&event_record_with_flags<true>), "cuEventRecordWithFlags"},
+      EntryPoint{"cuStreamWaitEvent", 3020, address(&stream_wait_event<false>), address(&stream_wait_event<true>),
+                 "cuStreamWaitEvent"},
+      EntryPoint{"cuLaunchHostFunc", 10000, address(&launch_host_function<false>), address(&launch_host_function<true>),
+                 "cuLaunchHostFunc"},
+      EntryPoint{"cuEventCreate", 2000, address(&event_create), nullptr, "cuEventCreate"},
+      EntryPoint{"cuIpcOpenEventHandle", 4010, address(&open_event), nullptr, "cuIpcOpenEventHandle"},
+  };
+  return points;
+}
+
+}  // namespace cudasched::hook
+
+extern "C" void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* arguments) {
+  const int saved_errno = errno;
+  void* const target = cudasched::hook::go(cudasched::hook::state.guards[index], arguments);
+  errno = saved_errno;
+  return target;
+}

@@ -1,0 +1,61 @@
+// Where driver calls meet the launch queues (csrc/queue): calls that may be deferred are, and every other call that
+// could observe order drains first, by the table of treatments.
+//
+// Two means. Functions with a signature of our own (offload_entry_points(), and launches by push_kernel() and
+// push_graph()) defer where the queue allows it. All others that the table does not call direct are guarded: guarded()
+// gives an entry point that drains by the function's rule, tells the queues what they must know, and jumps on with the
+// arguments as they were; it answers queries of queued things itself, and hands over a deferred call's error where the
+// program synchronises. A guard whose queues are empty costs a few loads.
+//
+// Called on the program's threads. What is set up here is set up once, by connect(), before any of it is used.
+#pragma once
+
+#include <cuda.h>
+
+#include <span>
+
+#include "hook/entry_point.hpp"
+#include "queue/queue.hpp"
+
+namespace cudasched::hook {
+
+// What the engine says of a call on the calling thread.
+struct Site {
+  queue::Queue* queue = nullptr;  // the device's, for best-effort calls on a stream that is not capturing; else null
+  queue::Caller caller;
+};
+
+class Offload {
+ public:
+  // `stream` is the one meant; null for calls that have none: then the thread's region and process decide the class.
+  using FindSite = Site (*)(CUstream stream) noexcept;
+
+  // Looks the real driver's functions up (`find` is dlsym). False where it lacks one that offload needs: nothing is
+  // deferred then.
+  static bool connect(void* handle, queue::Calls::Find* find, FindSite find_site) noexcept;
+
+  // A device's queue, once it has started; they are never taken away. At most 32.
+  static void add(queue::Queue& queue) noexcept;
+  // In a forked child, after each was abandoned.
+  static void forget_queues() noexcept;
+
+  static const queue::Calls& calls() noexcept;
+
+  // What a program gets for the function that it knows as `symbol` (exported or cuGetProcAddress name) where it would
+  // get `target`: a guard, or `target` itself where the function is direct. Asked again, it gives the same guard.
+  static void* guarded(const char* symbol, bool per_thread, void* target) noexcept;
+
+  // A launch. True: `status` is the program's answer. False: what it depends on has been drained; it goes through the
+  // gate to the driver, and its success is told by launched().
+  static bool push_kernel(const queue::KernelCall& call, CUresult& status) noexcept;
+  static bool push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept;
+  static void launched(const queue::KernelCall& call) noexcept;
+  static void launched(CUgraphExec graph) noexcept;
+  // plain: kernels, copies, fills, host and empty nodes alone, and child graphs of these.
+  static void instantiated(CUgraphExec graph, bool plain) noexcept;
+};
+
+// Copies, fills, records, waits, host functions, and what makes events that other processes see.
+std::span<const EntryPoint> offload_entry_points() noexcept;
+
+}  // namespace cudasched::hook

@@ -1,0 +1,38 @@
+// Which addresses are, or have been, memory that CUDA knows: device, managed, pinned, reserved. That is how a word of a
+// parameter block is told to be a pointer. One bit for each 2 MiB of the address space, never cleared: an address that
+// was memory once is still no shape.
+//
+// contains() is two loads, from any thread. add() too may be called from any thread and allocates nothing (the bits lie
+// in 8 MiB of address space of which the kernel gives out what is touched).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace cudasched::predict {
+
+class Allocations {
+ public:
+  static constexpr int kPageBits = 21;
+  static constexpr int kAddressBits = 47;
+
+  // Throws Error if the address space cannot be had.
+  Allocations();
+  ~Allocations();
+  Allocations(const Allocations&) = delete;
+  Allocations& operator=(const Allocations&) = delete;
+
+  void add(std::uint64_t address, std::uint64_t bytes) noexcept;
+
+  bool contains(std::uint64_t address) const noexcept {
+    if (address >> kAddressBits != 0) return false;
+    const std::uint64_t page = address >> kPageBits;
+    return (bits_[page / 64].load(std::memory_order_relaxed) >> (page % 64) & 1) != 0;
+  }
+
+ private:
+  std::atomic<std::uint64_t>* bits_;
+};
+
+}  // namespace cudasched::predict

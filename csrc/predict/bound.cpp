@@ -1,0 +1,70 @@
+#include "predict/bound.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cudasched::predict {
+namespace {
+
+constexpr float kMostShift = 0.08F;
+constexpr float kMostLog = 5.0F;  // of a bound over its prediction: 150 times
+constexpr std::array<float, Bound::kKnowledges> kFirst{0.9F, 0.4F,
+                                                       1.8F};  // before there are scores, for kDefaultCoverage
+constexpr std::size_t kFew = 10;
+
+}  // namespace
+
+void ScoreWindow::add(float score, bool over, float coverage) noexcept {
+  shift_ = std::clamp(shift_ + kLevelStep * (over ? coverage : coverage - 1), -kMostShift, kMostShift);
+  auto* end = sorted_.begin() + size_;
+  if (size_ == kWindow) {
+    auto* const old = std::lower_bound(sorted_.begin(), end, ring_[next_]);
+    std::copy(old + 1, end, old);
+    --end;
+  } else {
+    ++size_;
+  }
+  auto* const place = std::lower_bound(sorted_.begin(), end, score);
+  std::copy_backward(place, end, end + 1);
+  *place = score;
+  ring_[next_] = score;
+  next_ = static_cast<std::uint16_t>((next_ + 1) % kWindow);
+}
+
+float ScoreWindow::quantile(float coverage) const noexcept {
+  const float level = std::clamp(coverage + shift_, 0.0F, 1.0F);
+  // The next launch is one more than the window has.
+  const auto rank = static_cast<std::size_t>(std::ceil(level * static_cast<float>(size_ + 1)));
+  return sorted_[std::clamp<std::size_t>(rank, 1, size_) - 1];
+}
+
+// The tails of durations are about exponential.
+Bound::Bound(float coverage) noexcept
+    : coverage_(coverage), first_(std::log(1 - coverage) / std::log(1 - kDefaultCoverage)) {}
+
+std::uint8_t Bound::bin_of(float log_ns) noexcept {
+  // Half octaves from 1.4 us on.
+  const float halves = 2.0F * (log_ns * 1.442695F - 10.0F);
+  return static_cast<std::uint8_t>(std::clamp(halves, 0.0F, static_cast<float>(kBins - 1)));
+}
+
+float Bound::margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept {
+  const ScoreWindow& own = groups_[group(knowledge, busy, bin)];
+  const ScoreWindow& all = groups_[group(knowledge, busy, kBins)];
+  float quantile = first_ * kFirst[static_cast<std::size_t>(knowledge)];
+  if (own.size() >= kEnough) {
+    quantile = own.quantile(coverage_);
+  } else if (all.size() >= kFew) {
+    quantile = all.quantile(coverage_);
+  }
+  return std::clamp(quantile * scale, 0.0F, kMostLog);
+}
+
+void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, float margin) noexcept {
+  const float score = std::clamp(log_ratio, -kMostLog, kMostLog) / scale;
+  const bool over = log_ratio > margin;
+  groups_[group(knowledge, busy, bin)].add(score, over, coverage_);
+  groups_[group(knowledge, busy, kBins)].add(score, over, coverage_);
+}
+
+}  // namespace cudasched::predict

@@ -1,0 +1,83 @@
+// How much longer than predicted may it take? An upper bound that a set share of launches stay within (90% unless
+// asked otherwise), learned on line by adaptive conformal prediction (Gibbs and Candes, 2021): the share's quantile
+// over the last kWindow scores of a group, at a level that moves up after each launch over its bound and down after
+// each within, so that the share holds in the long run whatever the durations do.
+//
+// A score is log(measured / predicted). Groups: how long the launch was *predicted* to take (half octaves), whether
+// other work ran beside it, and how well its key was known. Where a key has its own spread, scores are in units of it:
+// a steady kernel and a noisy one of the same length then do not pay for each other. A bin with few scores takes the
+// quantile of all bins together; before there are any, the bound is a guess.
+//
+// Not thread-safe: the predictor's caller holds a lock. No allocation.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace cudasched::predict {
+
+inline constexpr float kDefaultCoverage = 0.9F;
+
+// What a prediction rested on.
+enum class Knowledge : std::uint8_t { kNew, kYoung, kKnown };  // no sample, one or two, three and more
+
+// The last scores and the level of one group.
+class ScoreWindow {
+ public:
+  static constexpr std::size_t kWindow = 256;
+  static constexpr float kLevelStep = 0.005F;
+
+  void add(float score, bool over, float coverage) noexcept;
+
+  // The score that a share of `coverage`, as the level has moved it, stays within; for windows that are not empty.
+  float quantile(float coverage) const noexcept;
+
+  std::size_t size() const noexcept { return size_; }
+  float shift() const noexcept { return shift_; }
+  float score(std::size_t age) const noexcept { return ring_[(next_ + kWindow - 1 - age) % kWindow]; }  // 0: the last
+  void set_shift(float shift) noexcept { shift_ = shift; }
+
+ private:
+  std::array<float, kWindow> ring_{};
+  std::array<float, kWindow> sorted_{};
+  std::uint16_t next_ = 0;
+  std::uint16_t size_ = 0;
+  float shift_ = 0;
+};
+
+class Bound {
+ public:
+  static constexpr int kBins = 26;
+  static constexpr int kKnowledges = 3;
+  static constexpr int kGroups = 2 * kKnowledges * (kBins + 1);  // the last bin of each is all together
+  static constexpr std::size_t kEnough = 40;                     // scores of a bin that stand alone
+
+  explicit Bound(float coverage = kDefaultCoverage) noexcept;
+
+  static std::uint8_t bin_of(float log_ns) noexcept;
+
+  // The logarithm of bound over prediction; never negative. `scale` is 1 or the key's spread.
+  float margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept;
+
+  // `log_ratio` is log(measured / predicted) of a launch whose margin() was `margin` under the same arguments.
+  void add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, float margin) noexcept;
+
+  // Whether it is a group of launches without a sample, whose scores depend on what estimates them.
+  static bool is_of_new(std::size_t group) noexcept { return group < 2 * (kBins + 1); }
+
+  float coverage() const noexcept { return coverage_; }
+  std::array<ScoreWindow, kGroups>& groups() noexcept { return groups_; }
+  const std::array<ScoreWindow, kGroups>& groups() const noexcept { return groups_; }
+
+ private:
+  static std::size_t group(Knowledge knowledge, bool busy, int bin) noexcept {
+    return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * (kBins + 1) + static_cast<std::size_t>(bin);
+  }
+
+  std::array<ScoreWindow, kGroups> groups_{};
+  float coverage_;
+  float first_;  // of the coverage's quantile over the default's, before there are scores
+};
+
+}  // namespace cudasched::predict

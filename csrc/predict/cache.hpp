@@ -1,0 +1,79 @@
+// What is known of each key: its launches, the estimate that it started from, and a robust running mean of what was
+// measured, in a fixed table without allocation.
+//
+// The first three samples give their median (one of them may have been interrupted by another process). Later ones
+// move the mean by a fifth of their distance, a distance that counts at most kOutlierLog, so that one bad sample moves
+// it by a tenth; three such samples in a row on the same side mean that the work has changed, and the key starts anew
+// with the last. When the table is crowded, the key that was used least recently nearby gives way.
+//
+// Not thread-safe: the predictor's caller holds a lock.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace cudasched::predict {
+
+// One cache line.
+struct alignas(64) CacheEntry {
+  static constexpr float kStep = 0.2F;
+  static constexpr float kOutlierLog = 0.5F;
+
+  std::uint64_t key = 0;  // 0: free
+  std::uint32_t launches = 0;
+  std::uint32_t last_use = 0;
+  std::uint32_t samples = 0;
+  std::uint32_t function = 0;  // index of its correction
+  float base_log = 0;          // log of what trees, critical path or guess said, in ns
+  float measured_log = 0;      // of the samples
+  float estimate_log = 0;      // what is predicted now, where there is a sample
+  float estimate_ns = 0;       // the same
+  float bound_ns = 0;          // the last, beside no other work
+  float spread = 0;            // mean distance of the samples from the estimate, as a logarithm
+  std::array<float, 3> first_logs{};
+  std::int8_t outlier_run = 0;  // consecutive outliers: positive above, negative below
+  bool persistent = false;      // the key means the same in the next run
+
+  // A measured duration, as the logarithm of nanoseconds.
+  void add(float sample_log) noexcept;
+};
+static_assert(sizeof(CacheEntry) == 64);
+
+class Cache {
+ public:
+  static constexpr std::size_t kCapacity = 8192;
+  static constexpr std::size_t kProbes = 8;
+
+  // Null if the key is not there; counts as a use.
+  CacheEntry* find(std::uint64_t key) noexcept {
+    for (std::size_t probe = 0; probe < kProbes; ++probe) {
+      CacheEntry& entry = entries_[place(key, probe)];
+      if (entry.key != key) continue;
+      entry.last_use = ++clock_;
+      return &entry;
+    }
+    return nullptr;
+  }
+
+  const CacheEntry* peek(std::uint64_t key) const noexcept {
+    for (std::size_t probe = 0; probe < kProbes; ++probe) {
+      const CacheEntry& entry = entries_[place(key, probe)];
+      if (entry.key == key) return &entry;
+    }
+    return nullptr;
+  }
+
+  // An entry for a key that is not there and is not 0.
+  CacheEntry& make(std::uint64_t key) noexcept;
+
+  const std::array<CacheEntry, kCapacity>& entries() const noexcept { return entries_; }
+
+ private:
+  static std::size_t place(std::uint64_t key, std::size_t probe) noexcept { return ((key >> 17) + probe) % kCapacity; }
+
+  std::array<CacheEntry, kCapacity> entries_{};
+  std::uint32_t clock_ = 0;
+};
+
+}  // namespace cudasched::predict

@@ -1,0 +1,309 @@
+#include "predict/function.hpp"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/hash.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+constexpr std::uint64_t kSeed = 0x6375'6461'7363'6865ULL;
+
+bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
+
+std::string demangled(std::string_view name) {
+  const std::string text(name);
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> plain(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),
+                                                          &std::free);
+  return status == 0 && plain != nullptr ? std::string(plain.get()) : text;
+}
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+// "void at::native::reduce_kernel<512, 1>(at::Op)" -> "at::native::reduce_kernel".
+std::string base_of(std::string_view name) {
+  std::string base;
+  int depth = 0;
+  for (std::size_t at = 0; at < name.size(); ++at) {
+    constexpr std::string_view kAnonymous = "(anonymous namespace)";
+    if (name.substr(at, kAnonymous.size()) == kAnonymous) {
+      at += kAnonymous.size() - 1;
+      continue;
+    }
+    const char c = name[at];
+    if (c == '<' || c == '(') {
+      ++depth;
+    } else if (c == '>' || c == ')') {
+      depth = std::max(depth - 1, 0);
+    } else if (depth == 0) {
+      base += c;
+    }
+  }
+  const std::size_t space = base.rfind(' ');
+  const std::string last = space == std::string::npos ? base : base.substr(space + 1);
+  return last.empty() ? base : last;
+}
+
+std::uint64_t group_of(std::string_view base) noexcept {
+  std::uint64_t hash = kSeed;
+  bool after_digit = false;
+  for (const char c : base) {
+    // "128x64" goes whole: the x between digits belongs to them.
+    const bool skip = is_digit(c) || (c == 'x' && after_digit);
+    if (!skip) hash = mix(hash, static_cast<unsigned char>(c));
+    after_digit = is_digit(c);
+  }
+  return hash;
+}
+
+struct Word {
+  std::string_view text;
+  Family family;
+};
+
+// The first word found decides, so the more special stand first. All lower case.
+constexpr Word kFamilies[] = {
+    {"multi_tensor", Family::kOptimizer},
+    {"adam", Family::kOptimizer},
+    {"optimizer", Family::kOptimizer},
+    {"flash", Family::kAttention},
+    {"fmha", Family::kAttention},
+    {"attention", Family::kAttention},
+    {"sdpa", Family::kAttention},
+    {"softmax", Family::kSoftmax},
+    {"nll_loss", Family::kReduction},
+    {"convert", Family::kCopy},
+    {"fprop", Family::kConvolution},
+    {"dgrad", Family::kConvolution},
+    {"wgrad", Family::kConvolution},
+    {"conv", Family::kConvolution},
+    {"winograd", Family::kConvolution},
+    {"implicit_gemm", Family::kConvolution},
+    {"norm", Family::kNormalisation},
+    {"gammabeta", Family::kNormalisation},
+    {"bn_fw", Family::kNormalisation},
+    {"bn_bw", Family::kNormalisation},
+    {"rowwisemoments", Family::kNormalisation},
+    {"gemm", Family::kGemm},
+    {"gemv", Family::kGemm},
+    {"nvjet", Family::kGemm},
+    {"cublas", Family::kGemm},
+    {"splitkreduce", Family::kGemm},
+    {"cutlass", Family::kGemm},
+    {"sort", Family::kSortScan},
+    {"scan", Family::kSortScan},
+    {"topk", Family::kSortScan},
+    {"radix", Family::kSortScan},
+    {"embedding", Family::kIndex},
+    {"index", Family::kIndex},
+    {"gather", Family::kIndex},
+    {"scatter", Family::kIndex},
+    {"transpose", Family::kCopy},
+    {"copy", Family::kCopy},
+    {"catarray", Family::kCopy},
+    {"nchwtonhwc", Family::kCopy},
+    {"nhwctonchw", Family::kCopy},
+    {"reduce", Family::kReduction},
+    {"reduction", Family::kReduction},
+    {"pool", Family::kReduction},
+    {"elementwise", Family::kElementwise},
+    {"dropout", Family::kElementwise},
+    {"pointwise", Family::kElementwise},
+    {"memset", Family::kMemory},
+    {"memcpy", Family::kMemory},
+    {"fill", Family::kMemory},
+};
+
+std::optional<Family> family_in(std::string_view text) noexcept {
+  for (const Word& word : kFamilies) {
+    if (text.find(word.text) != std::string_view::npos) return word.family;
+  }
+  return std::nullopt;
+}
+
+Family family_of(std::string_view base, std::string_view name) noexcept {
+  if (base.substr(0, 7) == "triton_") return Family::kTriton;
+  // A CUTLASS kernel's base name says nothing: all is in its template arguments.
+  if (base.find("cutlass") == std::string_view::npos) {
+    if (const auto family = family_in(base)) return *family;
+  }
+  return family_in(name).value_or(Family::kOther);
+}
+
+// A number at `at`, which moves behind it; nothing if there is none or it is absurd.
+std::optional<std::uint32_t> number(std::string_view text, std::size_t& at) noexcept {
+  std::uint32_t value = 0;
+  const std::size_t start = at;
+  while (at < text.size() && is_digit(text[at])) {
+    if (value < 100'000) value = value * 10 + static_cast<std::uint32_t>(text[at] - '0');
+    ++at;
+  }
+  if (at == start || value == 0 || value > 4096) return std::nullopt;
+  return value;
+}
+
+std::optional<std::uint32_t> number_after(std::string_view text, std::string_view word) noexcept {
+  const std::size_t found = text.find(word);
+  if (found == std::string_view::npos) return std::nullopt;
+  std::size_t at = found + word.size();
+  return number(text, at);
+}
+
+// "128x256x64", "128x256_64x4" and "128x64_ldg8_f2f_stages_64x4": M x N, then K, and stages after another x. Sizes of
+// clusters and warps ("1x2") are too small to be a tile.
+void read_tile(std::string_view name, NameTraits& traits) noexcept {
+  constexpr std::uint32_t kSmallest = 8;
+  for (std::size_t at = 0; at < name.size(); ++at) {
+    if (!is_digit(name[at]) || (at > 0 && is_digit(name[at - 1]))) continue;
+    std::size_t end = at;
+    const auto m = number(name, end);
+    if (!m || end + 1 >= name.size() || name[end] != 'x' || !is_digit(name[end + 1])) continue;
+    ++end;
+    const auto n = number(name, end);
+    if (!n || *m < kSmallest || *n < kSmallest) continue;
+    traits.tile[0] = static_cast<std::uint16_t>(*m);
+    traits.tile[1] = static_cast<std::uint16_t>(*n);
+    constexpr std::string_view kStages = "stages_";
+    if (const std::size_t stages = name.find(kStages, end); stages != std::string_view::npos) {
+      end = stages + kStages.size();
+    } else if (end + 1 < name.size() && (name[end] == 'x' || name[end] == '_') && is_digit(name[end + 1])) {
+      ++end;
+    } else {
+      return;
+    }
+    const bool after_x = name[end - 1] == 'x';
+    const auto k = number(name, end);
+    if (!k) return;
+    const bool has_stages = end + 1 < name.size() && name[end] == 'x' && is_digit(name[end + 1]);
+    // "128x128_2": without a second x, what follows the line is no depth.
+    if (!after_x && !has_stages) return;
+    traits.tile[2] = static_cast<std::uint16_t>(*k);
+    if (has_stages) {
+      ++end;
+      if (const auto stages = number(name, end); stages && *stages < 64) {
+        traits.stages = static_cast<std::uint8_t>(*stages);
+      }
+    }
+    return;
+  }
+}
+
+// Flash_fwd_kernel_traits<head dimension, rows, columns, warps, ...>.
+void read_flash_tile(std::string_view name, NameTraits& traits) noexcept {
+  constexpr std::string_view kTraits = "kernel_traits<";
+  std::size_t at = name.find(kTraits);
+  if (at == std::string_view::npos) return;
+  at += kTraits.size();
+  std::array<std::uint32_t, 3> values{};
+  for (std::uint32_t& value : values) {
+    while (at < name.size() && (name[at] == ' ' || name[at] == ',' || name[at] == '(')) ++at;
+    if (name.substr(at, 4) == "int)") at += 4;
+    const auto next = number(name, at);
+    if (!next) return;
+    value = *next;
+  }
+  traits.tile[0] = static_cast<std::uint16_t>(values[1]);
+  traits.tile[1] = static_cast<std::uint16_t>(values[2]);
+  traits.tile[2] = static_cast<std::uint16_t>(values[0]);
+}
+
+struct Type {
+  std::string_view text;
+  std::uint8_t bytes;
+};
+
+constexpr Type kTypes[] = {
+    {"bfloat16", 2}, {"bf16", 2},  {"float8", 1}, {"fp8", 1},   {"e4m3", 1}, {"e5m2", 1}, {"tf32", 4},
+    {"fp32", 4},     {"f32", 4},   {"fp16", 2},   {"f16", 2},   {"f64", 8},  {"half", 2}, {"float", 4},
+    {"double", 8},   {"sgemm", 4}, {"hgemm", 2},  {"dgemm", 8}, {"int8", 1}, {"long", 8}, {"bool", 1},
+};
+
+std::uint8_t element_bytes_of(std::string_view name) noexcept {
+  constexpr std::string_view kNvjet = "nvjet_";
+  if (const std::size_t at = name.find(kNvjet); at != std::string_view::npos && at + kNvjet.size() < name.size()) {
+    // "hsh": operands half, sums single, result half.
+    switch (name[at + kNvjet.size()]) {
+      case 'h':
+      case 't':
+        return 2;
+      case 's':
+        return 4;
+      case 'd':
+        return 8;
+      case 'q':
+      case 'r':
+        return 1;
+      default:
+        break;
+    }
+  }
+  std::size_t first = std::string_view::npos;
+  std::uint8_t bytes = 0;
+  for (const Type& type : kTypes) {
+    const std::size_t at = name.find(type.text);
+    // Of two that begin at the same place the longer, which stands first, counts; "bf16" is found before its "f16".
+    if (at != std::string_view::npos && (first == std::string_view::npos || at < first)) {
+      first = at;
+      bytes = type.bytes;
+    }
+  }
+  return bytes;
+}
+
+std::uint8_t vector_width_of(std::string_view name) noexcept {
+  for (const std::string_view word : {"vectorized_elementwise_kernel<", "ldg", "align", "vec"}) {
+    std::optional<std::uint32_t> width = number_after(name, word);
+    if (!width) width = number_after(name, std::string(word) + "(int)");
+    if (width && *width <= 32) return static_cast<std::uint8_t>(*width);
+  }
+  return 0;
+}
+
+}  // namespace
+
+NameTraits traits_of(std::string_view mangled_name) {
+  const std::string plain = demangled(mangled_name);
+  const std::string name = lower(plain);
+  const std::string base = lower(base_of(plain));
+  NameTraits traits;
+  traits.group = group_of(base);
+  traits.family = static_cast<std::uint8_t>(family_of(base, name));
+  read_tile(name, traits);
+  if (traits.tile[0] == 0) read_flash_tile(name, traits);
+  if (traits.stages == 0) {
+    for (const std::string_view word : {"_stage", "stages"}) {
+      if (const auto stages = number_after(name, word); stages && *stages < 64) {
+        traits.stages = static_cast<std::uint8_t>(*stages);
+      }
+    }
+  }
+  traits.element_bytes = element_bytes_of(name);
+  traits.vector_width = vector_width_of(name);
+  return traits;
+}
+
+std::uint64_t identity_of(std::string_view mangled_name, const Function& function) noexcept {
+  std::uint64_t hash = mix(kSeed, mangled_name.size());
+  for (const char c : mangled_name) hash = mix(hash, static_cast<unsigned char>(c));
+  for (const std::uint32_t attribute : {function.parameter_bytes, function.registers, function.local_bytes,
+                                        function.static_shared_bytes, function.max_threads}) {
+    hash = mix(hash, attribute);
+  }
+  return hash == 0 ? 1 : hash;
+}
+
+}  // namespace cudasched::predict

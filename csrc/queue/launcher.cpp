@@ -1,0 +1,159 @@
+#include "queue/launcher.hpp"
+
+#include <immintrin.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/clock.hpp"
+#include "queue/futex.hpp"
+
+namespace cudasched::queue {
+
+Launcher::Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept
+    : ring_(ring), push_lock_(push_lock), mailbox_(mailbox), calls_(calls), admission_(admission) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&alive_, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
+Launcher::~Launcher() {
+  stop(kNsPerSecond);
+  if (started_) pthread_join(thread_, nullptr);
+  pthread_mutex_destroy(&alive_);
+}
+
+bool Launcher::start() noexcept {
+  if (started_) return running();
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  started_ = pthread_create(&thread_, nullptr, &Launcher::run, this) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started_) return false;
+  while (settled_.load(std::memory_order_acquire) == 0) futex_sleep(settled_, 0, kNsPerMs);
+  return running();
+}
+
+void* Launcher::run(void* self) {
+  Launcher& launcher = *static_cast<Launcher*>(self);
+  pthread_setname_np(pthread_self(), "cudasched-launch");
+  pthread_mutex_lock(&launcher.alive_);
+  launcher.state_.store(State::kRunning, std::memory_order_release);
+  launcher.settled_.store(1, std::memory_order_release);
+  futex_wake_all(launcher.settled_);
+  launcher.work();
+  pthread_mutex_unlock(&launcher.alive_);
+  return nullptr;
+}
+
+void Launcher::work() {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  calls_.exchange_capture_mode(&mode);
+  while (!stopping_.load(std::memory_order_acquire)) {
+    if (const Operation* operation = ring_.front()) {
+      consume(*operation, /*gated=*/true);
+      continue;
+    }
+    const std::int64_t begin = now_ns();
+    while (ring_.front() == nullptr && now_ns() - begin < kSpinNs) {
+      for (int i = 0; i < 16; ++i) _mm_pause();
+    }
+    if (ring_.front() == nullptr) ring_.await_work(kSleepNs, stopping_);
+  }
+}
+
+CUresult Launcher::make_current(CUcontext context) noexcept {
+  const std::uint64_t epoch = context_epoch_.load(std::memory_order_acquire);
+  if (context == current_ && epoch == current_epoch_) return CUDA_SUCCESS;
+  const CUresult status = calls_.context_set_current(context);
+  current_ = status == CUDA_SUCCESS ? context : nullptr;
+  current_epoch_ = status == CUDA_SUCCESS ? epoch : 0;
+  return status;
+}
+
+void Launcher::consume(const Operation& operation, bool gated) {
+  const Position position = ring_.passed() + 1;
+  CUresult status = make_current(operation.context);
+  if (status == CUDA_SUCCESS) {
+    const bool admitted = gated && operation.is_launch();
+    if (admitted) {
+      at_gate_.store(true, std::memory_order_seq_cst);
+      admission_.admit(operation, position, opening_);
+      at_gate_.store(false, std::memory_order_relaxed);
+    }
+    begun_.store(position, std::memory_order_release);
+    status = operation.execute(calls_);
+    if (admitted) {
+      const Operation* const next = ring_.second();
+      admission_.submitted(operation, status,
+                           next != nullptr && next->stream == operation.stream && next->overlaps_predecessor());
+    }
+  }
+  if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+  ring_.pass();
+}
+
+void Launcher::open_until(Position position) noexcept {
+  if (opening_.open_until(position) && at_gate_.load(std::memory_order_seq_cst)) admission_.wake();
+}
+
+void Launcher::drain(Position position) noexcept {
+  while (ring_.passed() < position && !off()) {
+    if (!ring_.await(position, kLookNs)) check();
+  }
+}
+
+void Launcher::check() noexcept {
+  if (!running()) return;
+  const int taken = pthread_mutex_trylock(&alive_);
+  if (taken == EBUSY) return;
+  if (taken == EOWNERDEAD) pthread_mutex_consistent(&alive_);
+  if (taken != 0 && taken != EOWNERDEAD) return;
+  if (running()) run_what_is_left();
+  pthread_mutex_unlock(&alive_);
+}
+
+void Launcher::run_what_is_left() {
+  state_.store(State::kLeft, std::memory_order_release);
+  // A push under way ends first, and later ones see the new state.
+  push_lock_.lock();
+  push_lock_.unlock();
+  CUcontext mine = nullptr;
+  calls_.context_get_current(&mine);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  calls_.exchange_capture_mode(&mode);
+  current_epoch_ = 0;
+  if (ring_.front() != nullptr && begun_.load(std::memory_order_acquire) == ring_.passed() + 1) {
+    mailbox_.put(ring_.front()->thread, CUDA_ERROR_UNKNOWN);
+    ring_.pass();
+  }
+  while (const Operation* operation = ring_.front()) consume(*operation, /*gated=*/false);
+  calls_.context_set_current(mine);
+  calls_.exchange_capture_mode(&mode);
+}
+
+void Launcher::stop(std::int64_t longest_ns) noexcept {
+  open_until(~Position{0});
+  const std::int64_t end = now_ns() + longest_ns;
+  for (std::int64_t now = now_ns(); running() && !ring_.empty() && now < end; now = now_ns()) {
+    if (!ring_.await(ring_.pushed(), std::min(kLookNs, end - now))) check();
+  }
+  stopping_.store(true, std::memory_order_seq_cst);
+  state_.store(State::kOff, std::memory_order_release);
+  ring_.notify();
+  admission_.wake();
+}
+
+void Launcher::abandon() noexcept {
+  // Not joined, not unlocked: neither the thread nor the mutex's owner is in this process.
+  started_ = false;
+  state_.store(State::kOff, std::memory_order_release);
+}
+
+}  // namespace cudasched::queue

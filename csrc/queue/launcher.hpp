@@ -1,0 +1,128 @@
+// The thread that makes the deferred calls: takes the ring's head, waits at the gate with it if it is a launch, calls
+// the driver, passes on. One a ring.
+//
+// It makes each operation's context current and never creates one, blocks all signals, and runs in relaxed capture
+// mode, so that it disturbs no capture of the program's threads. It spins a little when the ring is empty, then sleeps.
+//
+// A launcher that has ended without being told to (a callback of the driver's may end its thread) is noticed by the
+// robust mutex that it holds for life: from then on the program's own threads run what is left, in order, and nothing
+// is pushed any more. The operation that it was in the middle of counts as made, with CUDA_ERROR_UNKNOWN to the thread
+// that pushed it, because making it twice would be worse.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/spin_lock.hpp"
+#include "queue/calls.hpp"
+#include "queue/mailbox.hpp"
+#include "queue/ring.hpp"
+
+namespace cudasched::queue {
+
+// Up to which position the gate is open, whatever the policy says: something waits for it that may not wait behind a
+// closed gate.
+class Opening {
+ public:
+  bool is_open_for(Position position) const noexcept { return position <= until_.load(std::memory_order_seq_cst); }
+  // Says whether it was closed for it.
+  bool open_until(Position position) noexcept {
+    Position seen = until_.load(std::memory_order_seq_cst);
+    while (seen < position) {
+      if (until_.compare_exchange_weak(seen, position, std::memory_order_seq_cst)) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::atomic<Position> until_{0};
+};
+
+// The gate, as the launcher sees it. The first two are called on the launcher thread, with the launch's context
+// current, around its driver call.
+class Admission {
+ public:
+  virtual ~Admission() = default;
+  // Returns once the launch may go, at the latest soon after `opening` is open for `position`.
+  virtual void admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
+  // `overlap_follows`: the next operation is a launch that may overlap this one, so no event may go between them.
+  virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
+  // On any thread: `opening` has changed, and admit() may be asleep.
+  virtual void wake() noexcept = 0;
+};
+
+class Launcher {
+ public:
+  // All must live as long as the thread, and as what it leaves behind at exit. `push_lock` is the queue's.
+  Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept;
+  // Ends the thread; not in the product, where it lives as long as the process.
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // False where no thread can be had.
+  bool start() noexcept;
+  // A push that finds this true under the push lock will be run.
+  bool running() const noexcept { return state_.load(std::memory_order_acquire) == State::kRunning; }
+  // What is queued will never run: not started, stopped, or in a forked child.
+  bool off() const noexcept { return state_.load(std::memory_order_acquire) == State::kOff; }
+
+  // Opens the gate up to `position`.
+  void open_until(Position position) noexcept;
+
+  // Waits until `position` is passed. Returns at once where nothing will run any more (after stop(), in a forked
+  // child).
+  void drain(Position position) noexcept;
+
+  // Looks whether the launcher is still there; if not, runs what it left on the calling thread, in order, and says so
+  // from then on by running(). Cheap enough for each answer that something is not ready.
+  void check() noexcept;
+
+  // Opens the gate, waits until everything is passed, at most for `longest_ns`, and ends the thread. What is left then
+  // is left out.
+  void stop(std::int64_t longest_ns) noexcept;
+
+  // In a forked child: there is no thread and nothing is queued.
+  void abandon() noexcept;
+
+  // A context goes, and its handle may come back for another one.
+  void forget_context() noexcept { context_epoch_.fetch_add(1, std::memory_order_release); }
+
+ private:
+  enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: it died, and another thread runs what it left
+
+  static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, before it sleeps
+  static constexpr std::int64_t kSleepNs = 1'000'000'000;  // nothing depends on its waking
+  static constexpr std::int64_t kLookNs = 20'000'000;      // between two looks of a waiter whether it is still there
+
+  // What leads to a driver call is not noexcept: pthread_exit() unwinds.
+  static void* run(void* self);
+  void work();
+  void consume(const Operation& operation, bool gated);
+  CUresult make_current(CUcontext context) noexcept;
+  void run_what_is_left();
+
+  Ring& ring_;
+  SpinLock& push_lock_;
+  Mailbox& mailbox_;
+  const Calls& calls_;
+  Admission& admission_;
+  Opening opening_;
+
+  pthread_mutex_t alive_;  // held by the thread for life; afterwards by whoever runs what it left
+  pthread_t thread_{};
+  bool started_ = false;
+  std::atomic<State> state_{State::kOff};
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> at_gate_{false};
+  std::atomic<std::uint32_t> settled_{0};  // the new thread holds the mutex
+
+  std::atomic<Position> begun_{0};  // whose driver call is, or was, under way
+  CUcontext current_ = nullptr;     // of the launcher
+  std::uint64_t current_epoch_ = 0;
+  std::atomic<std::uint64_t> context_epoch_{1};
+};
+
+}  // namespace cudasched::queue

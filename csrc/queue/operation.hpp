@@ -1,0 +1,87 @@
+// A deferred driver call: what the launcher thread needs to make it later as the program would have made it. What the
+// program's own pointers led to (parameters, attributes) was copied into the ring's arena at the push.
+//
+// Written by the pushing thread under the queue's lock, read by the launcher.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "queue/calls.hpp"
+
+namespace cudasched::queue {
+
+struct Operation {
+  enum class Kind : std::uint8_t { kKernel, kGraph, kFill, kFillRows, kCopy, kRecord, kWait, kHostFunction };
+  enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
+
+  struct Kernel {
+    CUfunction function;
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    bool cooperative;
+    unsigned attribute_count;  // other than 0: by cuLaunchKernelEx
+    CUlaunchAttribute* attributes;
+    void** parameters;  // null: `packed`, or a kernel without parameters
+    void* packed;       // as CU_LAUNCH_PARAM_BUFFER_POINTER takes it
+    std::size_t packed_bytes;
+  };
+  struct Graph {
+    CUgraphExec graph;
+  };
+  // Memory set to a value; `rows` > 1 and `pitch_bytes` are for kFillRows.
+  struct Fill {
+    CUdeviceptr to;
+    std::size_t pitch_bytes;
+    std::size_t width;  // elements
+    std::size_t rows;
+    unsigned value;
+    std::uint8_t element_bytes;  // 1, 2 or 4
+  };
+  // Host addresses stand in the same words as device addresses.
+  struct Copy {
+    CUdeviceptr to;
+    CUdeviceptr from;
+    std::size_t bytes;
+    Direction direction;
+  };
+  struct Event {
+    CUevent event;
+    unsigned flags;
+  };
+  struct Host {
+    CUhostFn function;
+    void* data;
+  };
+
+  Kind kind = Kind::kGraph;
+  unsigned thread = 0;  // who pushed it: who is told of its error
+  CUcontext context = nullptr;
+  CUstream stream = nullptr;  // never 0: CU_STREAM_LEGACY or a handle
+  union {
+    Kernel kernel;
+    Graph graph = {};
+    Fill fill;
+    Copy copy;
+    Event event;
+    Host host;
+  };
+
+  // Launches wait at the gate; the rest follows in the ring's order.
+  bool is_launch() const noexcept { return kind == Kind::kKernel || kind == Kind::kGraph; }
+
+  // May start before the launch ahead of it on its stream has finished: an event between the two would end that.
+  bool overlaps_predecessor() const noexcept;
+
+  // Makes the call. `context` is current on the calling thread. Not noexcept: a callback of the driver's may end the
+  // thread.
+  CUresult execute(const Calls& calls) const;
+};
+
+// Errors after which every call in the context fails: CUDA reports them to whichever call comes next.
+bool is_sticky(CUresult status) noexcept;
+
+}  // namespace cudasched::queue

@@ -1,0 +1,529 @@
+#include "queue/queue.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+
+#include "base/hash.hpp"
+
+namespace cudasched::queue {
+namespace {
+
+constexpr unsigned kMaxAttributes = 32;
+constexpr std::size_t kMaxEvents = 2;
+
+template <typename Handle>
+std::uint64_t word(Handle handle) noexcept {
+  return reinterpret_cast<std::uint64_t>(handle);
+}
+
+// What a launch's attributes mean for it. `known`: the code knows each of them, and can copy it.
+struct Attributes {
+  bool known = true;
+  bool cooperative = false;
+  std::uint64_t hash = 0;
+  unsigned cluster[3] = {1, 1, 1};
+  std::array<CUevent, kMaxEvents> events{};
+  std::size_t event_count = 0;
+
+  void records(CUevent event, int flags) noexcept {
+    known = known && event != nullptr && flags == 0 && event_count < kMaxEvents;
+    if (known) events[event_count++] = event;
+  }
+};
+
+Attributes read(const CUlaunchAttribute* attributes, unsigned count) noexcept {
+  Attributes result;
+  if (count > kMaxAttributes || (count != 0 && attributes == nullptr)) {
+    result.known = false;
+    return result;
+  }
+  for (unsigned i = 0; i < count && result.known; ++i) {
+    const CUlaunchAttributeValue& value = attributes[i].value;
+    // As a number: a newer CUDA has values that the enumeration does not.
+    unsigned id = 0;
+    std::memcpy(&id, &attributes[i].id, sizeof id);
+    result.hash = mix(result.hash, id);
+    const auto add = [&](auto number) { result.hash = mix(result.hash, static_cast<std::uint64_t>(number)); };
+    switch (id) {
+      case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+        break;
+      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+        result.cooperative = value.cooperative != 0;
+        add(value.cooperative);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        result.cluster[0] = value.clusterDim.x;
+        result.cluster[1] = value.clusterDim.y;
+        result.cluster[2] = value.clusterDim.z;
+        for (const unsigned size : result.cluster) add(size);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+        add(value.preferredClusterDim.x);
+        add(value.preferredClusterDim.y);
+        add(value.preferredClusterDim.z);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+        add(value.clusterSchedulingPolicyPreference);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+        add(value.programmaticStreamSerializationAllowed);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+        add(value.priority);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+        add(value.memSyncDomain);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        add(value.sharedMemCarveout);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+        result.records(value.programmaticEvent.event, value.programmaticEvent.flags);
+        break;
+      case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+        result.records(value.launchCompletionEvent.event, value.launchCompletionEvent.flags);
+        break;
+      default:  // unknown, or it gives something back
+        result.known = false;
+        break;
+    }
+  }
+  return result;
+}
+
+// Limits that depend on the grid, which a launch's like says nothing of.
+bool within_limits(const unsigned (&grid)[3], const unsigned (&cluster)[3]) noexcept {
+  constexpr unsigned kLargest[3] = {0x7fff'ffff, 0xffff, 0xffff};
+  for (int i = 0; i < 3; ++i) {
+    if (grid[i] == 0 || grid[i] > kLargest[i] || cluster[i] == 0 || grid[i] % cluster[i] != 0) return false;
+  }
+  return true;
+}
+
+std::uint64_t like_of(const KernelCall& call, const Attributes& attributes, std::uint64_t generation) noexcept {
+  std::uint64_t hash = mix(mix(mix(1, word(call.function)), generation), attributes.hash);
+  for (const unsigned size : call.block) hash = mix(hash, size);
+  hash = mix(mix(hash, call.shared_bytes), call.cooperative ? 2 : 1);
+  // How large a cooperative grid may be depends on everything else.
+  const bool whole_grid = call.cooperative || attributes.cooperative;
+  for (const unsigned size : call.grid) hash = mix(hash, whole_grid ? size : 0);
+  return hash == 0 ? 1 : hash;
+}
+
+// The packed parameters of `extra`; false where it says anything else.
+bool read_extra(void** extra, void*& packed, std::size_t& bytes) noexcept {
+  bool has_pointer = false;
+  bool has_size = false;
+  for (int i = 0; i < 2; ++i) {
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      packed = extra[1];
+      has_pointer = packed != nullptr;
+    } else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != nullptr) {
+      bytes = *static_cast<const std::size_t*>(extra[1]);
+      has_size = true;
+    } else {
+      return false;
+    }
+    extra += 2;
+  }
+  return has_pointer && has_size && extra[0] == CU_LAUNCH_PARAM_END;
+}
+
+constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 15) & ~std::size_t{15}; }
+
+}  // namespace
+
+Queue::Queue(const Calls& calls, Admission& admission, GilCheck holds_gil, std::uint32_t slots,
+             std::uint32_t arena_bytes) noexcept
+    : calls_(calls),
+      holds_gil_(holds_gil),
+      ring_(slots, arena_bytes),
+      launcher_(ring_, lock_, mailbox_, calls, admission) {}
+
+// ---- life
+
+bool Queue::start() noexcept {
+  if (!ring_.usable() || !launcher_.start()) return false;
+  accepting_.store(true, std::memory_order_release);
+  return true;
+}
+
+void Queue::fail() noexcept {
+  accepting_.store(false, std::memory_order_release);
+  launcher_.open_until(~Position{0});
+}
+
+void Queue::stop(std::int64_t longest_ns) noexcept {
+  {
+    const std::scoped_lock lock(lock_);
+    accepting_.store(false, std::memory_order_release);
+  }
+  launcher_.stop(longest_ns);
+}
+
+void Queue::abandon() noexcept {
+  accepting_.store(false, std::memory_order_release);
+  ring_.abandon();
+  launcher_.abandon();
+  lock_.unlock();  // a thread that is not here may have held it
+}
+
+void Queue::latency_came() noexcept {
+  // With the claim and the look in open_for(): one of the two opens the gate.
+  process_has_latency_.store(true, std::memory_order_seq_cst);
+  launcher_.open_until(claimed_.load(std::memory_order_seq_cst));
+}
+
+// ---- deferred
+
+bool Queue::kind_of(CUstream stream, StreamKind& kind) noexcept {
+  if (stream == CU_STREAM_LEGACY || stream == nullptr) {
+    kind = StreamKind::kLegacy;
+    return true;
+  }
+  if (stream == CU_STREAM_PER_THREAD) {
+    kind = StreamKind::kPerThread;
+    return true;
+  }
+  {
+    const std::scoped_lock lock(lock_);
+    if (order_.find_kind(word(stream), kind)) return true;
+  }
+  unsigned flags = 0;
+  if (calls_.stream_get_flags(stream, &flags) != CUDA_SUCCESS) return false;
+  kind = (flags & CU_STREAM_NON_BLOCKING) != 0 ? StreamKind::kNonBlocking : StreamKind::kBlocking;
+  const std::scoped_lock lock(lock_);
+  order_.remember_kind(word(stream), kind);
+  return true;
+}
+
+// Both under the lock: may(bytes) decides and says how much the operation carries, fill(operation, data, position)
+// writes it and keeps the books.
+template <typename May, typename Fill>
+bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept {
+  if (!active() || stream == CU_STREAM_PER_THREAD) return false;
+  StreamKind kind = StreamKind::kLegacy;
+  bool kind_known = stream == CU_STREAM_LEGACY;
+  while (true) {
+    Position room = 0;
+    {
+      const std::scoped_lock lock(lock_);
+      std::size_t bytes = 0;
+      if (!active() || !may(bytes) || bytes > ring_.max_bytes()) return false;
+      kind_known = kind_known || order_.find_kind(word(stream), kind);
+      if (kind_known) {
+        std::byte* data = nullptr;
+        if (Operation* operation = ring_.reserve(bytes, data)) {
+          operation->thread = caller.thread;
+          operation->context = caller.context;
+          operation->stream = stream;
+          const Position position = ring_.pushed() + 1;
+          order_.passed(ring_.passed());
+          fill(*operation, data, position);
+          order_.stream_used(word(stream), kind, position);
+          ring_.publish();
+          return true;
+        }
+        room = ring_.position_with_room();
+      }
+    }
+    if (kind_known) {
+      drain(caller, room, wait);
+    } else if (!kind_of(stream, kind)) {
+      return false;
+    } else {
+      kind_known = true;
+    }
+  }
+}
+
+bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
+  if (!active()) return false;
+  const Attributes attributes = read(call.attributes, call.attribute_count);
+  if (!attributes.known || !within_limits(call.grid, attributes.cluster)) return false;
+  void* packed = nullptr;
+  std::size_t packed_bytes = 0;
+  if (call.extra != nullptr) {
+    if (call.parameters != nullptr || call.cooperative || !read_extra(call.extra, packed, packed_bytes)) return false;
+  }
+
+  Functions::Signature signature;
+  std::size_t pointer_bytes = 0;
+  const std::size_t attribute_bytes = aligned(call.attribute_count * sizeof(CUlaunchAttribute));
+  const auto may = [&](std::size_t& bytes) {
+    if (!functions_.find(word(call.function), signature)) return false;
+    if (!functions_.succeeded_once(like_of(call, attributes, signature.generation))) return false;
+    const std::size_t count = signature.parameters.size();
+    if (count != 0 && call.parameters == nullptr && packed == nullptr) return false;
+    pointer_bytes = packed != nullptr ? 0 : aligned(count * sizeof(void*));
+    bytes = attribute_bytes + pointer_bytes + (packed != nullptr ? packed_bytes : signature.block_bytes);
+    return std::all_of(attributes.events.begin(),
+                       attributes.events.begin() + static_cast<std::ptrdiff_t>(attributes.event_count),
+                       [&](CUevent event) { return order_.may_defer_record(word(event)); });
+  };
+  return push(caller, call.stream, Waiter::For::kRoom, may,
+              [&](Operation& operation, std::byte* data, Position position) {
+                operation.kind = Operation::Kind::kKernel;
+                operation.kernel = {};
+                Operation::Kernel& kernel = operation.kernel;
+                kernel.function = call.function;
+                std::copy_n(call.grid, 3, kernel.grid);
+                std::copy_n(call.block, 3, kernel.block);
+                kernel.shared_bytes = call.shared_bytes;
+                kernel.cooperative = call.cooperative;
+                if (call.attribute_count != 0) {
+                  kernel.attributes = reinterpret_cast<CUlaunchAttribute*>(data);
+                  kernel.attribute_count = call.attribute_count;
+                  std::memcpy(data, call.attributes, call.attribute_count * sizeof(CUlaunchAttribute));
+                }
+                std::byte* const block = data + attribute_bytes + pointer_bytes;
+                if (packed != nullptr) {
+                  kernel.packed = block;
+                  kernel.packed_bytes = packed_bytes;
+                  std::memcpy(block, packed, packed_bytes);
+                } else if (!signature.parameters.empty()) {
+                  kernel.parameters = reinterpret_cast<void**>(data + attribute_bytes);
+                  for (std::size_t i = 0; i < signature.parameters.size(); ++i) {
+                    const Parameter parameter = signature.parameters[i];
+                    kernel.parameters[i] = block + parameter.offset_bytes;
+                    std::memcpy(kernel.parameters[i], call.parameters[i], parameter.bytes);
+                  }
+                }
+                for (std::size_t i = 0; i < attributes.event_count; ++i) {
+                  order_.event_recorded(word(attributes.events[i]), position);
+                  order_.recorded_in_capture(word(attributes.events[i]), false);
+                }
+              });
+}
+
+bool Queue::push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept {
+  return push(
+      caller, stream, Waiter::For::kRoom, [&](std::size_t&) { return functions_.may_defer_graph(word(graph)); },
+      [&](Operation& operation, std::byte*, Position) {
+        operation.kind = Operation::Kind::kGraph;
+        operation.graph = {graph};
+      });
+}
+
+bool Queue::push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept {
+  return push(
+      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
+      [&](Operation& operation, std::byte*, Position) {
+        operation.kind = rows ? Operation::Kind::kFillRows : Operation::Kind::kFill;
+        operation.fill = fill;
+      });
+}
+
+bool Queue::push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept {
+  return push(
+      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
+      [&](Operation& operation, std::byte*, Position) {
+        operation.kind = Operation::Kind::kCopy;
+        operation.copy = copy;
+      });
+}
+
+bool Queue::push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept {
+  if (flags != CU_EVENT_RECORD_DEFAULT || event == nullptr) return false;
+  return push(
+      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return order_.may_defer_record(word(event)); },
+      [&](Operation& operation, std::byte*, Position position) {
+        operation.kind = Operation::Kind::kRecord;
+        operation.event = {event, flags};
+        order_.event_recorded(word(event), position);
+        order_.recorded_in_capture(word(event), false);
+      });
+}
+
+bool Queue::push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept {
+  if (flags != CU_EVENT_WAIT_DEFAULT || event == nullptr) return false;
+  return push(
+      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return order_.may_defer_wait(word(event)); },
+      [&](Operation& operation, std::byte*, Position position) {
+        operation.kind = Operation::Kind::kWait;
+        operation.event = {event, flags};
+        order_.event_awaited(word(event), position);
+      });
+}
+
+bool Queue::push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept {
+  if (function == nullptr) return false;
+  return push(
+      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
+      [&](Operation& operation, std::byte*, Position) {
+        operation.kind = Operation::Kind::kHostFunction;
+        operation.host = {function, data};
+      });
+}
+
+// ---- drained
+
+Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent other) noexcept {
+  if (scope == Scope::kNothing || ring_.empty()) return 0;
+  if (scope == Scope::kEnd) return ring_.pushed();
+  StreamKind kind = StreamKind::kLegacy;
+  const bool has_stream = scope == Scope::kStream || scope == Scope::kStreamAndEvent;
+  // A stream that the driver does not know: it will say so itself.
+  if (has_stream && !kind_of(stream, kind)) return ring_.pushed();
+  const std::scoped_lock lock(lock_);
+  Position position = 0;
+  if (has_stream) position = order_.of_stream(word(stream), kind);
+  if (scope != Scope::kStream && event != nullptr) position = std::max(position, order_.of_event(word(event)));
+  if (scope == Scope::kTwoEvents && other != nullptr) position = std::max(position, order_.of_event(word(other)));
+  return position > ring_.passed() ? position : 0;
+}
+
+void Queue::open_for(const Caller& caller, Position position, Waiter::For what) noexcept {
+  Waiter waiter{what, caller.latency, false};
+  if (!caller.latency && what != Waiter::For::kOther) waiter.holds_gil = holds_gil_();
+  if (!may_wait_behind_the_gate(waiter, process_has_latency_.load(std::memory_order_seq_cst))) {
+    launcher_.open_until(position);
+    return;
+  }
+  if (may_wait_behind_the_gate(waiter, true)) return;
+  // Should latency work come to this process while this thread waits, it must not go on waiting behind a closed gate.
+  Position claimed = claimed_.load(std::memory_order_relaxed);
+  while (claimed < position && !claimed_.compare_exchange_weak(claimed, position, std::memory_order_seq_cst)) {
+  }
+  if (process_has_latency_.load(std::memory_order_seq_cst)) launcher_.open_until(position);
+}
+
+void Queue::drain(const Caller& caller, Position position, Waiter::For what) noexcept {
+  if (position <= ring_.passed()) return;
+  open_for(caller, position, what);
+  launcher_.drain(position);
+}
+
+bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {
+  if (position <= ring_.passed()) return false;
+  open_for(caller, position, Waiter::For::kSynchronise);
+  launcher_.check();
+  return position > ring_.passed() && !launcher_.off();
+}
+
+bool Queue::stream_not_ready(const Caller& caller, CUstream stream) noexcept {
+  if (ring_.empty()) return false;
+  StreamKind kind = StreamKind::kLegacy;
+  if (!kind_of(stream, kind)) return false;
+  Position position = 0;
+  {
+    const std::scoped_lock lock(lock_);
+    position = order_.of_stream(word(stream), kind);
+  }
+  return answer_not_ready(caller, position);
+}
+
+bool Queue::event_not_ready(const Caller& caller, CUevent event) noexcept {
+  if (ring_.empty()) return false;
+  Position position = 0;
+  {
+    const std::scoped_lock lock(lock_);
+    position = order_.record_of(word(event));
+  }
+  return answer_not_ready(caller, position);
+}
+
+// ---- what the queue must be told
+
+void Queue::kernel_launched(const KernelCall& call) noexcept {
+  if (!active()) return;
+  const Attributes attributes = read(call.attributes, call.attribute_count);
+  if (!attributes.known) return;
+  {
+    const std::scoped_lock lock(lock_);
+    Functions::Signature signature;
+    if (functions_.find(word(call.function), signature)) {
+      functions_.succeeded(like_of(call, attributes, signature.generation));
+      return;
+    }
+  }
+  // A CUkernel comes as a CUfunction; only its own function describes it.
+  std::array<Parameter, Functions::kMaxParameters> parameters;
+  std::size_t count = 0;
+  bool is_kernel = false;
+  for (; count < parameters.size(); ++count) {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    CUresult status = CUDA_ERROR_INVALID_VALUE;
+    if (!is_kernel) status = calls_.function_get_parameter(call.function, count, &offset, &bytes);
+    if (status != CUDA_SUCCESS && (is_kernel || count == 0)) {
+      status = calls_.kernel_get_parameter(reinterpret_cast<CUkernel>(call.function), count, &offset, &bytes);
+      is_kernel = is_kernel || status == CUDA_SUCCESS;
+    }
+    if (status == CUDA_ERROR_INVALID_VALUE) break;  // no such parameter: all are known
+    if (status != CUDA_SUCCESS || offset > UINT16_MAX || bytes > UINT16_MAX) return;
+    parameters[count] = {static_cast<std::uint16_t>(offset), static_cast<std::uint16_t>(bytes)};
+  }
+  if (count == parameters.size()) return;
+  const std::scoped_lock lock(lock_);
+  Functions::Signature signature;
+  if (!functions_.learn(word(call.function), std::span(parameters).first(count)) ||
+      !functions_.find(word(call.function), signature)) {
+    return;
+  }
+  functions_.succeeded(like_of(call, attributes, signature.generation));
+}
+
+void Queue::graph_launched(CUgraphExec graph) noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.graph_launched(word(graph));
+}
+
+void Queue::graph_instantiated(CUgraphExec graph, bool plain) noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.graph_instantiated(word(graph), plain);
+}
+
+void Queue::graph_changed(CUgraphExec graph) noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.graph_changed(word(graph));
+}
+
+void Queue::graph_destroyed(CUgraphExec graph) noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.graph_destroyed(word(graph));
+}
+
+void Queue::function_changed(CUfunction function) noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.changed(word(function));
+}
+
+void Queue::event_recorded(CUevent event, bool capturing) noexcept {
+  const std::scoped_lock lock(lock_);
+  order_.recorded_in_capture(word(event), capturing);
+}
+
+void Queue::event_is_shared(CUevent event) noexcept {
+  const std::scoped_lock lock(lock_);
+  order_.shared_between_processes(word(event));
+}
+
+void Queue::event_destroyed(CUevent event) noexcept {
+  const std::scoped_lock lock(lock_);
+  order_.forget_event(word(event));
+}
+
+void Queue::stream_destroyed(CUstream stream) noexcept {
+  const std::scoped_lock lock(lock_);
+  order_.forget_stream(word(stream));
+}
+
+void Queue::functions_unloaded() noexcept {
+  const std::scoped_lock lock(lock_);
+  functions_.forget_functions();
+}
+
+void Queue::context_gone() noexcept {
+  launcher_.forget_context();
+  const std::scoped_lock lock(lock_);
+  order_.forget_streams_and_events();
+  functions_.forget_functions();
+  functions_.forget_graphs();
+}
+
+}  // namespace cudasched::queue

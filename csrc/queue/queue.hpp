@@ -1,0 +1,140 @@
+// The launch queue of one device in one process: a best-effort program's calls are put into a ring with what they need
+// copied, and its threads return at once; a launcher thread makes the calls when the gate lets it. docs/order.md has
+// the rules.
+//
+// A call comes in one of three ways (queue/treatments.hpp says which):
+//   deferred   push_...() says true: done, the program gets success. False: as drained, and a launch is then gated.
+//   drained    drain(caller, before(...), ...), then the driver on the calling thread.
+//   direct     nothing.
+// take_error() comes first in each call that reports errors of work: a deferred call's error is due there.
+//
+// The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
+// function may be called from any thread; none throws, allocates or, where nothing is queued, locks, once start() has
+// returned. lock_ is held for the bookkeeping of one call, never across a driver call or a wait.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/spin_lock.hpp"
+#include "queue/calls.hpp"
+#include "queue/functions.hpp"
+#include "queue/launcher.hpp"
+#include "queue/mailbox.hpp"
+#include "queue/operation.hpp"
+#include "queue/order.hpp"
+#include "queue/ring.hpp"
+
+namespace cudasched::queue {
+
+// Who makes a call.
+struct Caller {
+  unsigned thread = 0;          // a number of its own, other than 0
+  CUcontext context = nullptr;  // current on it
+  bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
+};
+
+// A kernel launch as the program asked for it; `stream` is the one meant, never 0.
+struct KernelCall {
+  CUfunction function = nullptr;
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  CUstream stream = nullptr;
+  bool cooperative = false;
+  const CUlaunchAttribute* attributes = nullptr;
+  unsigned attribute_count = 0;
+  void** parameters = nullptr;
+  void** extra = nullptr;
+};
+
+class Queue {
+ public:
+  using GilCheck = bool (*)() noexcept;
+
+  // `calls` and `admission` live as long as the process does. `holds_gil`: does the calling thread?
+  Queue(const Calls& calls, Admission& admission, GilCheck holds_gil, std::uint32_t slots = Ring::kSlots,
+        std::uint32_t arena_bytes = Ring::kArenaBytes) noexcept;
+
+  // ---- life
+  // False where there is no memory or no thread for it: nothing is ever deferred then.
+  bool start() noexcept;
+  // Calls may be deferred.
+  bool active() const noexcept { return accepting_.load(std::memory_order_relaxed) && launcher_.running(); }
+  bool empty() const noexcept { return ring_.empty(); }
+  // Nothing is deferred from here on, and the gate is open for what is queued: an internal fault.
+  void fail() noexcept;
+  // At exit: as fail(), then waits for what is queued, at most for `longest_ns`.
+  void stop(std::int64_t longest_ns) noexcept;
+  // In a forked child: the queue is empty and stays so.
+  void abandon() noexcept;
+  // Regularly, from a thread that may make driver calls: is the launcher still there?
+  void check() noexcept { launcher_.check(); }
+  // The process has latency work from here on: what now holds the process's own threads may not.
+  void latency_came() noexcept;
+
+  // ---- deferred
+  bool push_kernel(const Caller& caller, const KernelCall& call) noexcept;
+  bool push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept;
+  bool push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept;
+  // Host memory in it must be pinned: the driver reads pageable memory before the call returns.
+  bool push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept;
+  bool push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept;
+  bool push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept;
+  bool push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept;
+
+  // ---- drained
+  // What a call of this scope waits for; 0: nothing.
+  Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr) noexcept;
+  void drain(const Caller& caller, Position position, Waiter::For what) noexcept;
+
+  // Answers of queries without draining: the driver is not asked where these say true. What latency work asks for, it
+  // waits for: the gate opens.
+  bool stream_not_ready(const Caller& caller, CUstream stream) noexcept;
+  bool event_not_ready(const Caller& caller, CUevent event) noexcept;
+
+  // ---- what the queue must be told, whether or not it is active; each before the driver call that it is about, except
+  // where it says after
+  void kernel_launched(const KernelCall& call) noexcept;            // after; directly and with success
+  void graph_launched(CUgraphExec graph) noexcept;                  // after; directly and with success
+  void graph_instantiated(CUgraphExec graph, bool plain) noexcept;  // after; plain: no event, memory or unknown nodes
+  void graph_changed(CUgraphExec graph) noexcept;                   // drained
+  void graph_destroyed(CUgraphExec graph) noexcept;                 // drained
+  void function_changed(CUfunction function) noexcept;              // drained; an attribute of it
+  void event_recorded(CUevent event, bool capturing) noexcept;      // after; directly
+  void event_is_shared(CUevent event) noexcept;                     // after; interprocess, or opened from another
+  void event_destroyed(CUevent event) noexcept;                     // drained
+  void stream_destroyed(CUstream stream) noexcept;                  // drained
+  void functions_unloaded() noexcept;                               // drained; a module or library
+  void context_gone() noexcept;                                     // drained; reset or destroyed
+
+  // The error of a deferred call that is due on this thread; each is handed over once.
+  CUresult take_error(unsigned thread) noexcept { return mailbox_.take(thread); }
+  bool has_error(unsigned thread) const noexcept { return mailbox_.holds(thread); }
+
+  Position pushed() const noexcept { return ring_.pushed(); }
+  Position passed() const noexcept { return ring_.passed(); }
+
+ private:
+  template <typename May, typename Fill>
+  bool push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept;
+  bool kind_of(CUstream stream, StreamKind& kind) noexcept;
+  void open_for(const Caller& caller, Position position, Waiter::For what) noexcept;
+  bool answer_not_ready(const Caller& caller, Position position) noexcept;
+
+  const Calls& calls_;
+  const GilCheck holds_gil_;
+  SpinLock lock_;
+  Order order_;
+  Functions functions_;
+  Mailbox mailbox_;
+  Ring ring_;
+  Launcher launcher_;
+  std::atomic<bool> accepting_{false};
+  std::atomic<bool> process_has_latency_{false};
+  std::atomic<Position> claimed_{0};  // what waits behind the gate only as long as the process has no latency work
+};
+
+}  // namespace cudasched::queue

@@ -1,0 +1,89 @@
+// Operations in program order, with the memory that their parameters are copied into. Allocated once.
+//
+// Many threads push, one at a time: reserve() and publish() are called under the queue's lock and neither allocates nor
+// calls the system, except to wake a sleeping consumer. One thread consumes: front(), pass() and await_work(). Any
+// thread may ask where the ring is and wait for it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "queue/operation.hpp"
+#include "queue/order.hpp"
+
+namespace cudasched::queue {
+
+class Ring {
+ public:
+  static constexpr std::uint32_t kSlots = 4096;
+  static constexpr std::uint32_t kArenaBytes = 1U << 20;
+
+  // Both powers of two. Where there is no memory, the ring is not usable.
+  explicit Ring(std::uint32_t slots = kSlots, std::uint32_t arena_bytes = kArenaBytes) noexcept;
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  bool usable() const noexcept { return memory_ != nullptr; }
+
+  // The most that one operation can carry.
+  std::size_t max_bytes() const noexcept { return arena_bytes_ / 4; }
+
+  // The next operation's place, and `bytes` (at most max_bytes()) for what it carries, aligned for anything. Null where
+  // the ring is full: wait for position_with_room() and ask again. Nothing is in the ring before publish().
+  Operation* reserve(std::size_t bytes, std::byte*& data) noexcept;
+  Position publish() noexcept;
+  Position position_with_room() const noexcept;
+
+  // The oldest operation that is not passed, or null; its position is passed() + 1.
+  const Operation* front() const noexcept;
+  // The one behind it, or null.
+  const Operation* second() const noexcept;
+  // Its driver call has returned.
+  void pass() noexcept;
+  // Sleeps until there is work, or notify() is called after `interrupted` was set, at most for `longest_ns`.
+  void await_work(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
+  void notify() noexcept;
+  // In a forked child: nothing is in it.
+  void abandon() noexcept { passed_.store(pushed(), std::memory_order_release); }
+
+  Position pushed() const noexcept { return pushed_.load(std::memory_order_acquire); }
+  Position passed() const noexcept { return passed_.load(std::memory_order_acquire); }
+  bool empty() const noexcept { return passed() == pushed(); }
+
+  // Waits until `position` is passed, at most for `longest_ns`; says whether it is.
+  bool await(Position position, std::int64_t longest_ns) noexcept;
+
+ private:
+  static constexpr std::int64_t kSpinNs = 20'000;  // before a waiter sleeps
+  static constexpr Position kNobody = ~Position{0};
+
+  struct Slot {
+    Operation operation;
+    std::uint64_t arena_end = 0;  // what lies before it is free once this operation is passed
+  };
+
+  Slot& slot(Position position) const noexcept { return slots_[(position - 1) & (slot_count_ - 1)]; }
+  void wake_waiters() noexcept;
+
+  void* memory_ = nullptr;
+  std::size_t memory_bytes_ = 0;
+  Slot* slots_ = nullptr;
+  std::byte* arena_ = nullptr;
+  std::uint32_t slot_count_;
+  std::uint32_t arena_bytes_;
+
+  // Producers.
+  alignas(64) std::atomic<Position> pushed_{0};
+  std::uint64_t arena_used_ = 0;  // bytes ever handed out, with gaps
+  std::atomic<std::uint32_t> consumer_sleeps_{0};
+
+  // The consumer.
+  alignas(64) std::atomic<Position> passed_{0};
+
+  // Waiters.
+  alignas(64) std::atomic<Position> wanted_{kNobody};  // the least position that a sleeper wants
+  std::atomic<std::uint32_t> wakes_{0};
+};
+
+}  // namespace cudasched::queue

@@ -1,0 +1,23 @@
+// Between a launch and the collector: what the engine knows of the launch is looked up and handed over. Called by the
+// hook around the driver's call, and only while launches are collected.
+#pragma once
+
+#include <cuda.h>
+
+#include "predict/launch.hpp"
+#include "telemetry/collector.hpp"
+
+namespace cudasched::runtime {
+
+// Closed (Record::open is false) if the launch is captured: the device does not run it.
+telemetry::Record begin_collected(CUstream stream, bool may_time) noexcept;
+void end_collected(const telemetry::Record& record, const predict::Launch& launch, CUstream stream,
+                   CUresult status) noexcept;
+
+// CUDASCHED_COLLECT_DIR starts a collection with the process's first cuInit; what goes wrong is a warning.
+void collect_if_asked(const std::string& cupti_path) noexcept;
+
+// At exit, or a call.
+telemetry::Collected finish_collecting() noexcept;
+
+}  // namespace cudasched::runtime

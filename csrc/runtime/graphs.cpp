@@ -1,0 +1,188 @@
+#include "runtime/graphs.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "base/hash.hpp"
+#include "driver/driver.hpp"
+#include "driver/functions.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constexpr std::int64_t kNodeGapNs = 1'000;           // from the end of a node to the start of the next
+constexpr std::int64_t kHostNs = 10'000;             // a host function
+constexpr std::int64_t kTransferNs = 1'500;          // a copy or a fill of nothing
+constexpr double kDeviceBytesPerNs = 2'000.0;        // within the device
+constexpr double kHostBytesPerNs = 25.0;             // over PCIe
+constexpr int kDeepest = 8;                          // of child graphs
+constexpr std::size_t kMostNodes = std::size_t{1} << 20;
+
+struct Walk {
+  std::int64_t longest_ns = 0;
+  std::uint64_t hash = 0;
+  std::uint32_t nodes = 0;
+};
+
+Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth);
+
+std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::uint64_t& hash) {
+  CUDA_KERNEL_NODE_PARAMS parameters{};
+  if (driver::table().graph_kernel_node_get(node, &parameters) != CUDA_SUCCESS) return 0;
+  const void* const function =
+      parameters.func != nullptr ? static_cast<const void*>(parameters.func) : static_cast<const void*>(parameters.kern);
+  const predict::Launch launch{.function = function,
+                               .grid = {parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ},
+                               .block = {parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ},
+                               .dynamic_shared_bytes = parameters.sharedMemBytes,
+                               .parameters = parameters.kernelParams,
+                               .extra = parameters.extra};
+  const driver::KernelFacts* const known = driver::functions().find(function);
+  std::vector<std::uint32_t> block;
+  if (known != nullptr) {
+    block.resize(known->facts.parameter_bytes / 4);
+    block.resize(known->gather(launch, block.data()));
+    hash = mix(hash, known->facts.identity);
+  }
+  for (int i = 0; i < 3; ++i) hash = mix(hash, std::uint64_t{launch.grid[i]} << 32 | launch.block[i]);
+  predict::Residency residency;
+  driver::table().occupancy(&residency.blocks_per_sm,
+                            static_cast<CUfunction>(const_cast<void*>(function)),
+                            static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes);
+  CUdevice device = 0;
+  if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
+    residency.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  }
+  return estimate({.launch = launch,
+                   .function = known == nullptr ? nullptr : &known->facts,
+                   .words = block,
+                   .residency = residency});
+}
+
+std::int64_t transfer_ns(double bytes, double bytes_per_ns) {
+  return kTransferNs + static_cast<std::int64_t>(std::min(bytes / bytes_per_ns, 1e9));
+}
+
+std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int depth, std::uint64_t& hash) {
+  const auto& driver = driver::table();
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) return 0;
+  hash = mix(hash, static_cast<std::uint64_t>(type));
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return driver.graph_kernel_node_get == nullptr ? 0 : kernel_ns(node, estimate, hash);
+    case CU_GRAPH_NODE_TYPE_MEMCPY: {
+      CUDA_MEMCPY3D copy{};
+      if (driver.graph_copy_node_get == nullptr || driver.graph_copy_node_get(node, &copy) != CUDA_SUCCESS) break;
+      const double bytes = static_cast<double>(copy.WidthInBytes) * static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
+                           static_cast<double>(std::max<std::size_t>(1, copy.Depth));
+      const bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST || copy.dstMemoryType == CU_MEMORYTYPE_HOST;
+      return transfer_ns(bytes, host ? kHostBytesPerNs : kDeviceBytesPerNs);
+    }
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+      CUDA_MEMSET_NODE_PARAMS fill{};
+      if (driver.graph_set_node_get == nullptr || driver.graph_set_node_get(node, &fill) != CUDA_SUCCESS) break;
+      return transfer_ns(static_cast<double>(fill.width) * fill.elementSize * static_cast<double>(fill.height),
+                         kDeviceBytesPerNs);
+    }
+    case CU_GRAPH_NODE_TYPE_GRAPH: {
+      CUgraph child = nullptr;
+      if (depth >= kDeepest || driver.graph_child_node_get == nullptr ||
+          driver.graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+        break;
+      }
+      const Walk inner = walk(child, estimate, depth + 1);
+      hash = mix(hash, inner.hash);
+      return inner.longest_ns;
+    }
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return kHostNs;
+    default:
+      break;  // events, waits, memory, conditional bodies: nothing, or not to be known
+  }
+  return 0;
+}
+
+Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
+  Walk result;
+  const auto& driver = driver::table();
+  std::size_t count = 0;
+  if (driver.graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return result;
+  std::vector<CUgraphNode> nodes(count);
+  if (count > 0 && driver.graph_get_nodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return result;
+  result.nodes = static_cast<std::uint32_t>(count);
+
+  std::unordered_map<CUgraphNode, std::size_t> place;
+  std::vector<std::int64_t> own_ns(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    place[nodes[i]] = i;
+    own_ns[i] = node_ns(nodes[i], estimate, depth, result.hash);
+  }
+  std::size_t edges = 0;
+  std::vector<CUgraphNode> from;
+  std::vector<CUgraphNode> to;
+  if (driver.graph_get_edges != nullptr &&
+      driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &edges) == CUDA_SUCCESS && edges > 0) {
+    from.resize(edges);
+    to.resize(edges);
+    std::vector<CUgraphEdgeData> data(edges);
+    if (driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &edges) != CUDA_SUCCESS) edges = 0;
+  }
+  std::vector<std::vector<std::size_t>> next(count);
+  std::vector<std::size_t> open(count, 0);  // predecessors not yet walked
+  for (std::size_t i = 0; i < edges; ++i) {
+    next[place[from[i]]].push_back(place[to[i]]);
+    ++open[place[to[i]]];
+    result.hash = mix(result.hash, std::uint64_t{place[from[i]]} << 32 | place[to[i]]);
+  }
+  std::vector<std::int64_t> start_ns(count, 0);
+  std::vector<std::size_t> ready;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (open[i] == 0) ready.push_back(i);
+  }
+  while (!ready.empty()) {
+    const std::size_t node = ready.back();
+    ready.pop_back();
+    const std::int64_t end_ns = start_ns[node] + own_ns[node];
+    result.longest_ns = std::max(result.longest_ns, end_ns);
+    for (const std::size_t after : next[node]) {
+      start_ns[after] = std::max(start_ns[after], end_ns + (own_ns[node] > 0 ? kNodeGapNs : 0));
+      if (--open[after] == 0) ready.push_back(after);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept {
+  if (exec == nullptr || driver::table().graph_get_nodes == nullptr || driver::table().graph_node_get_type == nullptr) {
+    return;
+  }
+  try {
+    const driver::RelaxedCapture relaxed;
+    const Walk walked = walk(graph, estimate, 0);
+    auto facts = std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes});
+    const std::scoped_lock lock(mutex_);
+    const auto [known, is_new] = by_identity_.try_emplace(facts->identity, nullptr);
+    if (is_new) known->second = std::move(facts);
+    by_handle_.insert(exec, known->second.get());
+  } catch (const std::exception&) {
+    forget(exec);  // no memory, or a device that is no more: the graph goes without a prediction
+  }
+}
+
+void Graphs::forget(CUgraphExec exec) noexcept {
+  const std::scoped_lock lock(mutex_);
+  by_handle_.erase(exec);
+}
+
+void Graphs::reset_in_child() noexcept {
+  new (&mutex_) std::mutex;
+  by_handle_.clear();
+}
+
+}  // namespace cudasched::runtime

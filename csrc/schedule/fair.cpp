@@ -1,0 +1,37 @@
+#include "schedule/fair.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace cudasched::schedule {
+namespace {
+
+constexpr std::int64_t kNobodyNs = std::numeric_limits<std::int64_t>::max();
+
+std::int64_t least_of(std::uint64_t slots, const std::int64_t* virtual_ns) noexcept {
+  std::int64_t least_ns = kNobodyNs;
+  for (; slots != 0; slots &= slots - 1) least_ns = std::min(least_ns, virtual_ns[__builtin_ctzll(slots)]);
+  return least_ns;
+}
+
+}  // namespace
+
+std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept {
+  constexpr std::int64_t kMostNs = std::numeric_limits<std::int64_t>::max() >> (kLargestPriority + 1);
+  const int step = std::clamp(priority, -kLargestPriority, kLargestPriority);
+  const std::int64_t bounded_ns = std::clamp<std::int64_t>(gpu_ns, 1, kMostNs);
+  return std::max<std::int64_t>(step >= 0 ? bounded_ns >> step : bounded_ns << -step, 1);
+}
+
+std::int64_t joined_ns(std::int64_t own_ns, std::uint64_t others, const std::int64_t* virtual_ns) noexcept {
+  const std::int64_t least_ns = least_of(others, virtual_ns);
+  return least_ns == kNobodyNs ? own_ns : std::max(own_ns, least_ns);
+}
+
+bool may_feed(const FairView& view) noexcept {
+  if (view.waited_ns >= view.max_wait_ns) return true;
+  const std::int64_t least_ns = least_of(view.waiting & ~(std::uint64_t{1} << view.self), view.virtual_ns);
+  return least_ns == kNobodyNs || view.virtual_ns[view.self] - view.quantum_ns <= least_ns;
+}
+
+}  // namespace cudasched::schedule

@@ -1,0 +1,40 @@
+// Weighted fair between best-effort clients, by predicted GPU time. A client's virtual time grows with the GPU time
+// that it was given, more slowly the higher its priority; the one with the least is next. Each client keeps its own
+// virtual time in its slot of the arbiter, so a killed one leaves nothing to mend.
+//
+// Without MPS one client feeds at a time, and virtual times say who has the next turn (turn.hpp). Under MPS all feed,
+// and may_feed() holds those back that are ahead.
+//
+// Pure: no clock, no driver, no allocation, no state.
+#pragma once
+
+#include <cstdint>
+
+namespace cudasched::schedule {
+
+inline constexpr int kLargestPriority = 8;  // and its negative; priorities beyond count as these
+
+// What `gpu_ns` of GPU time add to the virtual time of a client with this priority. One step of priority doubles a
+// client's share. Never 0, so that a client that launches moves on.
+std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept;
+
+// The virtual time of a client that starts, or comes back after having been idle: time in which it wanted nothing is
+// not owed to it. `others` are the best-effort clients that feed or wait now; without any, its own stays.
+std::int64_t joined_ns(std::int64_t own_ns, std::uint64_t others, const std::int64_t* virtual_ns) noexcept;
+
+struct FairView {
+  static constexpr std::int64_t kQuantumNs = 3'000'000;
+  static constexpr std::int64_t kMaxWaitNs = 20'000'000;
+
+  int self = 0;
+  std::uint64_t waiting = 0;                 // bitmap: best-effort clients that wait at the gate, heartbeat fresh
+  const std::int64_t* virtual_ns = nullptr;  // of 64 slots; those of `waiting` and self are read
+  std::int64_t quantum_ns = kQuantumNs;      // how far self may be ahead of the last
+  std::int64_t waited_ns = 0;                // for its turn, this launch
+  std::int64_t max_wait_ns = kMaxWaitNs;     // then it feeds: one that waits and never goes must not hold the others
+};
+
+// Snapshot::my_turn under MPS.
+bool may_feed(const FairView& view) noexcept;
+
+}  // namespace cudasched::schedule

@@ -1,0 +1,671 @@
+#include "telemetry/collector.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/spin_lock.hpp"
+#include "driver/driver.hpp"
+#include "telemetry/cupti.hpp"
+#include "telemetry/event_timer.hpp"
+#include "telemetry/journal.hpp"
+#include "telemetry/sm_clock.hpp"
+#include "telemetry/window.hpp"
+
+namespace cudasched::telemetry {
+namespace {
+
+constexpr std::int64_t kPassNs = 100 * kNsPerMs;
+constexpr std::int64_t kFlushNs = kNsPerSecond;        // of CUPTI's buffers, and of the clocks' offset
+constexpr std::int64_t kRefreshNs = 5 * kNsPerSecond;  // of the events' reference
+constexpr std::int64_t kCallsInFlightNs = kNsPerSecond;
+constexpr std::size_t kMostBatched = 1 << 20;  // records of CUPTI that wait for the collector's thread
+constexpr int kNotReadyInARow = 64;
+constexpr std::uint32_t kNoFunction = UINT32_MAX;
+
+// A launch as it leaves the launch path: this, then its words.
+struct Item {
+  Row row;
+  std::uint64_t function = 0;
+  std::uint64_t stream = 0;
+  std::uint64_t thread = 0;
+  void* events = nullptr;
+  bool failed = false;
+};
+static_assert(std::is_trivially_copyable_v<Item> && sizeof(Item) % alignof(Item) == 0);
+
+struct Text {
+  std::uint32_t space;  // 0: functions' names, 1: labels
+  std::uint32_t number;
+  std::string text;
+};
+
+// What launches leave for the collector's thread.
+struct Intake {
+  std::vector<std::byte> items;
+  std::vector<std::uint64_t> dropped;  // numbers of launches for which there was no room
+  std::vector<Text> texts;
+};
+
+std::string json_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte >= 0x7F) {
+      // Bytes stand for the characters of their number; the reader turns them back (surrogates would not survive JSON).
+      std::array<char, 8> escape{};
+      std::snprintf(escape.data(), escape.size(), "\\u%04x", byte);
+      out += escape.data();
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string command_json() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string out = "[";
+  std::string word;
+  while (std::getline(file, word, '\0')) out += (out.size() > 1 ? ", " : "") + json_text(word);
+  return out + "]";
+}
+
+class Collector {
+ public:
+  void start(const CollectOptions& options);
+  Collected stop(bool synchronize) noexcept;
+  void label(std::string_view text);
+  Record begin(CUstream stream, bool may_time) noexcept;
+  void end(const Record& record, const Launched* launched) noexcept;
+  void deliver(cupti::Batch&& batch);
+  void forget(CUcontext context) noexcept {
+    if (timer_) timer_->forget(context);
+  }
+
+ private:
+  void drop(std::uint64_t number) noexcept;
+  void run() noexcept;
+  void pass(bool last);
+  void take_intake();
+  void take_device_records();
+  void read_events();
+  void sample_clocks();
+  void write_rows(bool all);
+  void fill(Pending& launch);
+  void tie_clock() noexcept;
+  void write_meta();
+  void write_end();
+  int sm_count(int device);
+
+  std::mutex lifecycle_;
+  CollectOptions options_;
+  std::unique_ptr<Journal> journal_;
+  std::unique_ptr<EventTimer> timer_;  // while events time, and from then on: a launch may still hold a pair
+  std::atomic<std::uint32_t> session_{0};
+  std::atomic<std::uint64_t> next_launch_{0};
+  std::atomic<int> calls_in_flight_{0};
+  std::atomic<CUcontext> context_{nullptr};  // that of some launch
+  std::array<std::atomic<std::uint16_t>, SmClock::kMostDevices> clocks_{};
+  std::atomic<std::uint32_t> devices_used_{0};  // a bit each
+
+  SpinLock intake_lock_;
+  Intake intake_;
+  std::vector<bool> known_functions_;
+  std::vector<std::string> labels_{std::string()};
+  std::unordered_map<std::string, std::uint32_t> label_numbers_{{std::string(), 0}};
+  std::atomic<std::uint32_t> label_{0};
+
+  std::mutex batch_lock_;
+  cupti::Batch batch_;
+
+  std::mutex wake_lock_;
+  std::condition_variable wake_;
+  bool ending_ = false;
+  bool ended_ = true;
+
+  // The thread's alone, while it runs.
+  Intake taken_;
+  Window window_;
+  SmClock sm_clock_;
+  std::vector<std::uint64_t> name_hashes_;
+  std::uint32_t labels_written_ = 1;
+  std::unordered_map<std::uint64_t, std::uint32_t> threads_;
+  std::unordered_map<std::uint64_t, std::uint32_t> streams_;
+  std::unordered_map<std::string, std::uint32_t> graphs_;
+  std::unordered_map<int, int> sm_counts_;
+  std::int64_t cupti_offset_ns_ = 0;
+  std::int64_t next_flush_ns_ = 0;
+  std::int64_t next_refresh_ns_ = 0;
+  std::uint64_t rows_ = 0;
+  std::uint64_t lost_ = 0;
+  std::uint64_t dropped_before_ = 0;
+};
+
+alignas(Collector) unsigned char storage[sizeof(Collector)];
+
+// Never destroyed: launches may still come while the process exits.
+Collector& collector() noexcept {
+  static Collector* const instance = new (storage) Collector();
+  return *instance;
+}
+
+void Collector::start(const CollectOptions& options) {
+  const std::scoped_lock lock(lifecycle_);
+  if (collecting()) throw Error("launches are collected already; there is one collection a process at a time");
+  options_ = options;
+  journal_ = std::make_unique<Journal>(options.directory);
+  try {
+    if (options_.timing == Timing::kCupti) {
+      cupti::start(cupti::Use::kTimes, options_.cupti_path,
+                   [](cupti::Batch&& batch) { collector().deliver(std::move(batch)); });
+    } else {
+      if (calls_in_flight_.load() > 0) (void)timer_.release();  // a call of the last collection still holds a pair
+      timer_ = std::make_unique<EventTimer>();
+    }
+  } catch (const std::exception&) {
+    ::unlink(journal_->path().c_str());
+    journal_.reset();
+    throw;
+  }
+  next_launch_.store(0);
+  {
+    const std::scoped_lock taking(intake_lock_);
+    intake_ = {};
+    known_functions_.clear();
+  }
+  taken_ = {};
+  batch_ = {};
+  window_ = Window();
+  name_hashes_.clear();
+  labels_written_ = 1;
+  threads_.clear();
+  streams_ = {{reinterpret_cast<std::uintptr_t>(CU_STREAM_LEGACY), 0},
+              {reinterpret_cast<std::uintptr_t>(CU_STREAM_PER_THREAD), 1}};
+  graphs_.clear();
+  rows_ = lost_ = 0;
+  next_flush_ns_ = next_refresh_ns_ = 0;
+  dropped_before_ = cupti::dropped_records();
+  ending_ = ended_ = false;
+  tie_clock();
+  write_meta();
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread([this] { run(); }).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ended_ = true;
+    if (options_.timing == Timing::kCupti) cupti::stop(cupti::Use::kTimes);
+    throw Error("launches cannot be collected: no thread can be made");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  session_.fetch_add(1);
+  collecting_now.store(true, std::memory_order_release);
+}
+
+Collected Collector::stop(bool synchronize) noexcept {
+  Collected result;
+  const std::scoped_lock lock(lifecycle_);
+  if (journal_ == nullptr) return result;
+  collecting_now.store(false);
+  const std::int64_t patience = now_ns() + kCallsInFlightNs;
+  while (calls_in_flight_.load() > 0 && now_ns() < patience) {
+    const timespec time{0, kNsPerMs};
+    nanosleep(&time, nullptr);
+  }
+  if (synchronize) {
+    CUcontext current = nullptr;
+    if (driver::table().context_get_current(&current) == CUDA_SUCCESS && current != nullptr) {
+      driver::table().context_synchronize();
+    } else if (CUcontext const last = context_.load(); last != nullptr) {
+      const driver::CurrentContext context(last);
+      if (context.ok()) driver::table().context_synchronize();
+    }
+  }
+  {
+    std::unique_lock waiting(wake_lock_);
+    ending_ = true;
+    wake_.notify_all();
+    wake_.wait(waiting, [this] { return ended_; });
+  }
+  session_.fetch_add(1);
+  result.journal = journal_->path();
+  result.rows = rows_;
+  result.lost = lost_;
+  if (options_.timing == Timing::kCupti) cupti::stop(cupti::Use::kTimes);
+  journal_.reset();
+  return result;
+}
+
+void Collector::label(std::string_view text) {
+  const std::scoped_lock lock(intake_lock_);
+  const auto [found, fresh] = label_numbers_.emplace(std::string(text), static_cast<std::uint32_t>(labels_.size()));
+  if (fresh) {
+    if (labels_.size() >= kMostLabels) {
+      label_numbers_.erase(found);
+      throw Error("there are more than " + std::to_string(kMostLabels) +
+                  " labels; a label names a kind of work, not a single launch");
+    }
+    labels_.push_back(found->first);
+  }
+  label_.store(found->second, std::memory_order_relaxed);
+}
+
+Record Collector::begin(CUstream stream, bool may_time) noexcept {
+  Record record;
+  record.session = session_.load(std::memory_order_acquire);
+  calls_in_flight_.fetch_add(1);
+  if (!collecting()) {
+    calls_in_flight_.fetch_sub(1);
+    return record;
+  }
+  record.open = true;
+  record.launch = next_launch_.fetch_add(1, std::memory_order_relaxed);
+  record.submitted_ns = now_ns();
+  if (options_.timing == Timing::kCupti) {
+    cupti::push(record.launch);
+    record.correlated = true;
+  } else if (may_time) {
+    record.events = timer_->begin(stream);
+  }
+  return record;
+}
+
+void Collector::drop(std::uint64_t number) noexcept {
+  try {
+    intake_.dropped.push_back(number);
+  } catch (const std::exception&) {  // the window gives the number up when it is crowded
+  }
+}
+
+void Collector::end(const Record& record, const Launched* launched) noexcept {
+  if (!record.open) return;
+  struct Done {
+    std::atomic<int>& calls;
+    ~Done() { calls.fetch_sub(1); }
+  } const done{calls_in_flight_};
+  if (record.correlated) {
+    cupti::pop();
+  } else if (record.events != nullptr) {
+    timer_->end(static_cast<EventTimer::Pair*>(record.events), launched == nullptr ? nullptr : launched->stream);
+  }
+  Item item;
+  item.row.launch = record.launch;
+  item.row.submitted_ns = record.submitted_ns;
+  item.events = record.events;
+  std::span<const std::uint32_t> words;
+  if (launched == nullptr) {
+    item.failed = true;
+  } else {
+    const predict::Launch& launch = launched->launch;
+    Row& row = item.row;
+    std::copy_n(launch.grid, 3, row.grid);
+    std::copy_n(launch.block, 3, row.block);
+    std::copy_n(launch.cluster, 3, row.cluster);
+    row.dynamic_shared_bytes = launch.dynamic_shared_bytes;
+    row.is_graph = launch.is_graph ? 1 : 0;
+    row.device = static_cast<std::uint8_t>(launched->device);
+    row.blocks_per_sm = static_cast<std::uint16_t>(std::clamp(launched->blocks_per_sm, 0, 65'535));
+    row.label = label_.load(std::memory_order_relaxed);
+    row.function = kNoFunction;
+    if (const predict::Function* function = launched->function) {
+      row.function = function->index;
+      row.identity = function->identity;
+      row.parameter_bytes = function->parameter_bytes;
+      row.registers = static_cast<std::uint16_t>(function->registers);
+      row.max_threads = static_cast<std::uint16_t>(function->max_threads);
+      row.static_shared_bytes = function->static_shared_bytes;
+      row.local_bytes = function->local_bytes;
+    }
+    if (launched->device >= 0 && launched->device < SmClock::kMostDevices) {
+      row.sm_clock_mhz = clocks_[static_cast<std::size_t>(launched->device)].load(std::memory_order_relaxed);
+      const std::uint32_t bit = 1U << launched->device;
+      if ((devices_used_.load(std::memory_order_relaxed) & bit) == 0) devices_used_.fetch_or(bit);
+    }
+    item.function = reinterpret_cast<std::uintptr_t>(launch.function);
+    item.stream = reinterpret_cast<std::uintptr_t>(launched->stream);
+    item.thread = static_cast<std::uint64_t>(gettid());  // pthread's handle is soon another thread's
+    words = launched->words;
+    row.word_count = static_cast<std::uint32_t>(words.size());
+    if (context_.load(std::memory_order_relaxed) == nullptr) {
+      CUcontext current = nullptr;
+      if (driver::table().context_get_current(&current) == CUDA_SUCCESS) context_.store(current);
+    }
+  }
+  const std::size_t bytes = sizeof item + words.size_bytes();
+  const std::scoped_lock lock(intake_lock_);
+  if (record.session != session_.load(std::memory_order_relaxed)) return;
+  if (intake_.items.size() + bytes > options_.capacity_bytes) {
+    drop(record.launch);
+    return;
+  }
+  const std::size_t before = intake_.items.size();
+  try {
+    if (launched != nullptr && launched->function != nullptr) {
+      const std::uint32_t index = launched->function->index;
+      if (index >= known_functions_.size()) known_functions_.resize(index + 1);
+      if (!known_functions_[index]) {
+        intake_.texts.push_back({0, index, std::string(launched->name)});
+        known_functions_[index] = true;
+      }
+    }
+    const auto* const head = reinterpret_cast<const std::byte*>(&item);
+    intake_.items.insert(intake_.items.end(), head, head + sizeof item);
+    const std::span<const std::byte> tail = std::as_bytes(words);
+    intake_.items.insert(intake_.items.end(), tail.begin(), tail.end());
+  } catch (const std::exception&) {
+    intake_.items.resize(before);
+    drop(record.launch);
+  }
+}
+
+void Collector::deliver(cupti::Batch&& batch) {
+  const std::scoped_lock lock(batch_lock_);
+  if (batch_.records.size() > kMostBatched || batch_.correlations.size() > kMostBatched) return;
+  if (batch_.records.empty() && batch_.correlations.empty()) {
+    batch_ = std::move(batch);
+    return;
+  }
+  batch_.records.insert(batch_.records.end(), batch.records.begin(), batch.records.end());
+  batch_.correlations.insert(batch_.correlations.end(), batch.correlations.begin(), batch.correlations.end());
+}
+
+// ---- the collector's thread
+
+void Collector::run() noexcept {
+  pthread_setname_np(pthread_self(), "cudasched-coll");
+  bool last = false;
+  while (!last) {
+    {
+      std::unique_lock waiting(wake_lock_);
+      wake_.wait_for(waiting, std::chrono::nanoseconds(kPassNs), [this] { return ending_; });
+      last = ending_;
+    }
+    try {
+      pass(last);
+      if (last) write_end();
+    } catch (const std::exception& error) {
+      collecting_now.store(false);
+      log::warning(std::string("collecting launches has ended: ") + error.what());
+    }
+  }
+  const std::scoped_lock waiting(wake_lock_);
+  ended_ = true;
+  wake_.notify_all();
+}
+
+void Collector::pass(bool last) {
+  const std::int64_t now = now_ns();
+  bool flushed = false;
+  if (options_.timing == Timing::kCupti) {
+    if (last || now >= next_flush_ns_) {
+      tie_clock();
+      try {
+        cupti::flush(/*all=*/last);
+      } catch (const Error& error) {
+        log::warning(error.what());
+      }
+      flushed = true;
+      next_flush_ns_ = now + kFlushNs;
+    }
+    take_device_records();
+  } else if (now >= next_refresh_ns_) {
+    timer_->refresh();
+    next_refresh_ns_ = now + kRefreshNs;
+  }
+  take_intake();
+  if (flushed) window_.flushed(/*all=*/last);
+  if (options_.timing == Timing::kEvents) read_events();
+  sample_clocks();
+  write_rows(/*all=*/last);
+  if (journal_->failed()) collecting_now.store(false);
+}
+
+void Collector::take_device_records() {
+  cupti::Batch batch;
+  {
+    const std::scoped_lock lock(batch_lock_);
+    std::swap(batch, batch_);
+  }
+  for (const cupti::Correlation& correlation : batch.correlations) window_.correlate(correlation);
+  for (const cupti::DeviceRecord& record : batch.records) window_.observe(record, cupti_offset_ns_);
+}
+
+void Collector::take_intake() {
+  taken_.items.clear();
+  taken_.dropped.clear();
+  taken_.texts.clear();
+  std::vector<Text> labels;
+  {
+    const std::scoped_lock lock(intake_lock_);
+    std::swap(taken_, intake_);
+    for (; labels_written_ < labels_.size(); ++labels_written_) {
+      labels.push_back({1, labels_written_, labels_[labels_written_]});
+    }
+  }
+  std::vector<std::byte> block;
+  const auto put = [&block](const void* data, std::size_t bytes) {
+    const auto* const from = static_cast<const std::byte*>(data);
+    block.insert(block.end(), from, from + bytes);
+  };
+  for (const auto* texts : {&taken_.texts, &labels}) {
+    for (const Text& text : *texts) {
+      if (text.space == 0) {
+        if (text.number >= name_hashes_.size()) name_hashes_.resize(text.number + 1);
+        name_hashes_[text.number] = cupti::hash_of(text.text.c_str());
+      }
+      const std::array<std::uint32_t, 3> head{text.space, text.number, static_cast<std::uint32_t>(text.text.size())};
+      put(head.data(), sizeof head);
+      put(text.text.data(), text.text.size());
+    }
+  }
+  if (!block.empty()) journal_->append(Journal::Block::kTexts, 0, {block});
+
+  lost_ += taken_.dropped.size();
+  for (const std::uint64_t number : taken_.dropped) window_.failed(number);
+  const std::byte* next = taken_.items.data();
+  const std::byte* const end = next + taken_.items.size();
+  while (next < end) {
+    Item item;
+    std::memcpy(&item, next, sizeof item);
+    next += sizeof item;
+    if (item.failed) {
+      window_.failed(item.row.launch);
+      if (item.events != nullptr) {
+        std::int64_t ignored = 0;
+        timer_->read(static_cast<EventTimer::Pair*>(item.events), ignored, ignored);
+      }
+      continue;
+    }
+    Pending launch;
+    launch.row = item.row;
+    launch.function = item.function;
+    launch.stream = item.stream;
+    launch.events = item.events;
+    launch.words.resize(item.row.word_count);
+    if (item.row.word_count > 0) std::memcpy(launch.words.data(), next, item.row.word_count * sizeof(std::uint32_t));
+    next += item.row.word_count * sizeof(std::uint32_t);
+    if (item.row.function < name_hashes_.size()) launch.name_hash = name_hashes_[item.row.function];
+    launch.row.thread = threads_.try_emplace(item.thread, static_cast<std::uint32_t>(threads_.size())).first->second;
+    launch.row.stream = streams_.try_emplace(item.stream, static_cast<std::uint32_t>(streams_.size())).first->second;
+    const bool untimed = options_.timing == Timing::kEvents && item.events == nullptr;
+    const std::uint64_t number = item.row.launch;
+    window_.add(std::move(launch));
+    if (untimed) window_.timed(number, 0, -1);
+  }
+}
+
+void Collector::read_events() {
+  int not_ready = 0;
+  struct Answer {
+    std::uint64_t launch;
+    std::int64_t start_ns;
+    std::int64_t duration_ns;
+  };
+  std::vector<Answer> answers;
+  window_.for_each_open([&](Pending& launch) {
+    if (launch.events == nullptr) return true;
+    Answer answer{launch.row.launch, 0, -1};
+    const auto said = timer_->read(static_cast<EventTimer::Pair*>(launch.events), answer.start_ns, answer.duration_ns);
+    if (said == EventTimer::Answer::kNotYet) return ++not_ready < kNotReadyInARow;
+    if (said == EventTimer::Answer::kFailed) answer.duration_ns = -1;
+    answers.push_back(answer);
+    return true;
+  });
+  for (const Answer& answer : answers) window_.timed(answer.launch, answer.start_ns, answer.duration_ns);
+}
+
+void Collector::sample_clocks() {
+  const std::uint32_t used = devices_used_.load(std::memory_order_relaxed);
+  for (int device = 0; device < SmClock::kMostDevices; ++device) {
+    // Device 0 before its first launch too, so that a single-GPU program's first launches have a clock.
+    if (device != 0 && (used >> device & 1) == 0) continue;
+    clocks_[static_cast<std::size_t>(device)].store(sm_clock_.sample(device), std::memory_order_relaxed);
+  }
+}
+
+int Collector::sm_count(int device) {
+  const auto [found, fresh] = sm_counts_.try_emplace(device, 0);
+  if (fresh) {
+    CUdevice handle = 0;
+    if (driver::table().device_get(&handle, device) == CUDA_SUCCESS) {
+      found->second = driver::device_attribute(handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    }
+  }
+  return found->second;
+}
+
+void Collector::fill(Pending& launch) {
+  Row& row = launch.row;
+  if (row.is_graph != 0) {
+    // The address of a graph that is gone may be another's; CUPTI's number tells them apart.
+    const std::string key = std::to_string(launch.function) + ":" + std::to_string(launch.device_graph);
+    row.graph = graphs_.try_emplace(key, static_cast<std::uint32_t>(graphs_.size() + 1)).first->second;
+  }
+  const int places = row.blocks_per_sm * sm_count(row.device);
+  const double blocks = static_cast<double>(row.grid[0]) * row.grid[1] * row.grid[2];
+  row.waves = row.is_graph != 0 || places == 0 ? 0 : static_cast<float>(blocks / places);
+}
+
+void Collector::write_rows(bool all) {
+  std::vector<Pending> launches = window_.take(now_ns(), all);
+  if (launches.empty()) return;
+  std::vector<Row> rows;
+  std::vector<std::uint32_t> words;
+  std::vector<std::uint16_t> pointers;
+  for (Pending& launch : launches) {
+    fill(launch);
+    const std::size_t pointers_before = pointers.size();
+    // A pointer is aligned to its size in the block.
+    for (std::size_t i = 0; options_.allocations != nullptr && i + 1 < launch.words.size(); i += 2) {
+      const std::uint64_t value = launch.words[i] | std::uint64_t{launch.words[i + 1]} << 32;
+      if (!options_.allocations->contains(value)) continue;
+      launch.words[i] = launch.words[i + 1] = 0;
+      pointers.push_back(static_cast<std::uint16_t>(i));
+      pointers.push_back(static_cast<std::uint16_t>(i + 1));
+    }
+    launch.row.pointer_count = static_cast<std::uint32_t>(pointers.size() - pointers_before);
+    words.insert(words.end(), launch.words.begin(), launch.words.end());
+    rows.push_back(launch.row);
+  }
+  const bool written =
+      journal_->append(Journal::Block::kRows, static_cast<std::uint32_t>(rows.size()),
+                       {bytes_of(std::span<const Row>(rows)), bytes_of(std::span<const std::uint32_t>(words)),
+                        bytes_of(std::span<const std::uint16_t>(pointers))});
+  (written ? rows_ : lost_) += rows.size();
+}
+
+void Collector::tie_clock() noexcept {
+  if (options_.timing != Timing::kCupti) return;
+  std::int64_t narrowest = INT64_MAX;
+  for (int i = 0; i < 5; ++i) {
+    const std::int64_t before = now_ns();
+    const auto device = static_cast<std::int64_t>(cupti::timestamp());
+    const std::int64_t after = now_ns();
+    if (device == 0 || after - before >= narrowest) continue;
+    narrowest = after - before;
+    cupti_offset_ns_ = before + narrowest / 2 - device;
+  }
+}
+
+void Collector::write_meta() {
+  const auto& driver = driver::table();
+  int version = 0;
+  int count = 0;
+  driver.driver_get_version(&version);
+  driver.device_get_count(&count);
+  std::string text =
+      "{\"pid\": " + std::to_string(getpid()) +
+      ", \"timing\": " + (options_.timing == Timing::kCupti ? "\"cupti\"" : "\"events\"") +
+      ", \"driver_version\": " + std::to_string(version) + ", \"cupti_version\": " + std::to_string(cupti::version()) +
+      ", \"started_ns\": " + std::to_string(now_ns()) + ", \"command\": " + command_json() + ", \"devices\": [";
+  for (int i = 0; i < count; ++i) {
+    CUdevice device = 0;
+    if (driver.device_get(&device, i) != CUDA_SUCCESS) break;
+    const auto attribute = [device](CUdevice_attribute which) {
+      return std::to_string(driver::device_attribute(device, which));
+    };
+    text += std::string(i == 0 ? "" : ", ") + "{\"gpu\": " + json_text(driver::device_name(device)) +
+            ", \"compute_capability\": \"" + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) +
+            "\", \"sm_count\": " + attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) +
+            ", \"max_threads_per_sm\": " + attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) + "}";
+  }
+  text += "]}";
+  journal_->append(Journal::Block::kMeta, 0, {bytes_of(text)});
+}
+
+void Collector::write_end() {
+  const Window::Counts& counts = window_.counts();
+  std::string text =
+      "{\"rows\": " + std::to_string(rows_) + ", \"lost\": " + std::to_string(lost_) +
+      ", \"exact\": " + std::to_string(counts.exact) + ", \"by_order\": " + std::to_string(counts.by_order) +
+      ", \"untimed\": " + std::to_string(counts.untimed) + ", \"mismatched\": " + std::to_string(counts.mismatched) +
+      ", \"foreign\": " + std::to_string(counts.foreign) +
+      ", \"dropped_records\": " + std::to_string(cupti::dropped_records() - dropped_before_) +
+      ", \"event_overhead_ns\": " + std::to_string(timer_ ? timer_->overhead_ns() : 0) +
+      ", \"empty_kernel\": " + (timer_ && timer_->empty_kernel() ? "true" : "false") + "}";
+  journal_->append(Journal::Block::kEnd, 0, {bytes_of(text)});
+}
+
+}  // namespace
+
+void start_collecting(const CollectOptions& options) { collector().start(options); }
+Collected stop_collecting(bool synchronize) noexcept { return collector().stop(synchronize); }
+void set_label(std::string_view text) { collector().label(text); }
+Record begin_record(CUstream stream, bool may_time) noexcept { return collector().begin(stream, may_time); }
+void end_record(const Record& record, const Launched* launched) noexcept { collector().end(record, launched); }
+void forget_context(CUcontext context) noexcept { collector().forget(context); }
+
+void reset_collecting_in_child() noexcept {
+  collecting_now.store(false);
+  // Its locks may be held and its thread is the parent's: what it holds is left to leak.
+  (void)collector();
+  new (storage) Collector();
+}
+
+}  // namespace cudasched::telemetry

@@ -1,0 +1,204 @@
+#include "telemetry/event_timer.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/clock.hpp"
+#include "driver/driver.hpp"
+
+namespace cudasched::telemetry {
+namespace {
+
+constexpr int kCalibrations = 64;
+constexpr const char* kEmptyKernel =
+    ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry cudasched_empty() { ret; }\n";
+
+template <typename Function>
+Function* look_up(const char* name, int since) noexcept {
+  void* found = nullptr;
+  if (driver::table().get_proc_address_v1(name, &found, since, 0) != CUDA_SUCCESS) return nullptr;
+  return reinterpret_cast<Function*>(found);
+}
+
+std::int64_t elapsed_ns(CUevent start, CUevent end, bool& ok) noexcept {
+  float ms = 0;
+  ok = driver::table().event_elapsed_time(&ms, start, end) == CUDA_SUCCESS && std::isfinite(ms);
+  return ok ? std::llround(static_cast<double>(ms) * 1e6) : 0;
+}
+
+}  // namespace
+
+struct EventTimer::Place {
+  CUcontext context = nullptr;  // null: it has gone
+  CUstream stream = nullptr;    // ours, for calibration and reference
+  CUevent reference = nullptr;
+  std::int64_t reference_ns = 0;
+  std::int64_t overhead_ns = 0;
+  bool empty_kernel = false;
+  std::vector<Pair*> free;
+  std::vector<std::unique_ptr<Pair>> pairs;
+
+  Pair* make() {
+    auto pair = std::make_unique<Pair>();
+    pair->place = this;
+    auto& driver = driver::table();
+    if (driver.event_create(&pair->start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
+    if (driver.event_create(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+      driver.event_destroy(pair->start);
+      return nullptr;
+    }
+    pairs.push_back(std::move(pair));
+    return pairs.back().get();
+  }
+
+  void tie_clock() noexcept {
+    auto& driver = driver::table();
+    if (reference == nullptr || driver.event_record(reference, stream) != CUDA_SUCCESS) return;
+    if (driver.event_synchronize(reference) == CUDA_SUCCESS) reference_ns = now_ns();
+  }
+
+  // The median time between a pair's events, with the kernel between them or nothing. Negative: it failed.
+  std::int64_t measure(Pair& pair, CUfunction kernel) const noexcept {
+    auto& driver = driver::table();
+    std::array<std::int64_t, kCalibrations> times{};
+    for (std::int64_t& time : times) {
+      bool ok = driver.event_record(pair.start, stream) == CUDA_SUCCESS;
+      if (ok && kernel != nullptr) {
+        ok = driver.launch_kernel.legacy(kernel, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr) == CUDA_SUCCESS;
+      }
+      ok = ok && driver.event_record(pair.end, stream) == CUDA_SUCCESS &&
+           driver.event_synchronize(pair.end) == CUDA_SUCCESS;
+      if (ok) time = elapsed_ns(pair.start, pair.end, ok);
+      if (!ok) return -1;
+    }
+    std::nth_element(times.begin(), times.begin() + kCalibrations / 2, times.end());
+    return times[kCalibrations / 2];
+  }
+
+  void calibrate() {
+    auto* const create = look_up<CUresult(CUstream*, unsigned)>("cuStreamCreate", 2000);
+    if (create == nullptr || create(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return;
+    if (driver::table().event_create(&reference, CU_EVENT_DEFAULT) != CUDA_SUCCESS) reference = nullptr;
+    tie_clock();
+    Pair* const pair = make();
+    if (pair == nullptr) return;
+    auto* const load = look_up<CUresult(CUmodule*, const void*)>("cuModuleLoadData", 2000);
+    auto* const get = look_up<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction", 2000);
+    CUmodule module = nullptr;
+    CUfunction kernel = nullptr;
+    if (load != nullptr && get != nullptr && load(&module, kEmptyKernel) == CUDA_SUCCESS &&
+        get(&kernel, module, "cudasched_empty") == CUDA_SUCCESS) {
+      const std::int64_t around = measure(*pair, kernel);
+      empty_kernel = around >= 0;
+      if (empty_kernel) overhead_ns = std::max<std::int64_t>(0, around - kEmptyKernelNs);
+    }
+    if (!empty_kernel) overhead_ns = std::max<std::int64_t>(0, measure(*pair, nullptr));
+    free.push_back(pair);
+  }
+};
+
+EventTimer::EventTimer() = default;
+
+EventTimer::~EventTimer() {
+  // What is still recorded may still be pending: events that are destroyed then are kept by the driver until it is not.
+  for (const auto& place : places_) {
+    if (place->context == nullptr) continue;
+    const driver::CurrentContext current(place->context);
+    if (!current.ok()) continue;
+    for (const auto& pair : place->pairs) {
+      driver::table().event_destroy(pair->start);
+      driver::table().event_destroy(pair->end);
+    }
+    if (place->reference != nullptr) driver::table().event_destroy(place->reference);
+    if (place->stream != nullptr) driver::table().stream_destroy(place->stream);
+  }
+}
+
+EventTimer::Place* EventTimer::place_of_current() noexcept {
+  CUcontext context = nullptr;
+  if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
+  for (const auto& place : places_) {
+    if (place->context == context) return place.get();
+  }
+  const driver::RelaxedCapture relaxed;
+  auto place = std::make_unique<Place>();
+  place->context = context;
+  place->calibrate();
+  places_.push_back(std::move(place));
+  return places_.back().get();
+}
+
+EventTimer::Pair* EventTimer::begin(CUstream stream) noexcept {
+  try {
+    Pair* pair = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      Place* const place = place_of_current();
+      if (place == nullptr) return nullptr;
+      if (place->free.empty()) {
+        pair = place->make();
+      } else {
+        pair = place->free.back();
+        place->free.pop_back();
+      }
+    }
+    if (pair == nullptr) return nullptr;
+    pair->ended = false;
+    if (driver::table().event_record(pair->start, stream) == CUDA_SUCCESS) return pair;
+    const std::scoped_lock lock(mutex_);
+    pair->place->free.push_back(pair);
+  } catch (const std::exception&) {  // out of memory: the launch stays untimed
+  }
+  return nullptr;
+}
+
+void EventTimer::end(Pair* pair, CUstream stream) noexcept {
+  if (pair != nullptr) pair->ended = driver::table().event_record(pair->end, stream) == CUDA_SUCCESS;
+}
+
+EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept {
+  const std::scoped_lock lock(mutex_);
+  Place& place = *pair->place;
+  Answer answer = Answer::kFailed;
+  if (place.context != nullptr && pair->ended) {
+    const driver::RelaxedCapture relaxed;
+    const CUresult status = driver::table().event_query(pair->end);
+    if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
+    bool ok = status == CUDA_SUCCESS;
+    if (ok) duration_ns = std::max(kLeastNs, elapsed_ns(pair->start, pair->end, ok) - place.overhead_ns);
+    if (ok && place.reference != nullptr) start_ns = place.reference_ns + elapsed_ns(place.reference, pair->start, ok);
+    if (ok && place.reference != nullptr) answer = Answer::kTimed;
+  }
+  place.free.push_back(pair);
+  return answer;
+}
+
+void EventTimer::refresh() noexcept {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& place : places_) {
+    if (place->context == nullptr) continue;
+    const driver::RelaxedCapture relaxed;
+    const driver::CurrentContext current(place->context);
+    if (current.ok()) place->tie_clock();
+  }
+}
+
+void EventTimer::forget(CUcontext context) noexcept {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& place : places_) {
+    if (context == nullptr || place->context == context) place->context = nullptr;
+  }
+}
+
+std::int64_t EventTimer::overhead_ns() noexcept {
+  const std::scoped_lock lock(mutex_);
+  return places_.empty() ? 0 : places_.front()->overhead_ns;
+}
+
+bool EventTimer::empty_kernel() noexcept {
+  const std::scoped_lock lock(mutex_);
+  return !places_.empty() && places_.front()->empty_kernel;
+}
+
+}  // namespace cudasched::telemetry

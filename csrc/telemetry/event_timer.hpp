@@ -1,0 +1,59 @@
+// Times launches with a pair of CUDA events around each: the way without CUPTI, and coarser. Between its events a
+// launch spends the gap before a kernel too, so what a pair around an empty kernel takes is subtracted (kEmptyKernelNs
+// of it is the kernel's own), or, where that kernel cannot be loaded, what an empty pair takes. The events themselves
+// cost the device about 2 us a launch.
+//
+// begin and end are called around the driver's launch call, by any thread; they lock, and make events when none is
+// free. The first launch in a context calibrates, for some milliseconds. The rest is the collector's thread's.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace cudasched::telemetry {
+
+class EventTimer {
+ public:
+  static constexpr std::int64_t kEmptyKernelNs = 1'000;
+  static constexpr std::int64_t kLeastNs = 500;  // what is left of a kernel that took less than the calibration
+
+  struct Place;
+  struct Pair {
+    Place* place = nullptr;
+    CUevent start = nullptr;
+    CUevent end = nullptr;
+    bool ended = false;
+  };
+  enum class Answer { kNotYet, kTimed, kFailed };
+
+  EventTimer();
+  ~EventTimer();
+
+  // Null if the launch cannot be timed.
+  Pair* begin(CUstream stream) noexcept;
+  void end(Pair* pair, CUstream stream) noexcept;
+
+  // Unless the answer is kNotYet, the pair is given back. start_ns is on CLOCK_MONOTONIC.
+  Answer read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept;
+
+  // Ties the device's clock to ours anew; every few seconds keeps start_ns good to a microsecond.
+  void refresh() noexcept;
+
+  // The context goes, and its events with it. Null: every context.
+  void forget(CUcontext context) noexcept;
+
+  std::int64_t overhead_ns() noexcept;  // what is subtracted, in the context first seen; 0 before it is
+  bool empty_kernel() noexcept;         // whether that is of an empty kernel
+
+ private:
+  Place* place_of_current() noexcept;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Place>> places_;
+};
+
+}  // namespace cudasched::telemetry

@@ -1,0 +1,46 @@
+"""What to change in the kernels of a recorded run: `cudasched.advise(data)`.
+
+::
+
+    report = cudasched.advise("data.parquet")  # what `cudasched collect` wrote, or its pyarrow.Table
+    report.kernels[0].findings[0].recommendation
+
+    from cudasched.advise import html
+    Path("report.html").write_text(html(report))
+
+The module itself is the function, so that its parts (`Report`, `html`, `occupancy`) lie beside it. It makes no CUDA
+call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from cudasched.advise._face import Predicts, advise
+from cudasched.advise.occupancy import ARCHITECTURES, Architecture, Occupancy, occupancy
+from cudasched.advise.report import SCHEMA_VERSION, Finding, Kernel, Report
+from cudasched.advise.view import html
+
+__all__ = [
+    "ARCHITECTURES",
+    "SCHEMA_VERSION",
+    "Architecture",
+    "Finding",
+    "Kernel",
+    "Occupancy",
+    "Report",
+    "advise",
+    "html",
+    "occupancy",
+]
+
+
+class _Callable(ModuleType):
+    def __call__(self, data: str | os.PathLike[str] | Any, *, model: Predicts | None = None) -> Report:
+        return advise(data, model=model)
+
+
+sys.modules[__name__].__class__ = _Callable

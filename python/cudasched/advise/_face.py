@@ -1,0 +1,210 @@
+"""`cudasched.advise(data)`: from a recording to a report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cudasched._version import __version__
+from cudasched.advise import profile, rules
+from cudasched.advise.names import qualified_name, signature
+from cudasched.advise.occupancy import ARCHITECTURES, WARP_THREADS
+from cudasched.advise.origins import Origin, origin_of
+from cudasched.advise.report import Finding, Kernel, Report
+from cudasched.errors import Error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Predicts", "advise"]
+
+_GRAPH = Origin("graph", changeable=False)
+
+
+class Predicts(Protocol):
+    """Such as `cudasched.predictor.Model`."""
+
+    def predict(self, launches: Any, /) -> Any:
+        """Durations of a recording's rows in ns, NaN where there is none."""
+        ...
+
+
+def _read(path: Path) -> pa.Table:
+    from cudasched.collect import read
+
+    return read(path)
+
+
+def _predict(table: pa.Table, model: Predicts | None) -> tuple[pa.Array | None, str]:
+    """Predicted times of the rows, ns, and a note where there are none."""
+    import pyarrow as pa
+
+    try:
+        if model is None:
+            from cudasched import predictor
+
+            durations = predictor.predict(table)
+        else:
+            durations = model.predict(table)
+    except (Error, ImportError, OSError) as error:
+        return None, f"no predicted times: {error}"
+    return pa.array(durations, type=pa.float64(), from_pandas=True), ""  # from_pandas: NaN, a graph's, is null
+
+
+def _program(table: pa.Table) -> tuple[Finding, ...]:
+    import pyarrow.compute as pc
+
+    table = table.select(["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns"])
+    timed = profile.gaps(table)
+    interval = profile.submit_interval_ns(table)
+    if not len(timed) or interval is None:
+        return ()
+    found = rules.launch_bound(
+        launches=len(timed),
+        short=pc.sum(pc.less(timed["duration_ns"], interval)).as_py() or 0,
+        busy_ns=pc.sum(timed["duration_ns"]).as_py() or 0,
+        idle_ns=pc.sum(timed["gap_ns"]).as_py() or 0,
+        interval_ns=interval,
+    )
+    return (found,) if found else ()
+
+
+def _kernel(group: profile.Group, run: profile.Run, total_ns: int) -> Kernel:
+    architecture = ARCHITECTURES.get(run.compute_capability)
+    warps = run.max_threads_per_sm // WARP_THREADS or (architecture.max_warps_per_sm if architecture else 0)
+    subject = rules.Subject(
+        group=group,
+        origin=origin_of(group.function) if group.kind == "kernel" else _GRAPH,
+        sm_count=run.sm_count,
+        max_warps_per_sm=warps,
+        architecture=architecture,
+        share=group.time_ns / total_ns if group.time_ns is not None and total_ns else None,
+    )
+    fits = rules.achieved(subject)
+    findings = rules.find(subject)
+    stakes = [finding.time_at_stake_ns for finding in findings if finding.time_at_stake_ns is not None]
+    levels = {finding.level for finding in findings}
+    return Kernel(
+        function=group.function,
+        name=qualified_name(group.function),
+        signature=signature(group.function),
+        kind="graph" if group.kind == "graph" else "kernel",
+        graph=group.graph,
+        origin=subject.origin.name,
+        changeable=subject.origin.changeable,
+        grid=group.grid,
+        block=group.block,
+        cluster=group.cluster,
+        registers=group.registers,
+        local_bytes=group.local_bytes,
+        static_shared_bytes=group.static_shared_bytes,
+        dynamic_shared_bytes=group.dynamic_shared_bytes,
+        launches=group.launches,
+        timed_launches=group.timed,
+        overlapped_launches=group.overlapped,
+        time_ns=group.time_ns,
+        mean_ns=group.mean_ns,
+        predicted_ns=group.predicted_ns,
+        share=subject.share,
+        blocks_per_sm=fits.blocks_per_sm if fits else None,
+        occupancy=fits.fraction if fits else None,
+        limited_by=fits.limited_by if fits else (),
+        waves=rules.waves(subject),
+        tail_fill=rules.tail_fill(subject),
+        sm_utilisation=rules.sm_utilisation(subject),
+        block_efficiency=rules.block_efficiency(subject),
+        idle_before_ns=group.idle_before_ns,
+        level="critical" if "critical" in levels else "warning" if "warning" in levels else "good",
+        time_at_stake_ns=max(stakes) if stakes else None if group.time_ns is None else 0,
+        findings=findings,
+    )
+
+
+def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[str, ...]:
+    launches = sum(kernel.launches for kernel in kernels)
+    timed = sum(kernel.timed_launches for kernel in kernels)
+    overlapped = sum(kernel.overlapped_launches for kernel in kernels)
+    notes = []
+    if not launches:
+        notes.append("the recording holds no launch: the program made none, or not under cudasched")
+    if run.lost:
+        notes.append(f"{run.lost} launches were lost, for want of memory or disk, while it was recorded")
+    if run.cut_short:
+        notes.append(f"{run.cut_short} of the processes did not come to their end: their last launches may be missing")
+    if timed < launches:
+        notes.append(f"{launches - timed} of {launches} launches were not timed")
+    if overlapped:
+        notes.append(f"{overlapped} launches ran beside others of the process, and their times include the sharing")
+    if run.timing == "events":
+        notes.append(
+            "timed by events, which is coarser than CUPTI: kernels of a few microseconds look longer than they are"
+        )
+    if launches and run.compute_capability not in ARCHITECTURES:
+        notes.append(
+            f"compute capability {run.compute_capability or '?'} is not in the table: no advice on block sizes"
+        )
+    if launches and not run.sm_count:
+        notes.append("the recording does not say how many SMs the device has: no advice on grids")
+    if any(kernel.kind == "graph" for kernel in kernels):
+        notes.append(
+            "kernels inside CUDA graphs are not recorded one by one; for advice on them, record without graphs"
+        )
+    if prediction:
+        notes.append(prediction)
+    return tuple(notes)
+
+
+def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None) -> Report:
+    """What to change in the kernels of a recorded run, the most time at stake first.
+
+    Args:
+        data: What `cudasched collect` wrote: a path, or its ``pyarrow.Table`` with its metadata.
+        model: Predicts the times; None: the model that the package ships for the recording's GPU. Without one, or
+            without numpy, a note in the report says why there are no predicted times.
+
+    Raises:
+        Error: It is no recording, is of another schema version, or pyarrow is not installed.
+        OSError: The file cannot be read.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise Error("advice needs pyarrow: pip install 'cudasched[collect]'") from None
+    if isinstance(data, str | os.PathLike):
+        data = _read(Path(data))
+    elif not isinstance(data, pa.Table):
+        raise Error(f"advice is on a recording (a path or a pyarrow.Table), not on a {type(data).__name__}")
+    profile.check(data)
+    run = profile.metadata(data)
+    predicted, note = _predict(data, model) if len(data) else (None, "")
+    groups = profile.groups(data, predicted)
+    times = [group.time_ns for group in groups if group.time_ns is not None]
+    kernels = [_kernel(group, run, sum(times)) for group in groups]
+    kernels.sort(
+        key=lambda kernel: (
+            -(kernel.time_at_stake_ns or 0),
+            -max((finding.expected_gain for finding in kernel.findings), default=0.0)
+            if kernel.time_ns is None
+            else 0.0,
+            -(kernel.time_ns or 0),
+            kernel.name,
+            kernel.function,
+            kernel.grid,
+            kernel.block,
+        )
+    )
+    return Report(
+        cudasched_version=__version__,
+        command=run.command,
+        gpu=run.gpu,
+        compute_capability=run.compute_capability,
+        sm_count=run.sm_count,
+        timing=run.timing,
+        launches=sum(group.launches for group in groups),
+        timed_launches=sum(group.timed for group in groups),
+        time_ns=sum(times) if times else None,
+        notes=_notes(run, kernels, note),
+        program=_program(data),
+        kernels=tuple(kernels),
+    )

@@ -1,0 +1,70 @@
+"""Whose kernel is it, and can the user change its launch shape? By rules on its name, kept in ``origins.toml``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cudasched.advise.names import qualified_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Origin", "origin_of", "rules"]
+
+_FILE = Path(__file__).with_name("origins.toml")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where kernels of certain names come from.
+
+    Attributes:
+        name: Of the library or compiler; "own" for a kernel that no rule names.
+        changeable: The user can change the launch shape.
+        how: By what; empty where it cannot be changed.
+    """
+
+    name: str
+    changeable: bool
+    how: str = ""
+
+
+def rules() -> dict[str, Any]:
+    """The rules as they are written: ``origin``, a list of tables, and ``origin_own``, a table."""
+    written: dict[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return written
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> tuple[list[tuple[re.Pattern[str], re.Pattern[str] | None, Origin]], Origin]:
+    written = rules()
+    compiled = [
+        (
+            _any_of(rule["patterns"]),
+            _any_of(rule["mangled"]) if "mangled" in rule else None,
+            Origin(rule["name"], rule["shape"] == "user", rule.get("how", "")),
+        )
+        for rule in written["origin"]
+    ]
+    return compiled, Origin(written["origin_own"]["name"], True, written["origin_own"]["how"])
+
+
+def origin_of(function: str) -> Origin:
+    """Classifies a kernel by its name, mangled or not. An anonymous namespace before it does not count."""
+    name = qualified_name(function).removeprefix("(anonymous namespace)::")
+    compiled, own = _compiled()
+    for pattern, mangled, origin in compiled:
+        if pattern.search(name) or (mangled is not None and mangled.search(function)):
+            return origin
+    return own

@@ -1,0 +1,426 @@
+"""The rules: what is wrong with a kernel's launch shape or with the program, why, what to do, and what it may gain.
+
+Each rule is a pure function of one kernel. Gains are estimates from the launch shape alone: the kernel's code is not
+looked at. docs/advise.md says what each constant stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cudasched.advise.occupancy import MAX_THREADS_PER_BLOCK, WARP_THREADS, Architecture, Occupancy, occupancy
+from cudasched.advise.origins import Origin
+from cudasched.advise.profile import Group
+from cudasched.advise.report import Finding, Level
+
+__all__ = [
+    "CRITICAL_GAIN",
+    "CRITICAL_SHARE",
+    "KERNEL_RULES",
+    "WARNING_GAIN",
+    "Subject",
+    "achieved",
+    "block_efficiency",
+    "find",
+    "launch_bound",
+    "level_of",
+    "sm_utilisation",
+    "tail_fill",
+    "waves",
+]
+
+WARNING_GAIN = 0.05
+"""What gains less is not worth a word."""
+CRITICAL_GAIN = 0.25
+CRITICAL_SHARE = 0.01
+"""Of the run's device time: a kernel with less is never critical."""
+
+_LOW_OCCUPANCY = 0.5
+_HALF_SPEED_OCCUPANCY = 0.125  # speed = o / (o + this): memory latency is hidden with diminishing returns
+_TRADED = 0.5  # of the gain: fewer registers or less shared memory cost something elsewhere
+_SPLIT = 0.5  # of the gain: more blocks mean more work to combine
+_LOCKSTEP = 0.5  # of the gain: blocks of a wave do not all end together
+_FLOOR_NS = 1500  # of a kernel that does nothing
+_BACK_TO_BACK_NS = 1300  # between two kernels of one stream
+_MOST_WAVES_WITH_TAIL = 8
+_SPILL_BYTES, _MANY_SPILL_BYTES = 32, 256
+_SPILL_GAIN, _MANY_SPILL_GAIN = 0.1, 0.2
+_MAX_REGISTERS = 255
+_TINY_NS, _TINY_LAUNCHES = 5000, 100
+_BLOCK_SIZES = (64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 640, 768, 1024)
+_USUAL_SIZES = (128, 256)
+_RECOMPILED = {"Triton", "torch.compile"}  # built for one block size: the function's own limit is no limit
+_LESS_OFTEN = (
+    'a CUDA graph (torch.cuda.CUDAGraph, torch.compile with mode="reduce-overhead"), larger batches, fused kernels'
+)
+_BOUND_LAUNCHES, _BOUND_IDLE, _BOUND_SHORT = 50, 0.3, 0.5
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel as the rules see it.
+
+    Attributes:
+        group: Its launches.
+        origin: Whose it is.
+        sm_count: Of the device; 0 if not known.
+        max_warps_per_sm: 0 if not known.
+        architecture: None if the compute capability is not in the table.
+        share: Of the run's device time; None if not known.
+    """
+
+    group: Group
+    origin: Origin
+    sm_count: int
+    max_warps_per_sm: int
+    architecture: Architecture | None
+    share: float | None
+
+    @property
+    def each_ns(self) -> float | None:
+        """Measured time of one launch, else the predicted one."""
+        return self.group.mean_ns if self.group.timed else self.group.predicted_ns
+
+
+def achieved(subject: Subject) -> Occupancy | None:
+    """What an SM holds of this kernel: blocks by the driver where it said so, else by our own arithmetic."""
+    group, table = subject.group, subject.architecture
+    if group.kind != "kernel" or group.threads < 1:
+        return None
+    ours = occupancy(table, group.threads, group.registers, group.shared_bytes) if table is not None else None
+    if group.blocks_per_sm and subject.max_warps_per_sm:
+        warps = -(-group.threads // WARP_THREADS)
+        agrees = ours is not None and ours.blocks_per_sm == group.blocks_per_sm
+        limited = ours.limited_by if ours is not None and agrees else ()
+        return Occupancy(group.blocks_per_sm, warps, subject.max_warps_per_sm, limited)
+    # Clusters need room for all their blocks at once, which only the driver knows.
+    return ours if group.cluster in ((0, 0, 0), (1, 1, 1)) else None
+
+
+def waves(subject: Subject) -> float | None:
+    """Blocks of the grid / blocks that the device holds."""
+    fits = achieved(subject)
+    if fits is None or not fits.blocks_per_sm or not subject.sm_count:
+        return None
+    return subject.group.blocks / (fits.blocks_per_sm * subject.sm_count)
+
+
+def tail_fill(subject: Subject) -> float | None:
+    """How full the last wave is."""
+    count = waves(subject)
+    return None if count is None or not count else count - math.ceil(count) + 1
+
+
+def sm_utilisation(subject: Subject) -> float | None:
+    """Below one wave the SMs that have a block, above it waves / waves rounded up."""
+    count = waves(subject)
+    if count is None or not count:
+        return None
+    return min(1.0, subject.group.blocks / subject.sm_count) if count <= 1 else count / math.ceil(count)
+
+
+def block_efficiency(subject: Subject) -> float | None:
+    """Threads of a block / threads of its warps."""
+    threads = subject.group.threads
+    if subject.group.kind != "kernel" or threads < 1:
+        return None
+    return threads / (-(-threads // WARP_THREADS) * WARP_THREADS)
+
+
+def level_of(gain: float, share: float | None) -> Level:
+    """How bad it is: by what it may gain, and by the kernel's share of the run."""
+    if gain >= CRITICAL_GAIN and (share is None or share >= CRITICAL_SHARE):
+        return "critical"
+    return "warning" if gain >= WARNING_GAIN else "good"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f}%"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _kib(size: int) -> str:
+    return f"{size} bytes" if size < 1024 else f"{size / 1024:.4g} KiB"
+
+
+def _microseconds(time_ns: float) -> str:
+    return f"{time_ns / 1000:.3g} us"
+
+
+def _by(origin: Origin) -> str:
+    """By what the user changes the shape, where that is not the launch itself."""
+    return f" (by {origin.how})" if origin.name != "own" and origin.how else ""
+
+
+def _finding(subject: Subject, rule: str, gain: float, reason: str, recommendation: str) -> Finding | None:
+    """With the gain cut to what the kernel can lose at all; None if too little is left."""
+    each = subject.each_ns
+    if each is not None:
+        gain *= max(0.0, 1 - _FLOOR_NS / each) if each > 0 else 0.0
+    if gain < WARNING_GAIN:
+        return None
+    gain = round(gain, 3)
+    time = subject.group.time_ns
+    return Finding(
+        rule=rule,
+        level=level_of(gain, subject.share),
+        reason=reason,
+        recommendation=recommendation,
+        expected_gain=gain,
+        time_at_stake_ns=None if time is None else round(time * gain),
+    )
+
+
+def _speed(fraction: float) -> float:
+    return fraction / (fraction + _HALF_SPEED_OCCUPANCY)
+
+
+def _gain(now: float, then: float) -> float:
+    return 1 - _speed(now) / _speed(then) if then > now > 0 else 0.0
+
+
+def _most_threads(subject: Subject) -> int:
+    limit = subject.group.max_threads
+    return limit if limit and subject.origin.name not in _RECOMPILED else MAX_THREADS_PER_BLOCK
+
+
+def _better_sizes(subject: Subject, table: Architecture) -> tuple[list[int], Occupancy] | None:
+    """The block sizes with the best occupancy, near the usual ones if they are among them, and that occupancy.
+
+    Shared memory is taken to grow with the block.
+    """
+    group = subject.group
+    found: dict[int, Occupancy] = {}
+    for threads in _BLOCK_SIZES:
+        shared = math.ceil(group.shared_bytes * threads / group.threads)
+        if (
+            threads != group.threads
+            and threads <= _most_threads(subject)
+            and shared <= table.max_shared_bytes_per_block
+        ):
+            found[threads] = occupancy(table, threads, group.registers, shared)
+    if not found:
+        return None
+    best = max(found.values(), key=lambda fits: fits.fraction)
+    sizes = [threads for threads, fits in found.items() if fits.fraction == best.fraction]
+    usual = [threads for threads in sizes if _USUAL_SIZES[0] <= threads <= _USUAL_SIZES[1]]
+    return usual or sizes, best
+
+
+def _say_sizes(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+
+def _partial_warp(subject: Subject) -> Finding | None:
+    threads, efficiency = subject.group.threads, block_efficiency(subject)
+    if efficiency is None or efficiency == 1:
+        return None
+    warps = -(-threads // WARP_THREADS)
+    below, above = (warps - 1) * WARP_THREADS, warps * WARP_THREADS
+    sizes = f"{below} or {above}" if below and above <= _most_threads(subject) else str(below or above)
+    return _finding(
+        subject,
+        "partial_warp",
+        1 - efficiency,
+        f"{_count(threads, 'thread')} a block fill {_percent(efficiency)} of its {_count(warps, 'warp')}",
+        f"make the block a multiple of {WARP_THREADS}: try {sizes} threads{_by(subject.origin)}",
+    )
+
+
+def _low_occupancy(subject: Subject) -> Finding | None:
+    """Few resident warps, and a grid that would use more of them."""
+    group, table, fits, count = subject.group, subject.architecture, achieved(subject), waves(subject)
+    if (
+        fits is None
+        or count is None
+        or count <= 1
+        or fits.fraction > _LOW_OCCUPANCY
+        or not fits.limited_by
+        or table is None
+    ):
+        return None
+    held = f"at most {fits.resident_warps} of {_count(fits.max_warps_per_sm, 'warp')} resident"
+    if "shared_memory" in fits.limited_by:
+        return _too_much_shared(subject, table, fits, held)
+    better = _better_sizes(subject, table)
+    if better and ({"warps", "blocks"} & set(fits.limited_by) or better[1].fraction >= 1.25 * fits.fraction):
+        sizes, then = better
+        cause = f" ({_count(group.registers, 'register')} a thread)" if "registers" in fits.limited_by else ""
+        found = _finding(
+            subject,
+            "block_size",
+            _gain(fits.fraction, then.fraction),
+            f"{_count(group.threads, 'thread')} a block{cause}: {held}",
+            f"try {_say_sizes(sizes)} threads a block{_by(subject.origin)}: "
+            f"{then.resident_warps} of {fits.max_warps_per_sm} warps",
+        )
+        if found:
+            return found
+    if "registers" in fits.limited_by:
+        return _too_many_registers(subject, table, fits, held)
+    return None
+
+
+def _too_much_shared(subject: Subject, table: Architecture, fits: Occupancy, held: str) -> Finding | None:
+    group = subject.group
+    more = fits.blocks_per_sm + 1
+    unit = table.shared_granularity_bytes
+    size = table.shared_bytes_per_sm // more // unit * unit - table.reserved_shared_bytes
+    if size <= 0:
+        return None
+    then = occupancy(table, group.threads, group.registers, size)
+    return _finding(
+        subject,
+        "shared_memory",
+        _TRADED * _gain(fits.fraction, then.fraction),
+        f"{_kib(group.shared_bytes)} of shared memory a block: {_count(fits.blocks_per_sm, 'block')} an SM, {held}",
+        f"with at most {_kib(size)} a block {more} fit ({then.resident_warps} warps): smaller tiles or fewer stages; "
+        "kernels built round tensor cores may be best as they are",
+    )
+
+
+def _too_many_registers(subject: Subject, table: Architecture, fits: Occupancy, held: str) -> Finding | None:
+    group = subject.group
+    limits = range(group.registers - 1, 15, -1)
+    fitting = ((limit, occupancy(table, group.threads, limit, group.shared_bytes)) for limit in limits)
+    found = next(((limit, then) for limit, then in fitting if then.blocks_per_sm > fits.blocks_per_sm), None)
+    if found is None:
+        return None
+    limit, then = found
+    return _finding(
+        subject,
+        "registers",
+        _TRADED * _gain(fits.fraction, then.fraction),
+        f"{_count(group.registers, 'register')} a thread: {_count(fits.blocks_per_sm, 'block')} an SM, {held}",
+        f"with at most {limit} registers {then.blocks_per_sm} blocks fit ({then.resident_warps} warps): "
+        f"__launch_bounds__({group.threads}, {then.blocks_per_sm}) or smaller tiles a thread; "
+        "kernels built round tensor cores may be best as they are",
+    )
+
+
+def _small_grid(subject: Subject) -> Finding | None:
+    """Fewer blocks than SMs. Not for kernels that ran beside others: those SMs had work."""
+    group, sms = subject.group, subject.sm_count
+    if not sms or not 0 < group.blocks < sms or 2 * group.overlapped > group.launches:
+        return None
+    threads = max(2 * WARP_THREADS, group.blocks * group.threads // sms // WARP_THREADS * WARP_THREADS)
+    spread = math.ceil(group.blocks * group.threads / threads)
+    smaller = f"blocks of {threads} threads make {spread} of it" if threads < group.threads else ""
+    return _finding(
+        subject,
+        "small_grid",
+        _SPLIT * (1 - group.blocks / sms),
+        f"{_count(group.blocks, 'block')} for {sms} SMs: {_count(sms - group.blocks, 'SM')} without work",
+        (f"{smaller}; or " if smaller else "")
+        + "split the work into more blocks (smaller tiles, a split of the sum), or run it beside other work, "
+        "on a second stream",
+    )
+
+
+def _tail(subject: Subject) -> Finding | None:
+    count, fill, fits = waves(subject), tail_fill(subject), achieved(subject)
+    if count is None or fill is None or fits is None or not 1 < count <= _MOST_WAVES_WITH_TAIL or fill >= 0.5:
+        return None
+    capacity = fits.blocks_per_sm * subject.sm_count
+    return _finding(
+        subject,
+        "tail",
+        _LOCKSTEP * (1 - count / math.ceil(count)),
+        f"{_count(subject.group.blocks, 'block')} are {count:.2f} waves of {capacity}: "
+        f"the last wave fills {_percent(fill)} of the device",
+        f"launch at most {math.floor(count) * capacity} blocks and let each loop over its share (a grid-stride loop), "
+        "or make blocks smaller, so that the last wave weighs less",
+    )
+
+
+def _spills(subject: Subject) -> Finding | None:
+    group = subject.group
+    if group.local_bytes < _SPILL_BYTES:
+        return None
+    many = group.local_bytes >= _MANY_SPILL_BYTES or group.registers >= _MAX_REGISTERS
+    remedy = (
+        "it has all the registers there are: smaller tiles or more threads for the same work"
+        if group.registers >= _MAX_REGISTERS
+        else "allow it more registers (__launch_bounds__, -maxrregcount, Numba's max_registers), index by constants"
+    )
+    return _finding(
+        subject,
+        "local_memory",
+        _MANY_SPILL_GAIN if many else _SPILL_GAIN,
+        f"{group.local_bytes} bytes of local memory a thread at {_count(group.registers, 'register')}: spills, "
+        "or arrays indexed at run time, go through L1 and to memory",
+        remedy,
+    )
+
+
+def _tiny(subject: Subject) -> Finding | None:
+    """Many launches, each shorter than the pause before it. For library kernels too: the program launches them."""
+    group, each = subject.group, subject.group.mean_ns
+    if each is None or group.idle_before_ns is None or group.launches < _TINY_LAUNCHES or each >= _TINY_NS:
+        return None
+    idle = group.idle_before_ns / group.timed
+    if idle <= max(each, _BACK_TO_BACK_NS):
+        return None
+    stake = group.idle_before_ns - _BACK_TO_BACK_NS * group.timed
+    gain = stake / (group.duration_ns + group.idle_before_ns)
+    if gain < WARNING_GAIN:
+        return None
+    return Finding(
+        rule="tiny_launches",
+        level=level_of(gain, subject.share),
+        reason=f"{group.launches} launches of {_microseconds(each)}, "
+        f"and the device idle for {_microseconds(idle)} before each",
+        recommendation=f"launch less often: {_LESS_OFTEN}",
+        expected_gain=round(gain, 3),
+        time_at_stake_ns=stake,
+    )
+
+
+Rule = Callable[[Subject], "Finding | None"]
+
+KERNEL_RULES: tuple[Rule, ...] = (_partial_warp, _low_occupancy, _small_grid, _tail, _spills)
+"""On the launch shape and resources; only for kernels whose shape the user can change."""
+
+
+def find(subject: Subject) -> tuple[Finding, ...]:
+    """What is to be said of a kernel, the most time at stake first. Nothing on graphs: one row holds many kernels."""
+    if subject.group.kind != "kernel":
+        return ()
+    rules = (*KERNEL_RULES, _tiny) if subject.origin.changeable else (_tiny,)
+    found = [finding for finding in (rule(subject) for rule in rules) if finding is not None]
+    return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
+
+
+def launch_bound(launches: int, short: int, busy_ns: int, idle_ns: int, interval_ns: float | None) -> Finding | None:
+    """Whether the host cannot launch as fast as the device runs.
+
+    Args:
+        launches: Timed ones.
+        short: How many of them are shorter than the interval.
+        busy_ns: Of the device.
+        idle_ns: Of the device between launches, pauses of the program left out.
+        interval_ns: From one launch call to the next.
+    """
+    if launches < _BOUND_LAUNCHES or interval_ns is None or busy_ns + idle_ns <= 0:
+        return None
+    idle = idle_ns / (busy_ns + idle_ns)
+    if idle < _BOUND_IDLE or short < _BOUND_SHORT * launches:
+        return None
+    stake = max(0, idle_ns - _BACK_TO_BACK_NS * launches)
+    gain = stake / (busy_ns + idle_ns)
+    if gain < WARNING_GAIN:
+        return None
+    return Finding(
+        rule="launch_bound",
+        level=level_of(gain, None),
+        reason=f"{_percent(short / launches)} of {launches} launches are shorter than the {_microseconds(interval_ns)} "
+        f"from one launch to the next, and the device stands idle {_percent(idle)} of the time between",
+        recommendation=f"the host is the limit: {_LESS_OFTEN}, or less Python between launches",
+        expected_gain=round(gain, 3),
+        time_at_stake_ns=stake,
+    )

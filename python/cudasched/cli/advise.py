@@ -1,0 +1,129 @@
+"""`cudasched advise`: record a program, or take a recording, and say what to change in its kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["command"]
+
+_PIPE_COLUMNS = 160
+_FORMATS = (".html", ".json")
+_TIMINGS = ("cupti", "events")
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """What programs that are started meanwhile print goes to standard error: standard output is the report's."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _record(program: Sequence[str], recording: Path, *, timing: str, quiet: bool) -> int:
+    """Runs a program with its launches recorded.
+
+    Args:
+        program: Its name and arguments.
+        recording: Where the data set goes.
+        timing: "cupti" or "events".
+        quiet: Standard output is wanted for the report alone.
+
+    Returns:
+        The program's exit code, 128 + n where signal n killed it.
+
+    Raises:
+        Error: As `cudasched.cli.collect.run_collected`.
+    """
+    from cudasched.cli.collect import run_collected
+
+    with _output_to_stderr() if quiet else contextlib.nullcontext():
+        return run_collected(program, output=recording, timing=timing, label="", quiet=False)
+
+
+def _check_output(output: Path | None) -> None:
+    """Before the program runs, which may take long."""
+    if output is None:
+        return
+    if output.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no directory {output.absolute().parent}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
+            try:
+                file.write(text)
+                file.close()
+                umask = os.umask(0)
+                os.umask(umask)
+                os.chmod(file.name, 0o666 & ~umask)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise Error(f"the report cannot be written to {path}: {error.strerror}") from None
+
+
+def command(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run and record, after `--`.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="A recording of `cudasched collect`, in place of a program.")
+    ] = None,
+    timing: Annotated[str, typer.Option(help="cupti, or events where another profiler has CUPTI: coarser.")] = "cupti",
+    top: Annotated[int, typer.Option(min=0, help="Show so many kernels, 0: all.")] = 20,
+) -> int:
+    """Say what to change in a program's kernels, and what it may gain: occupancy, grids, blocks, spills, launches."""
+    if bool(program) == bool(data):
+        raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
+    if timing not in _TIMINGS:
+        raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
+    _check_output(output)
+
+    from cudasched.advise import advise, html
+    from cudasched.advise.view import terminal
+
+    code = 0
+    if data is not None:
+        report = advise(data)
+    else:
+        with tempfile.TemporaryDirectory(prefix="cudasched-advise-") as directory:
+            recording = Path(directory) / "data.parquet"
+            code = _record(program or [], recording, timing=timing, quiet=json)
+            report = advise(recording)
+    if output is not None:
+        as_html = output.suffix.lower() == ".html"
+        _write(output, html(report) if as_html else report.model_dump_json(indent=2) + "\n")
+    if json:
+        print(report.model_dump_json())
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        console.print(terminal(report, columns=console.width, top=top))
+    if output is not None:
+        print(f"cudasched: report written to {output}", file=sys.stderr)
+    return code

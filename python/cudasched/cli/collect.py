@@ -1,0 +1,213 @@
+"""`cudasched collect`: runs a program, and records its launches into a data set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudasched import hook
+from cudasched.cli.coverage import find_cupti
+from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
+from cudasched.cli.run import preload
+from cudasched.collect._dataset import arrow, convert, journals_of
+from cudasched.collect._journal import scan
+from cudasched.config import resolve
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["command", "run_collected"]
+
+_TIMINGS = ("cupti", "events")
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_KILLED = 128
+_PROGRESS_S = 2.0
+
+
+def command(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROGRAM [ARGS]...]",
+            help="What to run, after `--`. Without it, a collection that was killed is finished.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The data set, a Parquet file; what was there is replaced.")
+    ] = Path("data.parquet"),
+    timing: Annotated[
+        str,
+        typer.Option(help="cupti: the device's own times. events: CUDA events around each launch, coarser, no CUPTI."),
+    ] = "cupti",
+    label: Annotated[str, typer.Option(help="What the launches are; the column `label`.")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
+) -> int:
+    """Record every kernel and graph launch of an unmodified program: shape, parameters, occupancy, time."""
+    return run_collected(program or [], output=output, timing=timing, label=label, quiet=quiet)
+
+
+def _say(message: str) -> None:
+    print(f"cudasched: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """Rows so far and a second, on standard error: one line, written anew on a terminal, now and then elsewhere."""
+
+    def __init__(self, directory: Path, quiet: bool) -> None:
+        self._directory = directory
+        self._live = sys.stderr.isatty()
+        self._interval_s = _PROGRESS_S if self._live else 15 * _PROGRESS_S
+        self._next = float("inf") if quiet else time.monotonic() + self._interval_s
+        self._rows = 0
+        self._at = time.monotonic()
+
+    def show(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        rows = 0
+        for path in self._directory.glob("*.journal"):
+            try:
+                rows += scan(path).rows
+            except (OSError, Error):
+                continue
+        rate = (rows - self._rows) / max(now - self._at, 1e-3)
+        line = f"cudasched: {rows:,} launches recorded, {rate:,.0f}/s"
+        print(f"\r{line:<60}" if self._live else line, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        self._rows, self._at = rows, now
+        self._next = now + self._interval_s
+
+    def end(self) -> None:
+        if self._live and self._rows:
+            print(file=sys.stderr)
+
+
+def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        **resolve({}).environment(),
+        "CUDASCHED_COLLECT_DIR": str(directory.absolute()),
+        "CUDASCHED_COLLECT_TIMING": timing,
+        "CUDASCHED_COLLECT_LABEL": label,
+        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+    }
+    cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
+    if cupti:
+        environment["CUDASCHED_CUPTI"] = cupti
+    return environment
+
+
+def _run(path: Path, program: Sequence[str], environment: dict[str, str], progress: _Progress) -> int:
+    """Runs the program to its end. Signals sent to us go on to it; those of the terminal it gets by itself."""
+    watched = _FORWARDED | {signal.SIGCHLD}
+    # Blocked, so that none is lost between the start and the wait; the child starts with what we started with.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        process = subprocess.Popen(
+            program,
+            executable=path,
+            env=environment,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+        )
+        while process.poll() is None:
+            received = signal.sigtimedwait(watched, 0.5)
+            progress.show()
+            if received is None or received.si_signo == signal.SIGCHLD:
+                continue
+            if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
+                process.send_signal(received.si_signo)
+        return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _report(output: Path, metadata: dict[str, str]) -> None:
+    def number(name: str) -> int:
+        return int(metadata.get(f"cudasched.{name}", "0"))
+
+    rows = int(metadata["rows"])
+    _say(f"{output}: {rows:,} launches of {number('processes')} processes, timed by {metadata['cudasched.timing']}")
+    if rows == 0:
+        _say("warning: no launch was recorded: no process made one under the hook, or collecting could not start")
+    for name, what in (
+        ("lost", "launches have no row, for want of memory or disk"),
+        ("untimed", "launches have no time, because the device gave none"),
+        ("mismatched", "launches have no time, because CUPTI's records did not fit them"),
+        ("by_order", "launches were joined with their times by their order alone, because CUPTI gave no correlation"),
+        ("cut_short", "processes did not come to their end; what they had written is there"),
+    ):
+        if number(name):
+            _say(f"warning: {number(name):,} {what}")
+
+
+def run_collected(program: Sequence[str], *, output: Path, timing: str, label: str, quiet: bool) -> int:
+    """Runs a program with its launches recorded, or finishes what a killed collection left.
+
+    Args:
+        program: Its name and arguments; empty: there is one to finish.
+        output: The Parquet file. While the program runs, its journals are in ``<output>.journals``.
+        timing: "cupti" or "events".
+        label: Of every launch that has no label of its own.
+        quiet: No progress.
+
+    Returns:
+        The program's exit code, 128 + n where signal n killed it.
+
+    Raises:
+        ConfigError: An option has no meaning.
+        HookError: There is no driver, or the installation is broken.
+        ProgramError: The program cannot be run.
+        Error: pyarrow is missing, or the data set cannot be written; its journals stay then.
+    """
+    if timing not in _TIMINGS:
+        raise ConfigError(f"--timing is one of {', '.join(_TIMINGS)}; got {timing!r}")
+    arrow()
+    directory = journals_of(output)
+    if not program:
+        if not directory.is_dir():
+            raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
+        return _finish(directory, output, 0)
+    path = find_program(program[0], os.environ.get("PATH", os.defpath))
+    unreachable = why_not_preloadable(path)
+    if unreachable:
+        raise ProgramError(f"the launches of {program[0]} cannot be recorded: {unreachable}")
+    hook.load_core().find_driver()
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        raise Error(
+            f"{directory} holds what a collection into {output} left that was never finished: "
+            f"`cudasched collect -o {output}` finishes it, or remove the directory"
+        ) from None
+    except OSError as error:
+        raise Error(f"{directory} cannot be made: {error.strerror}") from None
+    progress = _Progress(directory, quiet)
+    try:
+        code = _run(path, program, _environment(path, directory, timing, label), progress)
+    except ProgramError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    progress.end()
+    return _finish(directory, output, code)
+
+
+def _finish(directory: Path, output: Path, code: int) -> int:
+    try:
+        metadata = convert(directory, output)
+    except OSError as error:
+        raise Error(
+            f"{output} cannot be written ({error}); what was recorded stays in {directory}, and "
+            f"`cudasched collect -o {output}` finishes it"
+        ) from error
+    shutil.rmtree(directory, ignore_errors=True)
+    _report(output, metadata)
+    return code

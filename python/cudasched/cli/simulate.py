@@ -1,0 +1,200 @@
+"""`cudasched simulate`: what would a policy, a lead or an SLO do to recorded programs?"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json as json_format
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudasched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cudasched.simulate import Policy, Row, Trace
+
+__all__ = ["command"]
+
+_MEASURED = Path("benchmarks/results/colocation.json")
+_PIPE_COLUMNS = 200
+
+
+def _policy(text: str) -> str | Policy:
+    """A policy's name as it is; ``module:function`` or ``file.py:function`` as the function."""
+    place, _, name = text.rpartition(":")
+    if not place:
+        return text
+    try:
+        if place.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{place} is no Python file")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+        policy: Policy = getattr(module, name)
+    except (ImportError, AttributeError, OSError) as error:
+        raise ConfigError(f"--policy {text}: {error}") from None
+    if not callable(policy):
+        raise ConfigError(f"--policy {text}: {name} is no function")
+    return policy
+
+
+def _trace(text: str, recording_us: float) -> Trace:
+    from cudasched import simulate
+
+    path, _, label = text.partition("#")
+    return simulate.read_trace(path, label=label, recording_us=recording_us)
+
+
+def _lead(text: str) -> float | str:
+    if text == "adaptive":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--lead-us {text}: a lead is a number of us, or adaptive") from None
+
+
+def _show(rows: Sequence[Row], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("arm")
+    for heading in ("lead us", "P50 ms", "P95 ms", "P99 ms", "SLO met", "traces/s", "of alone", "GPU busy"):
+        table.add_column(heading, justify="right")
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    for row in rows:
+        latency = row.latency_ms
+        table.add_row(
+            Text(row.arm),
+            "-" if row.lead_us is None else f"{row.lead_us:.0f}",
+            *(("-",) * 3 if latency is None else (f"{value:.3f}" for value in (latency.p50, latency.p95, latency.p99))),
+            percent(row.attainment),
+            "-" if row.best_effort_per_s is None else f"{row.best_effort_per_s:.2f}",
+            percent(row.best_effort_ratio),
+            percent(row.utilisation),
+        )
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    console.print(table)
+    for row in rows:
+        for one in row.comparisons:
+            console.print(
+                Text(
+                    f"{row.arm}: {one.what}: simulated {one.simulated:.2f}, measured on the GPU {one.measured:.2f}: "
+                    f"off by {100 * one.error:+.0f} %"
+                )
+            )
+        if row.unserved > 0:
+            console.print(Text(f"{row.arm}: {row.unserved} requests were not served by the end"))
+        if row.policy_refused:
+            console.print(Text(f"{row.arm}: the policy was switched off: {row.policy_refused}", style="red"))
+
+
+def command(
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Best-effort programs: data sets of `cudasched collect`; FILE#LABEL: those whose label begins so.",
+        ),
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="strict, slack, open (no gate), or FILE.py:FUNCTION; may be given again."),
+    ] = None,
+    lead_us: Annotated[
+        list[str] | None, typer.Option(help="Lead, us, or adaptive; may be given again. Default: 20 and adaptive.")
+    ] = None,
+    request_ms: Annotated[float, typer.Option(help="GPU time of a latency request that is one graph, ms.")] = 0.5,
+    request_kernels: Annotated[int, typer.Option(help="Kernels of that graph; counts where nothing is gated.")] = 30,
+    latency_trace: Annotated[
+        str | None, typer.Option(help="Latency requests: a data set; in place of --request-ms.")
+    ] = None,
+    request_gap_ms: Annotated[
+        float, typer.Option(help="In it, a request ends where the GPU had nothing for so long, ms.")
+    ] = 1.0,
+    arrivals: Annotated[str, typer.Option(help="poisson, periodic or bursts.")] = "poisson",
+    rate_hz: Annotated[float, typer.Option(help="Requests a second.")] = 60.0,
+    slo_ms: Annotated[float | None, typer.Option(help="Latency target, ms, from the arrival.")] = None,
+    prepare_ms: Annotated[float, typer.Option(help="From a region's entry to its first launch, ms.")] = 0.0,
+    expect_ms: Annotated[float, typer.Option(help="So long ahead is each arrival announced, ms.")] = 0.0,
+    sharing: Annotated[str, typer.Option(help="two_processes (time slices), mps or one_process.")] = "two_processes",
+    blocking: Annotated[bool, typer.Option("--blocking", help="The gate holds the programs; no offload.")] = False,
+    recording_us: Annotated[float, typer.Option(help="What recording cost the programs a launch, us.")] = 0.0,
+    foresee: Annotated[bool, typer.Option("--foresee", help="Long launches look out for periodic arrivals.")] = False,
+    seconds: Annotated[float, typer.Option(help="Simulated time, s.")] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and predictions.")] = 1,
+    measured: Annotated[
+        Path | None, typer.Option(help=f"Results on a GPU to compare with. Default: {_MEASURED}, where there is one.")
+    ] = None,
+    load: Annotated[str | None, typer.Option(help="What those results call the trace, if it does not say so.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A plot, PNG or SVG.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Replay recorded programs under a virtual clock: what would a policy or a lead do? Needs no GPU."""
+    from dataclasses import replace
+
+    from cudasched import simulate
+
+    if sharing not in ("two_processes", "mps", "one_process"):
+        raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")
+    named = [_policy(text) for text in policy or ["open", "strict", *(["slack"] if slo_ms is not None else [])]]
+    for one in named:
+        if isinstance(one, str) and one not in simulate.policies():
+            raise ConfigError(f"--policy {one}: there are {', '.join(simulate.policies())}, and FILE.py:FUNCTION")
+    leads = [_lead(text) for text in lead_us or ["20", "adaptive"]]
+    best_effort = [_trace(text, recording_us) for text in traces]
+    if load is not None:
+        best_effort = [replace(trace, load=load) for trace in best_effort]
+    requests = (
+        _trace(latency_trace, recording_us) if latency_trace else simulate.request(request_ms, kernels=request_kernels)
+    )
+    server = simulate.latency(
+        requests,
+        rate_hz=rate_hz,
+        seconds=seconds,
+        arrivals=arrivals,
+        slo_ms=slo_ms,
+        request_gap_ms=request_gap_ms,
+        prepare_ms=prepare_ms,
+        expect_ms=expect_ms,
+        seed=seed,
+    )
+    first = simulate.Arm(sharing=sharing, offload=not blocking, foresee=foresee)  # type: ignore[arg-type]
+    arms = [
+        replace(first, policy=one, lead_us=lead, offload=first.offload and one != "open")
+        for one in named
+        for lead in (leads if one != "open" else leads[:1])
+    ]
+    if measured is None and _MEASURED.is_file():
+        measured = _MEASURED
+    rows = simulate.compare(
+        [server, *(simulate.best_effort(trace) for trace in best_effort)],
+        arms,
+        seconds=seconds,
+        seed=seed,
+        results=simulate.measured(measured) if measured else (),
+    )
+    title = (
+        f"{requests.name} ({requests.gpu_ms / len(server.ends):.2f} ms) at {rate_hz:g}/s, {arrivals}, beside "
+        + ", ".join(f"{trace.name} ({trace.launches} launches, {trace.gpu_ms:.1f} ms)" for trace in best_effort)
+        + f"; {sharing}; {sum(row.launches for row in rows)} launches simulated"
+    )
+    if json:
+        print(json_format.dumps({"title": title, "rows": [row.as_dict() for row in rows]}))
+    else:
+        _show(rows, title)
+    if output is not None:
+        simulate.plot(rows, output, title)
+    return 0

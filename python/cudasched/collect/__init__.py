@@ -1,0 +1,115 @@
+"""Records the launches of this process, with their times, into a data set (docs/dataset.md).
+
+::
+
+    with cudasched.collect("data.parquet"):      # the same as cudasched.collect.recording("data.parquet")
+        cudasched.collect.label("gemm|4096x4096x512|bf16|forward")
+        train()
+    table = cudasched.collect.read("data.parquet")
+
+Unmodified programs are recorded by ``cudasched collect``. Needs pyarrow: ``pip install 'cudasched[collect]'``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from cudasched import hook
+from cudasched.collect._dataset import SCHEMA_VERSION, arrow, convert, journals_of, read, schema
+from cudasched.errors import Error, HookError
+
+__all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema"]
+
+
+class recording:  # noqa: N801  used like a function
+    """Records every launch of this process from entry to exit; a context manager.
+
+    One recording a process at a time. Leaving waits for the device. Launches that fail, and those that are captured
+    into a graph, are not recorded; a graph's launch is one row.
+
+    Args:
+        path: The Parquet file. It is written on leaving; until then the launches are in ``<path>.journals``, where
+            `read` finds them if the process is killed.
+        timing: ``"cupti"``: the device's own times, by CUPTI, which admits one profiler at a time. ``"events"``: CUDA
+            events around each launch, without CUPTI and coarser, calibrated with an empty kernel.
+        capacity_mb: Most memory for launches that wait to be written, MiB; launches beyond it are lost, and counted.
+
+    Attributes:
+        rows: Launches that were recorded; 0 until the recording is left.
+        lost: Launches that were not, for want of memory or disk.
+
+    Raises:
+        HookError: On entry: the hook is not in this process.
+        Error: On entry: a recording runs already, CUPTI cannot be had, pyarrow is missing, or journals of a recording
+            that was never finished are in the way. On leaving: the data set cannot be written; the journals stay.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> None:
+        self._path = Path(path)
+        self._timing = timing
+        self._capacity_mb = capacity_mb
+        self.rows = 0
+        self.lost = 0
+
+    def __enter__(self) -> recording:
+        arrow()
+        if not hook.installed():
+            raise HookError(
+                "launches cannot be recorded: cudasched's hook is not in this process (cudasched.state() says why)"
+            )
+        directory = journals_of(self._path)
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            raise Error(
+                f"{directory} holds what a recording into {self._path} left that was never finished: "
+                f"`cudasched collect -o {self._path}` finishes it, or remove the directory"
+            ) from None
+        except OSError as error:
+            raise Error(f"launches cannot be recorded: {directory} cannot be made: {error.strerror}") from None
+        try:
+            hook.load_core().collect_start(str(directory), self._timing, None, self._capacity_mb << 20)
+        except Error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        directory = journals_of(self._path)
+        _, _, self.lost = hook.load_core().collect_stop()
+        try:
+            self.rows = int(convert(directory, self._path)["rows"])
+        except OSError as failure:
+            raise Error(
+                f"{self._path} cannot be written ({failure}); what was recorded stays in {directory}, and "
+                f"`cudasched collect -o {self._path}` finishes it"
+            ) from failure
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def label(text: str) -> None:
+    """Says what the process's launches are from here on: the column ``label``. ``""``: nothing in particular.
+
+    Labels are for kinds of work, "gemm|4096x4096x512|bf16|forward", not for single launches: there may be about a
+    million different ones a process.
+
+    Raises:
+        Error: There are more.
+    """
+    hook.load_core().collect_label(text)
+
+
+class _Collect(ModuleType):
+    """This package, which may be called: ``cudasched.collect(path)`` is ``cudasched.collect.recording(path)``."""
+
+    def __call__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> recording:
+        return recording(path, timing=timing, capacity_mb=capacity_mb)
+
+
+sys.modules[__name__].__class__ = _Collect

@@ -1,0 +1,253 @@
+"""The data set of recorded launches: its Arrow schema, and the way from journals to Parquet (docs/dataset.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudasched._version import __version__
+from cudasched.collect._journal import Journal, Rows, Summary, scan
+from cudasched.errors import Error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["SCHEMA_VERSION", "arrow", "convert", "journals_of", "read", "schema"]
+
+SCHEMA_VERSION = "1"
+ROW_GROUP_ROWS = 65_536
+_NO_NAME = "unknown"
+
+
+def arrow() -> Any:
+    """The module ``pyarrow``.
+
+    Raises:
+        Error: It is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise Error(f"data sets need pyarrow ({error}): pip install 'cudasched[collect]'") from None
+    return pyarrow
+
+
+def schema() -> pa.Schema:
+    """The columns, without metadata. docs/dataset.md says what each is."""
+    pa = arrow()
+    text = pa.dictionary(pa.int32(), pa.string())
+    numbers = {
+        "launch": pa.uint64(),
+        "pid": pa.uint32(),
+        "thread": pa.uint32(),
+        "device": pa.uint8(),
+        "stream": pa.uint32(),
+        "kind": text,
+        "function": text,
+        "identity": pa.uint64(),
+        "graph": pa.uint32(),
+        **{f"{name}_{axis}": pa.uint32() for name in ("grid", "block", "cluster") for axis in "xyz"},
+        "dynamic_shared_bytes": pa.uint32(),
+        "static_shared_bytes": pa.uint32(),
+        "local_bytes": pa.uint32(),
+        "registers": pa.uint16(),
+        "max_threads": pa.uint16(),
+        "blocks_per_sm": pa.uint16(),
+        "waves": pa.float32(),
+        "parameter_bytes": pa.uint32(),
+        "words": pa.list_(pa.uint32()),
+        "pointers": pa.list_(pa.uint16()),
+        "submitted_ns": pa.int64(),
+        "start_ns": pa.int64(),
+        "duration_ns": pa.int64(),
+        "overlapped": pa.bool_(),
+        "sm_clock_mhz": pa.uint16(),
+        "label": text,
+    }
+    return pa.schema(list(numbers.items()))
+
+
+def _offsets(lengths: Any) -> Any:
+    import numpy as np
+
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _texts(numbers: Any, names: dict[int, str], default: str) -> Any:
+    import numpy as np
+
+    pa = arrow()
+    distinct, indices = np.unique(numbers, return_inverse=True)
+    values = [names.get(int(number), default) for number in distinct]
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(values, pa.string()))
+
+
+def _batch(journal: Journal, block: Rows) -> pa.RecordBatch:
+    import numpy as np
+
+    pa = arrow()
+    rows = block.rows
+    columns: dict[str, Any] = {name: rows[name] for name in rows.dtype.names or () if rows[name].ndim == 1}
+    for name in ("grid", "block", "cluster"):
+        for place, axis in enumerate("xyz"):
+            columns[f"{name}_{axis}"] = rows[name][:, place]
+    untimed = rows["duration_ns"] < 0
+    is_graph = rows["is_graph"] != 0
+    functions = np.where(is_graph, np.uint64(1 << 32), rows["function"].astype(np.uint64))
+    columns["pid"] = np.full(len(rows), journal.meta.get("pid", 0), np.uint32)
+    columns["kind"] = _texts(is_graph, {0: "kernel", 1: "graph"}, "")
+    columns["function"] = _texts(functions, {**journal.functions, 1 << 32: "graph"}, _NO_NAME)
+    columns["label"] = _texts(rows["label"], journal.labels, "")
+    columns["overlapped"] = rows["overlapped"] != 0
+    for name in ("start_ns", "duration_ns"):
+        columns[name] = pa.array(rows[name], pa.int64(), mask=untimed)
+    columns["words"] = pa.ListArray.from_arrays(_offsets(rows["word_count"]), pa.array(block.words))
+    columns["pointers"] = pa.ListArray.from_arrays(_offsets(rows["pointer_count"]), pa.array(block.pointers))
+    form = schema()
+    arrays = [
+        columns[entry.name]
+        if isinstance(columns[entry.name], pa.Array)
+        else pa.array(np.ascontiguousarray(columns[entry.name]), entry.type)
+        for entry in form
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=form)
+
+
+def journals_of(path: Path) -> Path:
+    """The directory in which the journals for the data set `path` are, until they are converted."""
+    return path.with_name(path.name + ".journals")
+
+
+def _metadata(summaries: Sequence[Summary]) -> dict[str, str]:
+    """Of the file: the first journal's GPU, and what all of them lost."""
+    metas = [summary.meta for summary in summaries if summary.meta]
+    first = metas[0] if metas else {}
+    gpu = (first.get("devices") or [{}])[0]
+    command = [word.encode("latin-1", "replace").decode("utf-8", "replace") for word in first.get("command", [])]
+    totals = {
+        name: sum(int(summary.end.get(name, 0)) for summary in summaries)
+        for name in ("lost", "untimed", "exact", "by_order", "mismatched", "foreign", "dropped_records")
+    }
+    overheads = [int(summary.end.get("event_overhead_ns", 0)) for summary in summaries]
+    return {
+        "cudasched.schema": SCHEMA_VERSION,
+        "cudasched.version": __version__,
+        "cudasched.gpu": str(gpu.get("gpu", "")),
+        "cudasched.compute_capability": str(gpu.get("compute_capability", "")),
+        "cudasched.sm_count": str(gpu.get("sm_count", 0)),
+        "cudasched.max_threads_per_sm": str(gpu.get("max_threads_per_sm", 0)),
+        "cudasched.driver_version": str(first.get("driver_version", 0)),
+        "cudasched.cupti_version": str(first.get("cupti_version", 0)),
+        "cudasched.timing": str(first.get("timing", "")),
+        "cudasched.event_overhead_ns": str(max(overheads, default=0)),
+        "cudasched.command": json.dumps(command),
+        "cudasched.processes": str(len(summaries)),
+        "cudasched.cut_short": str(sum(not summary.end for summary in summaries)),
+        **{f"cudasched.{name}": str(value) for name, value in totals.items()},
+    }
+
+
+def _summaries(directory: Path) -> list[Summary]:
+    files = sorted(directory.glob("*.journal"), key=lambda path: (path.stat().st_ctime_ns, path.name))
+    found = [scan(path) for path in files]
+    return sorted(found, key=lambda summary: int(summary.meta.get("started_ns", 0)))
+
+
+def _batches(summaries: Iterable[Summary]) -> Iterator[pa.RecordBatch]:
+    for summary in summaries:
+        journal = Journal(summary.path)
+        for block in journal.blocks():
+            if len(block.rows):
+                yield _batch(journal, block)
+
+
+def convert(directory: Path, output: Path) -> dict[str, str]:
+    """Makes a data set of the journals in a directory, with memory for one row group.
+
+    Args:
+        directory: Where the journals are; they stay.
+        output: The Parquet file; it appears when it is whole, in place of what was there.
+
+    Returns:
+        The file's metadata, and "rows".
+
+    Raises:
+        Error: A file in the directory is of another version, or pyarrow is missing.
+    """
+    arrow()
+    import pyarrow.parquet as pq
+
+    summaries = _summaries(directory)
+    metadata = _metadata(summaries)
+    form = schema().with_metadata(metadata)
+    unfinished = output.with_name(output.name + ".unfinished")
+    rows = 0
+    try:
+        with pq.ParquetWriter(unfinished, form, compression="zstd") as writer:
+            waiting: list[pa.RecordBatch] = []
+            count = 0
+            for batch in _batches(summaries):
+                waiting.append(batch)
+                count += batch.num_rows
+                if count >= ROW_GROUP_ROWS:
+                    writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
+                    rows, count = rows + count, 0
+                    waiting.clear()
+            if waiting or rows == 0:
+                writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
+                rows += count
+        os.replace(unfinished, output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return {**metadata, "rows": str(rows)}
+
+
+def _table(batches: Sequence[pa.RecordBatch], form: pa.Schema) -> pa.Table:
+    pa = arrow()
+    table = pa.Table.from_batches(list(batches), schema=schema()).unify_dictionaries()
+    return table.replace_schema_metadata(form.metadata)
+
+
+def read(path: str | os.PathLike[str]) -> pa.Table:
+    """Reads a data set of recorded launches.
+
+    Args:
+        path: A Parquet file of `recording` or ``cudasched collect``. If it was never finished, because its writer was
+            killed, what its journals hold is read.
+
+    Returns:
+        One row a launch, with the columns of docs/dataset.md; the metadata is the schema's.
+
+    Raises:
+        Error: There is no such file, it is no data set of launches, or of another version.
+    """
+    pa = arrow()
+    import pyarrow.parquet as pq
+
+    file = Path(path)
+    journals = file if file.is_dir() else journals_of(file)
+    if not file.is_file() and journals.is_dir():
+        summaries = _summaries(journals)
+        return _table(list(_batches(summaries)), schema().with_metadata(_metadata(summaries)))
+    try:
+        table = pq.read_table(file, read_dictionary=["kind", "function", "label"])
+    except FileNotFoundError:
+        raise Error(f"there is no data set at {file}, nor journals at {journals}") from None
+    except pa.ArrowInvalid as error:
+        raise Error(f"{file} is no data set of launches: {error}") from None
+    version = (table.schema.metadata or {}).get(b"cudasched.schema", b"").decode()
+    if version != SCHEMA_VERSION:
+        raise Error(
+            f"{file} is no data set of launches that this cudasched reads: "
+            + (f"it has schema version {version}, and {SCHEMA_VERSION} is read" if version else "it has no version")
+        )
+    missing = [name for name in schema().names if name not in table.schema.names]
+    if missing:
+        raise Error(f"{file} is no data set of launches: it lacks the columns {', '.join(missing)}")
+    return table

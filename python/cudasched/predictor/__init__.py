@@ -1,0 +1,26 @@
+"""How long a launch takes, said before it runs: trees trained on recorded launches, and why they say so.
+
+::
+
+    import cudasched.predictor
+
+    durations_ns = cudasched.predictor.predict("data.parquet")  # what `cudasched collect` wrote
+    reasons = cudasched.predictor.explain("data.parquet")
+    reasons.top(0)  # what made the first launch as long as it was predicted
+
+    model = cudasched.predictor.Model.from_xgboost(booster)  # your own
+    model.save("model.ubj")
+
+Rows of features are float32 of shape (launches, features), NaN where a value is missing; durations are ns. The trees
+are those that the scheduler asks, walked by the same code: a prediction here is the one of the launch path before what
+the scheduler learns while it runs corrects it. Needs numpy, and pyarrow for recordings:
+``pip install 'cudasched[predictor]'``.
+"""
+
+from __future__ import annotations
+
+from cudasched.predictor._contributions import Contributions
+from cudasched.predictor._model import Model
+from cudasched.predictor._shipped import explain, load, predict
+
+__all__ = ["Contributions", "Model", "explain", "load", "predict"]

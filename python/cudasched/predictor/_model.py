@@ -1,0 +1,214 @@
+"""Saved trees as a Python object."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from cudasched import hook
+from cudasched.errors import ModelError
+from cudasched.predictor._contributions import Contributions
+from cudasched.predictor._numpy import numpy
+from cudasched.predictor._recording import feature_names, feature_rows, is_recording
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy import float32, float64
+    from numpy.typing import ArrayLike, NDArray
+
+    #: A recording (a path, or its table with its metadata), or rows of features of shape (launches, features).
+    Launches: TypeAlias = str | os.PathLike[str] | pa.Table | ArrayLike
+
+__all__ = ["Model"]
+
+
+class Model:
+    """Gradient-boosted trees over a launch's features; their margin is the natural logarithm of its duration in ns.
+
+    Immutable, and safe to ask from several threads; batches are walked without the GIL.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | bytes, *, isa: str | None = None) -> None:
+        """Reads what XGBoost 2.1 to 3.x saves (JSON or UBJSON), or what `save` wrote.
+
+        Rows that the model carries are replayed: one other bit in a margin, and it is refused.
+
+        Args:
+            source: A file, or a file's content.
+            isa: One of `isas`; None is the fastest that this processor and the model allow.
+
+        Raises:
+            ModelError: It cannot be read, is broken, or holds what is not supported; says what and where.
+            HookError: The package was not built.
+            Error: numpy is not installed.
+        """
+        numpy()
+        hook.load_core()
+        from cudasched import _core
+
+        self._trees = _core.Trees(source, isa)
+        self._saved = source if isinstance(source, bytes) else Path(source).read_bytes()
+        self._source = "bytes" if isinstance(source, bytes) else os.fspath(source)
+
+    @classmethod
+    def from_xgboost(cls, booster: Any, replay: ArrayLike | None = None) -> Model:
+        """A trained XGBoost model, evaluated here with the same bits and without XGBoost.
+
+        Args:
+            booster: An ``xgboost.Booster`` or a fitted ``xgboost.XGBRegressor``, trained on the natural logarithm of
+                the duration in ns. Objectives: squared, absolute, pseudo-Huber or one quantile's error.
+            replay: Rows, shape (n, features), that the saved model is to carry with XGBoost's margins for them. Whoever
+                loads it then proves that his machine computes the same.
+
+        Raises:
+            ModelError: The model is of a kind that is not supported, or its margins are not XGBoost's.
+            TypeError: It is no XGBoost model.
+        """
+        get_booster = getattr(booster, "get_booster", None)
+        booster = get_booster() if get_booster is not None else booster
+        if not hasattr(booster, "save_raw"):
+            raise TypeError(f"an xgboost.Booster or a fitted xgboost.XGBRegressor is needed, not {type(booster)!r}")
+        saved = bytes(booster.save_raw("ubj"))
+        if replay is not None:
+            rows = _rows(replay)
+            margins = booster.inplace_predict(rows, predict_type="margin", validate_features=False)
+            saved = _carrying(saved, rows, margins)
+        return cls(saved)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """A name for each feature, in the order of a row's values; f0, f1, ... where the file has none."""
+        return tuple(self._trees.feature_names) or tuple(f"f{i}" for i in range(self._trees.features))
+
+    @property
+    def trees(self) -> int:
+        """How many there are."""
+        return self._trees.trees
+
+    @property
+    def depth(self) -> int:
+        """Splits on the longest way."""
+        return self._trees.depth
+
+    @property
+    def isa(self) -> str:
+        """What walks the trees: avx512vbmi, avx2, portable, or nodes (trees deeper than 8)."""
+        return self._trees.isa
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """What could: this processor and this model allow it."""
+        return tuple(self._trees.isas())
+
+    def margins(self, rows: ArrayLike) -> NDArray[float32]:
+        """The trees' sums, bit for bit XGBoost's own: shape (launches,), natural logarithms of ns.
+
+        Args:
+            rows: Shape (launches, features), taken as float32; NaN is a missing value.
+
+        Raises:
+            ModelError: Another shape.
+        """
+        return self._trees.margins(_rows(rows))
+
+    def predict(self, launches: Launches) -> NDArray[float64]:
+        """Durations in ns, shape (launches,).
+
+        Args:
+            launches: A recording, as a path or a ``pyarrow.Table`` with its metadata, or rows of features of shape
+                (launches, features). A graph launch of a recording has no features: its duration is NaN.
+
+        Raises:
+            ModelError: Rows of another shape, or a recording where the model was not trained on the features that
+                cudasched makes of launches (`cudasched.predictor` needs a model from ``python -m training.train``).
+            Error: It is no recording, or pyarrow is not installed.
+        """
+        np = numpy()
+        rows, known = self._features(launches)
+        durations: NDArray[float64] = np.exp(self.margins(rows).astype(np.float64))
+        if known is not None:
+            durations[~known] = np.nan
+        return durations
+
+    def explain(self, launches: Launches) -> Contributions:
+        """What each feature adds to each prediction; a fraction of a millisecond each.
+
+        Args:
+            launches: As `predict` takes them. The values of a graph launch are NaN.
+
+        Raises:
+            ModelError: As by `predict`, or the trees are too deep to explain.
+            Error: It is no recording, or pyarrow is not installed.
+        """
+        rows, known = self._features(launches)
+        values = self._trees.contributions(_rows(rows))
+        # The bias is the model's, whatever the row.
+        bias = float(self._trees.contributions(numpy().full((1, self._trees.features), numpy().nan, "float32"))[0, -1])
+        values = values[:, :-1]
+        if known is not None:
+            values[~known] = numpy().nan
+        return Contributions(self.feature_names, values, bias)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file that was read, or the booster's, with the rows that it carries.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        Path(path).write_bytes(self._saved)
+
+    def __repr__(self) -> str:
+        return f"<Model of {self.trees} trees, {self._trees.features} features, {self.isa}, from {self._source}>"
+
+    def _features(self, launches: Launches) -> tuple[NDArray[float32], NDArray[Any] | None]:
+        """Rows, and which of them are kernels of a recording; None where rows were given."""
+        if not is_recording(launches):
+            return _rows(launches), None
+        wanted = feature_names()
+        if self.feature_names != wanted:
+            raise ModelError(
+                f"the model ({self._source}) was trained on other features than cudasched {hook.load_core().version()} "
+                f"makes of launches: {_difference(self.feature_names, wanted)}; train it anew (python -m "
+                "training.train), or give rows of its own features"
+            )
+        return feature_rows(launches)
+
+
+def _rows(rows: Any) -> NDArray[float32]:
+    np = numpy()
+    array: NDArray[float32] = np.ascontiguousarray(rows, dtype=np.float32)
+    return array
+
+
+def _difference(found: tuple[str, ...], wanted: tuple[str, ...]) -> str:
+    parts = {
+        "lacks": [name for name in wanted if name not in found],
+        "has": [name for name in found if name not in wanted],
+    }
+    told = [f"it {verb} {', '.join(names[:5])}" for verb, names in parts.items() if names]
+    return " and ".join(told) or "they are in another order"
+
+
+def _carrying(model: bytes, rows: NDArray[float32], margins: Any) -> bytes:
+    """UBJSON of a model with rows and their margins as bits; see csrc/predict/trees/model.hpp."""
+    np = numpy()
+
+    def length(count: int) -> bytes:
+        return b"L" + struct.pack(">q", count)
+
+    def key(text: str) -> bytes:
+        return length(len(text)) + text.encode()
+
+    def bits(values: Any) -> bytes:
+        words = np.asarray(values, dtype=np.float32).view(np.uint32)
+        return b"".join([b"[$L#", length(len(words)), words.astype(">i8").tobytes()])
+
+    stored = [bits(row) for row in rows]
+    return b"".join(
+        [
+            *(b"{", key("cudasched"), b"U\x01", key("model"), model, key("rows"), b"[", *stored, b"]"),
+            *(key("margins"), bits(margins), b"}"),
+        ]
+    )

@@ -1,0 +1,20 @@
+"""numpy, where it is first needed: importing cudasched must not import it, and the base installation has none."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from cudasched.errors import Error
+
+
+def numpy() -> ModuleType:
+    """The module numpy.
+
+    Raises:
+        Error: It is not installed.
+    """
+    try:
+        import numpy as module
+    except ImportError:
+        raise Error("the predictor's Python face needs numpy: pip install 'cudasched[predictor]'") from None
+    return module

@@ -1,0 +1,117 @@
+"""From what `cudasched collect` wrote to rows of features; the features themselves are made in C++ (csrc/predict)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from cudasched import hook
+from cudasched.errors import Error
+from cudasched.predictor._numpy import numpy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy import bool_, float32
+    from numpy.typing import NDArray
+
+#: Columns that the features are made of, beside the function's name and the words.
+_NUMBERS = (
+    *(f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"),
+    *("dynamic_shared_bytes", "static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm"),
+    *("parameter_bytes", "identity"),
+)
+
+
+def feature_names() -> tuple[str, ...]:
+    """What cudasched makes of a launch, in the order of a row's values."""
+    hook.load_core()
+    from cudasched import _core
+
+    return tuple(_core.feature_names())
+
+
+def is_recording(launches: object) -> bool:
+    """Whether it is a path or a table, and not rows of features."""
+    return isinstance(launches, (str, os.PathLike)) or hasattr(launches, "schema")
+
+
+def launch_columns(kernels: pa.Table) -> dict[str, Any]:
+    """A recording's kernel launches as the arrays that ``_core.launch_features`` takes.
+
+    Raises:
+        Error: It is no recording.
+    """
+    np = numpy()
+    missing = [name for name in (*_NUMBERS, "function", "words", "pointers") if name not in kernels.column_names]
+    if missing:
+        raise Error(f"the table is no recording of `cudasched collect`: it has no column {', '.join(missing)}")
+    functions = kernels["function"].cast("string").combine_chunks().dictionary_encode()
+    columns: dict[str, Any] = {
+        name: np.ascontiguousarray(kernels[name].combine_chunks().to_numpy(zero_copy_only=False)) for name in _NUMBERS
+    }
+    columns["function"] = np.ascontiguousarray(functions.indices.to_numpy(zero_copy_only=False), dtype=np.int32)
+    columns["functions"] = functions.dictionary.to_pylist()
+    for name, singular in (("words", "word"), ("pointers", "pointer")):
+        lists = kernels[name].combine_chunks()
+        columns[name] = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False))
+        lengths = np.asarray(lists.value_lengths().fill_null(0))
+        columns[f"{singular}_offsets"] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return columns
+
+
+def feature_rows(launches: Any) -> tuple[NDArray[float32], NDArray[bool_]]:
+    """Features of a recording's launches, and which of them are kernels (graphs have none: NaN).
+
+    Raises:
+        Error: It is no recording, or pyarrow is not installed.
+    """
+    hook.load_core()
+    import pyarrow.compute as pc
+
+    from cudasched import _core
+
+    np = numpy()
+    table = _table(launches)
+    if "kind" not in table.column_names:
+        raise Error("the table is no recording of `cudasched collect`: it has no column kind")
+    is_kernel = pc.equal(table["kind"].cast("string"), "kernel")
+    columns = launch_columns(table.filter(is_kernel))
+    known = np.asarray(is_kernel)
+    rows = np.full((len(known), len(feature_names())), np.nan, dtype=np.float32)
+    rows[known] = _core.launch_features(
+        columns,
+        int(_metadata(table, "cudasched.sm_count")),
+        int(_metadata(table, "cudasched.max_threads_per_sm")),
+    )
+    return rows, known
+
+
+def capability_of(launches: Any) -> str | None:
+    """The architecture of a recording's GPU, such as "sm_90"; None where rows are given.
+
+    Raises:
+        Error: It is no recording, or pyarrow is not installed.
+    """
+    if not is_recording(launches):
+        return None
+    return "sm_" + _metadata(_table(launches), "cudasched.compute_capability").replace(".", "")
+
+
+def _table(launches: Any) -> pa.Table:
+    """The recording's launches.
+
+    Raises:
+        Error: It cannot be read, or pyarrow is not installed.
+    """
+    if not isinstance(launches, (str, os.PathLike)):
+        return launches
+    from cudasched import collect
+
+    return collect.read(launches)
+
+
+def _metadata(table: pa.Table, key: str) -> str:
+    value = (table.schema.metadata or {}).get(key.encode())
+    if not value:
+        raise Error(f"the table's metadata has no {key}: it is no recording of `cudasched collect`, or lost its schema")
+    return str(value.decode())

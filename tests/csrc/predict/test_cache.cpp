@@ -1,0 +1,85 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "predict/cache.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+void add(CacheEntry& entry, double duration_ns) { entry.add(static_cast<float>(std::log(duration_ns))); }
+
+double measured(const CacheEntry& entry) { return std::exp(static_cast<double>(entry.measured_log)); }
+
+TEST(CacheEntry, MedianOfTheFirstThree) {
+  CacheEntry entry;
+  add(entry, 50'000);
+  EXPECT_NEAR(measured(entry), 50'000, 50);
+  add(entry, 900'000);
+  EXPECT_NEAR(measured(entry), 50'000, 50);
+  add(entry, 51'000);
+  EXPECT_NEAR(measured(entry), 51'000, 50);
+}
+
+TEST(CacheEntry, OneOutlierMovesItLittle) {
+  CacheEntry entry;
+  for (int i = 0; i < 20; ++i) add(entry, 50'000);
+  add(entry, 50'000'000);
+  EXPECT_GT(measured(entry), 50'000);
+  EXPECT_LT(measured(entry), 56'000);
+}
+
+TEST(CacheEntry, ThreeOutliersOnOneSideAreAChangeOfWork) {
+  CacheEntry entry;
+  for (int i = 0; i < 20; ++i) add(entry, 50'000);
+  for (int i = 0; i < 3; ++i) add(entry, 400'000);
+  EXPECT_NEAR(measured(entry), 400'000, 400);
+  EXPECT_EQ(entry.samples, 1U);
+}
+
+TEST(CacheEntry, OutliersOnBothSidesAreNoise) {
+  CacheEntry entry;
+  for (int i = 0; i < 20; ++i) add(entry, 50'000);
+  for (int i = 0; i < 12; ++i) add(entry, i % 2 == 0 ? 500'000 : 5'000);
+  EXPECT_NEAR(measured(entry), 50'000, 10'000);
+}
+
+TEST(CacheEntry, TracksASlowDriftAndItsOwnSpread) {
+  CacheEntry entry;
+  double actual = 50'000;
+  for (int i = 0; i < 200; ++i) add(entry, actual *= 1.005);
+  EXPECT_NEAR(measured(entry) / actual, 1.0, 0.05);
+  EXPECT_LT(entry.spread, 0.05F);
+  for (int i = 0; i < 200; ++i) add(entry, actual * (i % 2 == 0 ? 1.2 : 0.8));
+  EXPECT_GT(entry.spread, 0.15F);
+}
+
+// Far more keys than places: the table never fails, and the keys in use now are the ones it knows.
+TEST(Cache, CrowdingDropsTheLeastRecentlyUsed) {
+  const auto cache = std::make_unique<Cache>();
+  std::mt19937_64 random(1);
+  for (std::size_t i = 0; i < 10 * Cache::kCapacity; ++i) {
+    const std::uint64_t key = random() | 1;
+    if (cache->find(key) == nullptr) cache->make(key);
+  }
+  std::vector<std::uint64_t> working(100);
+  for (auto& key : working) cache->make(key = random() | 1);
+  int known = 0;
+  for (const std::uint64_t key : working) known += cache->find(key) != nullptr ? 1 : 0;
+  EXPECT_GE(known, 99);
+}
+
+TEST(Cache, FindsWhatItMadeAndNothingElse) {
+  const auto cache = std::make_unique<Cache>();
+  EXPECT_EQ(cache->find(7), nullptr);
+  CacheEntry& entry = cache->make(7);
+  EXPECT_EQ(cache->find(7), &entry);
+  EXPECT_EQ(cache->peek(7), &entry);
+  EXPECT_EQ(cache->find(8), nullptr);
+}
+
+}  // namespace
+}  // namespace cudasched::predict

@@ -1,0 +1,156 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "predict/predictor.hpp"
+#include "predict/state.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+using State = std::vector<std::byte>;
+
+Prediction predict(Predictor& predictor, std::uint32_t index, std::uint32_t size, std::uint32_t free_word) {
+  Function function;
+  function.index = index;
+  function.identity = 1 + index * 77;
+  Launch launch;
+  launch.grid[0] = size;
+  const std::vector<std::uint32_t> words{size, 0, 3, 0, free_word | 1U << 31, 9};
+  return predictor.predict({launch, &function, words, {4, 132}, false});
+}
+
+void teach(Predictor& predictor, int launches) {
+  std::mt19937 random(1);
+  for (int i = 0; i < launches; ++i) {
+    const std::uint32_t size = 100 + static_cast<std::uint32_t>(i) % 5;
+    const Prediction prediction = predict(predictor, static_cast<std::uint32_t>(i / 5 % 4), size, random());
+    if (prediction.wants_sample) predictor.observe(prediction, 50 * size + random() % 20, false);
+  }
+}
+
+TEST(State, WhatWasLearnedIsKnownInTheNextRun) {
+  const auto first = std::make_unique<Predictor>();
+  teach(*first, 2'000);
+  const State state = first->save();
+  const auto second = std::make_unique<Predictor>();
+  second->restore(state);
+  for (std::uint32_t size = 100; size < 105; ++size) {
+    // Another number in this run, another value of the free word.
+    Function function;
+    function.index = 50;
+    function.identity = 1;
+    Launch launch;
+    launch.grid[0] = size;
+    const std::vector<std::uint32_t> words{size, 0, 3, 0, 12'345, 9};
+    const Prediction prediction = second->predict({launch, &function, words, {4, 132}, false});
+    EXPECT_TRUE(prediction.hit);
+    EXPECT_NEAR(static_cast<double>(prediction.duration_ns), 50.0 * size, 100);
+    EXPECT_FALSE(prediction.wants_sample);
+  }
+  EXPECT_EQ(std::make_unique<Predictor>()->save().size() < state.size(), true);
+}
+
+TEST(State, SavesWhatItRestored) {
+  const auto first = std::make_unique<Predictor>();
+  teach(*first, 2'000);
+  const State state = first->save();
+  const auto second = std::make_unique<Predictor>();
+  second->restore(state);
+  const State again = second->save();
+  EXPECT_EQ(again.size(), state.size());
+  const auto third = std::make_unique<Predictor>();
+  third->restore(again);
+  EXPECT_EQ(third->save(), again);
+}
+
+TEST(State, ADifferentByteIsRefusedAndChangesNothing) {
+  const auto taught = std::make_unique<Predictor>();
+  teach(*taught, 100);
+  State state = taught->save();
+  const auto predictor = std::make_unique<Predictor>();
+  const State before = predictor->save();
+  std::mt19937 random(2);
+  for (std::size_t at = 0; at < state.size(); ++at) {
+    const std::byte right = state[at];
+    state[at] ^= static_cast<std::byte>(1 + random() % 255);
+    ASSERT_THROW(predictor->restore(state), StateError) << at;
+    state[at] = right;
+  }
+  EXPECT_EQ(predictor->save(), before);
+  predictor->restore(state);
+  EXPECT_NE(predictor->save(), before);
+}
+
+TEST(State, AnEndTooEarlyOrTooLateIsRefused) {
+  const auto taught = std::make_unique<Predictor>();
+  teach(*taught, 100);
+  const State state = taught->save();
+  const auto predictor = std::make_unique<Predictor>();
+  for (std::size_t size = 0; size < state.size(); ++size) {
+    ASSERT_THROW(predictor->restore(std::span(state).first(size)), StateError) << size;
+  }
+  State longer = state;
+  longer.push_back(std::byte{0});
+  EXPECT_THROW(predictor->restore(longer), StateError);
+  EXPECT_THROW(predictor->restore(State(kMaxStateBytes + 1)), StateError);
+}
+
+TEST(State, RandomBytesAreRefused) {
+  const auto predictor = std::make_unique<Predictor>();
+  std::mt19937 random(3);
+  for (int i = 0; i < 2'000; ++i) {
+    State noise(random() % 5'000);
+    for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
+    ASSERT_THROW(predictor->restore(noise), StateError);
+  }
+}
+
+// A frame whose checksum is right, as a careful liar would make it: each value is held against its bounds.
+TEST(State, ValuesOutOfRangeAreRefused) {
+  const auto predictor = std::make_unique<Predictor>();
+  const auto taught = std::make_unique<Predictor>();
+  teach(*taught, 100);
+  const State honest = taught->save();
+  std::mt19937 random(4);
+  int refused = 0;
+  for (int i = 0; i < 5'000; ++i) {
+    StateWriter writer;
+    State body(honest.begin() + 16, honest.end() - 8);
+    const std::size_t at = random() % std::min<std::size_t>(body.size(), 600);
+    body[at] = static_cast<std::byte>(random());
+    for (const std::byte byte : body) writer.put(static_cast<std::uint8_t>(byte));
+    try {
+      predictor->restore(std::move(writer).finish());
+    } catch (const StateError&) {
+      ++refused;
+    }
+    const Prediction prediction = predict(*predictor, 0, 100, 1);
+    ASSERT_GT(prediction.duration_ns, 0);
+    ASSERT_GE(prediction.bound_ns, prediction.duration_ns);
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(State, StaysWithinItsBound) {
+  const auto predictor = std::make_unique<Predictor>();
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 200'000; ++i) {
+    Function function;
+    function.index = static_cast<std::uint32_t>(i) % kMaxFunctions;
+    function.identity = 1 + function.index;
+    Launch launch;
+    launch.grid[0] = static_cast<std::uint32_t>(random());
+    const Prediction prediction = predictor->predict({launch, &function, {}, {4, 132}, false});
+    predictor->observe(prediction, 1'000 + static_cast<std::int64_t>(random() % 1'000'000), i % 3 == 0);
+  }
+  const State state = predictor->save();
+  EXPECT_LE(state.size(), kMaxStateBytes);
+  const auto other = std::make_unique<Predictor>();
+  other->restore(state);
+}
+
+}  // namespace
+}  // namespace cudasched::predict

@@ -1,0 +1,287 @@
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "predict/predictor.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+using Block = std::vector<std::uint32_t>;
+
+constexpr std::uint64_t kMemory = 0x7f12'0000'0000ULL;
+
+void put_pointer(Block& block, std::size_t at, std::uint64_t pointer) {
+  block[at] = static_cast<std::uint32_t>(pointer);
+  block[at + 1] = static_cast<std::uint32_t>(pointer >> 32);
+}
+
+// One kernel of 40 words, asked about through the predictor, which is how keys are made.
+class WordsTest : public ::testing::Test {
+ protected:
+  WordsTest() {
+    allocations_.add(kMemory, std::uint64_t{1} << 30);
+    predictor_->use_allocations(&allocations_);
+    function_.identity = 77;
+    function_.parameter_bytes = 160;
+    launch_.grid[0] = 64;
+    launch_.block[0] = 128;
+  }
+
+  static Block block() {
+    Block words(40, 5);
+    put_pointer(words, 4, kMemory + 4096);
+    return words;
+  }
+
+  // `duration_ns` 0: not measured.
+  Prediction launch(const Block& words, std::int64_t duration_ns) {
+    const Prediction prediction = predictor_->predict({launch_, &function_, words, {4, 132}, false});
+    if (prediction.wants_sample && duration_ns > 0) predictor_->observe(prediction, duration_ns, false);
+    return prediction;
+  }
+
+  std::int64_t noisy(double duration_ns, double noise) {
+    return std::llround(duration_ns * std::exp(noise * normal_(random_)));
+  }
+
+  std::unique_ptr<Predictor> predictor_ = std::make_unique<Predictor>();
+  Allocations allocations_;
+  Function function_;
+  Launch launch_;
+  std::mt19937_64 random_{1};
+  std::normal_distribution<double> normal_;
+};
+
+TEST_F(WordsTest, PointersAreOut) {
+  Block words = block();
+  const std::uint64_t key = launch(words, 10'000).key;
+  for (int i = 0; i < 100; ++i) {
+    put_pointer(words, 4, kMemory + random_() % (std::uint64_t{1} << 30));
+    EXPECT_EQ(launch(words, 10'000).key, key);
+  }
+}
+
+TEST_F(WordsTest, APointerThatWasNullAtFirstIsOut) {
+  Block words = block();
+  put_pointer(words, 10, 0);
+  const std::uint64_t key = launch(words, 10'000).key;
+  put_pointer(words, 10, kMemory);
+  const Prediction prediction = launch(words, 10'000);
+  EXPECT_EQ(prediction.key, key);
+  EXPECT_TRUE(prediction.hit);
+}
+
+TEST_F(WordsTest, WithoutAllocationsAddressesAreOut) {
+  predictor_->use_allocations(nullptr);
+  Block words = block();
+  put_pointer(words, 4, kMemory + 0x0345'6700);
+  const std::uint64_t key = launch(words, 10'000).key;
+  put_pointer(words, 4, kMemory + 0x1234'5600);
+  EXPECT_EQ(launch(words, 10'000).key, key);
+  // Sizes side by side are no address.
+  words[6] = 4096;
+  words[7] = 1024;
+  const std::uint64_t other = launch(words, 10'000).key;
+  words[7] = 2048;
+  EXPECT_NE(launch(words, 10'000).key, other);
+}
+
+TEST_F(WordsTest, EveryWordTellsKeysApart) {
+  std::set<std::uint64_t> keys{launch(block(), 10'000).key};
+  for (std::size_t at = 0; at < 40; ++at) {
+    if (at == 4 || at == 5) continue;
+    for (const std::uint32_t value : {0U, 6U, 0x3f80'0000U, 0xffff'ffffU}) {
+      Block words = block();
+      words[at] = value;
+      EXPECT_TRUE(keys.insert(launch(words, 10'000).key).second) << at << ' ' << value;
+    }
+  }
+}
+
+TEST_F(WordsTest, KeysAreTheSameInEveryRunAndForEveryLength) {
+  for (std::uint32_t count : {1U, 7U, 8U, 9U, 40U, 1023U, 1024U}) {
+    Block words(count);
+    for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(random_());
+    function_.identity = function_.index = count;
+    const auto other = std::make_unique<Predictor>();
+    Block first = words;
+    first[count - 1] ^= 1;  // another launch comes first there
+    const std::uint64_t key = launch(words, 0).key;
+    const std::uint64_t first_key = other->predict({launch_, &function_, first, {}, false}).key;
+    EXPECT_EQ(other->predict({launch_, &function_, words, {}, false}).key, key);
+    EXPECT_NE(first_key, key) << "the last word of " << count;
+  }
+}
+
+TEST_F(WordsTest, TheKOfAGemmIsInTheKeyAfterALongRunOfOneK) {
+  Block words = block();
+  words[8] = 512;
+  std::set<std::uint64_t> keys;
+  for (int i = 0; i < 5'000; ++i) keys.insert(launch(words, noisy(50'000, 0.02)).key);
+  EXPECT_EQ(keys.size(), 1U);
+  for (std::uint32_t k = 513; k < 1'100; ++k) {
+    words[8] = k;
+    keys.insert(launch(words, noisy(50'000.0 * k / 512, 0.02)).key);
+  }
+  EXPECT_EQ(keys.size(), 588U);
+}
+
+TEST_F(WordsTest, SizesInRandomOrderStay) {
+  Block words = block();
+  std::set<std::uint64_t> keys;
+  std::set<std::uint32_t> sizes;
+  for (int i = 0; i < 1'000; ++i) {
+    words[8] = 1 + static_cast<std::uint32_t>(random_() % 8192);
+    sizes.insert(words[8]);
+    keys.insert(launch(words, noisy(2'000 + 10.0 * words[8], 0.03)).key);
+  }
+  EXPECT_EQ(keys.size(), sizes.size());
+}
+
+TEST_F(WordsTest, SizesStayWhenNothingIsMeasured) {
+  Block words = block();
+  std::set<std::uint64_t> keys;
+  std::set<std::uint32_t> sizes;
+  for (int i = 0; i < 300; ++i) {
+    words[8] = 1 + static_cast<std::uint32_t>(random_() % 8192);
+    sizes.insert(words[8]);
+    keys.insert(launch(words, 0).key);
+  }
+  EXPECT_EQ(keys.size(), sizes.size());
+}
+
+// How many launches of `count` were no hits.
+template <typename Launch>
+int misses(int count, Launch&& launch) {
+  int result = 0;
+  for (int i = 0; i < count; ++i) result += launch().hit ? 0 : 1;
+  return result;
+}
+
+TEST_F(WordsTest, PhiloxOffsetsAreDropped) {
+  Block words = block();
+  words[20] = 640;
+  words[21] = 0;
+  const auto next = [&] {
+    words[20] += 4;
+    return launch(words, noisy(12'000, 0.03));
+  };
+  misses(100, next);
+  EXPECT_EQ(misses(1'000, next), 0);
+  // And the shape is in the key as ever.
+  words[8] = 4096;
+  EXPECT_FALSE(next().hit);
+}
+
+TEST_F(WordsTest, LargeFreeWordsAreDroppedAfterAFewMeasurements) {
+  Block words = block();
+  const auto next = [&] {
+    words[20] = static_cast<std::uint32_t>(random_()) | 1U << 30;
+    words[21] = static_cast<std::uint32_t>(random_());
+    words[22] = static_cast<std::uint32_t>(random_());
+    return launch(words, noisy(12'000, 0.02));
+  };
+  misses(16, next);
+  EXPECT_EQ(misses(1'000, next), 0);
+}
+
+TEST_F(WordsTest, CountersAreDroppedUnmeasured) {
+  Block words = block();
+  const auto next = [&] {
+    words[20] += 4;
+    return launch(words, 0);
+  };
+  misses(40, next);
+  EXPECT_EQ(misses(200, next), 0);
+}
+
+// A step's scalars change together, once a step, while shapes take turns.
+TEST_F(WordsTest, StepScalarsOfManyShapesAreDropped) {
+  Block words = block();
+  int late_misses = 0;
+  for (int step = 0; step < 60; ++step) {
+    const float correction = 1.0F - std::pow(0.9F, static_cast<float>(step + 1)) + 1e-6F * static_cast<float>(step);
+    words[20] = std::bit_cast<std::uint32_t>(correction);
+    words[21] = std::bit_cast<std::uint32_t>(correction * 0.7F);
+    for (std::uint32_t shape = 0; shape < 6; ++shape) {
+      launch_.grid[0] = 100 + shape;
+      words[8] = 1'000 * (shape + 1);
+      const bool hit = launch(words, noisy(10'000 + 2'000.0 * shape, 0.02)).hit;
+      if (step >= 30 && !hit) ++late_misses;
+    }
+  }
+  EXPECT_EQ(late_misses, 0);
+}
+
+// multi_tensor_apply leaves what the stack held in the tail of its arrays.
+TEST_F(WordsTest, GarbageInUnfilledArraysIsDropped) {
+  function_.parameter_bytes = 4000;
+  function_.identity = 78;
+  Block full(1'000);
+  for (std::uint32_t& word : full) word = 1 + static_cast<std::uint32_t>(random_() % 100'000);
+  int late_misses = 0;
+  for (int step = 0; step < 60; ++step) {
+    for (std::uint32_t part = 0; part < 5; ++part) {
+      Block words = full;
+      words[0] = part;
+      for (std::size_t at = 1; at < 900; ++at) words[at] += part;
+      if (part == 4) {
+        for (std::size_t at = 900; at < 990; ++at) {
+          words[at] = random_() % 4 == 0 ? 0 : static_cast<std::uint32_t>(random_());
+        }
+      }
+      launch_.grid[0] = part == 4 ? 40 : 320;
+      const bool hit = launch(words, noisy(part == 4 ? 9'000 : 60'000, 0.02)).hit;
+      if (step >= 30 && !hit) ++late_misses;
+    }
+  }
+  EXPECT_EQ(late_misses, 0);
+}
+
+TEST_F(WordsTest, WordsThatChangeTheDurationStayBesideFreeOnes) {
+  Block words = block();
+  const std::uint32_t sizes[] = {256, 1024, 4096};
+  const auto next = [&](std::uint32_t size) {
+    words[8] = size;
+    words[20] = static_cast<std::uint32_t>(random_()) | 1U << 31;
+    return launch(words, noisy(1'000.0 + 20.0 * size, 0.02));
+  };
+  for (int i = 0; i < 200; ++i) next(sizes[random_() % 3]);
+  for (int i = 0; i < 50; ++i) {
+    std::set<std::uint64_t> keys;
+    for (const std::uint32_t size : sizes) {
+      const Prediction prediction = next(size);
+      EXPECT_TRUE(prediction.hit);
+      keys.insert(prediction.key);
+    }
+    EXPECT_EQ(keys.size(), 3U);
+  }
+}
+
+TEST_F(WordsTest, FunctionsBeyondTheTableHaveNoWords) {
+  function_.index = kMaxFunctions;
+  Block words = block();
+  const std::uint64_t key = launch(words, 1'000).key;
+  words[8] = 9;
+  EXPECT_EQ(launch(words, 1'000).key, key);
+}
+
+TEST_F(WordsTest, AnArenaThatIsFullCostsWordsOnly) {
+  for (std::uint32_t i = 0; i < kMaxFunctions; ++i) {
+    function_.index = i;
+    function_.identity = 1'000 + i;
+    Block words(1'024, i);
+    ASSERT_NE(launch(words, 1'000).key, 0U);
+    words[0] = 7;
+    ASSERT_NE(launch(words, 1'000).key, 0U);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::predict

@@ -1,0 +1,344 @@
+// A driver that records what it is asked, and a gate that opens and closes by command.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "queue/queue.hpp"
+
+namespace cudasched::queue {
+
+using namespace std::chrono_literals;
+
+inline constexpr auto kPatience = 60s;  // against hangs alone
+
+template <typename Condition>
+bool eventually(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(200us);
+  }
+  return true;
+}
+
+template <typename Handle>
+Handle handle(std::uintptr_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+inline const CUcontext kContext = handle<CUcontext>(0xc1);
+inline const CUcontext kOtherContext = handle<CUcontext>(0xc2);
+inline const CUstream kStream = handle<CUstream>(0x51);       // blocking
+inline const CUstream kOtherStream = handle<CUstream>(0x53);  // blocking
+inline const CUstream kNonBlocking = handle<CUstream>(0x52);  // even numbers are non-blocking
+inline const CUevent kEvent = handle<CUevent>(0xe1);
+inline const CUevent kOtherEvent = handle<CUevent>(0xe2);
+inline const CUfunction kFunction = handle<CUfunction>(0xf1);       // two parameters: 8 bytes, and 4 at offset 8
+inline const CUfunction kPlainFunction = handle<CUfunction>(0xf2);  // none
+inline const CUgraphExec kGraph = handle<CUgraphExec>(0x91);
+
+struct DriverCall {
+  std::string name;
+  CUstream stream = nullptr;
+  std::uint64_t what = 0;  // function, event, graph or address
+  CUcontext context = nullptr;
+  pid_t thread = 0;
+  std::vector<std::uint64_t> values;
+  std::string bytes;  // parameters
+};
+
+class FakeDriver {
+ public:
+  FakeDriver() { instance() = this; }
+  ~FakeDriver() { instance() = nullptr; }
+
+  Calls calls() const {
+    Calls calls;
+    calls.launch_kernel = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                             unsigned shared, CUstream stream, void** parameters, void** extra) {
+      return instance()->launch("kernel", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, extra);
+    };
+    calls.launch_kernel_ex = [](const CUlaunchConfig* c, CUfunction f, void** parameters, void** extra) {
+      std::vector<std::uint64_t> values{c->gridDimX,  c->gridDimY,  c->gridDimZ,      c->blockDimX,
+                                        c->blockDimY, c->blockDimZ, c->sharedMemBytes};
+      for (unsigned i = 0; i < c->numAttrs; ++i) values.push_back(c->attrs[i].id);
+      return instance()->launch("kernel_ex", f, values, c->hStream, parameters, extra);
+    };
+    calls.launch_cooperative = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                  unsigned bz, unsigned shared, CUstream stream, void** parameters) {
+      return instance()->launch("cooperative", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, nullptr);
+    };
+    calls.launch_graph = [](CUgraphExec graph, CUstream s) { return instance()->note("graph", s, word(graph), {}); };
+    calls.fill_8 = [](CUdeviceptr to, unsigned char value, std::size_t n, CUstream s) {
+      return instance()->note("fill_8", s, to, {value, n});
+    };
+    calls.fill_16 = [](CUdeviceptr to, unsigned short value, std::size_t n, CUstream s) {
+      return instance()->note("fill_16", s, to, {value, n});
+    };
+    calls.fill_32 = [](CUdeviceptr to, unsigned value, std::size_t n, CUstream s) {
+      return instance()->note("fill_32", s, to, {value, n});
+    };
+    calls.fill_rows_8 = [](CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t w, std::size_t h,
+                           CUstream s) { return instance()->note("fill_rows_8", s, to, {pitch, value, w, h}); };
+    calls.fill_rows_16 = [](CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t w, std::size_t h,
+                            CUstream s) { return instance()->note("fill_rows_16", s, to, {pitch, value, w, h}); };
+    calls.fill_rows_32 = [](CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t w, std::size_t h,
+                            CUstream s) { return instance()->note("fill_rows_32", s, to, {pitch, value, w, h}); };
+    calls.copy = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
+      return instance()->note("copy", s, to, {from, n});
+    };
+    calls.copy_to_device = [](CUdeviceptr to, const void* from, std::size_t n, CUstream s) {
+      return instance()->note("copy_to_device", s, to, {word(from), n});
+    };
+    calls.copy_to_host = [](void* to, CUdeviceptr from, std::size_t n, CUstream s) {
+      return instance()->note("copy_to_host", s, word(to), {from, n});
+    };
+    calls.copy_on_device = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
+      return instance()->note("copy_on_device", s, to, {from, n});
+    };
+    calls.record = [](CUevent event, CUstream s) { return instance()->note("record", s, word(event), {}); };
+    calls.record_with_flags = [](CUevent event, CUstream s, unsigned flags) {
+      return instance()->note("record_with_flags", s, word(event), {flags});
+    };
+    calls.wait = [](CUstream s, CUevent event, unsigned flags) {
+      return instance()->note("wait", s, word(event), {flags});
+    };
+    calls.host_function = [](CUstream s, CUhostFn, void* data) {
+      return instance()->note("host_function", s, word(data), {});
+    };
+    calls.context_get_current = [](CUcontext* context) {
+      *context = current();
+      return CUDA_SUCCESS;
+    };
+    calls.context_set_current = [](CUcontext context) {
+      if (context == kBrokenContext) return CUDA_ERROR_INVALID_CONTEXT;
+      current() = context;
+      ++instance()->context_switches;
+      return CUDA_SUCCESS;
+    };
+    calls.exchange_capture_mode = [](CUstreamCaptureMode* mode) {
+      std::swap(*mode, capture_mode());
+      return CUDA_SUCCESS;
+    };
+    calls.stream_get_flags = [](CUstream stream, unsigned* flags) {
+      *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+      ++instance()->flag_queries;
+      return word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+    };
+    calls.function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+      return parameter(word(function), i, offset, bytes);
+    };
+    // Odd thousands are kernels that only their own function describes.
+    calls.kernel_get_parameter = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+      return parameter(word(kernel) - 0x1000, i, offset, bytes);
+    };
+    return calls;
+  }
+
+  inline static const CUcontext kBrokenContext = reinterpret_cast<CUcontext>(std::uintptr_t{0xcbad});
+  static CUcontext& current() {
+    static thread_local CUcontext context = nullptr;
+    return context;
+  }
+  static CUstreamCaptureMode& capture_mode() {
+    static thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    return mode;
+  }
+
+  std::vector<DriverCall> made() {
+    const std::scoped_lock lock(mutex_);
+    return made_;
+  }
+  std::size_t count() { return made().size(); }
+  // Names and what they are about, in order: "kernel f1".
+  std::vector<std::string> story() {
+    std::vector<std::string> lines;
+    for (const DriverCall& call : made()) {
+      std::array<char, 64> line{};
+      std::snprintf(line.data(), line.size(), "%s %llx", call.name.c_str(), static_cast<unsigned long long>(call.what));
+      lines.emplace_back(line.data());
+    }
+    return lines;
+  }
+
+  // Called by the driver before each call, unlocked; its answer is the call's.
+  std::function<CUresult(const DriverCall&)> on_call;
+  std::atomic<int> context_switches{0};
+  std::atomic<int> flag_queries{0};
+
+ private:
+  template <typename Value>
+  static std::uint64_t word(Value value) {
+    return reinterpret_cast<std::uint64_t>(value);
+  }
+  static FakeDriver*& instance() {
+    static FakeDriver* driver = nullptr;
+    return driver;
+  }
+  static CUresult parameter(std::uint64_t function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+    if (function == word(kFunction) && i < 2) {
+      *offset = 8 * i;
+      *bytes = i == 0 ? 8 : 4;
+      return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+
+  CUresult launch(const char* name, CUfunction function, std::vector<std::uint64_t> values, CUstream stream,
+                  void** parameters, void** extra) {
+    std::string bytes;
+    if (parameters != nullptr) {
+      bytes.append(static_cast<const char*>(parameters[0]), 8);
+      bytes.append(static_cast<const char*>(parameters[1]), 4);
+    } else if (extra != nullptr) {
+      bytes.assign(static_cast<const char*>(extra[1]), *static_cast<std::size_t*>(extra[3]));
+    }
+    return note(name, stream, word(function), std::move(values), std::move(bytes));
+  }
+
+  CUresult note(const char* name, CUstream stream, std::uint64_t what, std::vector<std::uint64_t> values,
+                std::string bytes = {}) {
+    const DriverCall call{
+        name, stream, what, current(), static_cast<pid_t>(syscall(SYS_gettid)), std::move(values), std::move(bytes)};
+    const CUresult status = on_call ? on_call(call) : CUDA_SUCCESS;
+    const std::scoped_lock lock(mutex_);
+    made_.push_back(call);
+    return status;
+  }
+
+  std::mutex mutex_;
+  std::vector<DriverCall> made_;
+};
+
+class FakeGate : public Admission {
+ public:
+  void admit(const Operation&, Position position, const Opening& opening) noexcept override {
+    std::unique_lock lock(mutex_);
+    ++asked_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !closed_ || opening.is_open_for(position); });
+    if (closed_) ++forced_;
+  }
+  void submitted(const Operation&, CUresult status, bool overlap_follows) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    statuses_.push_back(status);
+    overlap_follows_.push_back(overlap_follows);
+  }
+  void wake() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    changed_.notify_all();
+  }
+
+  void close() {
+    const std::scoped_lock lock(mutex_);
+    closed_ = true;
+  }
+  void open() {
+    const std::scoped_lock lock(mutex_);
+    closed_ = false;
+    changed_.notify_all();
+  }
+  int asked() {
+    const std::scoped_lock lock(mutex_);
+    return asked_;
+  }
+  // Launches that passed while it was closed.
+  int forced() {
+    const std::scoped_lock lock(mutex_);
+    return forced_;
+  }
+  std::vector<CUresult> statuses() {
+    const std::scoped_lock lock(mutex_);
+    return statuses_;
+  }
+  std::vector<bool> overlap_follows() {
+    const std::scoped_lock lock(mutex_);
+    return overlap_follows_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  int asked_ = 0;
+  int forced_ = 0;
+  std::vector<CUresult> statuses_;
+  std::vector<bool> overlap_follows_;
+};
+
+// A queue before a fake driver, with a gate that the test opens and closes.
+class QueueTest : public testing::Test {
+ protected:
+  explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {
+    holds_gil = false;
+    queue_ = std::make_unique<Queue>(calls_, gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
+    EXPECT_TRUE(queue_->start());
+  }
+  ~QueueTest() override { gate_.open(); }
+
+  Queue& queue() { return *queue_; }
+  KernelCall plain(CUstream stream = kStream) {
+    KernelCall call;
+    call.function = kPlainFunction;
+    call.stream = stream;
+    return call;
+  }
+  // Pushes a launch whose like has succeeded.
+  bool launch(CUstream stream = kStream, const Caller& caller = {1, kContext, false}) {
+    queue_->kernel_launched(plain(stream));
+    return queue_->push_kernel(caller, plain(stream));
+  }
+  // Closes the gate with a launch behind it.
+  void block(CUstream stream = kStream) {
+    gate_.close();
+    const int before = gate_.asked();
+    ASSERT_TRUE(launch(stream));
+    ASSERT_TRUE(eventually([&] { return gate_.asked() > before; }));
+  }
+  void finish() {
+    gate_.open();
+    queue_->drain(caller_, queue_->pushed(), Waiter::For::kSynchronise);
+  }
+  // Does this wait end while the gate stays closed?
+  bool opens(const Caller& caller, Position position, Waiter::For what) {
+    std::atomic<bool> done{false};
+    const bool gil = holds_gil;
+    std::thread thread([&] {
+      holds_gil = gil;
+      queue_->drain(caller, position, what);
+      done = true;
+    });
+    const auto end = std::chrono::steady_clock::now() + (expect_opening_ ? kPatience : 50ms);
+    while (!done && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    const bool result = done;
+    if (!result) gate_.open();
+    thread.join();
+    return result;
+  }
+
+  inline static thread_local bool holds_gil = false;
+
+  bool expect_opening_ = true;
+  FakeDriver driver_;
+  FakeGate gate_;
+  Calls calls_ = driver_.calls();
+  const Caller caller_{1, kContext, false};
+  const Caller latency_{2, kContext, true};
+  std::unique_ptr<Queue> queue_;
+};
+
+}  // namespace cudasched::queue

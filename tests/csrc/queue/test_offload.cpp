@@ -1,0 +1,328 @@
+// The hook's side of the queue (csrc/hook/offload.cpp): what is pushed, what drains, what is told, and that a guard
+// leaves every argument as it was.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "fake_driver.hpp"
+#include "hook/offload.hpp"
+
+namespace cudasched::hook {
+namespace {
+
+using namespace queue;
+using testing::ElementsAre;
+
+// What find_site() says.
+thread_local Site here;
+Site find_site(CUstream) noexcept { return here; }
+
+int attribute_value = 0;
+unsigned memory_type = 0;  // 0: pageable
+bool capturing = false;
+
+void* find_function(void* handle, const char* name) {
+  const Calls& calls = *static_cast<const Calls*>(handle);
+  const std::map<std::string_view, void*> functions{
+      {"cuLaunchKernel", address(calls.launch_kernel)},
+      {"cuLaunchKernelEx", address(calls.launch_kernel_ex)},
+      {"cuLaunchCooperativeKernel", address(calls.launch_cooperative)},
+      {"cuGraphLaunch", address(calls.launch_graph)},
+      {"cuMemsetD8Async", address(calls.fill_8)},
+      {"cuMemsetD16Async", address(calls.fill_16)},
+      {"cuMemsetD32Async", address(calls.fill_32)},
+      {"cuMemsetD2D8Async", address(calls.fill_rows_8)},
+      {"cuMemsetD2D16Async", address(calls.fill_rows_16)},
+      {"cuMemsetD2D32Async", address(calls.fill_rows_32)},
+      {"cuMemcpyAsync", address(calls.copy)},
+      {"cuMemcpyHtoDAsync_v2", address(calls.copy_to_device)},
+      {"cuMemcpyDtoHAsync_v2", address(calls.copy_to_host)},
+      {"cuMemcpyDtoDAsync_v2", address(calls.copy_on_device)},
+      {"cuEventRecord", address(calls.record)},
+      {"cuEventRecordWithFlags", address(calls.record_with_flags)},
+      {"cuStreamWaitEvent", address(calls.wait)},
+      {"cuLaunchHostFunc", address(calls.host_function)},
+      {"cuCtxGetCurrent", address(calls.context_get_current)},
+      {"cuCtxSetCurrent", address(calls.context_set_current)},
+      {"cuThreadExchangeStreamCaptureMode", address(calls.exchange_capture_mode)},
+      {"cuStreamGetFlags", address(calls.stream_get_flags)},
+      {"cuFuncGetParamInfo", address(calls.function_get_parameter)},
+      {"cuKernelGetParamInfo", address(calls.kernel_get_parameter)},
+      {"cuStreamIsCapturing", address(+[](CUstream, CUstreamCaptureStatus* status) {
+         *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+         return CUDA_SUCCESS;
+       })},
+      {"cuPointerGetAttribute", address(+[](void* type, CUpointer_attribute, CUdeviceptr) {
+         *static_cast<unsigned*>(type) = memory_type;
+         return memory_type == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+       })},
+      {"cuFuncGetAttribute", address(+[](int* value, CUfunction_attribute, CUfunction) {
+         *value = attribute_value;
+         return CUDA_SUCCESS;
+       })},
+      {"cuKernelGetAttribute", address(+[](int* value, CUfunction_attribute, CUkernel, CUdevice) {
+         *value = attribute_value;
+         return CUDA_SUCCESS;
+       })},
+      {"cuEventCreate", address(+[](CUevent* event, unsigned) {
+         *event = kOtherEvent;
+         return CUDA_SUCCESS;
+       })},
+      {"cuIpcOpenEventHandle", address(+[](CUevent* event, CUipcEventHandle) {
+         *event = kOtherEvent;
+         return CUDA_SUCCESS;
+       })},
+  };
+  const auto found = functions.find(name);
+  return found == functions.end() ? nullptr : found->second;
+}
+
+class OffloadTest : public QueueTest {
+ protected:
+  OffloadTest() {
+    EXPECT_TRUE(Offload::connect(&calls_, &find_function, &find_site));
+    Offload::add(queue());
+    here = {&queue(), caller_};
+    memory_type = CU_MEMORYTYPE_HOST;
+    attribute_value = 0;
+    capturing = false;
+  }
+  ~OffloadTest() override { Offload::forget_queues(); }
+
+  // The function that a program would get under this name.
+  template <typename Function>
+  static Function* entry(std::string_view exported) {
+    for (const EntryPoint& point : offload_entry_points()) {
+      if (point.exported == exported) return reinterpret_cast<Function*>(point.legacy);
+    }
+    ADD_FAILURE() << exported;
+    return nullptr;
+  }
+  template <typename Function>
+  static Function* guard(const char* symbol, Function* target, bool per_thread = false) {
+    return reinterpret_cast<Function*>(Offload::guarded(symbol, per_thread, address(target)));
+  }
+};
+
+TEST_F(OffloadTest, WhatMayBeDeferredIs) {
+  block();
+  EXPECT_EQ(entry<decltype(cuMemsetD32Async)>("cuMemsetD32Async")(0x1000, 5, 6, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(entry<decltype(cuMemcpyAsync)>("cuMemcpyAsync")(0x1000, 0x2000, 8, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
+  EXPECT_EQ(entry<decltype(cuLaunchHostFunc)>("cuLaunchHostFunc")(kStream, [](void*) {}, nullptr), CUDA_SUCCESS);
+  CUresult status = CUDA_ERROR_UNKNOWN;
+  EXPECT_TRUE(Offload::push_kernel(plain(), status));
+  EXPECT_EQ(status, CUDA_SUCCESS);
+  EXPECT_EQ(driver_.count(), 0U);
+  finish();
+  EXPECT_EQ(driver_.count(), 7U);
+}
+
+TEST_F(OffloadTest, WithoutQueuesEverythingIsTheDrivers) {
+  Offload::forget_queues();
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(driver_.made().at(0).thread, static_cast<pid_t>(syscall(SYS_gettid)));
+}
+
+TEST_F(OffloadTest, PageableCopiesAreDrainedAndDirect) {
+  memory_type = 0;
+  ASSERT_TRUE(launch());
+  EXPECT_EQ(entry<decltype(cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2")(0x1000, &memory_type, 4, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(entry<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync_v2")(&memory_type, 0x1000, 4, kStream), CUDA_SUCCESS);
+  const auto made = driver_.made();
+  ASSERT_EQ(made.size(), 3U);
+  EXPECT_EQ(made[0].name, "kernel");
+  for (const std::size_t i : {1U, 2U}) EXPECT_EQ(made[i].thread, static_cast<pid_t>(syscall(SYS_gettid)));
+}
+
+TEST_F(OffloadTest, ALatencyCallBypassesWhatItDoesNotDependOnAndDrainsTheRestWithTheGateOpen) {
+  block(kStream);
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+  here = {nullptr, latency_};
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kOtherEvent, kNonBlocking), CUDA_SUCCESS);
+  EXPECT_THAT(driver_.story(), ElementsAre("record e2"));
+  EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
+  EXPECT_THAT(driver_.story(), ElementsAre("record e2", "kernel f2", "record e1", "wait e1"));
+  EXPECT_EQ(gate_.forced(), 1);
+}
+
+TEST_F(OffloadTest, ADirectRecordOnACapturingStreamMarksTheEvent) {
+  capturing = true;
+  here.queue = nullptr;
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
+  capturing = false;
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
+}
+
+TEST_F(OffloadTest, InterprocessEventsAreTold) {
+  CUevent event = nullptr;
+  EXPECT_EQ(entry<decltype(cuEventCreate)>("cuEventCreate")(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  EXPECT_TRUE(queue().push_record(caller_, event, kStream, 0));
+  EXPECT_EQ(entry<decltype(cuEventCreate)>("cuEventCreate")(&event, CU_EVENT_INTERPROCESS), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().push_record(caller_, event, kStream, 0));
+  queue().event_destroyed(event);
+  EXPECT_EQ(entry<decltype(cuIpcOpenEventHandle)>("cuIpcOpenEventHandle")(&event, {}), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().push_record(caller_, event, kStream, 0));
+}
+
+TEST_F(OffloadTest, ADeferredCallsErrorComesAtTheNextCall) {
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_INVALID_VALUE; };
+  ASSERT_TRUE(launch());
+  finish();
+  driver_.on_call = nullptr;
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
+}
+
+// ---- guards
+
+CUresult target_of_two(CUstream, CUevent) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+// Integers beyond the registers, floating point, a structure on the stack.
+struct Large {
+  std::uint64_t words[5];
+};
+std::string seen;
+int everything(int a, long b, const char* c, unsigned char d, short e, void* f, double g, float h, double i, double j,
+               double k, double l, double m, double n, double o, Large p, std::int64_t q, int r) {
+  std::array<char, 512> text{};
+  std::snprintf(text.data(), text.size(), "%d %ld %s %d %d %p %g %g %g %g %g %g %g %g %g %llx %lld %d", a, b, c, d, e,
+                f, g, static_cast<double>(h), i, j, k, l, m, n, o, static_cast<unsigned long long>(p.words[4]),
+                static_cast<long long>(q), r);
+  seen = text.data();
+  errno = 77;
+  return 42;
+}
+
+TEST_F(OffloadTest, AGuardLeavesEveryArgumentAsItWas) {
+  const auto call = [](auto* function) {
+    return function(1, 2L, "three", 4, 5, nullptr, 7.5, 8.5F, 9.5, 10.5, 11.5, 12.5, 13.5, 14.5, 15.5,
+                    Large{{1, 2, 3, 4, 0xabcdef}}, -17, 18);
+  };
+  EXPECT_EQ(call(&everything), 42);
+  const std::string wanted = std::exchange(seen, "");
+  ASSERT_TRUE(launch());  // with something to drain
+  errno = 5;
+  EXPECT_EQ(call(guard("cuUnknown", &everything)), 42);
+  EXPECT_EQ(seen, wanted);
+  EXPECT_EQ(errno, 77);
+  EXPECT_TRUE(queue().empty());
+}
+
+TEST_F(OffloadTest, DirectAndDeferredFunctionsHaveNoGuardAndOthersHaveOne) {
+  EXPECT_EQ(guard("cuMemAlloc_v2", &target_of_two), &target_of_two);
+  EXPECT_EQ(guard("cuEventRecord", &target_of_two), &target_of_two);
+  EXPECT_NE(guard("cuMemFree_v2", &target_of_two), &target_of_two);
+  EXPECT_EQ(guard("cuMemFree_v2", &target_of_two), guard("cuMemFree", &target_of_two));
+}
+
+TEST_F(OffloadTest, AGuardDrainsByItsFunctionsRule) {
+  static std::atomic<Position> passed_at_call{0};
+  static Queue* queue_seen = nullptr;
+  queue_seen = &queue();
+  const auto target = +[](CUstream) {
+    passed_at_call = queue_seen->passed();
+    return CUDA_SUCCESS;
+  };
+  static_cast<void>(guard("cuStreamSynchronize", target));
+  ASSERT_TRUE(launch(kStream));
+  EXPECT_EQ(guard("cuStreamSynchronize", target)(kStream), CUDA_SUCCESS);
+  EXPECT_EQ(passed_at_call, 1U);
+  block(kStream);
+  EXPECT_EQ(guard("cuStreamSynchronize", target)(kNonBlocking), CUDA_SUCCESS);  // depends on nothing queued
+  EXPECT_EQ(passed_at_call, 1U);
+  ASSERT_TRUE(launch(CU_STREAM_LEGACY));
+  here.caller.latency = true;
+  EXPECT_EQ(guard("cuStreamSynchronize", target)(nullptr), CUDA_SUCCESS);
+  EXPECT_EQ(passed_at_call, 3U);
+}
+
+TEST_F(OffloadTest, QueriesOfQueuedThingsAreAnsweredHere) {
+  const auto done = +[](CUevent) { return CUDA_SUCCESS; };
+  block();
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(guard("cuEventQuery", done)(kEvent), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(guard("cuEventQuery", done)(kOtherEvent), CUDA_SUCCESS);
+  const auto stream_done = +[](CUstream) { return CUDA_SUCCESS; };
+  EXPECT_EQ(guard("cuStreamQuery", stream_done)(kStream), CUDA_ERROR_NOT_READY);
+  EXPECT_EQ(guard("cuStreamQuery", stream_done)(kNonBlocking), CUDA_SUCCESS);
+  finish();
+  EXPECT_EQ(guard("cuEventQuery", done)(kEvent), CUDA_SUCCESS);
+}
+
+TEST_F(OffloadTest, ASynchroniseHandsOverTheError) {
+  const auto fine = +[](CUstream) { return CUDA_SUCCESS; };
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_INVALID_IMAGE; };
+  ASSERT_TRUE(launch());
+  auto* const synchronise = guard("cuStreamSynchronize", fine);
+  EXPECT_EQ(synchronise(kStream), CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_EQ(synchronise(kStream), CUDA_SUCCESS);
+}
+
+TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
+  const auto fine = +[](void*) { return CUDA_SUCCESS; };
+  ASSERT_TRUE(launch());
+  EXPECT_EQ(driver_.flag_queries, 1);
+  EXPECT_EQ(guard("cuStreamDestroy_v2", fine)(kStream), CUDA_SUCCESS);
+  ASSERT_TRUE(launch());
+  EXPECT_EQ(driver_.flag_queries, 2);  // the handle may mean another stream
+  EXPECT_EQ(guard("cuModuleUnload", fine)(nullptr), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  ASSERT_TRUE(launch());
+  queue().graph_instantiated(kGraph, true);
+  queue().graph_launched(kGraph);
+  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_EQ(guard("cuGraphExecUpdate_v2", fine)(kGraph), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+}
+
+TEST_F(OffloadTest, ASetterDrainsOnlyWhenTheValueChanges) {
+  const auto set = +[](CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; };
+  attribute_value = 3;
+  block();
+  EXPECT_EQ(guard("cuFuncSetAttribute", set)(kPlainFunction, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 3),
+            CUDA_SUCCESS);
+  EXPECT_FALSE(queue().empty());
+  EXPECT_TRUE(queue().push_kernel(caller_, plain()));
+  gate_.open();
+  EXPECT_EQ(guard("cuFuncSetAttribute", set)(kPlainFunction, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 4),
+            CUDA_SUCCESS);
+  EXPECT_TRUE(queue().empty());
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+}
+
+TEST_F(OffloadTest, TheFirstLaunchGoesDirectlyAndIsLearned) {
+  KernelCall call = plain();
+  CUresult status = CUDA_SUCCESS;
+  EXPECT_FALSE(Offload::push_kernel(call, status));
+  Offload::launched(call);
+  EXPECT_TRUE(Offload::push_kernel(call, status));
+  // A graph with event nodes depends on more than its stream.
+  EXPECT_FALSE(Offload::push_graph(kGraph, kNonBlocking, status));
+  EXPECT_TRUE(queue().empty());
+  Offload::instantiated(kGraph, true);
+  Offload::launched(kGraph);
+  EXPECT_TRUE(Offload::push_graph(kGraph, kStream, status));
+}
+
+// Two devices: an event recorded through one queue is waited for through the other.
+TEST_F(OffloadTest, WhatIsQueuedOnAnotherDeviceIsDrained) {
+  FakeGate other_gate;
+  Queue other(calls_, other_gate, +[]() noexcept { return false; }, 64, 1U << 14);
+  ASSERT_TRUE(other.start());
+  Offload::add(other);
+  ASSERT_TRUE(launch());
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  here.queue = &other;
+  EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
+  EXPECT_EQ(queue().passed(), 2U);
+  other.drain(caller_, other.pushed(), Waiter::For::kSynchronise);
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "record e1", "wait e1"));
+  Offload::forget_queues();
+}
+
+}  // namespace
+}  // namespace cudasched::hook

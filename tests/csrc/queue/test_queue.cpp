@@ -1,0 +1,569 @@
+// The rules of docs/order.md, each by what the driver is asked and when.
+#include <gmock/gmock.h>
+
+#include "fake_driver.hpp"
+#include "queue/queue.hpp"
+
+namespace cudasched::queue {
+namespace {
+
+using testing::ElementsAre;
+using For = Waiter::For;
+
+CUlaunchAttribute attribute(unsigned id, int value = 0) {
+  CUlaunchAttribute result{};
+  std::memcpy(&result.id, &id, sizeof id);
+  result.value.priority = value;
+  return result;
+}
+
+// ---- the three treatments
+
+TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
+  queue().graph_instantiated(kGraph, true);
+  queue().graph_launched(kGraph);
+  block();
+  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  for (const std::uint8_t bytes : {1, 2, 4}) {
+    EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 0, 10, 1, 7, bytes}, false, kStream));
+    EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 64, 10, 3, 7, bytes}, true, kStream));
+  }
+  for (const auto direction : {Operation::Direction::kAny, Operation::Direction::kToDevice,
+                               Operation::Direction::kToHost, Operation::Direction::kOnDevice}) {
+    EXPECT_TRUE(queue().push_copy(caller_, {0x2000, 0x3000, 5, direction}, kStream));
+  }
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_wait(caller_, kOtherStream, kEvent, 0));
+  int data = 0;
+  EXPECT_TRUE(queue().push_host_function(caller_, [](void*) {}, &data, kStream));
+  EXPECT_EQ(driver_.count(), 0U);  // the program went on
+  finish();
+
+  const auto made = driver_.made();
+  std::vector<std::string> names;
+  for (const DriverCall& call : made) names.push_back(call.name);
+  EXPECT_THAT(names, ElementsAre("kernel", "graph", "fill_8", "fill_rows_8", "fill_16", "fill_rows_16", "fill_32",
+                                 "fill_rows_32", "copy", "copy_to_device", "copy_to_host", "copy_on_device", "record",
+                                 "wait", "host_function"));
+  EXPECT_THAT(made[2].values, ElementsAre(7, 10));
+  EXPECT_THAT(made[3].values, ElementsAre(64, 7, 10, 3));
+  EXPECT_EQ(made[8].what, 0x2000U);
+  EXPECT_THAT(made[8].values, ElementsAre(0x3000, 5));
+  EXPECT_EQ(made[13].stream, kOtherStream);
+  for (const DriverCall& call : made) EXPECT_EQ(call.context, kContext) << call.name;
+}
+
+// Parameters are copied at the push: what the program does to its variables afterwards changes nothing.
+TEST_F(QueueTest, ParametersAreCopiedAtThePush) {
+  KernelCall call;
+  call.function = kFunction;
+  call.stream = kStream;
+  call.shared_bytes = 99;
+  std::uint64_t first = 0x1111'2222'3333'4444;
+  std::uint32_t second = 0x5555'6666;
+  void* parameters[] = {&first, &second};
+  call.parameters = parameters;
+  queue().kernel_launched(call);
+  block();
+  call.grid[0] = 7;
+  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  std::string packed = "0123456789ab";
+  std::size_t bytes = packed.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(),
+                   CU_LAUNCH_PARAM_END};
+  call.parameters = nullptr;
+  call.extra = extra;
+  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  std::string wanted(reinterpret_cast<const char*>(&first), 8);
+  wanted.append(reinterpret_cast<const char*>(&second), 4);
+  first = 0;
+  second = 0;
+  packed.assign(12, 'x');
+  bytes = 0;
+  parameters[0] = nullptr;
+  finish();
+  const auto made = driver_.made();
+  ASSERT_EQ(made.size(), 3U);
+  EXPECT_EQ(made[1].bytes, wanted);
+  EXPECT_THAT(made[1].values, ElementsAre(7, 1, 1, 1, 1, 1, 99));
+  EXPECT_EQ(made[2].bytes, "0123456789ab");
+}
+
+TEST_F(QueueTest, AKernelOfALibraryIsDescribedByItsOwnFunction) {
+  KernelCall call;
+  call.function = handle<CUfunction>(0x10f1);  // kFunction's parameters, as a CUkernel
+  call.stream = kStream;
+  std::uint64_t first = 1;
+  std::uint32_t second = 2;
+  void* parameters[] = {&first, &second};
+  call.parameters = parameters;
+  queue().kernel_launched(call);
+  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  finish();
+  EXPECT_EQ(driver_.made()[0].bytes.size(), 12U);
+}
+
+TEST_F(QueueTest, OneRingKeepsTheProgramsOrderAcrossStreams) {
+  block(kStream);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));
+  EXPECT_TRUE(launch(kNonBlocking));
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kNonBlocking, 0));
+  finish();
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "record e1", "wait e1", "kernel f2", "record e1"));
+}
+
+// ---- drains
+
+TEST_F(QueueTest, WithNothingQueuedNothingIsWaitedFor) {
+  for (const Scope scope : {Scope::kStream, Scope::kEvent, Scope::kStreamAndEvent, Scope::kTwoEvents, Scope::kEnd}) {
+    EXPECT_EQ(queue().before(scope, kStream, kEvent, kOtherEvent), 0U);
+  }
+  EXPECT_FALSE(queue().stream_not_ready(caller_, kStream));
+  EXPECT_FALSE(queue().event_not_ready(caller_, kEvent));
+}
+
+TEST_F(QueueTest, ACallWaitsForWhatItDependsOnAndNoMore) {
+  block(kNonBlocking);                                                 // 1
+  EXPECT_TRUE(launch(kStream));                                        // 2
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kNonBlocking, 0));  // 3
+  EXPECT_TRUE(queue().push_record(caller_, kOtherEvent, kStream, 0));  // 4
+  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));         // 5
+  EXPECT_EQ(queue().before(Scope::kStream, kNonBlocking), 3U);
+  EXPECT_EQ(queue().before(Scope::kStream, kStream), 5U);
+  EXPECT_EQ(queue().before(Scope::kStream, kOtherStream), 0U);
+  EXPECT_EQ(queue().before(Scope::kStream, handle<CUstream>(0x54)), 0U);
+  EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kEvent), 5U);  // a wait on it is queued
+  EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kOtherEvent), 4U);
+  EXPECT_EQ(queue().before(Scope::kTwoEvents, nullptr, kOtherEvent, kEvent), 5U);
+  EXPECT_EQ(queue().before(Scope::kStreamAndEvent, kOtherStream, kOtherEvent), 4U);
+  EXPECT_EQ(queue().before(Scope::kStream, CU_STREAM_LEGACY), 5U);
+  EXPECT_EQ(queue().before(Scope::kEnd, nullptr), 5U);
+  EXPECT_EQ(queue().before(Scope::kNothing, kStream, kEvent), 0U);
+}
+
+TEST_F(QueueTest, TheLegacyStreamIsOrderedWithBlockingStreamsBothWays) {
+  block(kNonBlocking);
+  EXPECT_EQ(queue().before(Scope::kStream, CU_STREAM_LEGACY), 0U);
+  EXPECT_TRUE(launch(CU_STREAM_LEGACY));
+  EXPECT_EQ(queue().before(Scope::kStream, kOtherStream), 2U);
+  EXPECT_EQ(queue().before(Scope::kStream, CU_STREAM_PER_THREAD), 2U);
+  EXPECT_EQ(queue().before(Scope::kStream, handle<CUstream>(0x54)), 0U);
+}
+
+TEST_F(QueueTest, ADrainEndsWhenTheDriverCallHasReturned) {
+  std::atomic<bool> inside{false};
+  std::atomic<bool> release{false};
+  driver_.on_call = [&](const DriverCall&) {
+    inside = true;
+    EXPECT_TRUE(eventually([&] { return release.load(); }));
+    return CUDA_SUCCESS;
+  };
+  ASSERT_TRUE(launch());
+  ASSERT_TRUE(eventually([&] { return inside.load(); }));
+  EXPECT_EQ(queue().before(Scope::kStream, kStream), 1U);  // under way is not passed
+  std::thread releaser([&] {
+    std::this_thread::sleep_for(5ms);
+    release = true;
+  });
+  queue().drain(caller_, 1, For::kSynchronise);
+  EXPECT_EQ(driver_.count(), 1U);
+  releaser.join();
+}
+
+TEST_F(QueueTest, QueriesOfWhatIsQueuedAnswerWithoutDraining) {
+  block(kStream);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_wait(caller_, kNonBlocking, kOtherEvent, 0));
+  EXPECT_TRUE(queue().stream_not_ready(caller_, kStream));
+  EXPECT_TRUE(queue().stream_not_ready(caller_, CU_STREAM_LEGACY));
+  EXPECT_FALSE(queue().stream_not_ready(caller_, kOtherStream));
+  EXPECT_TRUE(queue().event_not_ready(caller_, kEvent));
+  EXPECT_FALSE(queue().event_not_ready(caller_, kOtherEvent));  // only a wait on it is queued
+  EXPECT_EQ(driver_.count(), 0U);
+  finish();
+  EXPECT_FALSE(queue().stream_not_ready(caller_, kStream));
+  EXPECT_FALSE(queue().event_not_ready(caller_, kEvent));
+}
+
+TEST_F(QueueTest, AQueryByLatencyWorkOpensTheGateForWhatItAsks) {
+  block(kStream);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(eventually([&] { return !queue().event_not_ready(latency_, kEvent); }));
+  EXPECT_EQ(driver_.count(), 2U);
+  EXPECT_EQ(gate_.forced(), 1);
+}
+
+// ---- what is never deferred
+
+TEST_F(QueueTest, TheFirstLaunchOfItsLikeIsNeverDeferred) {
+  KernelCall call = plain();
+  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  queue().kernel_launched(call);
+  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  call.grid[0] = 1000;  // the grid alone makes no new like
+  EXPECT_TRUE(queue().push_kernel(caller_, call));
+
+  KernelCall other = call;
+  other.block[0] = 64;
+  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  other = call;
+  other.shared_bytes = 1024;
+  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  const auto serialization = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1);
+  other = call;
+  other.attributes = &serialization;
+  other.attribute_count = 1;
+  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  queue().kernel_launched(other);
+  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  other = call;
+  other.cooperative = true;  // may be too large: the grid belongs to the like
+  queue().kernel_launched(other);
+  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  other.grid[0] += 1;
+  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  const auto cooperative = attribute(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1);
+  other = call;
+  other.attributes = &cooperative;
+  other.attribute_count = 1;
+  queue().kernel_launched(other);
+  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  other.grid[0] += 1;
+  EXPECT_FALSE(queue().push_kernel(caller_, other));
+}
+
+TEST_F(QueueTest, ALikeThatNeverSucceededDirectlyStaysDirect) {
+  // The hook reports successes alone; a launch that fails over and over is made directly each time.
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+}
+
+TEST_F(QueueTest, AChangedFunctionOrAnUnloadedOneStartsAnew) {
+  EXPECT_TRUE(launch());
+  queue().function_changed(kPlainFunction);
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_TRUE(launch());
+  queue().functions_unloaded();
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_TRUE(launch());
+  queue().context_gone();
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+}
+
+TEST_F(QueueTest, GridAndClusterLimitsAreCheckedAtThePush) {
+  KernelCall call = plain();
+  queue().kernel_launched(call);
+  for (const auto& grid : {std::array{0U, 1U, 1U}, std::array{1U, 65536U, 1U}, std::array{1U, 1U, 65536U},
+                           std::array{0x8000'0000U, 1U, 1U}}) {
+    std::copy(grid.begin(), grid.end(), call.grid);
+    EXPECT_FALSE(queue().push_kernel(caller_, call)) << grid[0] << " " << grid[1] << " " << grid[2];
+  }
+  CUlaunchAttribute cluster = attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+  cluster.value.clusterDim = {2, 1, 1};
+  call = plain();
+  call.grid[0] = 4;
+  call.attributes = &cluster;
+  call.attribute_count = 1;
+  queue().kernel_launched(call);
+  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  call.grid[0] = 3;
+  queue().kernel_launched(call);
+  EXPECT_FALSE(queue().push_kernel(caller_, call));
+}
+
+TEST_F(QueueTest, ThePerThreadDefaultStreamIsNeverDeferred) {
+  EXPECT_FALSE(launch(CU_STREAM_PER_THREAD));
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, CU_STREAM_PER_THREAD, 0));
+  EXPECT_FALSE(queue().push_fill(caller_, {0x1000, 0, 1, 1, 0, 1}, false, CU_STREAM_PER_THREAD));
+}
+
+TEST_F(QueueTest, AStreamThatTheDriverDoesNotKnowIsTheDriversToRefuse) {
+  EXPECT_FALSE(launch(handle<CUstream>(0xbad)));
+}
+
+TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
+  queue().event_is_shared(kEvent);
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
+  CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT);
+  record.value.launchCompletionEvent = {kEvent, 0};
+  KernelCall call = plain();
+  call.attributes = &record;
+  call.attribute_count = 1;
+  queue().kernel_launched(call);
+  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  queue().event_destroyed(kEvent);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+}
+
+TEST_F(QueueTest, AWaitOnAnEventRecordedInACaptureIsNeverDeferred) {
+  queue().event_recorded(kEvent, true);
+  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
+  queue().event_recorded(kEvent, false);
+  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
+  queue().event_recorded(kEvent, true);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // recorded elsewhere
+  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
+}
+
+TEST_F(QueueTest, ExternalRecordsAndWaitsAreNotDeferred) {
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, CU_EVENT_RECORD_EXTERNAL));
+  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, CU_EVENT_WAIT_EXTERNAL));
+}
+
+TEST_F(QueueTest, LaunchesWithAttributesThatTheCodeDoesNotKnowAreNeverDeferred) {
+  KernelCall call = plain();
+  for (const unsigned id : {unsigned{CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE}, 200U}) {
+    const CUlaunchAttribute unknown = attribute(id);
+    call.attributes = &unknown;
+    call.attribute_count = 1;
+    queue().kernel_launched(call);
+    EXPECT_FALSE(queue().push_kernel(caller_, call)) << id;
+  }
+  call.attributes = nullptr;
+  EXPECT_FALSE(queue().push_kernel(caller_, call));  // one attribute, nowhere
+}
+
+TEST_F(QueueTest, AttributesAreCopied) {
+  auto priority = attribute(CU_LAUNCH_ATTRIBUTE_PRIORITY, -3);
+  KernelCall call = plain();
+  call.attributes = &priority;
+  call.attribute_count = 1;
+  queue().kernel_launched(call);
+  block();
+  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  priority = attribute(CU_LAUNCH_ATTRIBUTE_IGNORE);
+  finish();
+  EXPECT_EQ(driver_.made()[1].name, "kernel_ex");
+  EXPECT_EQ(driver_.made()[1].values.back(), static_cast<std::uint64_t>(CU_LAUNCH_ATTRIBUTE_PRIORITY));
+}
+
+TEST_F(QueueTest, EventAttributesOfALaunchCountAsRecords) {
+  CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT);
+  record.value.programmaticEvent.event = kEvent;
+  KernelCall call = plain();
+  call.attributes = &record;
+  call.attribute_count = 1;
+  queue().kernel_launched(call);
+  block();
+  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kEvent), 2U);
+  EXPECT_TRUE(queue().event_not_ready(caller_, kEvent));
+}
+
+TEST_F(QueueTest, TheGateIsToldToPutNoEventBeforeAQueuedProgrammaticLaunch) {
+  const auto overlap = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1);
+  KernelCall call = plain();
+  call.attributes = &overlap;
+  call.attribute_count = 1;
+  queue().kernel_launched(call);
+  block();
+  ASSERT_TRUE(queue().push_kernel(caller_, call));  // overlaps the one before it
+  call.stream = kOtherStream;
+  ASSERT_TRUE(queue().push_kernel(caller_, call));  // is on another stream
+  ASSERT_TRUE(launch(kOtherStream));                // does not overlap
+  finish();
+  EXPECT_THAT(gate_.overlap_follows(), ElementsAre(true, false, false, false));
+}
+
+TEST_F(QueueTest, ParametersThatCannotBeReadAreTheDriversToRefuse) {
+  KernelCall call;
+  call.function = kFunction;
+  call.stream = kStream;
+  queue().kernel_launched(call);
+  EXPECT_FALSE(queue().push_kernel(caller_, call));  // two parameters, none given
+  void* extra[] = {CU_LAUNCH_PARAM_END};
+  call.extra = extra;
+  EXPECT_FALSE(queue().push_kernel(caller_, call));
+}
+
+TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));  // not seen being made
+  queue().graph_launched(kGraph);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_instantiated(kGraph, true);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_launched(kGraph);
+  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_changed(kGraph);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_launched(kGraph);
+  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  queue().functions_unloaded();
+  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_destroyed(kGraph);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  queue().graph_instantiated(kGraph, false);  // with event nodes
+  queue().graph_launched(kGraph);
+  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+}
+
+// ---- the gate and who waits behind it
+
+TEST_F(QueueTest, ABestEffortProcessesOwnDrainsLeaveTheGateClosed) {
+  expect_opening_ = false;
+  for (const For what : {For::kSynchronise, For::kRoom, For::kOther}) {
+    block();
+    EXPECT_FALSE(opens(caller_, queue().pushed(), what));
+  }
+  EXPECT_EQ(gate_.forced(), 0);
+}
+
+TEST_F(QueueTest, ADrainByLatencyWorkOpensTheGateUpToItsPosition) {
+  block(kStream);                                                 // 1
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // 2
+  EXPECT_TRUE(launch(kStream));                                   // 3
+  EXPECT_TRUE(opens(latency_, queue().before(Scope::kEvent, nullptr, kEvent), For::kOther));
+  ASSERT_TRUE(eventually([&] { return gate_.asked() == 2; }));
+  EXPECT_EQ(queue().passed(), 2U);  // the launch behind it still waits
+  EXPECT_EQ(gate_.forced(), 1);
+}
+
+TEST_F(QueueTest, BesideLatencyRegionsOtherDrainsOpenTheGate) {
+  queue().latency_came();
+  block();
+  EXPECT_TRUE(opens(caller_, queue().pushed(), For::kOther));
+}
+
+TEST_F(QueueTest, BesideLatencyRegionsASynchroniseWithoutTheGilWaits) {
+  queue().latency_came();
+  expect_opening_ = false;
+  for (const For what : {For::kSynchronise, For::kRoom}) {
+    block();
+    EXPECT_FALSE(opens(caller_, queue().pushed(), what));
+  }
+}
+
+TEST_F(QueueTest, BesideLatencyRegionsAThreadWithTheGilOpensTheGate) {
+  queue().latency_came();
+  holds_gil = true;
+  for (const For what : {For::kSynchronise, For::kRoom}) {
+    block();
+    EXPECT_TRUE(opens(caller_, queue().pushed(), what));
+    gate_.open();
+  }
+}
+
+// A drain that was free to wait when it began is not once the process has latency work: that work may wait for a lock
+// which the waiting thread holds.
+TEST_F(QueueTest, LatencyWorkThatComesOpensTheGateForDrainsUnderWay) {
+  block();
+  std::atomic<bool> done{false};
+  std::thread thread([&] {
+    queue().drain(caller_, queue().pushed(), For::kOther);
+    done = true;
+  });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(done);
+  queue().latency_came();
+  EXPECT_TRUE(eventually([&] { return done.load(); }));
+  thread.join();
+  EXPECT_EQ(gate_.forced(), 1);
+}
+
+TEST_F(QueueTest, LatencyWorkThatComesLeavesASynchroniseWaiting) {
+  block();
+  std::atomic<bool> done{false};
+  std::thread thread([&] {
+    queue().drain(caller_, queue().pushed(), For::kSynchronise);
+    done = true;
+  });
+  std::this_thread::sleep_for(20ms);
+  queue().latency_came();
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(done);
+  gate_.open();
+  thread.join();
+  EXPECT_EQ(gate_.forced(), 0);
+}
+
+// ---- back-pressure
+
+class SmallQueueTest : public QueueTest {
+ protected:
+  SmallQueueTest() : QueueTest(8, 1U << 12) {}
+};
+
+TEST_F(SmallQueueTest, AFullRingHoldsThePusherUntilThereIsRoom) {
+  block();
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(launch());
+  std::atomic<bool> pushed{false};
+  std::thread pusher([&] {
+    EXPECT_TRUE(launch());
+    pushed = true;
+  });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(pushed);
+  EXPECT_EQ(queue().pushed(), 7U);
+  gate_.open();
+  pusher.join();
+  finish();
+  EXPECT_EQ(driver_.count(), 8U);
+}
+
+TEST_F(SmallQueueTest, AFullRingOpensTheGateForAThreadThatHoldsTheGilBesideLatencyWork) {
+  queue().latency_came();
+  block();
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(launch());
+  holds_gil = true;
+  EXPECT_TRUE(launch());
+  EXPECT_GE(gate_.forced(), 1);
+}
+
+TEST_F(SmallQueueTest, WhatCanNeverFitIsNotDeferred) {
+  KernelCall call = plain();
+  queue().kernel_launched(call);
+  std::string packed(2048, 'p');
+  std::size_t bytes = packed.size();
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  call.extra = extra;
+  EXPECT_FALSE(queue().push_kernel(caller_, call));
+}
+
+// ---- errors
+
+TEST_F(QueueTest, ANonStickyErrorGoesToTheThreadThatPushed) {
+  driver_.on_call = [](const DriverCall& call) { return call.what == 0xf2 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; };
+  ASSERT_TRUE(launch(kStream, {7, kContext, false}));
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  finish();
+  EXPECT_EQ(driver_.count(), 2U);  // what was queued behind it ran
+  EXPECT_EQ(queue().take_error(8), CUDA_SUCCESS);
+  EXPECT_EQ(queue().take_error(7), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(queue().take_error(7), CUDA_SUCCESS);
+  EXPECT_THAT(gate_.statuses(), ElementsAre(CUDA_ERROR_INVALID_VALUE));
+}
+
+TEST_F(QueueTest, AStickyErrorGoesToWhicheverCallComesNext) {
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
+  ASSERT_TRUE(launch(kStream, {7, kContext, false}));
+  finish();
+  EXPECT_EQ(queue().take_error(8), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(queue().take_error(7), CUDA_SUCCESS);
+}
+
+TEST_F(QueueTest, AContextThatCannotBeMadeCurrentIsAnErrorOfTheCall) {
+  ASSERT_TRUE(launch(kStream, {7, FakeDriver::kBrokenContext, false}));
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_EQ(queue().take_error(7), CUDA_ERROR_INVALID_CONTEXT);
+  EXPECT_EQ(driver_.count(), 1U);
+}
+
+TEST(Mailbox, OneErrorAThreadAndNoneLost) {
+  Mailbox mailbox;
+  mailbox.put(3, CUDA_ERROR_INVALID_VALUE);
+  mailbox.put(3, CUDA_ERROR_NOT_SUPPORTED);  // CUDA too tells the first
+  EXPECT_EQ(mailbox.take(3), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(mailbox.take(3), CUDA_SUCCESS);
+  for (unsigned thread = 1; thread <= Mailbox::kPlaces; ++thread) mailbox.put(thread, CUDA_ERROR_INVALID_VALUE);
+  mailbox.put(1000, CUDA_ERROR_NOT_SUPPORTED);  // no place of its own
+  EXPECT_EQ(mailbox.take(2000), CUDA_ERROR_NOT_SUPPORTED);
+  for (unsigned thread = 1; thread <= Mailbox::kPlaces; ++thread) {
+    EXPECT_EQ(mailbox.take(thread), CUDA_ERROR_INVALID_VALUE);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::queue

@@ -1,0 +1,150 @@
+// What the driver is asked of a kernel, how its parameters are gathered, and which memory is known, over the simulated
+// driver.
+#include "driver/functions.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+
+#include "hooked_driver.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::test {
+namespace {
+
+constexpr char kTwoKernels[] =
+    "cudasched-sim 1\n"
+    "kernel mixed params=4,8,2,4 regs=40 shared=256 threads_max=512\n"
+    "kernel bare regs=16\n";
+
+template <typename Function>
+Function* call(const char* name) {
+  return HookedDriver::instance().function<Function>(name);
+}
+
+class Functions : public ::testing::Test {
+ protected:
+  Functions() { load(kTwoKernels); }
+
+  void load(const char* image) {
+    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module_, image));
+  }
+  void unload() { Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(module_)); }
+
+  CUfunction function(const char* name) const {
+    CUfunction result = nullptr;
+    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&result, module_, name));
+    return result;
+  }
+
+  Program program_;
+  CUmodule module_ = nullptr;
+};
+
+TEST_F(Functions, AreDescribedAsTheDriverDescribesThem) {
+  const driver::KernelFacts* const mixed = driver::functions().find(function("mixed"));
+  ASSERT_NE(mixed, nullptr);
+  EXPECT_EQ(mixed->name, "mixed");
+  EXPECT_EQ(mixed->facts.registers, 40U);
+  EXPECT_EQ(mixed->facts.static_shared_bytes, 256U);
+  EXPECT_EQ(mixed->facts.max_threads, 512U);
+  ASSERT_EQ(mixed->parameters.size(), 4U);
+  EXPECT_EQ(mixed->parameters[1].offset, 8U);
+  EXPECT_EQ(mixed->parameters[2].bytes, 2U);
+  EXPECT_EQ(mixed->facts.parameter_bytes, 24U);
+  EXPECT_NE(mixed->facts.identity, 0U);
+  EXPECT_EQ(driver::functions().find(function("mixed")), mixed);
+
+  const driver::KernelFacts* const bare = driver::functions().find(function("bare"));
+  ASSERT_NE(bare, nullptr);
+  EXPECT_TRUE(bare->has_layout);
+  EXPECT_EQ(bare->facts.parameter_bytes, 0U);
+  EXPECT_NE(bare->facts.identity, mixed->facts.identity);
+  EXPECT_NE(bare->facts.index, mixed->facts.index);
+}
+
+TEST_F(Functions, OfAKernelHandleAreTheFunctionsOwn) {
+  CUlibrary library = nullptr;
+  Program::check(call<decltype(cuLibraryLoadData)>("cuLibraryLoadData")(&library, kTwoKernels, nullptr, nullptr, 0,
+                                                                        nullptr, nullptr, 0));
+  CUkernel kernel = nullptr;
+  Program::check(call<decltype(cuLibraryGetKernel)>("cuLibraryGetKernel")(&kernel, library, "mixed"));
+  const driver::KernelFacts* const as_kernel = driver::functions().find(kernel);
+  EXPECT_EQ(as_kernel, driver::functions().find(function("mixed")));
+  Program::check(call<decltype(cuLibraryUnload)>("cuLibraryUnload")(library));
+}
+
+TEST_F(Functions, KeepWhatTheyAreWhenAModuleIsLoadedAgain) {
+  const driver::KernelFacts* const before = driver::functions().find(function("mixed"));
+  unload();
+  load(kTwoKernels);
+  EXPECT_EQ(driver::functions().find(function("mixed")), before);
+}
+
+TEST_F(Functions, HandleOfAnUnloadedModuleMeansWhateverHasItNext) {
+  const driver::KernelFacts* const before = driver::functions().find(function("bare"));
+  unload();
+  load("cudasched-sim 1\nkernel another regs=77\n");
+  const driver::KernelFacts* const after = driver::functions().find(function("another"));
+  ASSERT_NE(after, nullptr);
+  EXPECT_NE(after, before);
+  EXPECT_EQ(after->facts.registers, 77U);
+}
+
+TEST_F(Functions, GatherParametersWithZerosBetweenThem) {
+  const driver::KernelFacts* const mixed = driver::functions().find(function("mixed"));
+  std::uint32_t first = 0x11111111;
+  std::uint64_t second = 0x2222222233333333;
+  std::uint16_t third = 0x4444;
+  std::uint32_t fourth = 0x55555555;
+  void* parameters[] = {&first, &second, &third, &fourth};
+  predict::Launch launch;
+  launch.parameters = parameters;
+  std::array<std::uint32_t, 1024> block;
+  block.fill(~0U);
+  ASSERT_EQ(mixed->gather(launch, block.data()), 6U);
+  const std::array<std::uint32_t, 6> wanted{0x11111111, 0, 0x33333333, 0x22222222, 0x4444, 0x55555555};
+  EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), block.begin()));
+  EXPECT_EQ(block[6], ~0U);
+
+  // The same, as one buffer.
+  std::array<std::uint32_t, 6> buffer = wanted;
+  std::size_t bytes = sizeof buffer;
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, buffer.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
+  launch.parameters = nullptr;
+  launch.extra = extra;
+  block.fill(~0U);
+  ASSERT_EQ(mixed->gather(launch, block.data()), 6U);
+  EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), block.begin()));
+
+  bytes = 4096;  // more than the kernel takes: nothing is read
+  EXPECT_EQ(mixed->gather(launch, block.data()), 0U);
+  launch.extra = nullptr;
+  EXPECT_EQ(mixed->gather(launch, block.data()), 0U);
+}
+
+TEST_F(Functions, KernelsWithoutDescriptionAreNone) {
+  int nothing = 0;
+  EXPECT_EQ(driver::functions().find(&nothing), nullptr);
+}
+
+TEST_F(Functions, MemoryIsKnownOnceCudaHasMadeIt) {
+  const predict::Allocations& known = *runtime::engine().allocations();
+  CUdeviceptr device = 0;
+  constexpr std::size_t kBytes = std::size_t{8} << 20;
+  Program::check(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&device, kBytes));
+  EXPECT_TRUE(known.contains(device));
+  EXPECT_TRUE(known.contains(device + kBytes - 1));
+  void* host = nullptr;
+  Program::check(call<CUresult(void**, std::size_t, unsigned)>("cuMemHostAlloc")(&host, 4096, 0));
+  EXPECT_TRUE(known.contains(reinterpret_cast<std::uintptr_t>(host)));
+  EXPECT_FALSE(known.contains(0));
+  EXPECT_FALSE(known.contains(4096));
+  Program::check(call<CUresult(CUdeviceptr)>("cuMemFree_v2")(device));
+  Program::check(call<CUresult(void*)>("cuMemFreeHost")(host));
+}
+
+}  // namespace
+}  // namespace cudasched::test

@@ -1,0 +1,113 @@
+// What an executable graph is predicted to take, from its nodes, over the simulated driver.
+#include "runtime/graphs.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "hooked_driver.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::test {
+namespace {
+
+template <typename Function>
+Function* call(const char* name) {
+  return HookedDriver::instance().function<Function>(name);
+}
+
+// Kernels whose predicted time is the number of their blocks, in us.
+std::int64_t blocks_us(const predict::Query& query) {
+  return static_cast<std::int64_t>(query.launch.blocks()) * 1000;
+}
+
+class Graph : public ::testing::Test {
+ protected:
+  Graph() {
+    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
+        &module_, "cudasched-sim 1\nkernel node params=4\nkernel other params=4 regs=50\n"));
+    Program::check(call<CUresult(CUgraph*, unsigned)>("cuGraphCreate")(&graph_, 0));
+  }
+  ~Graph() override { call<CUresult(CUgraph)>("cuGraphDestroy")(graph_); }
+
+  CUgraphNode kernel(unsigned blocks, std::vector<CUgraphNode> after = {}, const char* name = "node") {
+    CUfunction function = nullptr;
+    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module_, name));
+    std::uint32_t value = 1;
+    void* parameters[] = {&value};
+    CUDA_KERNEL_NODE_PARAMS node{};
+    node.func = function;
+    node.gridDimX = blocks;
+    node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1;
+    node.kernelParams = parameters;
+    CUgraphNode handle = nullptr;
+    Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&handle, graph_, after.data(),
+                                                                                  after.size(), &node));
+    return handle;
+  }
+
+  CUgraphExec instantiate() {
+    CUgraphExec exec = nullptr;
+    Program::check(call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(&exec, graph_, 0));
+    return exec;
+  }
+
+  // The facts that a walk with `blocks_us` finds.
+  runtime::GraphFacts walked() {
+    runtime::Graphs graphs;
+    CUgraphExec exec = instantiate();
+    graphs.note(exec, graph_, blocks_us);
+    const runtime::GraphFacts* const found = graphs.find(exec);
+    const runtime::GraphFacts facts = found == nullptr ? runtime::GraphFacts{} : *found;
+    call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec);
+    return facts;
+  }
+
+  Program program_;
+  CUmodule module_ = nullptr;
+  CUgraph graph_ = nullptr;
+};
+
+TEST_F(Graph, OfAChainTakesTheSumAndTheGapsBetween) {
+  const CUgraphNode first = kernel(10);
+  const CUgraphNode second = kernel(20, {first});
+  kernel(30, {second});
+  EXPECT_EQ(walked().critical_path_ns, 60'000 + 2 * 1'000);
+  EXPECT_EQ(walked().nodes, 3U);
+}
+
+TEST_F(Graph, OfBranchesTakesTheLongestPath) {
+  const CUgraphNode root = kernel(10);
+  const CUgraphNode left = kernel(100, {root});
+  const CUgraphNode right = kernel(20, {root});
+  const CUgraphNode right_end = kernel(30, {right});
+  kernel(5, {left, right_end});
+  EXPECT_EQ(walked().critical_path_ns, 10'000 + 100'000 + 5'000 + 2 * 1'000);
+}
+
+TEST_F(Graph, WithoutNodesTakesNothing) { EXPECT_EQ(walked().critical_path_ns, 0); }
+
+TEST_F(Graph, IdentityIsThatOfItsKernelsAndShapes) {
+  const CUgraphNode first = kernel(10);
+  const std::uint64_t one = walked().identity;
+  EXPECT_EQ(walked().identity, one);
+  kernel(10, {first});
+  const std::uint64_t two = walked().identity;
+  EXPECT_NE(two, one);
+  kernel(10, {}, "other");
+  EXPECT_NE(walked().identity, two);
+  EXPECT_NE(one, 0U);
+}
+
+TEST_F(Graph, IsKnownToTheEngineFromInstantiationToDestruction) {
+  kernel(132);
+  CUgraphExec exec = instantiate();
+  const runtime::GraphFacts* const found = runtime::engine().graphs().find(exec);
+  ASSERT_NE(found, nullptr);
+  EXPECT_GT(found->critical_path_ns, 0);
+  Program::check(call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec));
+  EXPECT_EQ(runtime::engine().graphs().find(exec), nullptr);
+}
+
+}  // namespace
+}  // namespace cudasched::test

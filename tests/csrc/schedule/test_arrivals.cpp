@@ -1,0 +1,158 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "schedule/arrivals.hpp"
+
+namespace cudasched::schedule {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+
+TEST(Arrivals, AHintHoldsForItsLengthOrUntilTheWorkComes) {
+  Arrivals arrivals;
+  EXPECT_EQ(arrivals.hint_ns(5 * kMs), 0);
+  arrivals.expect(2 * kMs, 10 * kMs);
+  EXPECT_EQ(arrivals.hint_ns(10 * kMs), 2 * kMs);
+  EXPECT_EQ(arrivals.hint_ns(11 * kMs), 1 * kMs);
+  EXPECT_EQ(arrivals.hint_ns(12 * kMs), 0);
+  arrivals.expect(2 * kMs, 20 * kMs);
+  arrivals.arrived(21 * kMs);
+  EXPECT_EQ(arrivals.hint_ns(21 * kMs), 0);
+  arrivals.expect(INT64_MAX, 30 * kMs);
+  EXPECT_EQ(arrivals.hint_ns(30 * kMs), Arrivals::kLongestHintNs);
+  EXPECT_EQ(arrivals.hint_ns(30 * kMs + Arrivals::kLongestHintNs), 0);
+  Arrivals other;
+  other.expect(-5, 0);
+  EXPECT_EQ(other.hint_ns(0), 0);
+}
+
+TEST(Arrivals, WithoutArrivalsNothingIsForeseen) {
+  EXPECT_EQ(Arrivals().look(kMs).free_ns, Snapshot::kLongAgoNs);
+  EXPECT_EQ(Arrivals(0.1).look(kMs).free_ns, Snapshot::kLongAgoNs);
+}
+
+// Periods of 1 ms to 100 ms, with jitter, and requests left out: the period is found within a per cent, and of the
+// arrivals that follow nine in ten fall into the window foretold just before.
+TEST(Arrivals, PeriodicOnesAreFoundAndForetold) {
+  std::mt19937_64 random(9);
+  int foretold = 0;
+  int came = 0;
+  for (int round = 0; round < 300; ++round) {
+    const double period_ns = std::exp(std::uniform_real_distribution(std::log(1e6), std::log(1e8))(random));
+    std::uniform_real_distribution jitter(0.0, 0.04 * period_ns);
+    const double start_ns = std::uniform_real_distribution(1e9, 2e9)(random);
+    Arrivals arrivals;
+    for (int i = 0; i < 120; ++i) {
+      if (random() % 20 == 0) continue;
+      const auto at_ns = static_cast<std::int64_t>(start_ns + i * period_ns + jitter(random));
+      // Half a period before it: late enough for the request before, early enough to be of use.
+      const Arrivals::Foresight seen = arrivals.look(at_ns - static_cast<std::int64_t>(period_ns / 2));
+      if (i >= 60 && arrivals.period_ns() != 0) {
+        ASSERT_NEAR(static_cast<double>(arrivals.period_ns()) / period_ns, 1, 0.02);
+        ++foretold;
+        const auto half_ns = static_cast<std::int64_t>(period_ns / 2);
+        if (seen.free_ns <= half_ns && half_ns <= seen.over_ns) ++came;
+      }
+      arrivals.arrived(at_ns);
+    }
+  }
+  EXPECT_GT(foretold, 300 * 60 * 7 / 10);
+  EXPECT_GT(came, foretold * 9 / 10);
+}
+
+TEST(Arrivals, WhenTheyStopOrBecomeIrregularNothingIsForeseenAnyMore) {
+  std::mt19937_64 random(10);
+  Arrivals arrivals;
+  std::int64_t now = kMs;
+  for (int i = 0; i < 40; ++i) arrivals.arrived(now += 10 * kMs);
+  EXPECT_EQ(arrivals.period_ns(), 10 * kMs);
+  EXPECT_EQ(arrivals.confidence(), 1);
+  EXPECT_LT(arrivals.look(now + 5 * kMs).free_ns, 5 * kMs + 1);
+  EXPECT_EQ(arrivals.look(now + 41 * kMs).free_ns, Snapshot::kLongAgoNs);
+  for (int i = 0; i < 12; ++i) arrivals.arrived(now += static_cast<std::int64_t>(random() % (20 * kMs)) + 1);
+  EXPECT_EQ(arrivals.period_ns(), 0);
+  EXPECT_EQ(arrivals.confidence(), 0);
+  EXPECT_EQ(arrivals.look(now).free_ns, Snapshot::kLongAgoNs);
+}
+
+TEST(Arrivals, PoissonOnesAreHardlyEverTakenForPeriodic) {
+  std::mt19937_64 random(11);
+  std::exponential_distribution gap(1 / 16e6);
+  Arrivals arrivals;
+  double now_ns = 1e6;
+  int periodic = 0;
+  constexpr int kArrivals = 200'000;
+  for (int i = 0; i < kArrivals; ++i) {
+    arrivals.arrived(static_cast<std::int64_t>(now_ns += gap(random) + 1));
+    periodic += arrivals.period_ns() != 0 ? 1 : 0;
+  }
+  EXPECT_LT(periodic, kArrivals / 1'000);
+}
+
+// Whatever the past, what is foreseen lies ahead and ends: an untrue prediction holds nobody for ever.
+TEST(Arrivals, WhatIsForeseenEnds) {
+  std::mt19937_64 random(12);
+  for (int round = 0; round < 2'000; ++round) {
+    Arrivals arrivals(random() % 2 == 0 ? 0.05 : 0);
+    std::int64_t now = 0;
+    const auto period = static_cast<std::int64_t>(random() % (50 * kMs)) + 1;
+    for (int i = 0; i < 30; ++i) {
+      now += period + static_cast<std::int64_t>(random() % (period / 16 + 1));
+      arrivals.arrived(now);
+      if (random() % 10 == 0) arrivals.arrived(now - 5);  // a clock that went back is ignored
+      const Arrivals::Foresight seen = arrivals.look(now);
+      ASSERT_GE(seen.free_ns, 0);
+      if (seen.free_ns != Snapshot::kLongAgoNs) {
+        ASSERT_GT(seen.over_ns, 0);
+      }
+    }
+    // Silence: within a second and a few periods, ten milliseconds are free.
+    now += 30 * (period + kMs) * 10;
+    ASSERT_GT(arrivals.look(now).free_ns, 10 * kMs / 10);
+  }
+}
+
+// The stated miss probability: of Poisson arrivals at changing rates, no more than that share comes within what was
+// called free (and not much fewer: free time is not given away).
+TEST(Arrivals, ALearnedRateKeepsTheStatedMissProbability) {
+  for (const double miss : {0.02, 0.1, 0.3}) {
+    std::mt19937_64 random(13);
+    Arrivals arrivals(miss);
+    std::int64_t now = kMs;
+    int looks = 0;
+    int missed = 0;
+    double mean_ns = 16e6;
+    for (int i = 0; i < 60'000; ++i) {
+      if (i % 2'000 == 0) mean_ns = std::exp(std::uniform_real_distribution(std::log(1e6), std::log(3e7))(random));
+      const auto gap = static_cast<std::int64_t>(std::exponential_distribution(1 / mean_ns)(random)) + 1;
+      const std::int64_t next = now + gap;
+      // One look just after the last arrival.
+      const Arrivals::Foresight seen = arrivals.look(now);
+      if (seen.free_ns != Snapshot::kLongAgoNs && arrivals.period_ns() == 0) {
+        ++looks;
+        missed += now + seen.free_ns > next ? 1 : 0;
+      }
+      arrivals.arrived(now = next);
+    }
+    ASSERT_GT(looks, 50'000);
+    EXPECT_LT(static_cast<double>(missed) / looks, 1.1 * miss);
+    EXPECT_GT(static_cast<double>(missed) / looks, 0.8 * miss);
+  }
+}
+
+TEST(Arrivals, NonsenseProbabilitiesSwitchRatesOff) {
+  for (const double miss : {-1.0, 0.0, 1.0, 7.0, std::nan("")}) {
+    std::mt19937_64 random(14);
+    Arrivals arrivals(miss);
+    std::int64_t now = 0;
+    for (int i = 0; i < 30; ++i) arrivals.arrived(now += static_cast<std::int64_t>(random() % (30 * kMs)) + 1);
+    EXPECT_EQ(arrivals.look(now).free_ns, Snapshot::kLongAgoNs);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::schedule

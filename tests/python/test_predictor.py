@@ -1,0 +1,321 @@
+"""The predictor's Python face: XGBoost's bits, reasons that add up, recordings, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xgboost
+from cudasched import hook, predictor
+from cudasched.errors import Error, ModelError
+from cudasched.predictor import _recording, _shipped
+from support import ROOT
+
+MODELS = ROOT / "tests" / "data" / "xgboost"
+NAMES = sorted(path.stem for path in (MODELS / "3.4").glob("*.ubj"))
+VERSIONS = ("2.1", "3.2", "3.4")
+FEATURES = 24
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    """What the stored margins are of: the generator of training/make_fixtures.py."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from training.make_fixtures import ROWS, ROWS_SEED, rows
+
+        return rows(ROWS_SEED, ROWS)
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def trained(objective: str = "reg:squarederror", *, depth: int = 4, names: list[str] | None = None) -> Any:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(800, 5)).astype(np.float32)
+    x[random.random(x.shape) < 0.05] = np.nan
+    y = 9 + np.nan_to_num(x) @ np.array([1, -0.5, 0.25, 0, 0.1]) + (np.nan_to_num(x[:, 0]) > 0.3)
+    data = xgboost.DMatrix(x, y, feature_names=names)
+    # The pseudo-Huber error is flat far from the labels, and its steps are wild there.
+    parameters = {"objective": objective, "max_depth": depth, "nthread": 1, "base_score": 9.5, "min_child_weight": 0}
+    if objective == "reg:quantileerror":
+        parameters["quantile_alpha"] = 0.9
+    return xgboost.train(parameters, data, 12), x
+
+
+def test_the_fixtures_are_there() -> None:
+    assert len(NAMES) == 9
+    assert all((MODELS / version / f"{name}.ubj").is_file() for version in VERSIONS for name in NAMES)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_models_give_xgboosts_bits(version: str, name: str, rows: np.ndarray) -> None:
+    stored = json.loads((MODELS / version / f"{name}.margins.json").read_text())
+    asked = rows[:: stored["sample_every"]]
+    model = predictor.load(MODELS / version / f"{name}.ubj")
+    assert model.margins(asked).view(np.uint32).tolist() == stored["sample"]
+
+
+@pytest.mark.parametrize("objective", ["squarederror", "absoluteerror", "pseudohubererror", "quantileerror"])
+def test_a_booster_becomes_a_model_with_its_bits(objective: str, rows: np.ndarray) -> None:
+    booster, x = trained(f"reg:{objective}")
+    model = predictor.Model.from_xgboost(booster)
+    for asked in (x, rows[:5000, :5]):
+        expected = booster.inplace_predict(asked, predict_type="margin")
+        for isa in model.isas:
+            walked = predictor.Model(bytes(booster.save_raw("ubj")), isa=isa)
+            assert walked.isa == isa
+            assert walked.margins(asked).tobytes() == expected.tobytes()
+        np.testing.assert_allclose(model.predict(asked), np.exp(expected.astype(np.float64)), rtol=1e-15)
+    assert model.predict(x).dtype == np.float64
+    assert (model.trees, model.depth, model.feature_names) == (12, 4, ("f0", "f1", "f2", "f3", "f4"))
+
+
+def test_a_wrapped_booster_is_unwrapped() -> None:
+    booster, x = trained()
+
+    class Regressor:
+        def get_booster(self) -> Any:
+            return booster
+
+    expected = booster.inplace_predict(x, predict_type="margin")
+    assert predictor.Model.from_xgboost(Regressor()).margins(x).tobytes() == expected.tobytes()
+    with pytest.raises(TypeError, match=r"xgboost\.Booster"):
+        predictor.Model.from_xgboost(object())
+
+
+def test_a_model_can_carry_rows_that_prove_it(tmp_path: Path) -> None:
+    booster, x = trained(names=["waves", "blocks", "words", "a", "b"])
+    model = predictor.Model.from_xgboost(booster, replay=x[:20])
+    model.save(tmp_path / "model.ubj")
+    loaded = predictor.load(tmp_path / "model.ubj")
+    assert loaded.feature_names == ("waves", "blocks", "words", "a", "b")
+    assert loaded.margins(x).tobytes() == model.margins(x).tobytes()
+    saved = bytearray((tmp_path / "model.ubj").read_bytes())
+    assert len(saved) > len(booster.save_raw("ubj")) + 20 * 5 * 8
+    saved[-2] ^= 1  # the last bit of the last margin
+    with pytest.raises(ModelError, match="stored row 19"):
+        predictor.Model(bytes(saved))
+
+
+@pytest.mark.parametrize("kind", ["dart", "categorical", "logistic", "targets"])
+def test_what_is_not_supported_is_refused_by_name(kind: str) -> None:
+    path = MODELS / "3.4" / "refused" / f"{kind}.ubj"
+    with pytest.raises(ModelError, match="not supported") as refusal:
+        predictor.load(path)
+    assert str(path) in str(refusal.value)
+    assert isinstance(refusal.value, ValueError)
+
+
+def test_errors_say_what_and_where(tmp_path: Path) -> None:
+    booster, x = trained()
+    model = predictor.Model.from_xgboost(booster)
+    for wrong in (x[:, :3], x[0], x[None]):
+        with pytest.raises(ModelError, match=r"the model takes \(n, 5\)"):
+            model.predict(wrong)
+    with pytest.raises(ModelError, match="nowhere"):
+        predictor.load(tmp_path / "nowhere.ubj")
+    with pytest.raises(ModelError, match="there are nodes, portable"):
+        predictor.Model(bytes(booster.save_raw("ubj")), isa="mmx")
+    deep = bytes(trained(depth=12)[0].save_raw("ubj"))
+    assert predictor.Model(deep).isas == ("nodes",)
+    with pytest.raises(ModelError, match="deep"):
+        predictor.Model(deep, isa="portable")
+
+
+def test_contributions_are_xgboosts_and_add_up() -> None:
+    booster, x = trained()
+    model = predictor.Model.from_xgboost(booster)
+    found = model.explain(x)
+    expected = booster.predict(xgboost.DMatrix(x), pred_contribs=True)
+    np.testing.assert_allclose(found.values, expected[:, :-1], atol=1e-4)
+    assert found.bias == pytest.approx(expected[0, -1], abs=1e-4)
+    np.testing.assert_allclose(found.values.sum(axis=1) + found.bias, model.margins(x), atol=1e-5)
+    np.testing.assert_allclose(np.exp(found.bias) * found.factors.prod(axis=1), model.predict(x), rtol=1e-5)
+
+
+def test_the_strongest_reasons_come_first() -> None:
+    booster, x = trained(names=["waves", "blocks", "words", "a", "b"])
+    found = predictor.Model.from_xgboost(booster).explain(x[:10])
+    for row in range(10):
+        top = found.top(row, 3)
+        strongest = np.sort(abs(found.values[row]))[::-1][: len(top)]
+        np.testing.assert_allclose([abs(np.log(factor)) for _, factor in top], strongest, rtol=1e-9)
+        for name, factor in top:
+            assert np.log(factor) == pytest.approx(found.values[row][found.feature_names.index(name)])
+    silent = predictor.Contributions(("a", "b"), np.array([[0.0, 0.5]]), 1.0)
+    assert [name for name, _ in silent.top(0)] == ["b"]
+
+
+def test_threads_ask_one_model() -> None:
+    booster, x = trained()
+    model = predictor.Model.from_xgboost(booster)
+    expected = model.margins(x).tobytes(), model.explain(x).values.tobytes()
+    fresh = predictor.Model.from_xgboost(booster)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(lambda: (fresh.margins(x).tobytes(), fresh.explain(x).values.tobytes())) for _ in range(16)
+        ]
+        assert all(one.result() == expected for one in asked)
+
+
+def test_no_rows_are_no_predictions() -> None:
+    model = predictor.Model.from_xgboost(trained()[0])
+    assert model.predict(np.empty((0, 5))).shape == (0,)
+    assert model.explain(np.empty((0, 5))).values.shape == (0, 5)
+
+
+def test_a_shipped_model_is_found_by_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shipped, "MODELS", tmp_path)
+    monkeypatch.setattr(_shipped, "_architecture_here", lambda: None)
+    with pytest.raises(ModelError, match="python -m training"):
+        predictor.load()
+    booster, x = trained()
+    model = predictor.Model.from_xgboost(booster)
+    for architecture in ("sm_90", "sm_100"):
+        model.save(tmp_path / f"{architecture}.ubj")
+        (tmp_path / f"{architecture}.md").write_text("# The card\n")
+    _shipped._load_shipped.cache_clear()
+    assert "sm_90.ubj" in repr(predictor.load(architecture="sm_90"))
+    assert "sm_100.ubj" in repr(predictor.load())
+    with pytest.raises(ModelError, match=r"sm_80; there is sm_100, sm_90"):
+        predictor.load(architecture="sm_80")
+    monkeypatch.setattr(_shipped, "_architecture_here", lambda: "sm_90")
+    assert "sm_90.ubj" in repr(predictor.load())
+    np.testing.assert_array_equal(predictor.predict(x), model.predict(x))
+    np.testing.assert_array_equal(predictor.explain(x).values, model.explain(x).values)
+
+
+def test_importing_it_is_light() -> None:
+    program = (
+        "import sys, cudasched, cudasched.predictor\n"
+        "assert not {'numpy', 'pyarrow', 'xgboost'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_without_numpy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(Error, match=r"cudasched\[predictor\]"):
+        predictor.Model(MODELS / "3.4" / "squared.ubj")
+
+
+def recording(rows: int = 40, graphs: int = 3) -> Any:
+    """A table of the schema that `cudasched collect` writes, as far as features are made of it."""
+    pa = pytest.importorskip("pyarrow")
+    random = np.random.default_rng(5)
+    axes = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"]
+    columns: dict[str, Any] = {name: np.ones(rows, np.uint32) for name in axes}
+    columns["grid_x"] = random.integers(1, 4000, rows).astype(np.uint32)
+    columns["block_x"] = (32 * random.integers(1, 33, rows)).astype(np.uint32)
+    for name in ("dynamic_shared_bytes", "static_shared_bytes", "local_bytes", "parameter_bytes"):
+        columns[name] = random.integers(0, 4000, rows).astype(np.uint32)
+    for name, value in (("registers", 64), ("max_threads", 1024), ("blocks_per_sm", 2)):
+        columns[name] = np.full(rows, value, np.uint16)
+    columns["identity"] = np.arange(1, rows + 1, dtype=np.uint64)
+    kinds = ["graph"] * graphs + ["kernel"] * (rows - graphs)
+    names = ["graph"] * graphs + [f"_Z4gemm{i % 3}Pf" for i in range(rows - graphs)]
+    words = [[0, 0, *random.integers(1, 5000, 3)] for _ in range(rows)]
+    table = pa.table(
+        {
+            **columns,
+            "kind": pa.array(kinds).dictionary_encode(),
+            "function": pa.array(names).dictionary_encode(),
+            "words": pa.array([None, *words[1:]], pa.list_(pa.uint32())),
+            "pointers": pa.array([[0, 1]] * rows, pa.list_(pa.uint16())),
+        }
+    )
+    gpu = {"cudasched.sm_count": "132", "cudasched.max_threads_per_sm": "2048", "cudasched.compute_capability": "9.0"}
+    return table.replace_schema_metadata(gpu)
+
+
+def launch_model() -> predictor.Model:
+    """Trained on the features that cudasched makes of launches."""
+    names = list(_core().feature_names())
+    random = np.random.default_rng(6)
+    x = (16 * random.random((600, len(names)))).astype(np.float32)
+    data = xgboost.DMatrix(x, 8 + x[:, 0] / 4 + x[:, 4] / 8, feature_names=names)
+    return predictor.Model.from_xgboost(xgboost.train({"max_depth": 3, "nthread": 1}, data, 10))
+
+
+def _core() -> Any:
+    hook.load_core()
+    from cudasched import _core
+
+    return _core
+
+
+def test_a_recording_is_predicted_by_its_features() -> None:
+    table, model = recording(), launch_model()
+    durations = model.predict(table)
+    assert durations.shape == (40,)
+    assert np.isnan(durations[:3]).all(), "graphs have no features"
+    rows, known = _recording.feature_rows(table)
+    assert known.tolist() == [False] * 3 + [True] * 37
+    np.testing.assert_array_equal(durations[3:], model.predict(rows[3:]))
+    log_blocks = rows[3:, model.feature_names.index("log_blocks")]
+    grid = np.asarray(table["grid_x"])[3:]
+    assert (np.argsort(log_blocks, kind="stable") == np.argsort(grid, kind="stable")).all()
+    reasons = model.explain(table)
+    assert np.isnan(reasons.values[:3]).all()
+    np.testing.assert_allclose(np.exp(reasons.values[3:].sum(axis=1) + reasons.bias), durations[3:], rtol=1e-5)
+
+
+def test_every_launch_has_its_own_words() -> None:
+    table = recording()
+    whole, _ = _recording.feature_rows(table)
+    for first in (3, 17, 39):
+        part, _ = _recording.feature_rows(table.slice(first))
+        np.testing.assert_array_equal(part, whole[first:])
+    assert len({row.tobytes() for row in whole[3:]}) == 37
+
+
+def test_a_model_of_other_features_does_not_take_a_recording() -> None:
+    model = predictor.Model.from_xgboost(trained(names=["log_blocks", "registers", "b", "c", "d"])[0])
+    with pytest.raises(ModelError, match=r"it lacks .* and it has b, c, d; train it anew"):
+        model.predict(recording())
+
+
+def test_what_is_no_recording_is_refused() -> None:
+    model, table = launch_model(), recording()
+    for wrong, words in (
+        (table.drop_columns(["kind"]), "no column kind"),
+        (table.drop_columns(["grid_x", "words"]), "no column grid_x, words"),
+        (table.replace_schema_metadata(None), r"metadata has no cudasched\.sm_count"),
+    ):
+        with pytest.raises(Error, match=words):
+            model.predict(wrong)
+
+
+def test_the_recordings_gpu_chooses_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shipped, "MODELS", tmp_path)
+    table, model = recording(), launch_model()
+    model.save(tmp_path / "sm_90.ubj")
+    np.testing.assert_array_equal(predictor.predict(table), model.predict(table))
+    other = {**table.schema.metadata, b"cudasched.compute_capability": b"8.6"}
+    with pytest.raises(ModelError, match="sm_86"):
+        predictor.predict(table.replace_schema_metadata(other))
+
+
+def test_a_file_of_the_data_sets_schema_is_predicted(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    from cudasched import collect
+
+    table, model = recording(), launch_model()
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in collect.schema()
+    ]
+    metadata = {**table.schema.metadata, b"cudasched.schema": collect.SCHEMA_VERSION.encode()}
+    pq.write_table(pa.table(columns, schema=collect.schema().with_metadata(metadata)), tmp_path / "data.parquet")
+    np.testing.assert_array_equal(model.predict(tmp_path / "data.parquet"), model.predict(table))
+    np.testing.assert_array_equal(model.predict(str(tmp_path / "data.parquet")), model.predict(table))
+    with pytest.raises(Error, match=r"nowhere\.parquet"):
+        model.predict(tmp_path / "nowhere.parquet")

@@ -1,0 +1,394 @@
+"""Simulations of recorded programs: traces, policies of Python, the comparison with what was measured, the command."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cudasched import ConfigError, Error, simulate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Run
+
+MS = 1_000_000
+
+
+def steps(seed: int = 1, launches: int = 300, gap_ns: int = 12_000, longest_us: float = 200) -> simulate.Trace:
+    """A training step over and over, whose host waits for the GPU at the end of each."""
+    chance = random.Random(seed)
+    submitted, started, took = [], [], []
+    host = gpu = 0
+    for step in range(2):
+        for _ in range(launches):
+            submitted.append(host)
+            start = max(host + 3_000, gpu + 1_300)
+            duration = round(chance.uniform(2, longest_us) * 1e3)
+            started.append(start)
+            took.append(duration)
+            host, gpu = host + gap_ns, start + duration
+        host = max(host, gpu + 5_000) + step
+    return simulate.trace_of(submitted, started, took, name="steps", load="transformer")
+
+
+def served(trace: simulate.Trace, **options: Any) -> simulate.Client:
+    return simulate.latency(trace, **{"rate_hz": 60, "seconds": 2, "slo_ms": 5, **options})
+
+
+def row_of(rows: list[simulate.Row], arm: str) -> simulate.Row:
+    return next(row for row in rows if row.arm == arm)
+
+
+def test_policies_have_names_and_the_default_comes_first() -> None:
+    known = simulate.policies()
+    assert list(known) == ["strict", "slack", "open"]
+    assert all(known.values())
+
+
+def test_arms_are_compared_with_those_alone() -> None:
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+    arms = [simulate.Arm("open", offload=False), simulate.Arm("strict"), simulate.Arm("strict", lead_us="adaptive")]
+    rows = simulate.compare(clients, arms, seconds=2)
+    assert [row.arm for row in rows] == [
+        "latency alone",
+        "best effort alone",
+        "open",
+        "strict, lead 20 us",
+        "strict, lead adaptive",
+    ]
+    alone, bare, unmanaged, strict, adaptive = rows
+    assert alone.latency_ms and unmanaged.latency_ms and strict.latency_ms
+    assert alone.best_effort_ratio is None and alone.lead_us is None and alone.policy is None
+    assert alone.latency_ms.p50 == pytest.approx(0.484, abs=0.001)
+    assert bare.latency_ms is None and bare.best_effort_ratio == 1
+    assert alone.latency_ms.p99 <= strict.latency_ms.p99 < unmanaged.latency_ms.p99
+    assert strict.attainment == 1
+    assert strict.lead_us == pytest.approx(20)
+    assert adaptive.lead_us and 10 <= adaptive.lead_us <= 200
+    for row in (strict, adaptive):
+        assert row.best_effort_ratio and 0.85 < row.best_effort_ratio < 1.1
+        assert row.utilisation <= 1 and row.launches > 1_000
+    assert simulate.compare(clients, arms[1:2], seconds=2)[2] == strict
+
+
+def test_slack_is_known_once_requests_were_seen() -> None:
+    trace = simulate.trace_of([i * 4_000 for i in range(10)], [None] * 10, [600_000] * 10, name="decode")
+    decode = served(trace, rate_hz=120, seconds=2, arrivals="periodic", slo_ms=30)
+    seen: list[int | None] = []
+
+    def watching(snapshot: Any) -> Any:
+        seen.append(snapshot.slack_ns)
+        return "latency" if snapshot.latency_active else None
+
+    simulate.compare([decode, simulate.best_effort(steps())], [simulate.Arm(watching, sharing="mps")], seconds=1)
+    known = [slack for slack in seen if slack is not None]
+    assert known and 20 * MS < max(known) < 30 * MS  # 30 ms less one request
+    assert None in seen[:10]
+
+
+def test_slack_lets_best_effort_into_long_requests() -> None:
+    trace = simulate.trace_of([i * 4_000 for i in range(14)], [None] * 14, [500_000] * 14, name="decode")
+    clients = [
+        served(trace, rate_hz=60, seconds=3, arrivals="periodic", slo_ms=15),
+        simulate.best_effort(steps(longest_us=100)),
+    ]
+    strict, slack = simulate.compare(clients, [simulate.Arm("strict"), simulate.Arm("slack")], seconds=3)[2:]
+    assert strict.latency_ms and slack.latency_ms
+    assert strict.attainment == 1 and slack.attainment and slack.attainment >= 0.99
+    assert slack.latency_ms.p50 > strict.latency_ms.p50 + 1
+
+
+def politely(snapshot: Any) -> Any:
+    if snapshot.latency_active:
+        return "latency"
+    if not snapshot.my_turn:
+        return "turn"
+    return snapshot.in_flight_ns or None
+
+
+def test_a_policy_may_be_a_function() -> None:
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+    rows = simulate.compare(clients, [simulate.Arm(politely), simulate.Arm("strict", lead_us=0)], seconds=1)
+    own, strict = rows[2:]
+    assert own.policy == "politely" and own.policy_refused == ""
+    assert own.latency_ms and strict.latency_ms
+    assert own.latency_ms.p50 < 2 * strict.latency_ms.p50
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (0, "not above 0"),
+        (-5, "not above 0"),
+        (2_000 * MS, "more than a second"),
+        ("fifo", "does not exist"),
+        (1.5, "does not exist"),
+        ("turn", "a turn that it has"),
+    ],
+)
+def test_an_answer_without_meaning_falls_open(answer: Any, says: str) -> None:
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+    row = simulate.compare(clients, [simulate.Arm(lambda snapshot: answer)], seconds=0.5)[2]
+    assert says in row.policy_refused
+    assert row.best_effort_ratio and row.best_effort_ratio > 0.5
+
+
+def test_what_a_policy_raises_comes_out() -> None:
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+
+    def broken(snapshot: Any) -> None:
+        raise LookupError("no such thing")
+
+    with pytest.raises(LookupError, match="no such thing"):
+        simulate.compare(clients, [simulate.Arm(broken)], seconds=0.2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sharing=st.sampled_from(["one_process", "mps", "two_processes"]),
+    policy=st.sampled_from(["strict", "slack", "open"]),
+    lead_us=st.one_of(st.just("adaptive"), st.floats(0, 300)),
+    offload=st.booleans(),
+    rate_hz=st.floats(1, 150),
+    request_ms=st.floats(0.01, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_any_arm_makes_progress(
+    sharing: Any, policy: str, lead_us: Any, offload: bool, rate_hz: float, request_ms: float, seed: int
+) -> None:
+    server = served(simulate.request(request_ms), rate_hz=rate_hz, seconds=0.4, seed=seed)
+    arm = simulate.Arm(policy, lead_us=lead_us, sharing=sharing, offload=offload)
+    alone, bare, row = simulate.compare([server, simulate.best_effort(steps(seed))], [arm], seconds=0.5, seed=seed)
+    assert row.best_effort_per_s and bare.best_effort_per_s
+    assert row.best_effort_per_s <= 1.25 * bare.best_effort_per_s
+    if row.latency_ms and alone.latency_ms and row.latency_ms.n == alone.latency_ms.n:
+        assert row.latency_ms.mean >= 0.999 * alone.latency_ms.mean
+
+
+# ---- traces --------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_says_what_it_holds() -> None:
+    trace = simulate.trace_of([0, 10_000], [3_000, None], [5_000, 7_000], name="two")
+    assert (trace.launches, trace.gpu_ms, trace.ends) == (2, pytest.approx(0.012), ())
+    assert simulate.request(0.5).ends == (1,)
+
+
+@pytest.mark.parametrize("columns", [([], [], []), ([1, 2], [1], [1, 2]), ([1], [None], [])])
+def test_traces_without_meaning_are_refused(columns: Any) -> None:
+    with pytest.raises(ConfigError):
+        simulate.trace_of(*columns)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate_hz": 0},
+        {"arrivals": "now and then"},
+        {"slo_ms": 0},
+        {"slo_ms": float("nan")},
+        {"prepare_ms": -1},
+        {"expect_ms": float("inf")},
+    ],
+)
+def test_servers_without_meaning_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError):
+        served(simulate.request(0.5), **options)
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        simulate.Arm("fifo"),
+        simulate.Arm(lead_us="small"),
+        simulate.Arm(lead_us=-1),
+        simulate.Arm(lead_us=float("nan")),
+        simulate.Arm(linger_us=-1),
+        simulate.Arm(prediction_sigma=-1),
+        simulate.Arm(sharing="cloud"),  # type: ignore[arg-type]
+    ],
+)
+def test_arms_without_meaning_are_refused(arm: simulate.Arm) -> None:
+    with pytest.raises(ConfigError):
+        simulate.compare([simulate.best_effort(steps())], [arm], seconds=0.1)
+    with pytest.raises(ConfigError):
+        simulate.compare([simulate.best_effort(steps())], [], seconds=0.1)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Path]:
+    """A data set as `cudasched.collect` writes it, with another process's launches and some that were not timed."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+    from cudasched.collect import _dataset
+
+    form = _dataset.schema()
+    chance = random.Random(3)
+    count, host, gpu = 500, 0, 0
+    columns: dict[str, list[Any]] = {name: [] for name in form.names}
+    for launch in range(count + 20):
+        ours = launch < count
+        start = max(host + 3_000, gpu + 1_300)
+        duration = chance.randrange(4_000, 90_000)
+        values = {
+            "launch": launch,
+            "pid": 7 if ours else 8,
+            "kind": "kernel",
+            "function": "gemm",
+            "words": [],
+            "pointers": [],
+            "label": "program:resnet50|forward",
+            "submitted_ns": host,
+            "start_ns": None if launch % 10 == 9 else start,
+            "duration_ns": None if launch % 10 == 9 else duration,
+            "overlapped": False,
+            "grid_x": launch % 3,
+        }
+        for name in form.names:
+            columns[name].append(values.get(name, 0))
+        host, gpu = host + 9_000, start + duration
+    metadata = {"cudasched.schema": "1", "cudasched.gpu": "NVIDIA H200"}
+    path = tmp_path / "training.parquet"
+    pq.write_table(pa.table(columns, schema=form.with_metadata(metadata)), path)
+    yield path
+
+
+def test_reads_what_collect_writes(recorded: Path) -> None:
+    trace = simulate.read_trace(recorded)
+    assert (trace.name, trace.launches, trace.load) == ("training", 500, "resnet50")
+    assert 0.8 * 500 * 0.047 < trace.gpu_ms < 1.2 * 500 * 0.047
+    cheaper = simulate.read_trace(recorded, recording_us=2)
+    assert cheaper.launches == 500 and cheaper.gpu_ms == pytest.approx(trace.gpu_ms)
+    fast, slow = (simulate.best_effort(one) for one in (cheaper, trace))
+    bare = [simulate.compare([one], [simulate.Arm("open")], seconds=1)[0].best_effort_per_s for one in (fast, slow)]
+    assert bare[0] and bare[1] and bare[0] >= bare[1]
+    with pytest.raises(Error, match="begins with 'other'"):
+        simulate.read_trace(recorded, label="other")
+    assert simulate.read_trace(recorded, label="program:resnet50").launches == 500
+    with pytest.raises(Error, match="nowhere"):
+        simulate.read_trace(recorded.with_name("nowhere.parquet"))
+
+
+def test_what_is_left_out_leaves_no_hole() -> None:
+    # Launches 2 to 9 were another program's, a second long; before them the GPU was done at 300 us.
+    submitted = [0, 10_000, 1_000_000_000, 1_000_010_000]
+    started: list[int | None] = [3_000, 200_000, 1_000_003_000, None]
+    simulate._without_holes([0, 1, 10, 11], submitted, started, [100_000, 100_000, 5_000, 5_000])
+    assert submitted == [0, 10_000, 300_000, 310_000]
+    assert started == [3_000, 200_000, 303_000, None]
+
+
+# ---- what was measured ---------------------------------------------------------------------------------------------
+
+
+def results(tmp_path: Path, **changes: Any) -> Path:
+    row = {
+        "arm": "cudasched_two_processes",
+        "latency_load": "bert_graph",
+        "best_effort_load": "transformer",
+        "arrivals": "poisson",
+        "rate_hz": 60.0,
+        "policy": "strict",
+        "lead_us": 20.0,
+        "latency_ms": {"p50": 0.8, "p99": 1.2},
+        "alone_ms": {"p50": 0.5, "p99": 0.6},
+        "best_effort_ratio": 0.95,
+        **changes,
+    }
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"rows": [row, {"kind": "speed"}]}))
+    return path
+
+
+def test_errors_against_measured_figures_are_told(tmp_path: Path) -> None:
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+    rows = simulate.measured(results(tmp_path))
+    assert len(rows) == 1
+    compared = simulate.compare(clients, [simulate.Arm(), simulate.Arm(lead_us=60)], seconds=1, results=rows)
+    figures = {one.what: one for one in compared[2].comparisons}
+    assert list(figures) == ["P50 / alone", "P99 / alone", "best effort / alone"]
+    p50 = figures["P50 / alone"]
+    assert compared[2].latency_ms and compared[0].latency_ms
+    assert p50.measured == pytest.approx(1.6)
+    assert p50.simulated == pytest.approx(compared[2].latency_ms.p50 / compared[0].latency_ms.p50)
+    assert p50.error == pytest.approx(p50.simulated / 1.6 - 1)
+    assert compared[3].comparisons == ()  # another lead
+    for other in ({"best_effort_load": "gemm"}, {"rate_hz": 30.0}, {"arrivals": "periodic"}, {"latency_ms": None}):
+        rows = simulate.measured(results(tmp_path, **other))
+        assert simulate.compare(clients, [simulate.Arm()], seconds=0.2, results=rows)[2].comparisons == ()
+
+
+def test_other_files_are_no_results(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"rows": 3}', "{}"):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(Error, match="no results file"):
+            simulate.measured(tmp_path / "other.json")
+    with pytest.raises(Error, match="cannot be read"):
+        simulate.measured(tmp_path / "nowhere.json")
+
+
+def test_the_shipped_results_are_read() -> None:
+    from support import ROOT
+
+    assert len(simulate.measured(ROOT / "benchmarks" / "results" / "colocation.json")) > 20
+
+
+# ---- plot and command ----------------------------------------------------------------------------------------------
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
+    rows = simulate.compare(clients, [simulate.Arm()], seconds=0.3)
+    path = tmp_path / "new" / "plot.png"
+    simulate.plot(rows, path, "a simulation")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(Error, match="cannot be written"):
+        simulate.plot(rows, tmp_path / "plot.docx", "a simulation")
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(Error, match=r"cudasched\[plot\]"):
+        simulate.plot([], tmp_path / "plot.png", "")
+
+
+def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def politely(snapshot):\n    return 'latency' if snapshot.latency_active else None\n")
+    options = ["--slo-ms", "5", "--seconds", "1", "--lead-us", "20", "--measured", str(results(tmp_path))]
+    done = cudasched("simulate", str(recorded), *options, "--policy", "strict", "--policy", f"{own}:politely", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert [row["arm"] for row in said["rows"]] == [
+        "latency alone",
+        "best effort alone",
+        "strict, lead 20 us",
+        "politely, lead 20 us",
+    ]
+    done = cudasched("simulate", str(recorded), *options, "--load", "transformer", "--request-ms", "0.48")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "slack, lead 20 us" in done.stdout and "GPU busy" in done.stdout
+    assert "measured on the GPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--policy", "fifo"], "there are strict, slack, open"),
+        (["--policy", "nowhere.py:f"], "nowhere.py:f"),
+        (["--policy", "json:nothing"], "nothing"),
+        (["--policy", "json:__name__"], "is no function"),
+        (["--lead-us", "small"], "a number of us, or adaptive"),
+        (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
+        (["--arrivals", "daily"], "daily"),
+    ],
+)
+def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path, options: list[str], says: str) -> None:
+    done = cudasched("simulate", str(recorded), *options)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,77 @@
+"""What the committed data set keeps of the recordings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cudasched.collect
+import pyarrow.parquet as pq
+import pytest
+import recordings
+
+from training import compact
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Files as `training.workloads` leaves them."""
+    rows = recordings.sweep(11, 40, 1, repeats=5)
+    for number, row in enumerate(rows):
+        if number % 5 == 0:
+            row["label"] = row["label"].replace("|forward", "|warm-up")
+    setup = [recordings.launch(0, 1000, "setup|||", 0.0, 900, 11)]
+    busy = [{**recordings.launch(0, 1000, "gemm.mm|1|fp32|forward", 0.0, 901, 11), "overlapped": True}]
+    untimed = [{**recordings.launch(0, 1000, "gemm.mm|1|fp32|forward", 0.0, 902, 11), "duration_ns": None}]
+    source = tmp_path / "recorded"
+    source.mkdir()
+    pq.write_table(recordings.table(rows + setup + busy + untimed), source / "sweep-matrix.parquet")
+    pq.write_table(recordings.table(recordings.sweep(12, 20, 2, repeats=5)), source / "again.parquet")
+    pq.write_table(recordings.table(recordings.sweep(13, 20, 3)), source / "program-one.parquet")
+    (source / "sweep-matrix.json").write_text(json.dumps({"complete": True, "skipped": {"gemm.mm: OutOfMemory": 2}}))
+    return source
+
+
+def test_sweeps_lose_what_is_of_no_use_and_programs_nothing(recorded: Path, tmp_path: Path) -> None:
+    assert compact.compact(recorded, tmp_path, repeats=2) == {"sweeps": 40 * 2 * 2 + 20 * 2 * 4, "programs": 120}
+    sweeps = cudasched.collect.read(tmp_path / "sweeps.parquet")
+    labels = set(sweeps["label"].to_pylist())
+    assert not [label for label in labels if label.startswith("setup") or label.endswith("warm-up")]
+    assert sweeps["duration_ns"].null_count == 0
+    assert sweeps["submitted_ns"].null_count == len(sweeps)
+    assert not any(sweeps["overlapped"].to_pylist())
+    assert sweeps["pid"].to_pylist()[-1] == 12  # what repeats the others comes last
+    programs = cudasched.collect.read(tmp_path / "programs.parquet")
+    original = cudasched.collect.read(recorded / "program-one.parquet")
+    assert programs.to_pylist() == original.to_pylist()
+    notes = json.loads((tmp_path / "recorded.json").read_text())
+    assert notes["sweep-matrix"]["skipped"] == {"gemm.mm: OutOfMemory": 2}
+
+
+def test_words_tell_launches_apart(tmp_path: Path) -> None:
+    rows = [recordings.launch(1, 100, "a.b|1|fp32|forward", 0.0, i, 1) for i in range(6)]
+    for row in rows[3:]:
+        row["words"] = [0, 0, 100, 1, 0, 2]
+    table = compact.sort_out(compact.plain(recordings.table(rows)), 2)
+    assert [row["launch"] for row in table.to_pylist()] == [0, 1, 3, 4]
+
+
+def test_whole_shape_groups_are_left_out_to_fit(recorded: Path, tmp_path: Path) -> None:
+    table = compact.plain(cudasched.collect.read(recorded / "sweep-matrix.parquet"))
+    kept = compact.thin(table, 0.5)
+    groups = {"|".join(label.split("|")[:2]) for label in kept["label"].to_pylist()}
+    assert 0 < len(groups) < 42
+    everything = [label for label in table["label"].to_pylist() if "|".join(label.split("|")[:2]) in groups]
+    assert kept["label"].to_pylist() == everything
+    assert compact.thin(table, 1.0).equals(table)
+
+
+def test_a_broken_file_costs_itself_alone(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (recorded / "sweep-image.parquet").write_bytes(b"PAR1 and no more")
+    assert compact.compact(recorded, tmp_path)["programs"] == 120
+    assert "sweep-image.parquet" in capsys.readouterr().err
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"training\.workloads first"):
+        compact.compact(tmp_path, tmp_path / "out")

@@ -1,0 +1,321 @@
+"""Recorded launches as arrays: features, durations, and the groups that splits go by.
+
+Splits are never random over launches, which repeat one another:
+
+- `shapes`: whole shape groups are held out: an operation and a shape, across data types and passes;
+- `kernels`: whole kernel groups: kernels whose names differ in template arguments and digits alone;
+- `processes`: the second recording of the same labels is held out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+#: What one launch is told from another by, beside the words of its parameter block.
+GEOMETRY = (*(f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"), "dynamic_shared_bytes")
+#: What else `_core.Replay` takes of a launch.
+ATTRIBUTES = (
+    *("static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm", "parameter_bytes"),
+    *("identity", "duration_ns"),
+)
+#: What the eight-feature network and the nearest neighbour of `training.baselines` see.
+LAUNCH_SPACE = (
+    *(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz"),
+    "dynamic_shared_bytes",
+    "registers",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Launches:
+    """Kernels that ran alone and were timed; one value a launch in each array, in launch order a process.
+
+    Attributes:
+        rows: The C++ features, shape (n, features).
+        duration_ns: Measured, end - start.
+        launch_space: `LAUNCH_SPACE`, shape (n, 8).
+        kernel: Dense number of the kernel (its identity).
+        group: Dense number of its kernel group.
+        key: Dense number of kernel, geometry and words: the same launch has the same.
+        geometry_key: The same without the words.
+        shape_group: Number of operation and shape; of the whole label in programs; of the geometry without a label.
+        family: Index into `families`.
+        process: Dense number of the process.
+        again: Whether the process recorded what another had recorded before.
+        families: Names.
+        functions: Demangled name of each kernel.
+    """
+
+    rows: NDArray[np.float32]
+    duration_ns: Floats
+    launch_space: Floats
+    kernel: Codes
+    group: Codes
+    key: Codes
+    geometry_key: Codes
+    shape_group: Codes
+    family: Codes
+    process: Codes
+    again: Mask
+    families: tuple[str, ...]
+    functions: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    def take(self, chosen: Mask | Codes) -> Launches:
+        """Some of the launches."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Launches(**{k: v[chosen] if isinstance(v, np.ndarray) else v for k, v in values.items()})
+
+
+def load(path: str | Path) -> Launches:
+    """Reads a recording, or what `training.compact` made of several.
+
+    Raises:
+        cudasched.errors.Error: It is no recording of a version that this reads.
+        ValueError: It has no kernel with a time of its own.
+    """
+    return launches_of(table_of(path))
+
+
+def table_of(path: str | Path) -> pa.Table:
+    """The recording's kernels that were timed and ran alone, with its metadata."""
+    import cudasched.collect
+
+    table = cudasched.collect.read(str(path))
+    alone = pc.and_(pc.is_valid(table["duration_ns"]), pc.invert(pc.fill_null(table["overlapped"], False)))
+    kernels = table.filter(pc.and_(alone, pc.equal(table["kind"].cast(pa.string()), "kernel")))
+    kernels = kernels.filter(pc.greater(kernels["duration_ns"], 0))
+    if not len(kernels):
+        raise ValueError(f"{path} has no kernel with a time of its own: record it with --timing cupti")
+    return kernels
+
+
+def launches_of(table: pa.Table) -> Launches:
+    """Arrays of the table's kernels."""
+    from cudasched.predictor._recording import feature_rows
+
+    rows, _ = feature_rows(table)
+    kernel, identities = dense(table["identity"])
+    labels = table["label"].cast(pa.string()).combine_chunks().dictionary_encode()
+    texts = labels.dictionary.to_pylist()
+    label = labels.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    programs = [text.startswith("program:") for text in texts]
+    families = sorted({family_of(text) for text in texts})
+    shape_groups = [text if program else shape_group_of(text) for text, program in zip(texts, programs, strict=True)]
+    names = table["function"].cast(pa.string()).combine_chunks().dictionary_encode()
+    name = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    first = np.zeros(len(identities), np.int64)
+    first[kernel[::-1]] = name[::-1]
+    functions = [demangle(names.dictionary[int(index)].as_py()) for index in first]
+    groups = numbered([group_of(function) for function in functions])
+    geometry = combine([np.asarray(table[column].to_numpy(), np.uint64) for column in ("identity", *GEOMETRY)])
+    geometry_key = np.unique(geometry, return_inverse=True)[1].astype(np.int64)
+    process, _ = dense(table["pid"])
+    labelled = np.array([bool(text.strip("|")) for text in texts])[label]
+    # Without a label, what is launched alike is taken for one shape; in programs nothing is split by shapes.
+    shape_group = np.where(labelled, numbered(shape_groups)[label], len(texts) + geometry_key)
+    return Launches(
+        rows=rows,
+        duration_ns=table["duration_ns"].to_numpy(zero_copy_only=False).astype(np.float64),
+        launch_space=np.stack([table[column].to_numpy().astype(np.float64) for column in LAUNCH_SPACE], 1),
+        kernel=kernel,
+        group=groups[kernel],
+        key=np.unique(combine([geometry, word_sums(table)]), return_inverse=True)[1].astype(np.int64),
+        geometry_key=geometry_key,
+        shape_group=shape_group,
+        family=np.array([families.index(family_of(text)) for text in texts], np.int64)[label],
+        process=process,
+        again=repeated(process, label),
+        families=tuple(families),
+        functions=tuple(functions),
+    )
+
+
+def replay_columns(table: pa.Table) -> dict[str, Any]:
+    """The table's columns as `_core.Replay` takes them."""
+    numbers = [name for name in (*GEOMETRY, *ATTRIBUTES) if name in table.column_names]
+    columns: dict[str, Any] = {name: table[name].combine_chunks().to_numpy(zero_copy_only=False) for name in numbers}
+    functions = table["function"].cast(pa.string()).combine_chunks().dictionary_encode()
+    columns["function"] = functions.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    columns["functions"] = functions.dictionary.to_pylist()
+    for name, singular in (("words", "word"), ("pointers", "pointer")):
+        lists = table[name].combine_chunks()
+        columns[name] = lists.flatten().to_numpy(zero_copy_only=False)
+        lengths = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+        columns[f"{singular}_offsets"] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return columns
+
+
+def sm_count_of(table: pa.Table) -> int:
+    """Multiprocessors of the GPU that the table was recorded on."""
+    return int((table.schema.metadata or {})[b"cudasched.sm_count"])
+
+
+def family_of(label: str) -> str:
+    """Of "gemm.mm_nt|1x2x3|bf16|forward" it is "gemm"; of a program's label, the program."""
+    operation = label.split("|")[0]
+    return operation if label.startswith("program:") else operation.split(".")[0] or "unlabelled"
+
+
+def shape_group_of(label: str) -> str:
+    """Operation and shape, without data type and pass."""
+    return "|".join(label.split("|")[:2])
+
+
+def repeated(process: Codes, label: Codes) -> Mask:
+    """Launches of processes whose labels, most of them, a process with more labels has too."""
+    again = np.zeros(len(process), bool)
+    seen: set[int] = set()
+    masks = [process == number for number in np.unique(process)]
+    for mine in sorted(masks, key=lambda mask: -len(np.unique(label[mask]))):
+        labels = set(np.unique(label[mine]).tolist())
+        again[mine] = len(labels & seen) > len(labels) / 2
+        seen |= labels
+    return again
+
+
+def dense(column: pa.ChunkedArray) -> tuple[Codes, list[int]]:
+    """Numbers from 0 in the order of first appearance, and what each stands for."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def numbered(texts: Sequence[str]) -> Codes:
+    """Dense numbers of texts."""
+    return np.unique(np.asarray(texts, dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
+
+
+def combine(columns: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """A hash over the columns' values, row by row."""
+    state = np.zeros(len(columns[0]), np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            state = (state ^ column) * np.uint64(0x9E3779B97F4A7C15)
+            state ^= state >> np.uint64(29)
+    return state
+
+
+def word_sums(table: pa.Table) -> NDArray[np.uint64]:
+    """A hash of each launch's words."""
+    words = table["words"].combine_chunks()
+    offsets = words.offsets.to_numpy().astype(np.int64)
+    base = offsets[0] if len(offsets) else 0
+    values = np.asarray(words.values)[base:].astype(np.uint64)
+    position = np.arange(len(values), dtype=np.int64) - np.repeat(offsets[:-1] - base, np.diff(offsets))
+    with np.errstate(over="ignore"):
+        mixed = (values + np.uint64(1)) * ((position.astype(np.uint64) << np.uint64(1)) + np.uint64(0xC2B2AE3D27D4EB4F))
+        mixed = (mixed ^ mixed >> np.uint64(31)) * np.uint64(0x9FB21C651E98DF25)
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed ^ mixed >> np.uint64(28), dtype=np.uint64)])
+        return np.asarray(sums[offsets[1:] - base] - sums[offsets[:-1] - base], np.uint64)
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _demangler() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        library.__cxa_demangle.restype = ctypes.c_void_p
+        return library
+    except (OSError, AttributeError):
+        return None
+
+
+@functools.cache
+def demangle(name: str) -> str:
+    """The name as C++ writes it; unchanged if it is not mangled."""
+    library = _demangler()
+    if library is None or not name.startswith("_Z"):
+        return name
+    status = ctypes.c_int()
+    found = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
+    if not found:
+        return name
+    text = ctypes.string_at(found).decode()
+    ctypes.CDLL(None).free(ctypes.c_void_p(found))
+    return text
+
+
+def group_of(function: str) -> str:
+    """A demangled name without template arguments, parameters, return type and digits."""
+    depth, kept = 0, []
+    for character in function.replace("(anonymous namespace)", "anonymous").replace("->", " "):
+        depth += character in "<"
+        if depth == 0:
+            kept.append(character)
+        depth -= character in ">" and depth > 0
+    base = "".join(kept).split("(")[0].strip()
+    return re.sub(r"[\d_]*\d[\d_]*", "#", base.split(" ")[-1])
+
+
+# ---- splits ---------------------------------------------------------------------------------------------------------
+
+
+def folds(groups: Codes, count: int, salt: str = "") -> Codes:
+    """A fold for each launch, the same for all of a group and in every run; folds are of about equal size.
+
+    Groups go, the largest first and equal ones in the order of a hash, into the fold that has the fewest launches.
+    """
+    numbers, sizes = np.unique(groups, return_counts=True)
+    order = sorted(range(len(numbers)), key=lambda i: (-int(sizes[i]), zlib.crc32(f"{salt}{int(numbers[i])}".encode())))
+    filled = np.zeros(count, np.int64)
+    chosen = np.zeros(int(numbers.max()) + 1, np.int64)
+    for i in order:
+        fold = int(filled.argmin())
+        chosen[numbers[i]] = fold
+        filled[fold] += sizes[i]
+    return chosen[groups]
+
+
+def split(launches: Launches, kind: str, fold: int = 0, count: int = 5) -> tuple[Mask, Mask]:
+    """What to train on and what to test on.
+
+    Args:
+        launches: All of them.
+        kind: "shapes", "kernels" or "processes".
+        fold: Which of `count` folds to test on; "processes" has one.
+        count: Number of folds.
+
+    Returns:
+        Two masks. Of "shapes", only launches of kernels that training has seen and of keys that it has not are tested;
+        of "processes", only launches of keys that it has.
+
+    Raises:
+        ValueError: No such split, or the recording has nothing to test it on.
+    """
+    if kind == "shapes":
+        held = folds(launches.shape_group, count, kind) == fold
+        train = ~held
+        test = held & np.isin(launches.kernel, launches.kernel[train]) & ~np.isin(launches.key, launches.key[train])
+    elif kind == "kernels":
+        held = folds(launches.group, count, kind) == fold
+        train, test = ~held, held
+    elif kind == "processes":
+        train = ~launches.again
+        test = launches.again & np.isin(launches.key, launches.key[train])
+    else:
+        raise ValueError(f"no split {kind!r}: shapes, kernels or processes")
+    if not train.any() or not test.any():
+        raise ValueError(
+            f"the recording has nothing to split by {kind}: it needs labels, and two processes for repeats"
+        )
+    return train, test

@@ -1,0 +1,215 @@
+"""Trains the predictor's trees on recorded launches.
+
+    python -m training.train --data training/data/h200.parquet --out model/
+
+Depth, objective and feature set are chosen by cross-validation over shape groups and kernel groups (`training.data`):
+what predicts new shapes and unseen kernels best, by the median absolute percentage error of each against its target.
+Variants that predict the residual over a line in the kernel's geometry are measured beside the plain ones and not
+shipped: their lines would have to be on the launch path too. Writes `model.ubj` (XGBoost's own file) and `report.json`
+(what was tried, what was chosen, data and versions).
+
+The model is at most 100 trees of depth 6 with at most 254 thresholds a feature: what the evaluator walks in 100 ns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+
+from training import baselines
+from training.data import Codes, Floats, Launches, Mask, folds, launches_of, split, table_of
+
+TREES = 100
+MAX_DEPTH = 6
+MAX_BIN = 255
+#: Median absolute percentage errors to reach.
+TARGETS = {"shapes": 0.08, "kernels": 0.30}
+SEED = 1
+
+#: Features that a set leaves out, by the beginnings of their names.
+FEATURE_SETS: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "no words": ("log_size", "log_product", "log_tile_work", "log_wave_work", "log_thread_share"),
+    "no names": ("log_tile", "stages", "element_bytes", "vector_width", "family"),
+    "no occupancy": ("blocks_per_sm", "occupancy", "log_waves", "whole_waves", "tail"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained."""
+
+    depth: int = MAX_DEPTH
+    objective: str = "reg:absoluteerror"
+    features: str = "all"
+    eta: float = 0.25
+    trees: int = TREES
+    min_child_weight: float = 8.0
+    residual: bool = False
+
+
+def hide(rows: NDArray[np.float32], names: Sequence[str], feature_set: str) -> NDArray[np.float32]:
+    """The rows with the features that the set leaves out made constant, so that no tree asks for them."""
+    left_out = [i for i, name in enumerate(names) if name.startswith(FEATURE_SETS[feature_set] or "\0")]
+    if not left_out:
+        return rows
+    rows = rows.copy()
+    rows[:, left_out] = 0
+    return rows
+
+
+def fit(launches: Launches, names: Sequence[str], recipe: Recipe, threads: int = 2) -> xgboost.Booster:
+    """Trains trees on the natural logarithm of the duration in ns, or on its residual over `baselines.roofline`."""
+    target = np.log(launches.duration_ns)
+    if recipe.residual:
+        target = target - np.log(baselines.roofline(launches, launches))
+    rows = hide(launches.rows, names, recipe.features)
+    data = xgboost.QuantileDMatrix(rows, target, feature_names=list(names), max_bin=MAX_BIN, nthread=threads)
+    parameters = {
+        "objective": recipe.objective,
+        "max_depth": recipe.depth,
+        "eta": recipe.eta,
+        "min_child_weight": recipe.min_child_weight,
+        "max_bin": MAX_BIN,
+        "tree_method": "hist",
+        "nthread": threads,
+        "seed": SEED,
+    }
+    return xgboost.train(parameters, data, recipe.trees)
+
+
+def predict(booster: xgboost.Booster, launches: Launches, train: Launches | None = None) -> Floats:
+    """Durations in ns. `train` is what a residual model's lines are fitted to."""
+    margins = booster.inplace_predict(launches.rows, predict_type="margin", validate_features=False)
+    if train is None:
+        return np.exp(np.asarray(margins, np.float64))
+    return np.exp(np.asarray(margins, np.float64)) * baselines.roofline(train, launches)
+
+
+def percentage_errors(predicted: Floats, measured: Floats) -> Floats:
+    """Absolute error as a fraction of what was measured."""
+    return np.abs(predicted - measured) / measured
+
+
+def sample_groups(launches: Launches, groups: Codes, most: int) -> Mask:
+    """Whole groups, about `most` launches in all."""
+    parts = max(1, round(len(launches) / most))
+    return folds(groups, parts, "sample") == 0
+
+
+def cross_validate(
+    launches: Launches, names: Sequence[str], recipe: Recipe, count: int = 3, threads: int = 2
+) -> dict[str, float]:
+    """Median absolute percentage errors over all folds, for new shapes and for unseen kernels."""
+    found: dict[str, float] = {}
+    for kind in TARGETS:
+        errors = []
+        for fold in range(count):
+            try:
+                train_mask, test_mask = split(launches, kind, fold, count)
+            except ValueError:  # a recording of one kernel alone, say
+                continue
+            train, test = launches.take(train_mask), launches.take(test_mask)
+            booster = fit(train, names, recipe, threads)
+            errors.append(
+                percentage_errors(predict(booster, test, train if recipe.residual else None), test.duration_ns)
+            )
+        if errors:
+            found[kind] = float(np.median(np.concatenate(errors)))
+    if not found:
+        raise ValueError("the recording has one shape or kernel alone: there is nothing to hold out")
+    return found
+
+
+def score(errors: dict[str, float]) -> float:
+    """Mean of the errors as shares of their targets; less is better."""
+    return float(np.mean([error / TARGETS[kind] for kind, error in errors.items()]))
+
+
+def choose(
+    launches: Launches, names: Sequence[str], threads: int = 2, quick: bool = False
+) -> tuple[Recipe, list[dict[str, Any]]]:
+    """The best recipe that can be shipped, and what was tried: first depth and objective, then feature sets.
+
+    With `quick`, one recipe is tried.
+    """
+    tried: list[dict[str, Any]] = []
+
+    def attempt(recipe: Recipe) -> tuple[float, Recipe]:
+        began = time.perf_counter()
+        errors = cross_validate(launches, names, recipe, threads=threads)
+        tried.append({**asdict(recipe), **errors, "score": score(errors)})
+        took = time.perf_counter() - began
+        print(f"{recipe}: {' '.join(f'{kind} {e:.3f}' for kind, e in errors.items())} ({took:.0f} s)", flush=True)
+        return score(errors), recipe
+
+    if quick:
+        return attempt(Recipe())[1], tried
+    objectives = "reg:absoluteerror", "reg:squarederror"
+    candidates = [attempt(Recipe(depth, objective)) for objective in objectives for depth in (4, 5, 6)]
+    best = min(candidates, key=lambda pair: pair[0])
+    best = min([best] + [attempt(Recipe(**{**asdict(best[1]), "eta": eta})) for eta in (0.15, 0.4)], key=lambda p: p[0])
+    sets = [attempt(Recipe(**{**asdict(best[1]), "features": name})) for name in FEATURE_SETS if name != "all"]
+    attempt(Recipe(**{**asdict(best[1]), "residual": True}))
+    return min([best, *sets], key=lambda pair: pair[0])[1], tried
+
+
+def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 120_000) -> Recipe:
+    """Chooses a recipe on at most about `most` launches, trains it on all and writes `out`."""
+    from cudasched.predictor._recording import feature_names
+
+    table = table_of(data)
+    launches = launches_of(table)
+    names = feature_names()
+    shown = launches.take(sample_groups(launches, launches.shape_group, most))
+    print(f"{len(launches)} launches of {len(launches.functions)} kernels; chosen on {len(shown)} of them", flush=True)
+    recipe, tried = choose(shown, names, threads, quick)
+    booster = fit(launches, names, recipe, threads)
+    out.mkdir(parents=True, exist_ok=True)
+    booster.save_model(out / "model.ubj")
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    report = {
+        "recipe": asdict(recipe),
+        "tried": tried,
+        "launches": len(launches),
+        "kernels": len(launches.functions),
+        "kernel_groups": len(np.unique(launches.group)),
+        "shape_groups": len(np.unique(launches.shape_group)),
+        "families": list(launches.families),
+        "feature_names": list(names),
+        "gain": booster.get_score(importance_type="total_gain"),
+        "data": {"name": data.name, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()},
+        "recorded": {key: value for key, value in metadata.items() if key.startswith("cudasched.")},
+        "versions": {"xgboost": xgboost.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
+    }
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{out / 'model.ubj'}: {recipe}", flush=True)
+    return recipe
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m training.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="a recording, or what training.compact wrote")
+    parser.add_argument("--out", type=Path, required=True, help="the directory that the model is put in")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--quick", action="store_true", help="without a search: one recipe")
+    options = parser.parse_args(arguments)
+    train(options.data, options.out, options.threads, options.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
