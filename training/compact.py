@@ -177,7 +177,9 @@ def compact(
             continue
         whole = pa.concat_tables(tables, promote_options="default")
         versions = {f"training.{name}": text for name, text in where_recorded().items()}
-        whole = whole.replace_schema_metadata({**(tables[0].schema.metadata or {}), **versions})
+        # What was compacted before, elsewhere, keeps what it says of itself.
+        known = {key.decode(): value.decode() for key, value in (tables[0].schema.metadata or {}).items()}
+        whole = whole.replace_schema_metadata({**versions, **known})
         if name == "sweeps" and most_a_family:
             whole = thin(whole, 1.0, most_a_family)
         size = write(whole, out / f"{name}.parquet", level)

@@ -29,6 +29,12 @@ Mask = NDArray[np.bool_]
 
 #: What one launch is told from another by, beside the words of its parameter block.
 GEOMETRY = (*(f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"), "dynamic_shared_bytes")
+#: Of launches of one kernel and geometry under one label, which are taken to be the same work.
+FEW = 4
+#: Pairs of launches of a kernel that are compared word by word.
+MOST_PAIRS = 512
+#: Launches whose words are hashed at a time.
+PART = 20_000
 #: What else `_core.Replay` takes of a launch.
 ATTRIBUTES = (
     *("static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm", "parameter_bytes"),
@@ -52,8 +58,8 @@ class Launches:
         launch_space: `LAUNCH_SPACE`, shape (n, 8).
         kernel: Dense number of the kernel (its identity).
         group: Dense number of its kernel group.
-        key: Dense number of kernel, geometry and words: the same launch has the same.
-        geometry_key: The same without the words.
+        key: Dense number of kernel, geometry and words that are not free: the same launch has the same.
+        geometry_key: Of kernel and geometry alone.
         shape_group: Number of operation and shape; of the whole label in programs; of the geometry without a label.
         family: Index into `families`.
         process: Dense number of the process.
@@ -132,13 +138,15 @@ def launches_of(table: pa.Table) -> Launches:
     labelled = np.array([bool(text.strip("|")) for text in texts])[label]
     # Without a label, what is launched alike is taken for one shape; in programs nothing is split by shapes.
     shape_group = np.where(labelled, numbered(shape_groups)[label], len(texts) + geometry_key)
+    numbers = [np.asarray(codes, np.uint64) for codes in (label, process)]
+    case = np.unique(combine([*numbers, geometry]), return_inverse=True)[1].astype(np.int64)
     return Launches(
         rows=rows,
         duration_ns=table["duration_ns"].to_numpy(zero_copy_only=False).astype(np.float64),
         launch_space=np.stack([table[column].to_numpy().astype(np.float64) for column in LAUNCH_SPACE], 1),
         kernel=kernel,
         group=groups[kernel],
-        key=np.unique(combine([geometry, word_sums(table)]), return_inverse=True)[1].astype(np.int64),
+        key=np.unique(combine([geometry, word_sums(table, kernel, case)]), return_inverse=True)[1].astype(np.int64),
         geometry_key=geometry_key,
         shape_group=shape_group,
         family=np.array([families.index(family_of(text)) for text in texts], np.int64)[label],
@@ -213,18 +221,64 @@ def combine(columns: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     return state
 
 
-def word_sums(table: pa.Table) -> NDArray[np.uint64]:
-    """A hash of each launch's words."""
+def word_sums(table: pa.Table, kernel: Codes, case: Codes) -> NDArray[np.uint64]:
+    """A hash of each launch's words, less those that are free: see `free_words`."""
     words = table["words"].combine_chunks()
     offsets = words.offsets.to_numpy().astype(np.int64)
-    base = offsets[0] if len(offsets) else 0
-    values = np.asarray(words.values)[base:].astype(np.uint64)
-    position = np.arange(len(values), dtype=np.int64) - np.repeat(offsets[:-1] - base, np.diff(offsets))
-    with np.errstate(over="ignore"):
-        mixed = (values + np.uint64(1)) * ((position.astype(np.uint64) << np.uint64(1)) + np.uint64(0xC2B2AE3D27D4EB4F))
-        mixed = (mixed ^ mixed >> np.uint64(31)) * np.uint64(0x9FB21C651E98DF25)
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed ^ mixed >> np.uint64(28), dtype=np.uint64)])
-        return np.asarray(sums[offsets[1:] - base] - sums[offsets[:-1] - base], np.uint64)
+    values = np.asarray(words.values)[offsets[0] : offsets[-1]]
+    offsets = offsets - offsets[0]
+    free = free_words(values, offsets, kernel, case)
+    sums = np.zeros(len(table), np.uint64)
+    for begin in range(0, len(table), PART):
+        end = min(begin + PART, len(table))
+        some = offsets[begin : end + 1]
+        row = np.repeat(np.arange(begin, end), np.diff(some))
+        place = np.arange(some[0], some[-1]) - np.repeat(some[:-1], np.diff(some))
+        with np.errstate(over="ignore"):
+            mixed = values[some[0] : some[-1]].astype(np.uint64) + np.uint64(1)
+            mixed *= (place.astype(np.uint64) << np.uint64(1)) + np.uint64(0xC2B2AE3D27D4EB4F)
+            mixed = (mixed ^ mixed >> np.uint64(31)) * np.uint64(0x9FB21C651E98DF25)
+            mixed ^= mixed >> np.uint64(28)
+            mixed[free[kernel[row], place]] = 0
+            total = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+            sums[begin:end] = total[some[1:] - some[0]] - total[some[:-1] - some[0]]
+    return sums
+
+
+def free_words(values: NDArray[np.uint32], offsets: Codes, kernel: Codes, case: Codes) -> Mask:
+    """Words of each kernel that change when one case is run again: random offsets, what lay on the stack.
+
+    They say nothing of a shape; with them in a key, every repeat would be a new shape.
+
+    Args:
+        values: The words of all launches.
+        offsets: Where each launch's words begin, and the end of the last.
+        kernel: The kernel of each launch.
+        case: A number for label, process, kernel and geometry together: launches of one case do the same, unless a case
+            launches a kernel many times.
+
+    Returns:
+        Shape (kernels, words): True where a word differs between neighbours in a tenth of the cases or more.
+    """
+    lengths = np.diff(offsets)
+    free = np.zeros((int(kernel.max()) + 1, int(lengths.max(initial=0)) + 1), bool)
+    order = np.argsort(case, kind="stable")
+    sizes = np.bincount(case)
+    pairs = np.flatnonzero(case[order[1:]] == case[order[:-1]])
+    first, second = order[pairs], order[pairs + 1]
+    few = (sizes[case[first]] <= FEW) & (lengths[first] == lengths[second])
+    first, second = first[few], second[few]
+    of_kernel = np.argsort(kernel[first], kind="stable")
+    first, second = first[of_kernel], second[of_kernel]
+    kernels, starts = np.unique(kernel[first], return_index=True)
+    ends = np.append(starts[1:], len(first))
+    for number, begin, end in zip(kernels.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        chosen = np.linspace(begin, end - 1, min(end - begin, MOST_PAIRS)).astype(np.int64)
+        length = int(lengths[first[chosen]].min())
+        columns = np.arange(length)
+        differs = values[offsets[first[chosen], None] + columns] != values[offsets[second[chosen], None] + columns]
+        free[number, :length] = differs.mean(0) >= 0.1
+    return free
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------

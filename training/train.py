@@ -43,6 +43,7 @@ FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "all": (),
     "no words": ("log_size", "log_product", "log_tile_work", "log_wave_work", "log_thread_share"),
     "no names": ("log_tile", "stages", "element_bytes", "vector_width", "family"),
+    "no attributes": ("registers", "log_static_shared", "log_local", "log_max_threads", "log_parameter_bytes"),
     "no occupancy": ("blocks_per_sm", "occupancy", "log_waves", "whole_waves", "tail"),
 }
 
@@ -56,7 +57,7 @@ class Recipe:
     features: str = "all"
     eta: float = 0.25
     trees: int = TREES
-    min_child_weight: float = 8.0
+    min_child_weight: float = 3.0
     residual: bool = False
 
 
@@ -76,7 +77,12 @@ def fit(launches: Launches, names: Sequence[str], recipe: Recipe, threads: int =
     if recipe.residual:
         target = target - np.log(baselines.roofline(launches, launches))
     rows = hide(launches.rows, names, recipe.features)
-    data = xgboost.QuantileDMatrix(rows, target, feature_names=list(names), max_bin=MAX_BIN, nthread=threads)
+    # A launch that was recorded ten times is one thing to learn, not ten.
+    _, key, counts = np.unique(launches.key, return_inverse=True, return_counts=True)
+    weights = 1 / counts[key]
+    data = xgboost.QuantileDMatrix(
+        rows, target, weight=weights, feature_names=list(names), max_bin=MAX_BIN, nthread=threads
+    )
     parameters = {
         "objective": recipe.objective,
         "max_depth": recipe.depth,
@@ -158,15 +164,15 @@ def choose(
     if quick:
         return attempt(Recipe())[1], tried
     objectives = "reg:absoluteerror", "reg:squarederror"
-    candidates = [attempt(Recipe(depth, objective)) for objective in objectives for depth in (4, 5, 6)]
+    candidates = [attempt(Recipe(depth, objective)) for objective in objectives for depth in (5, 6)]
     best = min(candidates, key=lambda pair: pair[0])
-    best = min([best] + [attempt(Recipe(**{**asdict(best[1]), "eta": eta})) for eta in (0.15, 0.4)], key=lambda p: p[0])
+    best = min([best] + [attempt(Recipe(**{**asdict(best[1]), "eta": eta})) for eta in (0.35,)], key=lambda p: p[0])
     sets = [attempt(Recipe(**{**asdict(best[1]), "features": name})) for name in FEATURE_SETS if name != "all"]
     attempt(Recipe(**{**asdict(best[1]), "residual": True}))
     return min([best, *sets], key=lambda pair: pair[0])[1], tried
 
 
-def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 120_000) -> Recipe:
+def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 160_000) -> Recipe:
     """Chooses a recipe on at most about `most` launches, trains it on all and writes `out`."""
     from cudasched.predictor._recording import feature_names
 

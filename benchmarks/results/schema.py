@@ -16,7 +16,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp"]
-BestEffortLoad = Literal["transformer", "resnet50", "gemm", "elementwise"]
+BestEffortLoad = Literal["bert_varying", "transformer", "resnet50", "gemm", "elementwise"]
 ArrivalKind = Literal["poisson", "periodic", "bursts", "hinted"]
 
 

@@ -73,6 +73,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gated_launches", &cudasched_state::gated_launches)
       .def_readonly("gate_waits", &cudasched_state::gate_waits)
       .def_readonly("gate_wait_ns", &cudasched_state::gate_wait_ns)
+      .def_readonly("offloaded_launches", &cudasched_state::offloaded_launches)
       .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
       .def_readonly("device_launches", &cudasched_state::device_launches)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })

@@ -280,7 +280,7 @@ class Replay {
         bases_to[row] = prediction.base_ns;
         keys_to[row] = prediction.key;
         hits_to[row] = prediction.hit;
-        cold_to[row] = prediction.knowledge == predict::Knowledge::kNew;
+        cold_to[row] = prediction.is_whole && prediction.knowledge == predict::Knowledge::kNew;
         sampled_to[row] = prediction.wants_sample && duration[row] > 0;
         if (sampled_to[row]) predictor_->observe(prediction, duration[row], overlapped && (*overlapped)[row]);
       }

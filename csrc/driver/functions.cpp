@@ -4,7 +4,9 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <string>
 
+#include "base/hash.hpp"
 #include "driver/driver.hpp"
 
 namespace cudasched::driver {
@@ -93,7 +95,14 @@ std::unique_ptr<KernelFacts> ask(const void* handle) {
   result->has_layout = told && bytes <= predict::Function::kMaxParameterBytes;
   if (result->has_layout) facts.parameter_bytes = bytes;
   facts.traits = predict::traits_of(result->name);
-  facts.identity = predict::identity_of(result->name, facts);
+  // Without a name two kernels with the same attributes would be one; by the handle they are two, in this run alone.
+  facts.identity = predict::identity_of(
+      result->name.empty() ? "at " + std::to_string(reinterpret_cast<std::uintptr_t>(handle)) : result->name, facts);
+  // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
+  // layout found under an identity must be the function's own.
+  for (const Parameter& each : result->parameters) {
+    facts.identity = mix(facts.identity, std::uint64_t{each.offset} << 32 | each.bytes) | 1;
+  }
   return result;
 }
 
@@ -130,6 +139,7 @@ std::size_t KernelFacts::gather(const predict::Launch& launch, std::uint32_t* bl
 const KernelFacts* Functions::describe(const void* function) noexcept {
   try {
     const RelaxedCapture relaxed;
+    const std::uint64_t forgotten = forgotten_.load(std::memory_order_acquire);
     std::unique_ptr<KernelFacts> asked = ask(function);
     if (asked == nullptr) return nullptr;
     const std::scoped_lock lock(mutex_);
@@ -139,7 +149,8 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
       known->second = std::move(asked);
     }
     const KernelFacts* const facts = known->second.get();
-    by_handle_.insert(function, facts);
+    // A module that went meanwhile may have been this handle's.
+    if (forgotten_.load(std::memory_order_relaxed) == forgotten) by_handle_.insert(function, facts);
     return facts;
   } catch (const std::exception&) {
     return nullptr;  // no memory: the launch goes on undescribed
@@ -148,6 +159,7 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
 
 void Functions::forget_handles() noexcept {
   const std::scoped_lock lock(mutex_);
+  forgotten_.fetch_add(1, std::memory_order_release);
   by_handle_.clear();
 }
 

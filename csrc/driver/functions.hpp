@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -56,6 +57,7 @@ class Functions {
   const KernelFacts* describe(const void* function) noexcept;
 
   HandleTable<KernelFacts, 16384> by_handle_;
+  std::atomic<std::uint64_t> forgotten_{0};  // times
   std::mutex mutex_;
   std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_identity_;
 };

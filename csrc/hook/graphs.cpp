@@ -5,6 +5,7 @@
 #include <array>
 
 #include "driver/driver.hpp"
+#include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
@@ -12,9 +13,15 @@ namespace {
 
 using driver::table;
 
+void note(CUgraphExec exec, CUgraph graph) noexcept {
+  runtime::engine().note_graph(exec, graph);
+  const runtime::GraphFacts* const facts = runtime::engine().graphs().find(exec);
+  Offload::instantiated(exec, facts != nullptr && facts->plain);
+}
+
 CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) noexcept {
   const CUresult status = table().graph_instantiate(exec, graph, flags);
-  if (status == CUDA_SUCCESS && exec != nullptr) runtime::engine().note_graph(*exec, graph);
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
   return status;
 }
 
@@ -22,7 +29,7 @@ template <bool kPerThread>
 CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
                                      CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) noexcept {
   const CUresult status = table().graph_instantiate_with_parameters.get<kPerThread>()(exec, graph, parameters);
-  if (status == CUDA_SUCCESS && exec != nullptr) runtime::engine().note_graph(*exec, graph);
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
   return status;
 }
 

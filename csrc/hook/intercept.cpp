@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
-#include <deque>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,9 +17,12 @@
 #include "hook/find_driver.h"
 #include "hook/graphs.hpp"
 #include "hook/memory.hpp"
+#include "hook/offload.hpp"
+#include "queue/treatments.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/last_error.hpp"
+#include "symbol_names.h"
 
 namespace cudasched::hook {
 namespace {
@@ -29,6 +32,27 @@ using driver::table;
 
 // ---- launches
 
+// What the launch queues want to know of a call (hook/offload.hpp).
+Site find_site(CUstream stream) noexcept {
+  Site site;
+  runtime::ThreadState& thread = runtime::this_thread();
+  runtime::engine().name_thread(thread);
+  const Class call_class = runtime::classify(stream, thread);
+  const bool in_latency_region = runtime::in_latency_region(thread);
+  site.caller.thread = thread.index;
+  site.caller.latency = call_class != Class::kBestEffort || in_latency_region;
+  if (!runtime::hot().scheduling.load(std::memory_order_relaxed)) return site;
+  if (table().context_get_current(&site.caller.context) != CUDA_SUCCESS) site.caller.context = nullptr;
+  // What is collected is timed around the driver's call, on the thread that makes it.
+  if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting()) return site;
+  if (runtime::is_captured(stream)) return site;
+  runtime::Device* const device = runtime::engine().current_device(thread);
+  if (device == nullptr) return site;
+  if (queue::Queue* const known = device->queue(); known != nullptr && known->active()) site.queue = known;
+  return site;
+}
+
+// A launch that was not deferred.
 template <typename Submit>
 CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Submit&& submit) noexcept {
   const runtime::Ticket ticket = runtime::begin_launch(what, stream, may_time);
@@ -37,6 +61,16 @@ CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Sub
   const CUresult status = submit();
   if (record.open) runtime::end_collected(record, what, stream, status);
   runtime::end_launch(ticket, stream, status);
+  return status;
+}
+
+// Deferred if it may be, else launched here.
+template <typename Submit>
+CUresult launch(const queue::KernelCall& call, bool may_time, const predict::Launch& what, Submit&& submit) noexcept {
+  CUresult status = CUDA_SUCCESS;
+  if (Offload::push_kernel(call, status)) return status;
+  status = launch(what, call.stream, may_time, submit);
+  if (status == CUDA_SUCCESS) Offload::launched(call);
   return status;
 }
 
@@ -50,7 +84,14 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
                              .dynamic_shared_bytes = shared_bytes,
                              .parameters = parameters,
                              .extra = extra};
-  return launch(what, meant_stream<kPerThread>(stream), /*may_time=*/true, [&] {
+  const queue::KernelCall call{.function = function,
+                               .grid = {grid_x, grid_y, grid_z},
+                               .block = {block_x, block_y, block_z},
+                               .shared_bytes = shared_bytes,
+                               .stream = meant_stream<kPerThread>(stream),
+                               .parameters = parameters,
+                               .extra = extra};
+  return launch(call, /*may_time=*/true, what, [&] {
     return table().launch_kernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                    shared_bytes, stream, parameters, extra);
   });
@@ -88,7 +129,16 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
       .cluster = {attributes.cluster[0], attributes.cluster[1], attributes.cluster[2]},
       .parameters = parameters,
       .extra = extra};
-  return launch(what, meant_stream<kPerThread>(config->hStream), !attributes.overlaps_predecessor,
+  const queue::KernelCall call{.function = function,
+                               .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                               .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+                               .shared_bytes = config->sharedMemBytes,
+                               .stream = meant_stream<kPerThread>(config->hStream),
+                               .attributes = config->attrs,
+                               .attribute_count = config->numAttrs,
+                               .parameters = parameters,
+                               .extra = extra};
+  return launch(call, !attributes.overlaps_predecessor, what,
                 [&] { return real(config, function, parameters, extra); });
 }
 
@@ -101,7 +151,14 @@ CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_
                              .block = {block_x, block_y, block_z},
                              .dynamic_shared_bytes = shared_bytes,
                              .parameters = parameters};
-  return launch(what, meant_stream<kPerThread>(stream), /*may_time=*/true, [&] {
+  const queue::KernelCall call{.function = function,
+                               .grid = {grid_x, grid_y, grid_z},
+                               .block = {block_x, block_y, block_z},
+                               .shared_bytes = shared_bytes,
+                               .stream = meant_stream<kPerThread>(stream),
+                               .cooperative = true,
+                               .parameters = parameters};
+  return launch(call, /*may_time=*/true, what, [&] {
     return table().launch_cooperative.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                         shared_bytes, stream, parameters);
   });
@@ -112,8 +169,14 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   predict::Launch what;
   what.function = graph;
   what.is_graph = true;
-  return launch(what, meant_stream<kPerThread>(stream), /*may_time=*/true,
-                [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
+  const CUstream meant = meant_stream<kPerThread>(stream);
+  CUresult status = CUDA_SUCCESS;
+  const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
+  if (Offload::push_graph(graph, facts != nullptr && facts->plain, meant, status)) return status;
+  status = launch(what, meant, /*may_time=*/true,
+                  [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
+  if (status == CUDA_SUCCESS) Offload::launched(graph);
+  return status;
 }
 
 // ---- calls by which a program learns that its work is done
@@ -283,28 +346,34 @@ std::span<const EntryPoint> launch_entry_points() noexcept {
 
 template <typename Visit>
 void for_each_entry_point(Visit&& visit) {
-  for (const auto points : {launch_entry_points(), memory_entry_points(), graph_entry_points()}) {
+  for (const auto points :
+       {launch_entry_points(), memory_entry_points(), graph_entry_points(), offload_entry_points()}) {
     for (const EntryPoint& point : points) visit(point);
   }
 }
 
 // What dlsym and linking find, by exported name; only what this driver has: an older one lacks some, and programs find
-// out by asking.
+// out by asking. Functions that we do not take over, but that could observe what is queued, are guarded.
 const cudasched_override* exported_points(void* real_driver) {
-  static std::deque<std::string> names;  // where the list's names are
-  static std::vector<cudasched_override> list;
-  list.clear();
-  const auto take = [&](const std::string& name, void* function) {
-    if (function == nullptr || dlsym(real_driver, name.c_str()) == nullptr) return;
-    list.push_back({names.emplace_back(name).c_str(), function});
-  };
+  std::map<std::string, void*> taken;
   for_each_entry_point([&](const EntryPoint& point) {
-    take(point.exported, point.legacy);
-    take(std::string(point.exported) + "_ptsz", point.per_thread);
+    taken.emplace(point.exported, point.legacy);
+    if (point.per_thread != nullptr) taken.emplace(std::string(point.exported) + "_ptsz", point.per_thread);
   });
   // The first versions of these took the same arguments.
-  take("cuStreamDestroy", address(&stream_destroy));
-  take("cuCtxDestroy", address(&context_destroy));
+  taken.emplace("cuStreamDestroy", address(&stream_destroy));
+  taken.emplace("cuCtxDestroy", address(&context_destroy));
+
+  static std::vector<cudasched_override> list;
+  list.clear();
+  for (const char* const name : cudasched_hook_names) {
+    void* const real = dlsym(real_driver, name);
+    if (real == nullptr) continue;
+    const auto ours = taken.find(name);
+    void* const target = ours == taken.end() ? real : ours->second;
+    void* const given = Offload::guarded(name, queue::is_per_thread(name), target);
+    if (given != real) list.push_back({name, given});
+  }
   list.push_back({nullptr, nullptr});
   return list.data();
 }
@@ -327,7 +396,7 @@ void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t f
     const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     found = per_thread && point.per_thread != nullptr ? point.per_thread : point.legacy;
   });
-  return found;
+  return Offload::guarded(symbol, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, found);
 }
 
 }  // namespace cudasched::hook
@@ -335,6 +404,10 @@ void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t f
 extern "C" const cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path) {
   try {
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
+    using cudasched::hook::Offload;
+    const bool can_defer = Offload::connect(real_driver, &dlsym, &cudasched::hook::find_site);
+    cudasched::runtime::engine().use_offload(
+        {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());

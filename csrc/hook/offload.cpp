@@ -153,8 +153,9 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 }
 
 // push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
+// `what`: kSynchronise for calls that wait for the device themselves.
 template <typename Push, typename Direct>
-CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct) noexcept {
+CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct, For what = For::kOther) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
   const Site site = state.find(stream);
   if (site.queue != nullptr) {
@@ -162,7 +163,7 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct) 
     drain_others(site, stream, event);
     if (push(*site.queue, site.caller)) return CUDA_SUCCESS;
   }
-  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, stream, event, nullptr, For::kOther);
+  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, stream, event, nullptr, what);
   return direct();
 }
 
@@ -187,7 +188,8 @@ CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
         if ((any || direction == Operation::Direction::kToHost) && is_pageable(what.to)) return false;
         return known.push_copy(caller, what, stream);
       },
-      [&] { return operation.execute(state.calls); });
+      // One that is not deferred has pageable memory at an end, and returns when the device is done with it.
+      [&] { return operation.execute(state.calls); }, For::kSynchronise);
 }
 
 CUresult fill(const Operation::Fill& what, bool rows, CUstream stream) noexcept {
@@ -410,7 +412,8 @@ bool Offload::connect(void* handle, queue::Calls::Find* find_function, FindSite 
   look_up(state.function_get_attribute, "cuFuncGetAttribute");
   look_up(state.kernel_get_attribute, "cuKernelGetAttribute");
   look_up(state.event_create, "cuEventCreate");
-  look_up(state.open_event, "cuIpcOpenEventHandle");
+  // A program that shares no events may have a driver that cannot.
+  state.open_event = reinterpret_cast<decltype(state.open_event)>(find_function(handle, "cuIpcOpenEventHandle"));
   state.find = find_site;
   return complete;
 }
@@ -452,7 +455,7 @@ bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexc
   return !direct;
 }
 
-bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept {
+bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresult& status) noexcept {
   bool direct = false;
   status = defer_or(
       stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_graph(caller, graph, stream); },
@@ -461,7 +464,7 @@ bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) n
         return CUDA_SUCCESS;
       });
   // Its event nodes may wait for, or record, what is queued.
-  if (direct && !all_empty()) drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
+  if (direct && !plain && !all_empty()) drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
   return !direct;
 }
 

@@ -48,7 +48,7 @@ class Offload {
   // A launch. True: `status` is the program's answer. False: what it depends on has been drained; it goes through the
   // gate to the driver, and its success is told by launched().
   static bool push_kernel(const queue::KernelCall& call, CUresult& status) noexcept;
-  static bool push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept;
+  static bool push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresult& status) noexcept;
   static void launched(const queue::KernelCall& call) noexcept;
   static void launched(CUgraphExec graph) noexcept;
   // plain: kernels, copies, fills, host and empty nodes alone, and child graphs of these.

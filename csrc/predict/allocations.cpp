@@ -33,8 +33,17 @@ Allocations::~Allocations() { munmap(bits_, kTableBytes); }
 void Allocations::add(std::uint64_t address, std::uint64_t bytes) noexcept {
   if (bytes == 0 || address >> kAddressBits != 0) return;
   const std::uint64_t room = (std::uint64_t{1} << kAddressBits) - address;
+  const std::uint64_t end = address + std::min(bytes, room) - 1;
   const std::uint64_t first = address >> kPageBits;
-  const std::uint64_t last = (address + std::min(bytes, room) - 1) >> kPageBits;
+  const std::uint64_t last = end >> kPageBits;
+  const auto low_half = static_cast<std::uint32_t>(address >> 32);
+  const auto high_half = static_cast<std::uint32_t>(end >> 32);
+  std::uint32_t known = lowest_half_.load(std::memory_order_relaxed);
+  while (low_half < known && !lowest_half_.compare_exchange_weak(known, low_half, std::memory_order_relaxed)) {
+  }
+  known = highest_half_.load(std::memory_order_relaxed);
+  while (high_half > known && !highest_half_.compare_exchange_weak(known, high_half, std::memory_order_relaxed)) {
+  }
   for (std::uint64_t word = first / 64; word <= last / 64; ++word) {
     std::uint64_t bits = ~std::uint64_t{0};
     if (word == first / 64) bits &= ~std::uint64_t{0} << (first % 64);

@@ -17,6 +17,10 @@ class Allocations {
   static constexpr int kPageBits = 21;
   static constexpr int kAddressBits = 47;
 
+  // No address lies outside these upper halves: what tells sizes from addresses without a look at the table.
+  std::uint32_t lowest_half() const noexcept { return lowest_half_.load(std::memory_order_relaxed); }
+  std::uint32_t highest_half() const noexcept { return highest_half_.load(std::memory_order_relaxed); }
+
   // Throws Error if the address space cannot be had.
   Allocations();
   ~Allocations();
@@ -33,6 +37,8 @@ class Allocations {
 
  private:
   std::atomic<std::uint64_t>* bits_;
+  std::atomic<std::uint32_t> lowest_half_{~std::uint32_t{0}};
+  std::atomic<std::uint32_t> highest_half_{0};
 };
 
 }  // namespace cudasched::predict

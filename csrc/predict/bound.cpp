@@ -6,7 +6,7 @@
 namespace cudasched::predict {
 namespace {
 
-constexpr float kMostShift = 0.08F;
+constexpr float kMostShift = 0.2F;
 constexpr float kMostLog = 5.0F;  // of a bound over its prediction: 150 times
 constexpr std::array<float, Bound::kKnowledges> kFirst{0.9F, 0.4F,
                                                        1.8F};  // before there are scores, for kDefaultCoverage
@@ -43,28 +43,26 @@ Bound::Bound(float coverage) noexcept
     : coverage_(coverage), first_(std::log(1 - coverage) / std::log(1 - kDefaultCoverage)) {}
 
 std::uint8_t Bound::bin_of(float log_ns) noexcept {
-  // Half octaves from 1.4 us on.
-  const float halves = 2.0F * (log_ns * 1.442695F - 10.0F);
+  // Half octaves from 0.7 us on.
+  const float halves = 2.0F * (log_ns * 1.442695F - 9.0F);
   return static_cast<std::uint8_t>(std::clamp(halves, 0.0F, static_cast<float>(kBins - 1)));
 }
 
 float Bound::margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept {
-  const ScoreWindow& own = groups_[group(knowledge, busy, bin)];
-  const ScoreWindow& all = groups_[group(knowledge, busy, kBins)];
+  const ScoreWindow* const windows = &groups_[first_group(knowledge, busy)];
   float quantile = first_ * kFirst[static_cast<std::size_t>(knowledge)];
-  if (own.size() >= kEnough) {
-    quantile = own.quantile(coverage_);
-  } else if (all.size() >= kFew) {
-    quantile = all.quantile(coverage_);
+  for (const std::size_t window : windows_of(bin)) {
+    if (windows[window].size() < (window == kWindows - 1 ? kFew : kEnough)) continue;
+    quantile = windows[window].quantile(coverage_);
+    break;
   }
   return std::clamp(quantile * scale, 0.0F, kMostLog);
 }
 
-void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, float margin) noexcept {
+void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept {
   const float score = std::clamp(log_ratio, -kMostLog, kMostLog) / scale;
-  const bool over = log_ratio > margin;
-  groups_[group(knowledge, busy, bin)].add(score, over, coverage_);
-  groups_[group(knowledge, busy, kBins)].add(score, over, coverage_);
+  for (const std::size_t window : windows_of(bin))
+    groups_[first_group(knowledge, busy) + window].add(score, over, coverage_);
 }
 
 }  // namespace cudasched::predict

@@ -6,7 +6,7 @@
 // A score is log(measured / predicted). Groups: how long the launch was *predicted* to take (half octaves), whether
 // other work ran beside it, and how well its key was known. Where a key has its own spread, scores are in units of it:
 // a steady kernel and a noisy one of the same length then do not pay for each other. A bin with few scores takes the
-// quantile of all bins together; before there are any, the bound is a guess.
+// quantile of its stretch of bins, or of all bins together; before there are any, the bound is a guess.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -26,7 +26,7 @@ enum class Knowledge : std::uint8_t { kNew, kYoung, kKnown };  // no sample, one
 class ScoreWindow {
  public:
   static constexpr std::size_t kWindow = 256;
-  static constexpr float kLevelStep = 0.005F;
+  static constexpr float kLevelStep = 0.04F;
 
   void add(float score, bool over, float coverage) noexcept;
 
@@ -48,10 +48,12 @@ class ScoreWindow {
 
 class Bound {
  public:
-  static constexpr int kBins = 26;
+  static constexpr int kBins = 28;
+  static constexpr int kStretch = 4;                             // bins
+  static constexpr int kWindows = kBins + kBins / kStretch + 1;  // of the bins, of the stretches, of all together
   static constexpr int kKnowledges = 3;
-  static constexpr int kGroups = 2 * kKnowledges * (kBins + 1);  // the last bin of each is all together
-  static constexpr std::size_t kEnough = 40;                     // scores of a bin that stand alone
+  static constexpr int kGroups = 2 * kKnowledges * kWindows;
+  static constexpr std::size_t kEnough = 20;  // scores of a bin or a stretch that stand alone
 
   explicit Bound(float coverage = kDefaultCoverage) noexcept;
 
@@ -60,19 +62,30 @@ class Bound {
   // The logarithm of bound over prediction; never negative. `scale` is 1 or the key's spread.
   float margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept;
 
-  // `log_ratio` is log(measured / predicted) of a launch whose margin() was `margin` under the same arguments.
-  void add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, float margin) noexcept;
+  // `log_ratio` is log(measured / predicted) of a launch, `over` whether it went over what margin() gave it under the
+  // same arguments.
+  void add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept;
+
+  // Whether the bin has too few scores to stand alone.
+  bool is_young(Knowledge knowledge, bool busy, std::uint8_t bin) const noexcept {
+    return groups_[first_group(knowledge, busy) + bin].size() < kEnough;
+  }
 
   // Whether it is a group of launches without a sample, whose scores depend on what estimates them.
-  static bool is_of_new(std::size_t group) noexcept { return group < 2 * (kBins + 1); }
+  static bool is_of_new(std::size_t group) noexcept { return group < 2 * kWindows; }
 
   float coverage() const noexcept { return coverage_; }
   std::array<ScoreWindow, kGroups>& groups() noexcept { return groups_; }
   const std::array<ScoreWindow, kGroups>& groups() const noexcept { return groups_; }
 
  private:
-  static std::size_t group(Knowledge knowledge, bool busy, int bin) noexcept {
-    return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * (kBins + 1) + static_cast<std::size_t>(bin);
+  static std::size_t first_group(Knowledge knowledge, bool busy) noexcept {
+    return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * kWindows;
+  }
+
+  // From the narrowest: places after first_group().
+  static std::array<std::size_t, 3> windows_of(std::uint8_t bin) noexcept {
+    return {bin, std::size_t{kBins} + bin / kStretch, kWindows - 1};
   }
 
   std::array<ScoreWindow, kGroups> groups_{};

@@ -29,7 +29,7 @@ struct alignas(64) CacheEntry {
   float measured_log = 0;      // of the samples
   float estimate_log = 0;      // what is predicted now, where there is a sample
   float estimate_ns = 0;       // the same
-  float bound_ns = 0;          // the last, beside no other work
+  float bound_ns = 0;          // the last, beside no other work; 0: the estimate has changed since
   float spread = 0;            // mean distance of the samples from the estimate, as a logarithm
   std::array<float, 3> first_logs{};
   std::int8_t outlier_run = 0;  // consecutive outliers: positive above, negative below

@@ -1,5 +1,7 @@
 #include "predict/features.hpp"
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -28,7 +30,11 @@ struct Sizes {
   void add(std::uint32_t word) noexcept {
     const bool is_size = word - kLeastSize < kSizeLimit - kLeastSize;
     count += is_size ? 1 : 0;
-    if (!is_size || word <= greatest.back()) return;
+    if (is_size) insert(word);
+  }
+
+  void insert(std::uint32_t word) noexcept {
+    if (word <= greatest.back()) return;
     std::size_t place = kSizes - 1;
     for (std::size_t i = 0; i < kSizes; ++i) {
       if (greatest[i] == word) return;
@@ -42,9 +48,9 @@ struct Sizes {
   }
 };
 
-Sizes sizes_of(std::span<const std::uint32_t> words, const Allocations* allocations) noexcept {
-  Sizes sizes;
-  std::size_t at = 0;
+// Adds the words from `at`, which is even.
+void add_rest(std::span<const std::uint32_t> words, std::size_t at, const Allocations* allocations,
+              Sizes& sizes) noexcept {
   for (; at + 1 < words.size(); at += 2) {
     const std::uint32_t low = words[at];
     const std::uint32_t high = words[at + 1];
@@ -53,6 +59,61 @@ Sizes sizes_of(std::span<const std::uint32_t> words, const Allocations* allocati
     sizes.add(high);
   }
   if (at < words.size()) sizes.add(words[at]);
+}
+
+__attribute__((target("avx2"))) inline __m256i all(std::uint32_t value) noexcept {
+  return _mm256_set1_epi32(static_cast<int>(value));
+}
+
+__attribute__((target("avx2"))) inline __m256i is_between(__m256i value, std::uint32_t least,
+                                                          std::uint32_t most) noexcept {
+  const __m256i from_least = _mm256_sub_epi32(value, all(least));
+  return _mm256_cmpeq_epi32(_mm256_min_epu32(from_least, all(most - least)), from_least);
+}
+
+// A bit a lane.
+__attribute__((target("avx2"))) inline std::uint32_t lanes(__m256i mask) noexcept {
+  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+}
+
+// Eight words at once: what is no size is passed over, addresses are looked for where the upper half may be one's, and
+// only what is greater than the least of the greatest is looked at by itself.
+__attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std::uint32_t> words,
+                                                            const Allocations* allocations, Sizes& sizes) noexcept {
+  const std::uint32_t lowest = allocations != nullptr ? allocations->lowest_half() : 0x7000;
+  const std::uint32_t highest = allocations != nullptr ? allocations->highest_half() : 0x7fff;
+  std::size_t at = 0;
+  for (; at + 8 <= words.size(); at += 8) {
+    const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words.data() + at));
+    std::uint32_t taken = lanes(is_between(eight, kLeastSize, kSizeLimit - 1));
+    if (taken == 0) continue;
+    if (lowest <= highest) {
+      constexpr std::uint32_t kUpperHalves = 0xaa;
+      std::uint32_t upper = lanes(is_between(eight, lowest, highest)) & kUpperHalves;
+      for (; upper != 0; upper &= upper - 1) {
+        const auto lane = static_cast<std::uint32_t>(std::countr_zero(upper));
+        if (is_pointer(words[at + lane - 1], words[at + lane], allocations)) taken &= ~(3U << (lane - 1));
+      }
+    }
+    sizes.count += static_cast<std::uint32_t>(std::popcount(taken));
+    // Below 2^28, so that the signed comparison serves.
+    taken &= lanes(_mm256_cmpgt_epi32(eight, all(sizes.greatest.back())));
+    for (; taken != 0; taken &= taken - 1)
+      sizes.insert(words[at + static_cast<std::uint32_t>(std::countr_zero(taken))]);
+  }
+  return at;
+}
+
+std::size_t add_eights_portable(std::span<const std::uint32_t>, const Allocations*, Sizes&) noexcept { return 0; }
+
+const auto add_eights = [] {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") ? &add_eights_avx2 : &add_eights_portable;
+}();
+
+Sizes sizes_of(std::span<const std::uint32_t> words, const Allocations* allocations) noexcept {
+  Sizes sizes;
+  add_rest(words, add_eights(words, allocations, sizes), allocations, sizes);
   return sizes;
 }
 

@@ -150,10 +150,11 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32
   prediction.key = entry.key;
   prediction.hit = hit;
   prediction.busy = busy;
-  prediction.wants_sample = entry.launches < kFirstSamples || entry.launches % kSamplePeriod == 0;
+  prediction.wants_sample = entry.launches < kFirstSamples || draw(entry, busy);
   ++entry.launches;
   // The bound moves slowly, and its exponential is half of what a hit costs.
-  if (prediction.wants_sample || busy || entry.samples < kFirstSamples || entry.launches % kBoundPeriod == 0) {
+  if (prediction.wants_sample || busy || entry.bound_ns == 0 || entry.samples < kFirstSamples ||
+      entry.launches % kBoundPeriod == 0) {
     estimate(entry, event, prediction);
   } else {
     prediction.function_index = entry.function;
@@ -161,6 +162,19 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32
     prediction.bound_ns = static_cast<std::int64_t>(entry.bound_ns);
   }
   return prediction;
+}
+
+// Whatever the key, with the same chance within a group of the bound, so that what the group learns is true of it.
+bool Predictor::draw(const CacheEntry& entry, bool busy) noexcept {
+  constexpr std::uint64_t kAll = std::uint64_t{1} << 32;
+  draw_ = draw_ * 1'664'525 + 1'013'904'223;
+  if (draw_ >= kAll / kEarlyPeriod) return false;
+  if (draw_ < kAll / kSamplePeriod) return true;
+  // Where nothing can be measured the bound stays as it is, and asking more would be in vain.
+  if (early_draws_ == kMostEarlyDraws) return false;
+  if (!bound_.is_young(Knowledge::kKnown, busy, Bound::bin_of(entry.estimate_log))) return false;
+  ++early_draws_;
+  return true;
 }
 
 void Predictor::estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept {
@@ -200,7 +214,7 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
   const float sample_log = std::min(log_of(duration_ns), kMostLog);
   if (prediction.is_whole) {
     bound_.add(prediction.knowledge, prediction.busy || overlapped, prediction.bin, prediction.scale,
-               sample_log - prediction.estimate_log, prediction.margin);
+               sample_log - prediction.estimate_log, duration_ns > prediction.bound_ns);
   }
   if (overlapped) return;
   CacheEntry* const entry = cache_.find(prediction.key);
@@ -215,8 +229,7 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
   if (entry == nullptr) return;
   entry->add(sample_log);
   refresh(*entry);
-  // Until the next bound is asked for, the old one keeps its distance.
-  entry->bound_ns = std::max(entry->bound_ns, entry->estimate_ns);
+  entry->bound_ns = 0;
 }
 
 bool Predictor::wants_residency(const Launch& launch, const Function* function,
@@ -328,7 +341,7 @@ void Predictor::restore(std::span<const std::byte> state) {
     entry.function = kNameless;
     entry.persistent = true;
     entry.estimate_log = entry.measured_log;
-    entry.estimate_ns = entry.bound_ns = std::exp(entry.measured_log);
+    entry.estimate_ns = std::exp(entry.measured_log);
   }
 
   const auto bound = std::make_unique<Bound>(bound_.coverage());

@@ -5,8 +5,10 @@
 // or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
 // (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
 //
-// The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod. A
-// sample that overlapped other work tells the bound of busy launches and nothing else.
+// The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod of all
+// others (in kEarlyPeriod until the bound knows launches of their length), drawn, so that what the bound learns from
+// them is true of them all, however often their keys come. A sample that overlapped other work tells the bound of busy
+// launches and nothing else.
 //
 // Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph(), observe() and
 // wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
@@ -51,7 +53,9 @@ struct Prediction {
 class Predictor {
  public:
   static constexpr std::uint32_t kFirstSamples = 3;
-  static constexpr std::uint32_t kSamplePeriod = 64;
+  static constexpr std::uint32_t kSamplePeriod = 16;
+  static constexpr std::uint32_t kEarlyPeriod = 4;
+  static constexpr std::uint32_t kMostEarlyDraws = 2'000;
   static constexpr std::uint32_t kBoundPeriod = 8;  // launches of a known key between two looks at its bound
   static constexpr std::int64_t kUnknownGraphNs = 200'000;
   static constexpr std::int64_t kShortestNs = 2'000;  // a kernel that does nothing
@@ -119,9 +123,12 @@ class Predictor {
   float base_log_of(const Query& query) const noexcept;
   float correction_log(std::uint32_t function_index) const noexcept;
   void refresh(CacheEntry& entry) const noexcept;
+  bool draw(const CacheEntry& entry, bool busy) noexcept;
   Prediction answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept;
   void estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept;
 
+  std::uint32_t early_draws_ = 0;
+  std::uint32_t draw_ = 0;  // a linear congruence: the same in every run
   const trees::Evaluator* trees_ = nullptr;
   const Allocations* allocations_ = nullptr;
   Cache cache_;

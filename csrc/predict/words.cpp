@@ -17,7 +17,8 @@ namespace {
 
 // Below it a number may be a size or a count; a Philox offset may be too, hence the rules for small ones.
 constexpr std::uint32_t kSizeLimit = 1U << 20;
-constexpr std::uint32_t kLargeLimit = 1U << 28;
+constexpr int kLargeBits = 28;
+constexpr std::uint32_t kLargeLimit = 1U << kLargeBits;
 constexpr std::uint32_t kFarApart = 16;  // greatest over least
 constexpr std::uint32_t kFarOut = 1024;  // below it all may be as short as a launch can be
 
@@ -34,6 +35,9 @@ constexpr auto kHashKeys = [] {
   return keys;
 }();
 
+// What counts of a word.
+std::uint32_t coarse(std::uint32_t word) noexcept { return std::min(word, kLargeLimit); }
+
 // NH: of each two neighbours, the words that the mask keeps plus their keys, multiplied. `count` is a multiple of 8.
 std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::uint32_t* mask, const std::uint32_t* keys,
                                 std::uint32_t count) noexcept {
@@ -42,7 +46,12 @@ std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::uint32_t*
   for (std::uint32_t at = 0; at < count; at += 8) {
     for (std::uint32_t half = 0; half < 2; ++half) {
       const std::uint32_t here = at + 4 * half;
-      const __m128i keyed = _mm_add_epi32(_mm_and_si128(load(words + here), load(mask + here)), load(keys + here));
+      const __m128i word = load(words + here);
+      const __m128i is_small = _mm_cmpeq_epi32(_mm_srli_epi32(word, kLargeBits), _mm_setzero_si128());
+      const __m128i least =
+          _mm_or_si128(_mm_and_si128(is_small, word), _mm_andnot_si128(is_small, _mm_set1_epi32(kLargeLimit)));
+      const __m128i kept = _mm_and_si128(least, load(mask + here));
+      const __m128i keyed = _mm_add_epi32(kept, load(keys + here));
       sums[half] = _mm_add_epi64(sums[half], _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32)));
     }
   }
@@ -55,7 +64,8 @@ __attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint3
                                                                 std::uint32_t count) noexcept {
   __m256i sums = _mm256_setzero_si256();
   for (std::uint32_t at = 0; at < count; at += 8) {
-    const __m256i kept = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + at)),
+    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + at));
+    const __m256i kept = _mm256_and_si256(_mm256_min_epu32(word, _mm256_set1_epi32(kLargeLimit)),
                                           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask + at)));
     const __m256i keyed = _mm256_add_epi32(kept, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + at)));
     sums = _mm256_add_epi64(sums, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
@@ -82,18 +92,71 @@ void for_each(const WordSet& set, Visit&& visit) {
   }
 }
 
+// How many words count and are not the same.
 std::uint32_t differing(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
                         std::uint32_t count) noexcept {
   std::uint32_t result = 0;
-  for (std::uint32_t i = 0; i < count; ++i) result += ((a[i] ^ b[i]) & mask[i]) != 0 ? 1 : 0;
+  for (std::uint32_t i = 0; i < count; ++i) result += ((coarse(a[i]) ^ coarse(b[i])) & mask[i]) != 0 ? 1 : 0;
   return result;
+}
+
+__attribute__((target("avx2"))) inline __m256i load_eight(const std::uint32_t* from) noexcept {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+__attribute__((target("avx2"))) std::uint32_t differing_avx2(const std::uint32_t* a, const std::uint32_t* b,
+                                                             const std::uint32_t* mask, std::uint32_t count) noexcept {
+  const __m256i large = _mm256_set1_epi32(kLargeLimit);
+  __m256i same = _mm256_setzero_si256();  // less one for each
+  std::uint32_t at = 0;
+  for (; at + 8 <= count; at += 8) {
+    const __m256i apart =
+        _mm256_xor_si256(_mm256_min_epu32(load_eight(a + at), large), _mm256_min_epu32(load_eight(b + at), large));
+    same = _mm256_add_epi32(same,
+                            _mm256_cmpeq_epi32(_mm256_and_si256(apart, load_eight(mask + at)), _mm256_setzero_si256()));
+  }
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(same), _mm256_extracti128_si256(same, 1));
+  sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
+  sum = _mm_add_epi32(sum, _mm_srli_epi64(sum, 32));
+  return at + static_cast<std::uint32_t>(_mm_cvtsi128_si32(sum)) + differing(a + at, b + at, mask + at, count - at);
+}
+
+// A bit a word that the mask keeps and that is not the same; `count` is at most 64.
+std::uint64_t apart(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+                    std::uint32_t count) noexcept {
+  std::uint64_t bits = 0;
+  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{((a[i] ^ b[i]) & mask[i]) != 0} << i;
+  return bits;
+}
+
+__attribute__((target("avx2"))) std::uint64_t apart_avx2(const std::uint32_t* a, const std::uint32_t* b,
+                                                         const std::uint32_t* mask, std::uint32_t count) noexcept {
+  std::uint64_t bits = 0;
+  std::uint32_t at = 0;
+  for (; at + 8 <= count; at += 8) {
+    const __m256i same = _mm256_cmpeq_epi32(
+        _mm256_and_si256(_mm256_xor_si256(load_eight(a + at), load_eight(b + at)), load_eight(mask + at)),
+        _mm256_setzero_si256());
+    bits |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same))) & 0xff} << at;
+  }
+  return at == count ? bits : bits | apart(a + at, b + at, mask + at, count - at) << at;
+}
+
+auto fastest_apart() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") ? &apart_avx2 : &apart;
+}
+
+auto fastest_differing() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") ? &differing_avx2 : &differing;
 }
 
 float log_of(std::uint32_t value) noexcept { return std::log(1.0F + static_cast<float>(value)); }
 
 }  // namespace
 
-Words::Words() noexcept : sum_products_(fastest()) {
+Words::Words() noexcept : sum_products_(fastest()), differing_(fastest_differing()), apart_(fastest_apart()) {
   void* const memory =
       mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory != MAP_FAILED) arena_ = static_cast<std::byte*>(memory);
@@ -157,7 +220,7 @@ bool Words::mask_pointers(const Function& function, std::span<const std::uint32_
   bool changed = false;
   for (std::uint32_t at = 0; at + 1 < count; at += 2) {
     if ((words[at] | words[at + 1]) == 0 || (record.mask[at] | record.mask[at + 1]) == 0) continue;
-    if (!is_pointer(words[at], words[at + 1], allocations)) continue;
+    if (!is_pointer(words[at], words[at + 1], allocations) && !is_host_address(words[at], words[at + 1])) continue;
     record.mask[at] = record.mask[at + 1] = 0;
     changed = true;
   }
@@ -194,7 +257,7 @@ std::uint32_t Words::fresh(const Function& function, std::span<const std::uint32
     // What came back is not drawn anew each time, and proves nothing.
     if (anchor.event == 0 || anchor.came_back || anchor.geometry != geometry) continue;
     const std::uint32_t words_apart =
-        differing(words.data(), learner->blocks + static_cast<std::size_t>(i) * count, record.mask, count);
+        differing_(words.data(), learner->blocks + static_cast<std::size_t>(i) * count, record.mask, count);
     // Nothing apart: an anchor whose key had words that were dropped since, or that left the cache.
     if (words_apart < least) {
       nearest = i;
@@ -207,14 +270,15 @@ std::uint32_t Words::fresh(const Function& function, std::span<const std::uint32
     anchor.last_use = event;
     const std::uint32_t* const block = learner->blocks + static_cast<std::size_t>(nearest) * count;
     WordSet difference{};
+    std::uint32_t words_apart = 0;
     for (std::uint32_t begin = 0; begin < count; begin += 64) {
-      std::uint64_t bits = 0;
-      for (std::uint32_t i = begin; i < std::min(begin + 64, count); ++i) {
-        bits |= std::uint64_t{((words[i] ^ block[i]) & record.mask[i]) != 0} << (i - begin);
-      }
+      // Large values too, though they count as one: whoever takes them freely may take a small one next.
+      const std::uint64_t bits =
+          apart_(words.data() + begin, block + begin, record.mask + begin, std::min<std::uint32_t>(64, count - begin));
       difference[begin / 64] = bits;
+      words_apart += static_cast<std::uint32_t>(std::popcount(bits));
     }
-    const int which = suspect(*learner, difference, least);
+    const int which = suspect(*learner, difference, words_apart);
     Suspicion& suspicion = learner->suspicions[static_cast<std::size_t>(which)];
     ++suspicion.fresh;
     suspicion.last_use = event;

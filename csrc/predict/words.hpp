@@ -2,9 +2,11 @@
 //
 // The key has the whole block, less what is out: words of pointers (Allocations knows them; without Allocations, what
 // looks like an address), and words that vary freely without changing the duration: Philox offsets, step counters, the
-// stack garbage in unfilled arrays. A constant costs nothing there and says nothing, and the day it changes (the K of
-// a GEMM after a long run of one K) the key is another at once. sum() is one pass over the block, a universal hash (NH
-// of Black et al., 1999) of 8 bytes a multiplication, the same in every run.
+// stack garbage in unfilled arrays. Where that garbage is an address of the host's, its words are out at once. Of a
+// word that is too large for a size (2^28 and more: floats, magic numbers of divisions, low halves of addresses) only
+// that counts, not its value: launches that differ in it alone last the same. A constant costs nothing there and says
+// nothing, and the day it changes (the K of a GEMM after a long run of one K) the key is another at once. sum() is one
+// pass over the block, a universal hash (NH of Black et al., 1999) of 8 bytes a multiplication, the same in every run.
 //
 // How a free word is found. A launch whose key is new is compared with anchors, earlier launches of the kernel with
 // the same geometry; the words in which it differs from the nearest one are a suspicion, and what both lasted is
@@ -47,6 +49,14 @@ inline bool is_pointer(std::uint32_t low, std::uint32_t high, const Allocations*
   // The region that Linux maps from, which is where CUDA puts unified addresses. Two sizes side by side look like that
   // only if the first is over a million and the second between 28,672 and 32,767.
   return high >> 12 == 7 && low >> 20 != 0;
+}
+
+// Whether two neighbours are an address of the program's own code, stack, heap or mappings: nothing that a kernel
+// reads, but what an unfilled array holds. The ranges are those where Linux puts them (x86-64, position-independent
+// programs at 0x55.. and 0x56..); a size of 32,256 to 32,767 or 21,760 to 22,271 after one of a million and more looks
+// like it.
+inline bool is_host_address(std::uint32_t low, std::uint32_t high) noexcept {
+  return (high - 0x7e00 < 0x200 || high - 0x5500 < 0x200) && low >> 20 != 0;
 }
 
 class Words {
@@ -175,7 +185,13 @@ class Words {
   using SumProducts = std::uint64_t(const std::uint32_t* words, const std::uint32_t* mask, const std::uint32_t* keys,
                                     std::uint32_t count) noexcept;
 
+  using Differing = std::uint32_t(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+                                  std::uint32_t count) noexcept;
+
   SumProducts* sum_products_;  // by what the processor has
+  Differing* differing_;
+  std::uint64_t (*apart_)(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+                          std::uint32_t count) noexcept;
   std::byte* arena_ = nullptr;
   std::size_t used_bytes_ = 0;
   std::array<Record, kMaxFunctions> records_{};

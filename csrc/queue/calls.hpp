@@ -37,8 +37,9 @@ struct Calls {
 
   using Find = void*(void* handle, const char* name);
 
-  // Looks every function up in the library behind `handle`. False where one is missing: nothing can be offloaded then
-  // (drivers before 12.4 do not tell parameter sizes).
+  // Looks every function up in the library behind `handle`. False where one is missing that offload needs: nothing can
+  // be offloaded then (drivers before 12.4 do not tell parameter sizes). The rarer fills are not needed: a program that
+  // calls them has found them.
   bool load(void* handle, Find* find) noexcept;
 };
 

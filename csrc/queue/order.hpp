@@ -98,7 +98,8 @@ class Order {
 // A thread that is about to wait for the ring.
 struct Waiter {
   enum class For : std::uint8_t {
-    kSynchronise,  // a stream, event or context synchronise, or a query that will be repeated
+    kSynchronise,  // a stream, event or context synchronise, a copy that waits for the device (pageable memory), or a
+                   // query that will be repeated
     kRoom,         // a launch, while the ring is full
     kOther,        // anything else: locks may be held meanwhile; PyTorch's allocator frees and records under its own
   };

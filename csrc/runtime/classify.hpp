@@ -52,6 +52,14 @@ extern constinit thread_local ThreadState thread_state __attribute__((tls_model(
 
 inline ThreadState& this_thread() noexcept { return thread_state; }
 
+// Is a latency region open on the thread, whatever region is the innermost?
+inline bool in_latency_region(const ThreadState& thread) noexcept {
+  for (int i = 0; i < thread.depth; ++i) {
+    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) return true;
+  }
+  return false;
+}
+
 // Streams with a class of their own. Open addressing over atomics: lookups take no lock.
 class StreamClasses {
  public:

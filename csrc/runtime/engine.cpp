@@ -1,5 +1,6 @@
 #include "runtime/engine.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -57,6 +58,15 @@ bool lock_briefly(std::mutex& mutex) noexcept {
   return false;
 }
 
+// A tool such as compute-sanitizer or Nsight is in the process: it attributes calls to the threads that make them, and
+// holds some of them for as long as it likes.
+bool a_tool_is_injected() noexcept {
+  if (std::getenv("CUDA_INJECTION64_PATH") != nullptr || std::getenv("NV_SANITIZER_INJECTION_PORT_BASE") != nullptr) {
+    return true;
+  }
+  return dlopen("libsanitizer-collection.so", RTLD_NOW | RTLD_NOLOAD) != nullptr;
+}
+
 }  // namespace
 
 Engine& engine() noexcept {
@@ -102,6 +112,22 @@ void Device::save_predictor() noexcept {
   } catch (const std::exception& error) {
     log::info(error.what());  // a read-only home is no fault
   }
+}
+
+void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept {
+  if (owned_queue_ != nullptr) return;
+  try {
+    owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
+  } catch (const std::bad_alloc&) {
+    log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");
+    return;
+  }
+  if (!owned_queue_->start()) {
+    log::warning("the launch queue did not start: best-effort launches wait on the program's own threads");
+    return;
+  }
+  started(*owned_queue_);
+  queue_.store(owned_queue_.get(), std::memory_order_release);
 }
 
 void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs) {
@@ -199,6 +225,9 @@ void Engine::start() noexcept {
 void Engine::fail(const std::string& why) noexcept {
   if (!hot().scheduling.exchange(false)) return;
   for_each_device([](Device& device) {
+    if (device.queue() != nullptr) device.queue()->fail();
+  });
+  for_each_device([](Device& device) {
     if (device.registered(Class::kLatency)) device.table().clear_active(device.slot(Class::kLatency));
     device.table().wake_all();
   });
@@ -250,6 +279,15 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       if (stopping_) return false;
       if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
       device.register_client(launch_class, settings_, &graphs_);
+      if (launch_class == Class::kBestEffort && wants_offload()) {
+        device.start_queue(*offload_.calls, offload_.started);
+      }
+      // From now on what waits behind the gate may be what latency work waits for.
+      bool latency = false;
+      for_each_device([&](Device& each) { latency = latency || each.registered(Class::kLatency); });
+      for_each_device([&](Device& each) {
+        if (latency && each.queue() != nullptr) each.queue()->latency_came();
+      });
       start_ticker();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
@@ -268,8 +306,11 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
   }
 }
 
-void Engine::name_thread(ThreadState& thread) noexcept {
-  if (thread.index == 0) thread.index = hot().next_thread.fetch_add(1, std::memory_order_relaxed);
+bool Engine::wants_offload() const noexcept {
+  if (!settings_.offload || offload_.calls == nullptr || a_tool_is_injected()) return false;
+  // Every launch is to be over when its call returns.
+  const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return blocking == nullptr || std::strcmp(blocking, "1") != 0;
 }
 
 void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns) {
@@ -413,6 +454,7 @@ bool Engine::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
   for_each_device([&](Device& device) {
+    if (device.queue() != nullptr) device.queue()->check();
     if (!device.table().check()) {
       try {
         fail(device.table().why_lost());
@@ -448,6 +490,10 @@ bool Engine::tick(std::int64_t now) noexcept {
 
 void Engine::stop() noexcept {
   stopping_.store(true);
+  // What the program has launched is to run, as it would have without us.
+  for_each_device([](Device& device) {
+    if (device.queue() != nullptr) device.queue()->stop(kNsPerSecond);
+  });
   // A registration under way ends first.
   if (lock_briefly(mutex_)) mutex_.unlock();
   finish_collecting();
@@ -507,8 +553,12 @@ void Engine::reset_in_child() noexcept {
   hot().captures.store(0);
   hot().counters.reset();
   for (auto& place : devices_) {
-    if (Device* device = place.exchange(nullptr)) device->table().abandon();
+    Device* const device = place.exchange(nullptr);
+    if (device == nullptr) continue;
+    if (device->queue() != nullptr) device->queue()->abandon();
+    device->table().abandon();
   }
+  if (offload_.forget_queues != nullptr) offload_.forget_queues();
   telemetry::reset_collecting_in_child();
   driver::functions().reset_in_child();
   graphs_.reset_in_child();

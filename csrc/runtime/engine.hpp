@@ -19,11 +19,13 @@
 #include "arbiter/table.hpp"
 #include "driver/driver.hpp"
 #include "predict/allocations.hpp"
+#include "queue/queue.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/gate.hpp"
 #include "runtime/graphs.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency_activity.hpp"
+#include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
 
 namespace cudasched::runtime {
@@ -42,6 +44,13 @@ class Device {
 
   // Keeps what the predictor learned.
   void save_predictor() noexcept;
+
+  // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing is
+  // ever deferred, and the gate holds the program's own threads.
+  void start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept;
+
+  // Null where there is none.
+  queue::Queue* queue() const noexcept { return queue_.load(std::memory_order_acquire); }
   bool registered(Class client_class) const noexcept { return slot(client_class) >= 0; }
   int slot(Class client_class) const noexcept {
     return slots_[static_cast<std::size_t>(client_class)].load(std::memory_order_acquire);
@@ -61,6 +70,16 @@ class Device {
   std::once_flag predictor_prepared_;
   std::unique_ptr<const predict::trees::Evaluator> trees_;
   std::string state_path_;  // empty: nothing is kept
+  GateAdmission admission_{gate};
+  std::unique_ptr<queue::Queue> owned_queue_;
+  std::atomic<queue::Queue*> queue_{nullptr};
+};
+
+// What the hook does for launch queues; the runtime, which is below it, calls it through these.
+struct OffloadHooks {
+  const queue::Calls* calls = nullptr;  // null: nothing can be deferred
+  void (*started)(queue::Queue&) noexcept = nullptr;
+  void (*forget_queues)() noexcept = nullptr;
 };
 
 // What a launch carries from begin_launch to end_launch.
@@ -89,6 +108,7 @@ class Engine {
 
   // Reads the settings and the driver's functions. Throws HookError.
   void attach(void* real_driver, const std::string& path);
+  void use_offload(const OffloadHooks& hooks) noexcept { offload_ = hooks; }
   bool attached() const noexcept { return attached_.load(std::memory_order_acquire); }
 
   // cuInit has succeeded (each time). Never throws.
@@ -126,6 +146,11 @@ class Engine {
   // the launch is to pass unscheduled.
   bool prepare(Device& device, Class launch_class, ThreadState& thread) noexcept;
 
+  // Gives the thread its number, if it has none.
+  void name_thread(ThreadState& thread) noexcept {
+    if (thread.index == 0) thread.index = hot().next_thread.fetch_add(1, std::memory_order_relaxed);
+  }
+
   template <typename Visit>
   void for_each_device(Visit&& visit) noexcept {
     for (auto& device : devices_) {
@@ -137,13 +162,13 @@ class Engine {
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
   void leave_devices(const Region& region) noexcept;
+  bool wants_offload() const noexcept;
   void start_ticker();
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
   void stop() noexcept;
   void write_coverage_report() noexcept;
   void reset_in_child() noexcept;
-  void name_thread(ThreadState& thread) noexcept;
 
   std::mutex mutex_;  // lifecycle, registration, settings
   Settings settings_;
@@ -162,6 +187,7 @@ class Engine {
   std::atomic<bool> ticker_running_{false};
   std::unique_ptr<predict::Allocations> allocations_;  // made before the program's first CUDA call goes on
   Graphs graphs_;
+  OffloadHooks offload_;
 };
 
 Engine& engine() noexcept;

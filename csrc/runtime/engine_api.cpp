@@ -122,6 +122,7 @@ void cudasched_get_state(cudasched_state* state) {
     state->gated_launches = report.totals.gated;
     state->gate_waits = report.totals.waits;
     state->gate_wait_ns = report.totals.wait_ns;
+    state->offloaded_launches = report.totals.offloaded;
     state->untracked_launches = report.totals.untracked;
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);

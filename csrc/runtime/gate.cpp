@@ -77,8 +77,8 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   slot_.store(slot, std::memory_order_release);
 }
 
-Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time,
-                             telemetry::Shard& count) noexcept {
+Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
+                             const Waiver* waiver) noexcept {
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS ||
       capture != CU_STREAM_CAPTURE_STATUS_NONE) {
@@ -128,7 +128,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       }
       retire(now);
       decision = schedule::strict(look(prediction.duration_ns, now));
-      if (decision.answer != schedule::Answer::kSubmit && must_not_wait()) decision = {};
+      if (decision.answer != schedule::Answer::kSubmit && must_not_wait(waiver)) decision = {};
       if (decision.answer == schedule::Answer::kSubmit) {
         pass.entry = enter(stream, prediction, now);
         if (pass.entry >= 0) {
@@ -150,7 +150,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       }
     }
     if (decision.answer == schedule::Answer::kSubmit) break;
-    wait(decision, waiting);
+    wait(decision, waiting, waiver);
   }
 
   if (waiting.announced) leave();
@@ -319,14 +319,11 @@ bool Gate::my_turn(std::int64_t now) noexcept {
   return decision.mine;
 }
 
-bool Gate::must_not_wait() const noexcept {
+bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
+  if (waiver != nullptr) return waiver->applies();
   if (!own_latency_->registered()) return false;
   // In a latency region, this thread's wait is latency work's, and the gate would wait for the region to end.
-  const ThreadState& thread = this_thread();
-  for (int i = 0; i < thread.depth; ++i) {
-    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) return true;
-  }
-  return holds_gil();
+  return in_latency_region(this_thread()) || holds_gil();
 }
 
 // The bit stands for all threads of the process that wait; the last one takes it away.
@@ -439,7 +436,7 @@ void Gate::forget_context(CUcontext context) noexcept {
   primed_.store(false, std::memory_order_relaxed);
 }
 
-void Gate::wait(const schedule::Decision& decision, Waiting& waiting) noexcept {
+void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiver* waiver) noexcept {
   const std::int64_t now = now_ns();
   if (!waiting.started) {
     waiting.started = true;
@@ -470,6 +467,7 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting) noexcept {
     return;
   }
   const std::uint32_t seen = layout.wake_sequence.load(std::memory_order_acquire);
+  if (must_not_wait(waiver)) return;  // an opening between the last look and this one has woken nobody
   const bool still_waiting = decision.answer == schedule::Answer::kWaitForLatency ? latency_active(now) : true;
   const std::int64_t longest = decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kNsPerMs / 2;
   if (still_waiting) table_->sleep(seen, longest);

@@ -1,8 +1,8 @@
 // Where a best-effort launch waits for admission, and the clock of what is in flight. One a device and process.
 //
 // A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
-// which records its completion event. Policy is schedule/'s; the gate shows it a snapshot and obeys. The caller is any
-// thread: the app's now, a launcher thread when there is a queue.
+// which records its completion event. Policy is schedule/'s; the gate shows it a snapshot and obeys. The caller is the
+// launcher thread for what was deferred (runtime/offload.hpp), else the program's own.
 //
 // While no latency client is on the device, admit() is one load.
 //
@@ -24,6 +24,7 @@
 #include "arbiter/table.hpp"
 #include "base/spin_lock.hpp"
 #include "predict/predictor.hpp"
+#include "queue/launcher.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/graphs.hpp"
 #include "runtime/settings.hpp"
@@ -44,6 +45,14 @@ class Gate {
     CUevent completion = nullptr;  // to be recorded after the launch; null: none
   };
 
+  // For a launch that waits on the launcher thread: it may go when `opening` is open for it.
+  struct Waiver {
+    const queue::Opening* opening;
+    queue::Position position;
+
+    bool applies() const noexcept { return opening->is_open_for(position); }
+  };
+
   // The client's place in the arbiter. Once, before the first admit().
   void register_client(arbiter::Table* table, int slot, const Settings& settings, const LatencyActivity* own_latency,
                        const Graphs* graphs, CUdevice device);
@@ -51,15 +60,22 @@ class Gate {
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
   // `may_time`: events may stand before the launch (not with a programmatic dependency on the launch before it).
-  Pass admit(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept {
+  // `waiver`: the caller is the launcher thread; null: the program's own.
+  Pass admit(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
+             const Waiver* waiver = nullptr) noexcept {
     if (table_->latency_clients() == 0) {
       if (primed_.load(std::memory_order_relaxed)) primed_.store(false, std::memory_order_relaxed);
       return {};
     }
-    return admit_gated(launch, stream, may_time, count);
+    return admit_gated(launch, stream, may_time, count, waiver);
   }
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
+
+  // Whoever waits looks again.
+  void wake() noexcept {
+    if (registered()) table_->wake_all();
+  }
 
   // What the predictor goes by: trees (null: none; they must outlive the gate) and the memory that CUDA knows.
   void use(const predict::trees::Evaluator* trees, const predict::Allocations* allocations) noexcept;
@@ -101,7 +117,8 @@ class Gate {
   };
   struct Waiting;  // what a waiting launch remembers between two looks
 
-  Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count) noexcept;
+  Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
+                   const Waiver* waiver) noexcept;
   bool ensure_events(CUcontext context) noexcept;
   void destroy_events() noexcept;
   bool wants_residency(const predict::Query& query) noexcept;
@@ -114,10 +131,10 @@ class Gate {
   schedule::Snapshot look(std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
   bool latency_active(std::int64_t now_ns) const noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
-  bool must_not_wait() const noexcept;
+  bool must_not_wait(const Waiver* waiver) const noexcept;
   void announce() noexcept;
   void leave() noexcept;
-  void wait(const schedule::Decision& decision, Waiting& waiting) noexcept;
+  void wait(const schedule::Decision& decision, Waiting& waiting, const Waiver* waiver) noexcept;
   predict::Residency residency(const predict::Launch& launch) const noexcept;
 
   arbiter::Table* table_ = nullptr;

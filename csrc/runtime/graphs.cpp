@@ -25,6 +25,7 @@ struct Walk {
   std::int64_t longest_ns = 0;
   std::uint64_t hash = 0;
   std::uint32_t nodes = 0;
+  bool plain = true;
 };
 
 Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth);
@@ -66,10 +67,13 @@ std::int64_t transfer_ns(double bytes, double bytes_per_ns) {
   return kTransferNs + static_cast<std::int64_t>(std::min(bytes / bytes_per_ns, 1e9));
 }
 
-std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int depth, std::uint64_t& hash) {
+std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int depth, std::uint64_t& hash, bool& plain) {
   const auto& driver = driver::table();
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) return 0;
+  if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) {
+    plain = false;
+    return 0;
+  }
   hash = mix(hash, static_cast<std::uint64_t>(type));
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -92,15 +96,20 @@ std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int dep
       CUgraph child = nullptr;
       if (depth >= kDeepest || driver.graph_child_node_get == nullptr ||
           driver.graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+        plain = false;
         break;
       }
       const Walk inner = walk(child, estimate, depth + 1);
       hash = mix(hash, inner.hash);
+      plain = plain && inner.plain;
       return inner.longest_ns;
     }
     case CU_GRAPH_NODE_TYPE_HOST:
       return kHostNs;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      break;
     default:
+      plain = false;
       break;  // events, waits, memory, conditional bodies: nothing, or not to be known
   }
   return 0;
@@ -110,16 +119,18 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
   Walk result;
   const auto& driver = driver::table();
   std::size_t count = 0;
+  result.plain = false;
   if (driver.graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return result;
   std::vector<CUgraphNode> nodes(count);
   if (count > 0 && driver.graph_get_nodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return result;
+  result.plain = true;
   result.nodes = static_cast<std::uint32_t>(count);
 
   std::unordered_map<CUgraphNode, std::size_t> place;
   std::vector<std::int64_t> own_ns(count);
   for (std::size_t i = 0; i < count; ++i) {
     place[nodes[i]] = i;
-    own_ns[i] = node_ns(nodes[i], estimate, depth, result.hash);
+    own_ns[i] = node_ns(nodes[i], estimate, depth, result.hash, result.plain);
   }
   std::size_t edges = 0;
   std::vector<CUgraphNode> from;
@@ -165,9 +176,9 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
   try {
     const driver::RelaxedCapture relaxed;
     const Walk walked = walk(graph, estimate, 0);
-    auto facts = std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes});
+    auto facts = std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
     const std::scoped_lock lock(mutex_);
-    const auto [known, is_new] = by_identity_.try_emplace(facts->identity, nullptr);
+    const auto [known, is_new] = known_.try_emplace({facts->identity, facts->critical_path_ns}, nullptr);
     if (is_new) known->second = std::move(facts);
     by_handle_.insert(exec, known->second.get());
   } catch (const std::exception&) {

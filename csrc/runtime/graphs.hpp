@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "base/handle_table.hpp"
 #include "predict/launch.hpp"
@@ -21,6 +22,8 @@ struct GraphFacts {
   std::uint64_t identity = 0;  // of the graph's kernels, shapes and order: the same in every run; never 0
   std::int64_t critical_path_ns = 0;
   std::uint32_t nodes = 0;
+  bool plain = false;  // kernels, copies, fills, host functions and child graphs of these alone: nothing in it is seen
+                       // from outside its stream
 };
 
 class Graphs {
@@ -39,7 +42,8 @@ class Graphs {
  private:
   HandleTable<GraphFacts, 4096> by_handle_;
   std::mutex mutex_;
-  std::map<std::uint64_t, std::unique_ptr<const GraphFacts>> by_identity_;
+  // Graphs of the same kernels may differ in what these are given, and so in how long they take.
+  std::map<std::pair<std::uint64_t, std::int64_t>, std::unique_ptr<const GraphFacts>> known_;
 };
 
 }  // namespace cudasched::runtime

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "predict/features.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -35,6 +36,16 @@ class File {
   throw StateError("the predictor's state " + path + " cannot be " + what + ": " + std::strerror(errno));
 }
 
+std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path) {
+  auto trees = predict::trees::load_evaluator(path);
+  if (trees->features() != predict::kFeatureCount) {
+    throw ModelError("the model " + path + " takes " + std::to_string(trees->features()) +
+                     " features where launches have " + std::to_string(predict::kFeatureCount) +
+                     "; train it anew (python -m training.train)");
+  }
+  return trees;
+}
+
 }  // namespace
 
 std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& settings, int compute_major,
@@ -42,10 +53,10 @@ std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& sett
   const std::string& path = settings.model_path;
   if (path.empty() || path == "off") return nullptr;
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return predict::trees::load_evaluator(path);
+  if (!std::filesystem::is_directory(path, error)) return load(path);
   const std::string stem = path + "/sm_" + std::to_string(compute_major) + std::to_string(compute_minor);
   for (const char* ending : {".ubj", ".json"}) {
-    if (std::filesystem::exists(stem + ending, error)) return predict::trees::load_evaluator(stem + ending);
+    if (std::filesystem::exists(stem + ending, error)) return load(stem + ending);
   }
   return nullptr;
 }

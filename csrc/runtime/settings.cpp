@@ -76,6 +76,11 @@ Settings Settings::read(const Lookup& lookup, std::vector<std::string>& complain
   }
   reader.integer("CUDASCHED_PRIORITY", settings.priority);
   reader.duration("CUDASCHED_SLO_MS", kNsPerMs, 1e-3, settings.slo_ns);
+  if (const std::string value = reader.text("CUDASCHED_OFFLOAD"); !value.empty()) {
+    settings.offload = value != "0";
+    if (value != "0" && value != "1") reader.complain("CUDASCHED_OFFLOAD", value, "0 or 1");
+  }
+  settings.lead_ns = settings.offload ? kLeadNs : kBlockingLeadNs;
   reader.duration("CUDASCHED_LEAD_US", kNsPerUs, 0, settings.lead_ns);
   reader.duration("CUDASCHED_LINGER_US", kNsPerUs, 0, settings.linger_ns);
   reader.duration("CUDASCHED_MAX_IDLE_HOLD_MS", kNsPerMs, 0.1, settings.max_idle_hold_ns);

@@ -279,7 +279,8 @@ Record Collector::begin(CUstream stream, bool may_time) noexcept {
   Record record;
   record.session = session_.load(std::memory_order_acquire);
   calls_in_flight_.fetch_add(1);
-  if (!collecting()) {
+  // In one order with stop(), which looks at the calls in flight after it has said that it is off.
+  if (!collecting_now.load()) {
     calls_in_flight_.fetch_sub(1);
     return record;
   }

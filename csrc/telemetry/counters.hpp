@@ -15,6 +15,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> waits{0};
   std::atomic<std::uint64_t> wait_ns{0};
   std::atomic<std::uint64_t> untracked{0};
+  std::atomic<std::uint64_t> offloaded{0};
 };
 
 struct Totals {
@@ -23,6 +24,7 @@ struct Totals {
   std::uint64_t waits = 0;
   std::uint64_t wait_ns = 0;
   std::uint64_t untracked = 0;
+  std::uint64_t offloaded = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -43,6 +45,7 @@ class Counters {
       sum.waits += shard.waits.load(std::memory_order_relaxed);
       sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
       sum.untracked += shard.untracked.load(std::memory_order_relaxed);
+      sum.offloaded += shard.offloaded.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -55,6 +58,7 @@ class Counters {
       shard.waits.store(0, std::memory_order_relaxed);
       shard.wait_ns.store(0, std::memory_order_relaxed);
       shard.untracked.store(0, std::memory_order_relaxed);
+      shard.offloaded.store(0, std::memory_order_relaxed);
     }
   }
 

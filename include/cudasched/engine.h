@@ -57,6 +57,7 @@ struct cudasched_state {
   uint64_t gated_launches; /* best-effort launches that found the gate on, whether or not they waited */
   uint64_t gate_waits;     /* of these, those that waited */
   uint64_t gate_wait_ns;
+  uint64_t offloaded_launches; /* made by the launcher thread, the program's own having gone on */
   uint64_t untracked_launches; /* gated, but with no completion event (none was free) */
   uint64_t device_launches;    /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
   char off_reason[256];        /* why scheduling is off, empty if it is not */

@@ -74,7 +74,9 @@ class Config(pydantic.BaseModel):
         client_class: Class of launches that no region and no stream decides.
         priority: Within the class, higher first.
         slo_ms: The program's own latency target, ms; none by default.
-        lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us.
+        offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
+        lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us; 60 by
+            default without offload.
         linger_us: How long the gate stays closed after latency work is done, us.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
@@ -95,7 +97,8 @@ class Config(pydantic.BaseModel):
     client_class: Annotated[ClientClass, pydantic.BeforeValidator(_class_name)] = "normal"
     priority: Annotated[int, pydantic.Field(ge=-_INT32, lt=_INT32)] = 0
     slo_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.001)] | None = None
-    lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 60.0
+    offload: bool = True
+    lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 20.0
     linger_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 50.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
@@ -134,7 +137,9 @@ class Resolved:
 
     def environment(self) -> dict[str, str]:
         """The engine's environment variables: one for each field that was set, and the models that the package ships."""
-        return {VARIABLES[field]: str(getattr(self.config, field)) for field in ("model", *self.origins)}
+        shipped = ("model",) if _MODELS.is_dir() else ()  # a build without models says nothing of them
+        values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
+        return {VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()}
 
 
 def _say(error: pydantic.ValidationError) -> tuple[str, str]:

@@ -704,7 +704,7 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
         axes.margins(x=0.14)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in (left, right):
-        axes.legend(loc="best", frameon=False, fontsize=8)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=11)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,7 @@ class State:
         gated_launches: Best-effort launches that found the gate on, whether or not they waited.
         gate_waits: Of these, those that waited.
         gate_wait_ns: Time they waited, ns.
+        offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
         untracked_launches: Gated launches whose completion could not be followed.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
@@ -128,6 +129,7 @@ class State:
     gated_launches: int = 0
     gate_waits: int = 0
     gate_wait_ns: int = 0
+    offloaded_launches: int = 0
     untracked_launches: int = 0
     device_launches: int = 0
     off_reason: str = ""

@@ -39,6 +39,28 @@ def test_arms_share_workers_where_they_can():
     assert specs["latency_alone_hooked"][0] == specs["cudasched_two_processes"][0]
     assert specs["mps"][0] == specs["mps_priority"][0] and specs["mps"][1] != specs["mps_priority"][1]
     assert len(specs["one_process_priority"]) == len(specs["cudasched_one_process"]) == 1
+    history = specs["cudasched_two_processes_history"]
+    assert history[0] == specs["cudasched_two_processes"][0] and history[1] != specs["cudasched_two_processes"][1]
+    assert specs["cudasched_one_process_history"] != specs["cudasched_one_process"]
+
+
+def test_workers_of_history_alone_have_no_model_and_the_others_the_users(nowhere, monkeypatch):
+    monkeypatch.setenv("CUDASCHED_MODEL", "/models")
+    seen = {}
+
+    class Process:
+        pid, stdout = 0, ()
+
+        def __init__(self, command, env, **_):
+            seen[env["CUDASCHED_NAME"]] = env["CUDASCHED_MODEL"]
+
+    monkeypatch.setattr(harness.subprocess, "Popen", Process)
+    for arm in ("cudasched_two_processes", "cudasched_two_processes_history", "cudasched_one_process_history"):
+        for spec in workers_of(ARMS[arm], "bert_graph", "bert_varying"):
+            harness.Worker(spec, nowhere, {})
+    assert {model for name, model in seen.items() if "history_only" in name} == {"off"}
+    assert {model for name, model in seen.items() if "history_only" not in name} == {"/models"}
+    assert len(seen) == 4
 
 
 def test_a_worker_that_cannot_start_shows_its_stderr(nowhere):
@@ -87,7 +109,7 @@ def test_bare_workers_do_not_inherit_what_managed_ones_run_under(nowhere, monkey
 
 
 def test_engine_times_are_stretched_with_the_simulated_clock(backend):
-    assert backend.settings["CUDASCHED_LEAD_US"] == f"{60 * backend.scale:g}"
+    assert backend.settings["CUDASCHED_LEAD_US"] == f"{20 * backend.scale:g}"
     assert backend.settings["CUDASCHED_SIM_SCALE"] == f"{backend.scale:g}"
 
 
@@ -117,7 +139,7 @@ def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
 
 def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
     out = tmp_path / "rehearsal.json"
-    arms = [arm.name for arm in ARMS.values() if arm.mode != "mps"]
+    arms = [arm.name for arm in ARMS.values() if arm.mode != "mps" and not arm.is_optional]
     common = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
     first = [*common, "--out", str(out), "--arms", ",".join(arms[:2])]
     assert colocation.main(first) == 0
@@ -134,6 +156,18 @@ def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
     merged = tmp_path / "merged.json"
     assert colocation.main(["merge", "--no-plots", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
     assert load(merged).rows == results.rows
+
+
+def test_arms_without_trees_are_measured_where_they_are_asked_for(simulated_driver, tmp_path):
+    out = tmp_path / "varying.json"
+    arms = ["latency_alone", "best_effort_alone", "cudasched_two_processes_history", "cudasched_one_process_history"]
+    options = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
+    options += ["--out", str(out), "--best-effort", "bert_varying", "--arms", ",".join(arms)]
+    assert colocation.main(options) == 0
+    rows = {row.arm: row for row in load(out).rows}
+    assert set(rows) == set(arms)
+    for name in arms[2:]:
+        assert rows[name].latency_ms.p99 > 0 and rows[name].best_effort_per_s > 0 and rows[name].policy
 
 
 def test_colocation_stops_before_its_budget_is_spent(simulated_driver, tmp_path):

@@ -62,6 +62,43 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
 
 
+Collect = Callable[..., Path]
+
+
+@pytest.fixture
+def collect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Collect:
+    """Runs a program of tests/gpu/programs to its end with its launches recorded. Returns the data set."""
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("CUDASCHED_CACHE_DIR", "off")
+
+    def run(program: str, *arguments: str, options: tuple[str, ...] = ()) -> Path:
+        data = tmp_path / f"{Path(program).stem}-{len(list(tmp_path.iterdir()))}.parquet"
+        command = [sys.executable, "-m", "cudasched", "collect", "-o", str(data), "--quiet", *options, "--"]
+        done = subprocess.run(
+            [*command, sys.executable, str(PROGRAMS / program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0 and "done" in done.stdout, done.stdout + done.stderr
+        return data
+
+    return run
+
+
+def run_program(program: str, *arguments: str) -> str:
+    """Runs a program of tests/gpu/programs as it is, to its end. Returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def finish(process: subprocess.Popen[str]) -> str:
     """What the program printed, once it has ended well."""
     output = process.communicate(timeout=PATIENCE_S)[0]

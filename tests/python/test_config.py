@@ -18,6 +18,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "client_class": st.sampled_from(["latency", "normal", "best_effort"]),
     "priority": st.integers(-(2**31), 2**31 - 1),
     "slo_ms": st.floats(0.001, 3_600_000),
+    "offload": st.booleans(),
     "lead_us": st.floats(0, 3.6e9),
     "linger_us": st.floats(0, 3.6e9),
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
@@ -38,7 +39,7 @@ def _toml(values: dict[str, Any]) -> str:
     def literal(value: object) -> str:
         if isinstance(value, str):
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        return repr(value)
+        return str(value).lower() if isinstance(value, bool) else repr(value)
 
     return "".join(f"{key} = {literal(value)}\n" for key, value in values.items())
 

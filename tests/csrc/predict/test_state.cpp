@@ -18,7 +18,7 @@ Prediction predict(Predictor& predictor, std::uint32_t index, std::uint32_t size
   function.identity = 1 + index * 77;
   Launch launch;
   launch.grid[0] = size;
-  const std::vector<std::uint32_t> words{size, 0, 3, 0, free_word | 1U << 31, 9};
+  const std::vector<std::uint32_t> words{size, 0, 3, 0, free_word % (1U << 28) | 1U << 27, 9};
   return predictor.predict({launch, &function, words, {4, 132}, false});
 }
 

@@ -17,8 +17,6 @@
  *   NO_RECHECK     the launcher sleeps without looking at the ring again
  *   NO_WANTED      passing an operation wakes nobody
  */
-#define OPERATIONS 2
-
 byte pushed, passed;          /* positions */
 bool consumer_sleeps;         /* Ring::consumer_sleeps_, also the word that it sleeps on */
 byte wanted = 255;            /* Ring::wanted_; 255: nobody */

@@ -301,11 +301,11 @@ TEST_F(OffloadTest, TheFirstLaunchGoesDirectlyAndIsLearned) {
   Offload::launched(call);
   EXPECT_TRUE(Offload::push_kernel(call, status));
   // A graph with event nodes depends on more than its stream.
-  EXPECT_FALSE(Offload::push_graph(kGraph, kNonBlocking, status));
+  EXPECT_FALSE(Offload::push_graph(kGraph, false, kNonBlocking, status));
   EXPECT_TRUE(queue().empty());
   Offload::instantiated(kGraph, true);
   Offload::launched(kGraph);
-  EXPECT_TRUE(Offload::push_graph(kGraph, kStream, status));
+  EXPECT_TRUE(Offload::push_graph(kGraph, false, kStream, status));
 }
 
 // Two devices: an event recorded through one queue is waited for through the other.

@@ -92,6 +92,19 @@ TEST_F(Functions, HandleOfAnUnloadedModuleMeansWhateverHasItNext) {
   EXPECT_EQ(after->facts.registers, 77U);
 }
 
+// As Triton makes them: the name and the size of the block are the same, the parameters are not.
+TEST_F(Functions, OfOneNameAndOtherParametersAreOthers) {
+  load("cudasched-sim 1\nkernel twin params=8,8,4,4\n");
+  const driver::KernelFacts* const four = driver::functions().find(function("twin"));
+  load("cudasched-sim 1\nkernel twin params=8,8,8\n");
+  const driver::KernelFacts* const three = driver::functions().find(function("twin"));
+  ASSERT_NE(four, three);
+  EXPECT_EQ(four->facts.parameter_bytes, three->facts.parameter_bytes);
+  EXPECT_EQ(four->parameters.size(), 4U);
+  EXPECT_EQ(three->parameters.size(), 3U);
+  EXPECT_NE(four->facts.identity, three->facts.identity);
+}
+
 TEST_F(Functions, GatherParametersWithZerosBetweenThem) {
   const driver::KernelFacts* const mixed = driver::functions().find(function("mixed"));
   std::uint32_t first = 0x11111111;

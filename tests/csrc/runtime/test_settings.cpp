@@ -27,7 +27,8 @@ TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
   const Read result = read({});
   EXPECT_TRUE(result.complaints.empty());
   EXPECT_EQ(result.settings.process_class, Class::kNormal);
-  EXPECT_EQ(result.settings.lead_ns, 60'000);
+  EXPECT_TRUE(result.settings.offload);
+  EXPECT_EQ(result.settings.lead_ns, 20'000);
   EXPECT_EQ(result.settings.max_idle_hold_ns, 5'000'000);
   EXPECT_EQ(result.settings.turn_ns, 3'000'000);
 }
@@ -62,12 +63,19 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.cupti_path, "/opt/libcupti.so");
 }
 
+TEST(SettingsTest, WithoutOffloadTheLeadCoversTheProgramsOwnTime) {
+  const Read result = read({{"CUDASCHED_OFFLOAD", "0"}});
+  EXPECT_FALSE(result.settings.offload);
+  EXPECT_EQ(result.settings.lead_ns, 60'000);
+}
+
 TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
   const std::map<std::string, std::vector<std::string>> nonsense = {
       {"CUDASCHED_CLASS", {"urgent", "Latency", " "}},
       {"CUDASCHED_PRIORITY", {"high", "1.5", "99999999999"}},
       {"CUDASCHED_SLO_MS", {"-1", "0", "nan", "inf", "5ms", "1e300"}},
       {"CUDASCHED_LINGER_US", {"-1", "soon"}},
+      {"CUDASCHED_OFFLOAD", {"yes", "2"}},
       {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18"}},
       {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
       {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},
@@ -79,7 +87,7 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       const Read result = read({{variable, value}});
       ASSERT_EQ(result.complaints.size(), 1U) << variable << "=" << value;
       EXPECT_NE(result.complaints[0].find(variable + "=" + value), std::string::npos);
-      EXPECT_EQ(result.settings.lead_ns, Settings().lead_ns);
+      EXPECT_EQ(result.settings.lead_ns, Settings::kLeadNs);
       EXPECT_EQ(result.settings.slo_ns, 0);
       EXPECT_EQ(result.settings.process_class, Class::kNormal);
     }
