@@ -271,7 +271,7 @@ def free_words(values: NDArray[np.uint32], offsets: Codes, kernel: Codes, case: 
     of_kernel = np.argsort(kernel[first], kind="stable")
     first, second = first[of_kernel], second[of_kernel]
     kernels, starts = np.unique(kernel[first], return_index=True)
-    ends = np.append(starts[1:], len(first))
+    ends = np.append(starts, len(first))[1:]
     for number, begin, end in zip(kernels.tolist(), starts.tolist(), ends.tolist(), strict=True):
         chosen = np.linspace(begin, end - 1, min(end - begin, MOST_PAIRS)).astype(np.int64)
         length = int(lengths[first[chosen]].min())

@@ -7,8 +7,8 @@ Sweeps. `new_shape`: five folds over shape groups, tested on the launches of kno
 seen. `unseen_kernel`: five folds over kernel groups. `repeat`: launches of the second recording whose like is in the
 first. For each fold the trees are trained anew, by the model's recipe, without what they are tested on. Plain rows are
 trees alone. Corrected rows are what the predictor says on line (`_core.Replay`, with those trees): it has seen the
-launches before, in launch order, and learned from those that it would have timed, also of the same kernel. Of new shapes
-and unseen kernels each key's first launch is tested, by all models.
+launches before, in launch order, and learned from those that it would have timed, also of the same kernel. Of new
+shapes and unseen kernels each key's first launch is tested, by all models.
 
 Programs are not in the training data at all: the shipped model answers. The bound's coverage is counted on their
 launches after the first 1,000 of each, pooled, by decile of the predicted duration; intervals are from resampling keys.

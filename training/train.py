@@ -43,7 +43,6 @@ FEATURE_SETS: dict[str, tuple[str, ...]] = {
     "all": (),
     "no words": ("log_size", "log_product", "log_tile_work", "log_wave_work", "log_thread_share"),
     "no names": ("log_tile", "stages", "element_bytes", "vector_width", "family"),
-    "no attributes": ("registers", "log_static_shared", "log_local", "log_max_threads", "log_parameter_bytes"),
     "no occupancy": ("blocks_per_sm", "occupancy", "log_waves", "whole_waves", "tail"),
 }
 
@@ -172,7 +171,7 @@ def choose(
     return min([best, *sets], key=lambda pair: pair[0])[1], tried
 
 
-def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 160_000) -> Recipe:
+def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 400_000) -> Recipe:
     """Chooses a recipe on at most about `most` launches, trains it on all and writes `out`."""
     from cudasched.predictor._recording import feature_names
 

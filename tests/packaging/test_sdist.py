@@ -28,6 +28,15 @@ def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
     assert not any(name.startswith(("build/", ".venv")) or name.endswith((".so", ".o", ".a")) for name in names)
 
 
+def test_leaves_out_what_models_were_trained_on(sdist: pathlib.Path) -> None:
+    """The data are larger than all the rest together and no build needs them."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "training/train.py" in names
+    assert not any(name.startswith("training/data/") or name.endswith(".parquet") for name in names)
+    assert sdist.stat().st_size < 4 << 20
+
+
 def test_wheel_built_from_it_is_the_wheel_of_the_tree(
     sdist: pathlib.Path, wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

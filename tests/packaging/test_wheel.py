@@ -66,20 +66,26 @@ def test_holds_each_library_once_as_a_regular_file(wheel: pathlib.Path) -> None:
     assert links == []
 
 
-def test_holds_the_python_sources_types_and_licence(wheel: pathlib.Path) -> None:
+def test_holds_the_python_sources_types_data_and_licence(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     package = ROOT / "python"
     sources = {str(path.relative_to(package)) for path in package.rglob("*.py")}
     assert sources <= names
     assert {"cudasched/py.typed", "cudasched/_core.pyi"} <= names
+    assert {"cudasched/advise/origins.toml", "cudasched/advise/report.html.j2"} <= names
+    models = {str(path.relative_to(package)) for path in package.glob("cudasched/predictor/models/*.ubj")}
+    assert models and models <= names
     assert any(re.fullmatch(r"cudasched-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
 
 
 def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
-    allowed = re.compile(r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched-[^/]*\.dist-info/.*")
+    allowed = re.compile(
+        r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
+        r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
+    )
     assert [name for name in names if not allowed.fullmatch(name)] == []
     assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from program import CAPTURE_THREAD_LOCAL, Gpu
 
@@ -71,7 +71,7 @@ class Log:
         return True
 
     def across(self, values: Iterable[int], streams: list[int]) -> None:
-        """A launch a value, each on the next stream and ordered behind the last one, or the default stream, by an event."""
+        """A launch a value, each on the next stream and ordered behind the last one by an event."""
         event = self.event()
         self.record(event, 0)
         for turn, value in enumerate(values):
@@ -150,11 +150,11 @@ class Chance:
     def _synchronises(self) -> None:
         stream = self._somewhere()
         event = self._events[self._last]
-        how: list[Callable[[], None]] = [
-            lambda: self._log.gpu.call("cuStreamSynchronize", stream),
-            lambda: (self._log.record(event, stream.value or 0), self._log.gpu.call("cuEventSynchronize", event))[1],
-        ]
-        self._random.choice(how)()
+        if self._random.random() < 0.5:
+            self._log.gpu.call("cuStreamSynchronize", stream)
+        else:
+            self._log.record(event, stream.value or 0)
+            self._log.gpu.call("cuEventSynchronize", event)
 
     def _asks(self) -> None:
         stream = self._somewhere()

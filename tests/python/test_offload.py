@@ -227,6 +227,7 @@ def test_a_launch_that_cannot_be_fails_where_it_is_made(stage: Stage) -> None:
     assert train.call("status(stream=12345678)") == "cuLaunchKernel failed with status 400"
     train.call("Worker(gpu, lambda: log.note(51)).join(); log.note(52)")
     assert train.call("log.read()") == list(range(53))
+    assert train.count("offloaded_launches") == train.count("best_effort_launches") - 1 == 52
 
 
 STICKY = """
@@ -379,7 +380,7 @@ SERVE = "gpu.launch(3, stream=serving); gpu.call('cuStreamSynchronize', ctypes.c
 
 def both_classes(stage: Stage) -> Program:
     program = stage.importing(**PATIENT, **HOLDING)
-    program.call("from logged import *; gpu = Gpu(); log = Log(gpu); serving = gpu.stream()")
+    program.call("from logged import *; gpu = Gpu(); log = Log(gpu); serving = gpu.stream(); spare = log.allocate(64)")
     program.call("with cudasched.region('latency'): gpu.launch(stream=serving); gpu.synchronize()")
     program.call(BEST_EFFORT)
     program.call("Worker(gpu, lambda: best_effort(log.note, 0)).join(); gpu.synchronize()")
@@ -404,7 +405,7 @@ def test_who_waits_behind_the_gate_beside_latency_work(stage: Stage) -> None:
     opened = program.count("offloaded_launches")
     assert opened > offloaded
     program.call("Worker(gpu, lambda: best_effort(log.note, 51)).join()")
-    program.call("Worker(gpu, lambda: best_effort(gpu.call, 'cuMemFree_v2', log.allocate(64))).join()")
+    program.call("Worker(gpu, lambda: best_effort(gpu.call, 'cuMemFree_v2', spare)).join()")
     assert program.count("offloaded_launches") == opened + 1
     program.call("Worker(gpu, lambda: best_effort(log.note, 52)).join()")
     program.call("gpu.synchronize()")  # by latency work
@@ -422,7 +423,9 @@ def test_a_full_ring_beside_latency_work(stage: Stage) -> None:
     wait_at_the_gate(program)
     program.call(f"{SERVE}; time.sleep(0.5)")
     assert program.call("worker.is_alive()") is True
+    assert program.count("offloaded_launches") == 0
     program.call("Worker(gpu, lambda: best_effort(log.note, 1, stream=gpu.stream(), keep_gil=True)).join()")
+    assert program.count("offloaded_launches") > 0
     program.call(LEAVE)
     program.call("worker.join()")
     assert program.call(f"sorted(log.read()) == sorted([1, *range({RING + 201})])") is True
@@ -435,9 +438,9 @@ def test_latency_work_that_comes_late_waits_for_nobody(stage: Stage) -> None:
     program = stage.importing(**PATIENT, **HOLDING)
     program.call("from logged import *; gpu = Gpu(); log = Log(gpu)")
     program.call(BEST_EFFORT)
-    program.call("best_effort(log.note, 0); gpu.synchronize()")
+    program.call("address = log.allocate(64); best_effort(log.note, 0); gpu.synchronize()")
     serve.call(ENTER)
-    program.call("best_effort(log.note, 1); address = log.allocate(64)")
+    program.call("best_effort(log.note, 1)")
     program.call("worker = Worker(gpu, lambda: best_effort(gpu.call, 'cuMemFree_v2', address))")
     wait_at_the_gate(program)
     assert program.call("worker.is_alive()") is True

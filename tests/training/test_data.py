@@ -34,6 +34,23 @@ def test_the_same_launch_has_the_same_key_in_both_processes(launches: data.Launc
     assert len(np.unique(launches.geometry_key)) < len(np.unique(launches.key))
 
 
+def test_words_that_change_between_repeats_of_a_case_are_not_in_the_key() -> None:
+    rows = []
+    for shape in range(12):
+        for repeat in range(3):
+            row = recordings.launch(0, 1 << 14, f"gemm.mm|{shape}|fp32|forward", 0.0, len(rows), 1)
+            # A size, a random offset, a byte of the stack.
+            row["words"] = [0, 0, 16000 + shape, 77 * len(rows), 0, repeat % 2]
+            rows.append(row)
+    found = data.launches_of(recordings.table(rows))
+    assert len(np.unique(found.key)) == 12
+    assert len(np.unique(found.geometry_key)) == 1
+    # Under one label with many launches of a kernel, other words are other work.
+    for row in rows:
+        row["label"] = "model.bert|b1|fp32|forward"
+    assert len(np.unique(data.launches_of(recordings.table(rows)).key)) == 36
+
+
 def test_the_repeated_process_is_found_in_either_order(launches: data.Launches, tmp_path: Path) -> None:
     assert (launches.again == (launches.process == 1)).all()
     turned = recordings.table(recordings.sweep(12, 20, 2) + recordings.sweep(11, 60, 1))

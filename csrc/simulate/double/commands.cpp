@@ -1,6 +1,7 @@
 #include "simulate/double/commands.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/clock.hpp"
@@ -29,6 +30,16 @@ bool allocated(std::uintptr_t address, std::size_t bytes) {
   return find_allocation(address, bytes) != nullptr;
 }
 
+// As a device's store to memory that the host watches: whole, where it is aligned.
+void store(std::uint64_t address, std::uint64_t value) {
+  auto* const word = reinterpret_cast<std::uint64_t*>(address);
+  if (address % sizeof value == 0) {
+    std::atomic_ref(*word).store(value);
+  } else {
+    std::memcpy(word, &value, sizeof value);
+  }
+}
+
 CUresult apply_append(const KernelCommand& kernel) {
   const auto log = param<std::uint64_t>(kernel, 0);
   const auto cursor = param<std::uint64_t>(kernel, 1);
@@ -37,10 +48,8 @@ CUresult apply_append(const KernelCommand& kernel) {
   std::memcpy(&position, reinterpret_cast<const void*>(cursor), sizeof position);
   const std::uint64_t entry = log + position * sizeof(std::uint64_t);
   if (!allocated(entry, sizeof(std::uint64_t))) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  const auto value = param<std::uint64_t>(kernel, 2);
-  std::memcpy(reinterpret_cast<void*>(entry), &value, sizeof value);
-  ++position;
-  std::memcpy(reinterpret_cast<void*>(cursor), &position, sizeof position);
+  store(entry, param<std::uint64_t>(kernel, 2));
+  store(cursor, position + 1);
   return CUDA_SUCCESS;
 }
 

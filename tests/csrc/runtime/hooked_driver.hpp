@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -92,8 +93,8 @@ class Program {
   }
 
   // How many launches the device has run, and the value of the one that ran as the `index`th.
-  std::uint64_t ran() const { return log_[0]; }
-  std::uint64_t value(std::uint64_t index) const { return log_[index + 1]; }
+  std::uint64_t ran() const { return std::atomic_ref(log_[0]).load(); }
+  std::uint64_t value(std::uint64_t index) const { return std::atomic_ref(log_[index + 1]).load(); }
 
   void use_on_this_thread() const {
     check(HookedDriver::instance().function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
