@@ -179,6 +179,8 @@ def compact(
         versions = {f"training.{name}": text for name, text in where_recorded().items()}
         # What was compacted before, elsewhere, keeps what it says of itself.
         known = {key.decode(): value.decode() for key, value in (tables[0].schema.metadata or {}).items()}
+        # One command stands for all processes, and says nothing of the machine's directories.
+        known["cudasched.command"] = json.dumps(["python", "-m", "training.workloads"])
         whole = whole.replace_schema_metadata({**versions, **known})
         if name == "sweeps" and most_a_family:
             whole = thin(whole, 1.0, most_a_family)

@@ -413,11 +413,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", category=UserWarning, module="xgboost")
-    rows, figures = evaluate(options.data, options.programs, options.model, options.plots, options.threads)
+    programs: Path | None = options.programs
+    rows, figures = evaluate(options.data, programs, options.model, options.plots, options.threads)
     (options.model / "evaluation.json").write_text(json.dumps({"rows": rows, **figures}, indent=1) + "\n")
     if options.out:
-        command = " ".join(["python -m training.evaluate", *(arguments or sys.argv[1:])])
-        write_results(options.out, rows, options.data, command)
+        command = f"python -m training.evaluate --data {options.data.name} --model model/ --out {options.out.name}"
+        write_results(options.out, rows, options.data, command + (f" --programs {programs.name}" if programs else ""))
     return 0
 
 

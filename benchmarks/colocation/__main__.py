@@ -105,7 +105,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="write no plots beside the results")
     options = parser.parse_args(arguments)
-    fallback = (120.0, 1, 2.0, "transformer") if options.simulate else (60.0, 3, 10.0, "transformer,resnet50,gemm,elementwise")
+    fallback = (
+        (120.0, 1, 2.0, "transformer") if options.simulate else (60.0, 3, 10.0, "transformer,resnet50,gemm,elementwise")
+    )
     for name, value in zip(("rate", "repeats", "seconds", "best_effort"), fallback, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)

@@ -63,11 +63,11 @@ struct Driver {
 
   // Of functions; the twins are for a CUkernel, which launches accept in a function's place and these do not.
   decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
-  decltype(cuFuncGetName)* function_get_name = nullptr;                  // 12.3 and later
-  decltype(cuFuncGetParamInfo)* function_get_parameter = nullptr;        // 12.4 and later
-  decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;        // 12.0 and later
-  decltype(cuKernelGetName)* kernel_get_name = nullptr;                  // 12.3 and later
-  decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;        // 12.4 and later
+  decltype(cuFuncGetName)* function_get_name = nullptr;            // 12.3 and later
+  decltype(cuFuncGetParamInfo)* function_get_parameter = nullptr;  // 12.4 and later
+  decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;  // 12.0 and later
+  decltype(cuKernelGetName)* kernel_get_name = nullptr;            // 12.3 and later
+  decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;  // 12.4 and later
   decltype(cuModuleUnload)* module_unload = nullptr;
   decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
 

@@ -1,4 +1,5 @@
-// What each kernel is: facts, name and the layout of its parameter block, asked of the driver once, at its first launch.
+// What each kernel is: facts, name and the layout of its parameter block, asked of the driver once, at its first
+// launch.
 //
 // find() is a few loads for a kernel that is known, from any thread. A kernel that is new is described under a lock,
 // with allocation and driver calls: its first launch is slow anyway, because its code is loaded then. What find() gave

@@ -44,7 +44,8 @@ Site find_site(CUstream stream) noexcept {
   if (!runtime::hot().scheduling.load(std::memory_order_relaxed)) return site;
   if (table().context_get_current(&site.caller.context) != CUDA_SUCCESS) site.caller.context = nullptr;
   // What is collected is timed around the driver's call, on the thread that makes it.
-  if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting()) return site;
+  if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting())
+    return site;
   if (runtime::is_captured(stream)) return site;
   runtime::Device* const device = runtime::engine().current_device(thread);
   if (device == nullptr) return site;
@@ -121,14 +122,13 @@ CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, voi
   auto* const real = table().launch_kernel_ex.get<kPerThread>();
   if (config == nullptr) return real(config, function, parameters, extra);
   const Attributes attributes(*config);
-  const predict::Launch what{
-      .function = function,
-      .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
-      .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
-      .dynamic_shared_bytes = config->sharedMemBytes,
-      .cluster = {attributes.cluster[0], attributes.cluster[1], attributes.cluster[2]},
-      .parameters = parameters,
-      .extra = extra};
+  const predict::Launch what{.function = function,
+                             .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+                             .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+                             .dynamic_shared_bytes = config->sharedMemBytes,
+                             .cluster = {attributes.cluster[0], attributes.cluster[1], attributes.cluster[2]},
+                             .parameters = parameters,
+                             .extra = extra};
   const queue::KernelCall call{.function = function,
                                .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
                                .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
@@ -173,8 +173,8 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   CUresult status = CUDA_SUCCESS;
   const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
   if (Offload::push_graph(graph, facts != nullptr && facts->plain, meant, status)) return status;
-  status = launch(what, meant, /*may_time=*/true,
-                  [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
+  status =
+      launch(what, meant, /*may_time=*/true, [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
   if (status == CUDA_SUCCESS) Offload::launched(graph);
   return status;
 }

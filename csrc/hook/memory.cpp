@@ -1,5 +1,5 @@
-// Calls that make memory known to CUDA, and calls after which handles of kernels mean nothing any more. Each goes to the
-// driver and is then noted; none is changed, held or refused.
+// Calls that make memory known to CUDA, and calls after which handles of kernels mean nothing any more. Each goes to
+// the driver and is then noted; none is changed, held or refused.
 #include "hook/memory.hpp"
 
 #include "driver/driver.hpp"

@@ -155,7 +155,8 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 // push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
 // `what`: kSynchronise for calls that wait for the device themselves.
 template <typename Push, typename Direct>
-CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct, For what = For::kOther) noexcept {
+CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
+                  const For& what = For::kOther) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
   const Site site = state.find(stream);
   if (site.queue != nullptr) {
@@ -178,18 +179,21 @@ CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
   operation.kind = Operation::Kind::kCopy;
   operation.stream = stream;
   operation.copy = what;
+  For wait = For::kOther;
   return defer_or(
       stream, nullptr,
       [&](Queue& known, const Caller& caller) {
         if (!known.active()) return false;
         const auto direction = what.direction;
         const bool any = direction == Operation::Direction::kAny;
-        if ((any || direction == Operation::Direction::kToDevice) && is_pageable(what.from)) return false;
-        if ((any || direction == Operation::Direction::kToHost) && is_pageable(what.to)) return false;
+        if (((any || direction == Operation::Direction::kToDevice) && is_pageable(what.from)) ||
+            ((any || direction == Operation::Direction::kToHost) && is_pageable(what.to))) {
+          wait = For::kSynchronise;  // it returns when the device is done with that memory
+          return false;
+        }
         return known.push_copy(caller, what, stream);
       },
-      // One that is not deferred has pageable memory at an end, and returns when the device is done with it.
-      [&] { return operation.execute(state.calls); }, For::kSynchronise);
+      [&] { return operation.execute(state.calls); }, wait);
 }
 
 CUresult fill(const Operation::Fill& what, bool rows, CUstream stream) noexcept {
@@ -464,7 +468,8 @@ bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresul
         return CUDA_SUCCESS;
       });
   // Its event nodes may wait for, or record, what is queued.
-  if (direct && !plain && !all_empty()) drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
+  if (direct && !plain && !all_empty())
+    drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
   return !direct;
 }
 

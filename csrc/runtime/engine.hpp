@@ -45,8 +45,8 @@ class Device {
   // Keeps what the predictor learned.
   void save_predictor() noexcept;
 
-  // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing is
-  // ever deferred, and the gate holds the program's own threads.
+  // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing
+  // is ever deferred, and the gate holds the program's own threads.
   void start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept;
 
   // Null where there is none.

@@ -92,7 +92,8 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   Pass pass;
   CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
-  std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> block;  // left as it is: only what is read is set
+  std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4>
+      block;  // left as it is: only what is read is set
   predict::Query query{.launch = launch, .function = nullptr, .words = {}, .residency = {1, sm_count_}};
   if (!launch.is_graph) {
     if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
@@ -189,8 +190,8 @@ int Gate::enter(CUstream stream, const predict::Prediction& prediction, std::int
   if (entry >= 0) {
     const bool beside = beside_others(stream);
     if (beside) mark_overlapped();
-    tracked_[static_cast<std::size_t>(entry)] = {Phase::kSubmitting, -1, now + in_flight_.remaining_ns(now), stream,
-                                                 beside, prediction};
+    tracked_[static_cast<std::size_t>(entry)] = {
+        Phase::kSubmitting, -1, now + in_flight_.remaining_ns(now), stream, beside, prediction};
   }
   return entry;
 }

@@ -83,8 +83,8 @@ class Gate {
   // What a kernel would take, said without counting as a launch.
   std::int64_t estimate_ns(const predict::Query& query) noexcept;
 
-  // What was learned and is worth keeping between runs; nothing if the lock cannot be had (at exit, whoever holds it may
-  // be gone). Allocates. restore() throws StateError.
+  // What was learned and is worth keeping between runs; nothing if the lock cannot be had (at exit, whoever holds it
+  // may be gone). Allocates. restore() throws StateError.
   std::vector<std::byte> save() noexcept;
   void restore(std::span<const std::byte> state);
 

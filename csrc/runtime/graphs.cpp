@@ -13,12 +13,12 @@
 namespace cudasched::runtime {
 namespace {
 
-constexpr std::int64_t kNodeGapNs = 1'000;           // from the end of a node to the start of the next
-constexpr std::int64_t kHostNs = 10'000;             // a host function
-constexpr std::int64_t kTransferNs = 1'500;          // a copy or a fill of nothing
-constexpr double kDeviceBytesPerNs = 2'000.0;        // within the device
-constexpr double kHostBytesPerNs = 25.0;             // over PCIe
-constexpr int kDeepest = 8;                          // of child graphs
+constexpr std::int64_t kNodeGapNs = 1'000;     // from the end of a node to the start of the next
+constexpr std::int64_t kHostNs = 10'000;       // a host function
+constexpr std::int64_t kTransferNs = 1'500;    // a copy or a fill of nothing
+constexpr double kDeviceBytesPerNs = 2'000.0;  // within the device
+constexpr double kHostBytesPerNs = 25.0;       // over PCIe
+constexpr int kDeepest = 8;                    // of child graphs
 constexpr std::size_t kMostNodes = std::size_t{1} << 20;
 
 struct Walk {
@@ -33,8 +33,8 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth);
 std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::uint64_t& hash) {
   CUDA_KERNEL_NODE_PARAMS parameters{};
   if (driver::table().graph_kernel_node_get(node, &parameters) != CUDA_SUCCESS) return 0;
-  const void* const function =
-      parameters.func != nullptr ? static_cast<const void*>(parameters.func) : static_cast<const void*>(parameters.kern);
+  const void* const function = parameters.func != nullptr ? static_cast<const void*>(parameters.func)
+                                                          : static_cast<const void*>(parameters.kern);
   const predict::Launch launch{.function = function,
                                .grid = {parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ},
                                .block = {parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ},
@@ -50,8 +50,7 @@ std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::
   }
   for (int i = 0; i < 3; ++i) hash = mix(hash, std::uint64_t{launch.grid[i]} << 32 | launch.block[i]);
   predict::Residency residency;
-  driver::table().occupancy(&residency.blocks_per_sm,
-                            static_cast<CUfunction>(const_cast<void*>(function)),
+  driver::table().occupancy(&residency.blocks_per_sm, static_cast<CUfunction>(const_cast<void*>(function)),
                             static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes);
   CUdevice device = 0;
   if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
@@ -81,7 +80,8 @@ std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int dep
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       CUDA_MEMCPY3D copy{};
       if (driver.graph_copy_node_get == nullptr || driver.graph_copy_node_get(node, &copy) != CUDA_SUCCESS) break;
-      const double bytes = static_cast<double>(copy.WidthInBytes) * static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
+      const double bytes = static_cast<double>(copy.WidthInBytes) *
+                           static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Depth));
       const bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST || copy.dstMemoryType == CU_MEMORYTYPE_HOST;
       return transfer_ns(bytes, host ? kHostBytesPerNs : kDeviceBytesPerNs);
@@ -176,7 +176,8 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
   try {
     const driver::RelaxedCapture relaxed;
     const Walk walked = walk(graph, estimate, 0);
-    auto facts = std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
+    auto facts =
+        std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
     const std::scoped_lock lock(mutex_);
     const auto [known, is_new] = known_.try_emplace({facts->identity, facts->critical_path_ns}, nullptr);
     if (is_new) known->second = std::move(facts);

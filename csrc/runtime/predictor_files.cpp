@@ -84,7 +84,7 @@ std::vector<std::byte> read_state(const std::string& path) {
     if (errno == ENOENT || errno == ENOTDIR) return {};
     fail(path, "opened");
   }
-  struct stat status{};
+  struct stat status {};
   if (fstat(file.get(), &status) != 0) fail(path, "examined");
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) > kMostBytes) {
     throw StateError("the predictor's state " + path + " is no file of ours; remove it");

@@ -1,8 +1,8 @@
 // The predictor's files: the model it is given, and what it learned of a GPU, kept between runs.
 //
-// The state of a GPU is one file a user, named by the GPU's UUID, in CUDASCHED_CACHE_DIR, else $XDG_CACHE_HOME/cudasched,
-// else ~/.cache/cudasched. It is replaced whole, so that a reader never sees half of one; of several programs that end
-// at once the last one's is kept. Nothing here is on the launch path.
+// The state of a GPU is one file a user, named by the GPU's UUID, in CUDASCHED_CACHE_DIR, else
+// $XDG_CACHE_HOME/cudasched, else ~/.cache/cudasched. It is replaced whole, so that a reader never sees half of one; of
+// several programs that end at once the last one's is kept. Nothing here is on the launch path.
 #pragma once
 
 #include <cstddef>

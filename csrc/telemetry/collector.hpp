@@ -53,8 +53,8 @@ struct Launched {
   CUstream stream = nullptr;
   int device = 0;                               // ordinal
   const predict::Function* function = nullptr;  // null: a graph, or a driver that describes no functions
-  std::string_view name{};                        // of the function, as the driver gives it
-  std::span<const std::uint32_t> words{};         // of the parameter block
+  std::string_view name{};                      // of the function, as the driver gives it
+  std::span<const std::uint32_t> words{};       // of the parameter block
   int blocks_per_sm = 0;                        // 0: unknown
 };
 

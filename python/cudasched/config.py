@@ -82,8 +82,8 @@ class Config(pydantic.BaseModel):
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
         straggler_ms: How late a launch may be, ms, before the next one no longer waits for it.
-        model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``), or
-            ``off``; the models that the package ships by default.
+        model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),
+            or ``off``; the models that the package ships by default.
         cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
             ``~/.cache/cudasched`` by default.
         run_dir: Directory of the shared tables; ``/dev/shm/cudasched-<uid>`` by default.
@@ -136,10 +136,12 @@ class Resolved:
     origins: Mapping[str, str]
 
     def environment(self) -> dict[str, str]:
-        """The engine's environment variables: one for each field that was set, and the models that the package ships."""
+        """The engine's environment variables: one for each field that was set, and the models that are shipped."""
         shipped = ("model",) if _MODELS.is_dir() else ()  # a build without models says nothing of them
         values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
-        return {VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()}
+        return {
+            VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()
+        }
 
 
 def _say(error: pydantic.ValidationError) -> tuple[str, str]:

@@ -513,7 +513,7 @@ AT_RANDOM = """
 import json, sys
 from program import *
 from logged import *
-gpu = Gpu()
+gpu = Gpu(); Log(gpu).note(0); gpu.synchronize()
 works = [Chance(gpu, seed, steps=150) for seed in range(4)]
 threads = [Worker(gpu, work.run) for work in works]
 for thread in threads: thread.join()

@@ -112,7 +112,9 @@ class WorkerSpec:
     def name(self) -> str:
         """For messages and for the client's display name."""
         loads = "+".join(load for load in (self.latency, self.best_effort) if load)
-        return " ".join([loads, *(flag for flag in ("managed", "mps", "low_priority", "history_only") if getattr(self, flag))])
+        return " ".join(
+            [loads, *(flag for flag in ("managed", "mps", "low_priority", "history_only") if getattr(self, flag))]
+        )
 
 
 def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:

@@ -1,5 +1,3 @@
-#include "base/handle_table.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,6 +5,8 @@
 #include <map>
 #include <random>
 #include <thread>
+
+#include "base/handle_table.hpp"
 
 namespace cudasched {
 namespace {

@@ -1,12 +1,11 @@
 // What the driver is asked of a kernel, how its parameters are gathered, and which memory is known, over the simulated
 // driver.
-#include "driver/functions.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstring>
 
+#include "driver/functions.hpp"
 #include "hooked_driver.hpp"
 #include "runtime/engine.hpp"
 

@@ -1,12 +1,11 @@
 // What an executable graph is predicted to take, from its nodes, over the simulated driver.
-#include "runtime/graphs.hpp"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "hooked_driver.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/graphs.hpp"
 
 namespace cudasched::test {
 namespace {
@@ -17,9 +16,7 @@ Function* call(const char* name) {
 }
 
 // Kernels whose predicted time is the number of their blocks, in us.
-std::int64_t blocks_us(const predict::Query& query) {
-  return static_cast<std::int64_t>(query.launch.blocks()) * 1000;
-}
+std::int64_t blocks_us(const predict::Query& query) { return static_cast<std::int64_t>(query.launch.blocks()) * 1000; }
 
 class Graph : public ::testing::Test {
  protected:
@@ -42,7 +39,7 @@ class Graph : public ::testing::Test {
     node.kernelParams = parameters;
     CUgraphNode handle = nullptr;
     Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&handle, graph_, after.data(),
-                                                                                  after.size(), &node));
+                                                                                   after.size(), &node));
     return handle;
   }
 

@@ -1,5 +1,3 @@
-#include "runtime/predictor_files.hpp"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "runtime/predictor_files.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -47,7 +46,7 @@ TEST_F(PredictorFiles, StateComesBackAsItWasWritten) {
   EXPECT_EQ(read_state(path), bytes(1000, 7));
   write_state(path, bytes(10, 9));
   EXPECT_EQ(read_state(path), bytes(10, 9));
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600U);
 }
