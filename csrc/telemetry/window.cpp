@@ -210,7 +210,8 @@ std::vector<Pending> Window::take(std::int64_t now_ns, bool all) {
   }
   // What ended before the first pending launch was submitted can overlap nothing that is to come.
   const bool known = !pending_.empty() && pending_.front().state != Pending::State::kAwaited;
-  const std::int64_t since = (known ? pending_.front().row.submitted_ns : submitted) - kClockSlackNs;
+  const std::int64_t since =
+      std::max(known ? pending_.front().row.submitted_ns : submitted, kClockSlackNs) - kClockSlackNs;
   std::erase_if(taken_, [since](const Span& span) { return span.end_ns < since; });
   return taken;
 }
