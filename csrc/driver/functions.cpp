@@ -98,11 +98,6 @@ std::unique_ptr<KernelFacts> ask(const void* handle) {
   // Without a name two kernels with the same attributes would be one; by the handle they are two, in this run alone.
   facts.identity = predict::identity_of(
       result->name.empty() ? "at " + std::to_string(reinterpret_cast<std::uintptr_t>(handle)) : result->name, facts);
-  // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
-  // layout found under an identity must be the function's own.
-  for (const Parameter& each : result->parameters) {
-    facts.identity = mix(facts.identity, std::uint64_t{each.offset} << 32 | each.bytes) | 1;
-  }
   return result;
 }
 
@@ -143,9 +138,13 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
     std::unique_ptr<KernelFacts> asked = ask(function);
     if (asked == nullptr) return nullptr;
     const std::scoped_lock lock(mutex_);
-    const auto [known, is_new] = by_identity_.try_emplace(asked->facts.identity, nullptr);
+    // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
+    // layout that is found must be the function's own.
+    std::uint64_t layout = asked->facts.identity;
+    for (const Parameter& each : asked->parameters) layout = mix(layout, std::uint64_t{each.offset} << 32 | each.bytes);
+    const auto [known, is_new] = by_layout_.try_emplace(layout, nullptr);
     if (is_new) {
-      asked->facts.index = static_cast<std::uint32_t>(by_identity_.size() - 1);
+      asked->facts.index = static_cast<std::uint32_t>(by_layout_.size() - 1);
       known->second = std::move(asked);
     }
     const KernelFacts* const facts = known->second.get();

@@ -60,7 +60,7 @@ class Functions {
   HandleTable<KernelFacts, 16384> by_handle_;
   std::atomic<std::uint64_t> forgotten_{0};  // times
   std::mutex mutex_;
-  std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_identity_;
+  std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_layout_;  // identity and parameters
 };
 
 // The process's one table.

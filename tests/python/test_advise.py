@@ -341,18 +341,26 @@ def test_untimed_launches_count_as_the_mean_of_the_timed() -> None:
     assert "2 of 3 launches were not timed" in report.notes
 
 
-def test_a_recording_without_times_still_gets_advice() -> None:
-    kernel = only(launch(start_ns=None, duration_ns=None, grid=(12, 1, 1)))
-    assert (kernel.time_ns, kernel.share, kernel.time_at_stake_ns) == (None, None, None)
-    found = finding(kernel, "small_grid")
-    assert (found.level, found.time_at_stake_ns) == ("critical", None)
-
-
 class Model:
     """Predicts 20 us for kernels."""
 
     def predict(self, launches: Any) -> list[float]:
         return [20_000.0 if kind == "kernel" else float("nan") for kind in launches["kind"].to_pylist()]
+
+
+class NoModel:
+    """Predicts nothing, where the package ships a model that would."""
+
+    def predict(self, launches: Any) -> list[float]:
+        return [float("nan")] * len(launches)
+
+
+def test_a_recording_without_times_still_gets_advice() -> None:
+    untimed = recording([launch(start_ns=None, duration_ns=None, grid=(12, 1, 1))])
+    (kernel,) = advise(untimed, model=NoModel()).kernels
+    assert (kernel.time_ns, kernel.share, kernel.time_at_stake_ns) == (None, None, None)
+    found = finding(kernel, "small_grid")
+    assert (found.level, found.time_at_stake_ns) == ("critical", None)
 
 
 def test_predicted_times() -> None:

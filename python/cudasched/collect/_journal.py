@@ -28,7 +28,7 @@ _BLOCK = struct.Struct("<4sIQII")
 _TEXT = struct.Struct("<III")
 _MAGIC = b"CSDJRNL\0"
 _BLOCK_MAGIC = b"CBLK"
-_META, _TEXTS, _ROWS, _END = 1, 2, 3, 4
+_META, _TEXTS, _ROWS, _END = _KINDS = 1, 2, 3, 4
 _MOST_BYTES = 1 << 31
 
 ROW = [
@@ -159,7 +159,7 @@ def scan(path: Path) -> Summary:
         _read_header(file, path)
         while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
             magic, kind, length, count, crc = _BLOCK.unpack(head)
-            if magic != _BLOCK_MAGIC or length > size - file.tell():
+            if magic != _BLOCK_MAGIC or kind not in _KINDS or length > size - file.tell():
                 break
             if kind in (_META, _END):
                 payload = file.read(length)
@@ -192,7 +192,8 @@ def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
     _read_header(file, path)
     while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
         magic, kind, length, count, crc = _BLOCK.unpack(head)
-        if magic != _BLOCK_MAGIC or length > _MOST_BYTES:
+        # The checksum is of what follows the header; a damaged header shows in what it says.
+        if magic != _BLOCK_MAGIC or kind not in _KINDS or length > _MOST_BYTES:
             return
         payload = file.read(length)
         if len(payload) != length or zlib.crc32(payload) != crc:
