@@ -158,6 +158,8 @@ for name in "${stages[@]}"; do
       ;;
     other-pythons)
       mapfile -t others < <(other_pythons "$system_version")
+      # The oldest and the newest: what works on both works between them, and each builds a wheel of its own.
+      [ "${#others[@]}" -le 2 ] || others=("${others[0]}" "${others[-1]}")
       [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.13 with venv, pip and headers was found")
       for candidate in "${others[@]}"; do
         version="$(python_version "$candidate")"
