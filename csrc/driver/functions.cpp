@@ -168,6 +168,15 @@ void Functions::reset_in_child() noexcept {
   by_handle_.clear();
 }
 
+void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept {
+  int blocks = 0;
+  auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
+  if (table().occupancy(&blocks, function, static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes) ==
+      CUDA_SUCCESS) {
+    blocks_per_sm = blocks;
+  }
+}
+
 Functions& functions() noexcept {
   // Never destroyed: other threads may still launch while the process exits.
   alignas(Functions) static unsigned char storage[sizeof(Functions)];

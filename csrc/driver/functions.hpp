@@ -63,6 +63,9 @@ class Functions {
   std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_layout_;  // identity and parameters
 };
 
+// How many of the kernel's blocks an SM holds; `blocks_per_sm` stays as it is where the driver will not say.
+void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept;
+
 // The process's one table.
 Functions& functions() noexcept;
 

@@ -11,39 +11,14 @@
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace {
 
 using cudasched::Class;
-
-thread_local std::string last_error;
-
-// Runs `body`; what it throws becomes a status and the thread's last error.
-template <typename Body>
-int guarded(Body&& body) noexcept {
-  int status = CUDASCHED_INTERNAL_ERROR;
-  try {
-    body();
-    return CUDASCHED_OK;
-  } catch (const cudasched::HookError& error) {
-    status = CUDASCHED_HOOK_ERROR;
-    last_error = error.what();
-  } catch (const cudasched::ConfigError& error) {
-    status = CUDASCHED_CONFIG_ERROR;
-    last_error = error.what();
-  } catch (const cudasched::ArbiterError& error) {
-    status = CUDASCHED_ARBITER_ERROR;
-    last_error = error.what();
-  } catch (const cudasched::driver::DriverError& error) {
-    status = CUDASCHED_DRIVER_ERROR;
-    last_error = error.what();
-  } catch (const std::exception& error) {
-    last_error = error.what();
-  }
-  return status;
-}
+using cudasched::runtime::guarded;
 
 Class checked_class(int value) {
   if (value < 0 || value >= cudasched::kClassCount) {
@@ -100,13 +75,18 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
 }  // namespace
 
 namespace cudasched::runtime {
+namespace {
+thread_local std::string last_error;
+}  // namespace
+
 void set_last_error(std::string message) { last_error = std::move(message); }
+const char* last_error_text() noexcept { return last_error.c_str(); }
 }  // namespace cudasched::runtime
 
 extern "C" {
 
 const char* cudasched_version(void) { return CUDASCHED_VERSION; }
-const char* cudasched_last_error(void) { return last_error.c_str(); }
+const char* cudasched_last_error(void) { return cudasched::runtime::last_error_text(); }
 
 void cudasched_get_state(cudasched_state* state) {
   *state = {};

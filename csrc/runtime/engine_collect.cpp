@@ -16,7 +16,7 @@
 #include "driver/functions.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
-#include "runtime/last_error.hpp"
+#include "runtime/guarded.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -24,14 +24,6 @@ namespace {
 int current_ordinal() noexcept {
   CUdevice device = 0;
   return driver::table().context_get_device(&device) == CUDA_SUCCESS ? device : 0;
-}
-
-int residency(const predict::Launch& launch) noexcept {
-  int blocks = 0;
-  auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
-  const auto threads = static_cast<int>(launch.threads_per_block());
-  return driver::table().occupancy(&blocks, function, threads, launch.dynamic_shared_bytes) == CUDA_SUCCESS ? blocks
-                                                                                                            : 0;
 }
 
 bool captured(CUstream stream) noexcept {
@@ -70,23 +62,6 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-template <typename Body>
-int guarded(Body&& body) noexcept {
-  try {
-    body();
-    return CUDASCHED_OK;
-  } catch (const ConfigError& error) {
-    set_last_error(error.what());
-    return CUDASCHED_CONFIG_ERROR;
-  } catch (const HookError& error) {
-    set_last_error(error.what());
-    return CUDASCHED_HOOK_ERROR;
-  } catch (const std::exception& error) {
-    set_last_error(error.what());
-    return CUDASCHED_INTERNAL_ERROR;
-  }
-}
-
 }  // namespace
 
 telemetry::Record begin_collected(CUstream stream, bool may_time) noexcept {
@@ -108,7 +83,7 @@ void end_collected(const telemetry::Record& record, const predict::Launch& launc
     telemetry::end_record(record, &launched);
     return;
   }
-  launched.blocks_per_sm = residency(launch);
+  driver::ask_occupancy(launch, launched.blocks_per_sm);
   std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> words;
   if (const driver::KernelFacts* const kernel = driver::functions().find(launch.function)) {
     launched.function = &kernel->facts;

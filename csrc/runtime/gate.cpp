@@ -92,8 +92,8 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   Pass pass;
   CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
-  std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4>
-      block;  // left as it is: only what is read is set
+  // Left as it is: only what is read is set.
+  std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> block;
   predict::Query query{.launch = launch, .function = nullptr, .words = {}, .residency = {1, sm_count_}};
   if (!launch.is_graph) {
     if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
@@ -409,12 +409,7 @@ void Gate::restore(std::span<const std::byte> state) {
 
 predict::Residency Gate::residency(const predict::Launch& launch) const noexcept {
   predict::Residency result{1, sm_count_};
-  auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
-  int blocks = 0;
-  if (driver::table().occupancy(&blocks, function, static_cast<int>(launch.threads_per_block()),
-                                launch.dynamic_shared_bytes) == CUDA_SUCCESS) {
-    result.blocks_per_sm = blocks;
-  }
+  driver::ask_occupancy(launch, result.blocks_per_sm);
   return result;
 }
 

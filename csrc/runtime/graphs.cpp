@@ -50,8 +50,7 @@ std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::
   }
   for (int i = 0; i < 3; ++i) hash = mix(hash, std::uint64_t{launch.grid[i]} << 32 | launch.block[i]);
   predict::Residency residency;
-  driver::table().occupancy(&residency.blocks_per_sm, static_cast<CUfunction>(const_cast<void*>(function)),
-                            static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes);
+  driver::ask_occupancy(launch, residency.blocks_per_sm);
   CUdevice device = 0;
   if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
     residency.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);

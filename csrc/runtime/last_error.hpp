@@ -6,5 +6,6 @@
 namespace cudasched::runtime {
 
 void set_last_error(std::string message);
+const char* last_error_text() noexcept;
 
 }  // namespace cudasched::runtime

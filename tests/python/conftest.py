@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from program import Stage
 from support import PATIENCE_S, Run
 
 HERE = Path(__file__).resolve().parent
@@ -98,3 +100,17 @@ def cudasched(command: str) -> Run:
         return subprocess.run([command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, **options)  # type: ignore[call-overload,no-any-return]
 
     return run
+
+
+@pytest.fixture
+def without_offload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate holds the program's own thread, so that a test sees who waits; test_offload.py has the launcher's."""
+    monkeypatch.setenv("CUDASCHED_OFFLOAD", "0")
+
+
+@pytest.fixture
+def stage(command: str, simulated: Path, tmp_path: Path) -> Iterator[Stage]:
+    """Programs that share a simulated device; all are gone at the end."""
+    stage = Stage(command, tmp_path)
+    yield stage
+    stage.close()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cudasched as package
@@ -21,17 +21,7 @@ from support import PATIENCE_S, Run
 ONCE = "gpu = Gpu(); gpu.launch(); gpu.synchronize()"
 
 
-@pytest.fixture(autouse=True)
-def without_offload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate holds the program's own thread, so that a test sees who waits; test_offload.py has the launcher's."""
-    monkeypatch.setenv("CUDASCHED_OFFLOAD", "0")
-
-
-@pytest.fixture
-def stage(command: str, simulated: Path, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(command, tmp_path)
-    yield stage
-    stage.close()
+pytestmark = pytest.mark.usefixtures("without_offload")
 
 
 @pytest.fixture

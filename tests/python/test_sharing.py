@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import cudasched
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
 
-
-@pytest.fixture(autouse=True)
-def without_offload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate holds the program's own thread, so that a test sees who waits; test_offload.py has the launcher's."""
-    monkeypatch.setenv("CUDASCHED_OFFLOAD", "0")
-
-
-@pytest.fixture
-def stage(command: str, simulated: Path, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(command, tmp_path)
-    yield stage
-    stage.close()
+pytestmark = pytest.mark.usefixtures("without_offload")
 
 
 def server(stage: Stage) -> Program:
