@@ -176,24 +176,60 @@ CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event)
   return CUDA_SUCCESS;
 }
 
-std::unique_ptr<Exec> instantiate(const Graph& graph) {
-  auto exec = std::make_unique<Exec>();
+namespace {
+
+void flatten_into(const Graph& graph, const std::vector<std::size_t>& after, const Node* within,
+                  std::vector<FlatNode>& flat) {
   std::unordered_map<const Node*, std::size_t> place;
   for (const auto& node : graph.nodes) {
-    ExecNode made{.type = node->type, .command = node->command, .priority = node->priority, .dependencies = {}};
+    FlatNode made{.node = node.get(), .dependencies = {}, .within = within};
+    for (const Node* dependency : node->dependencies) made.dependencies.push_back(place.at(dependency));
+    if (made.dependencies.empty()) made.dependencies = after;
+    if (node->child) {
+      const std::size_t first = flat.size();
+      flatten_into(*node->child, made.dependencies, within != nullptr ? within : node.get(), flat);
+      std::vector<bool> is_last(flat.size() - first, true);
+      for (std::size_t i = first; i < flat.size(); ++i) {
+        for (const std::size_t before : flat[i].dependencies) {
+          if (before >= first) is_last[before - first] = false;
+        }
+      }
+      if (!is_last.empty()) made.dependencies.clear();
+      for (std::size_t i = 0; i < is_last.size(); ++i) {
+        if (is_last[i]) made.dependencies.push_back(first + i);
+      }
+    }
+    place.emplace(node.get(), flat.size());
+    flat.push_back(std::move(made));
+  }
+}
+
+}  // namespace
+
+std::vector<FlatNode> flatten(const Graph& graph) {
+  std::vector<FlatNode> flat;
+  flatten_into(graph, {}, nullptr, flat);
+  return flat;
+}
+
+std::unique_ptr<Exec> instantiate(const Graph& graph) {
+  auto exec = std::make_unique<Exec>();
+  for (const auto& [node, dependencies, within] : flatten(graph)) {
+    ExecNode made{.type = node->type,
+                  .command = node->command,
+                  .priority = node->priority,
+                  .dependencies = dependencies,
+                  .within = within};
     made.ends_lane = true;
     // A node goes on in the lane of a dependency that nobody has gone on from, else it opens a lane of its own.
-    bool placed = node->dependencies.empty() && exec->nodes.empty();
-    for (const Node* dependency : node->dependencies) {
-      const std::size_t index = place.at(dependency);
-      made.dependencies.push_back(index);
+    bool placed = dependencies.empty() && exec->nodes.empty();
+    for (const std::size_t index : dependencies) {
       if (placed || !exec->nodes[index].ends_lane) continue;
       exec->nodes[index].ends_lane = false;
       made.lane = exec->nodes[index].lane;
       placed = true;
     }
     if (!placed) made.lane = exec->lane_count++ % kLanesMax;
-    place.emplace(node.get(), exec->nodes.size());
     exec->op_count += 1 + made.dependencies.size();
     exec->nodes.push_back(std::move(made));
   }
@@ -202,19 +238,26 @@ std::unique_ptr<Exec> instantiate(const Graph& graph) {
   return exec->op_count <= kGraphOpsMax ? std::move(exec) : nullptr;
 }
 
-bool same_topology(const Exec& exec, const Graph& graph) {
-  if (exec.nodes.size() != graph.nodes.size()) return false;
-  std::unordered_map<const Node*, std::size_t> place;
-  for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
-    const Node& node = *graph.nodes[i];
-    const ExecNode& made = exec.nodes[i];
-    if (made.type != node.type || made.dependencies.size() != node.dependencies.size()) return false;
-    for (std::size_t d = 0; d < node.dependencies.size(); ++d) {
-      if (place.at(node.dependencies[d]) != made.dependencies[d]) return false;
-    }
-    place.emplace(&node, i);
+CUgraphExecUpdateResult update(Exec& exec, std::size_t first, const std::vector<FlatNode>& nodes) {
+  const bool fixed_priorities = (exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY) != 0;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const Node& node = *nodes[i].node;
+    const ExecNode& made = exec.nodes[first + i];
+    if (made.type != node.type) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    // What depends on nothing in a child graph depends on what its node did.
+    const std::vector<std::size_t>& dependencies = nodes[i].dependencies;
+    const bool is_root = first != 0 && dependencies.empty();
+    const bool same = is_root || std::equal(dependencies.begin(), dependencies.end(), made.dependencies.begin(),
+                                            made.dependencies.end(),
+                                            [&](std::size_t is, std::size_t was) { return is + first == was; });
+    if (!same) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    if (fixed_priorities && node.priority != made.priority) return CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
   }
-  return true;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    exec.nodes[first + i].command = nodes[i].node->command;
+    exec.nodes[first + i].priority = nodes[i].node->priority;
+  }
+  return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
 }  // namespace cudasched::simulate

@@ -40,8 +40,17 @@ CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, 
 CUresult capture_record(Stream& stream, Event& event);
 CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event);
 
+// A graph's nodes with those of its child graphs in their place, ahead of the node that stands for the child's end.
+struct FlatNode {
+  const Node* node = nullptr;
+  std::vector<std::size_t> dependencies;
+  const Node* within = nullptr;  // the graph's own child graph node that it comes from
+};
+std::vector<FlatNode> flatten(const Graph& graph);
+
 // Null: the graph needs more operations than a launch may have.
 std::unique_ptr<Exec> instantiate(const Graph& graph);
-bool same_topology(const Exec& exec, const Graph& graph);
+// Takes `nodes` over in the place of as many nodes of `exec` from `first` on, or says why not.
+CUgraphExecUpdateResult update(Exec& exec, std::size_t first, const std::vector<FlatNode>& nodes);
 
 }  // namespace cudasched::simulate

@@ -2,12 +2,15 @@
 // driver-API programs and cudasched's hook run on any machine in real time, several processes sharing one device.
 //
 // Environment, read once, by the first call of a process that needs a device
-//   CUDASCHED_SIM_DIR             where the shared devices lie; default /dev/shm/cudasched-sim-<uid>; made with mode
-//   0700 CUDASCHED_SIM_SCALE           real seconds that a simulated second takes, 0.001 to 10000; default 20. The
-//   process that
-//                                 opens a device first decides for all.
-//   CUDASCHED_SIM_DEVICES         how many devices there are, 0 to 16; default 1
-//   CUDASCHED_SIM_DRIVER_VERSION  what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
+//   CUDASCHED_SIM_DIR      where the shared devices lie; default /dev/shm/cudasched-sim-<uid>; made with mode 0700
+//   CUDASCHED_SIM_SCALE    real seconds that a simulated second takes, 0.001 to 10000; default 20. The process that
+//                          opens a device first decides for all.
+//   CUDASCHED_SIM_DEVICES  how many devices there are, 0 to 16; default 1
+//   CUDASCHED_SIM_DRIVER_VERSION
+//                          what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
+//   CUDASCHED_SIM_MIG      1: the devices are MIG instances, which show by their name
+//   CUDASCHED_SIM_KILL_AT  THREAD:STEP: the process dies of SIGKILL at that step of the threads of that name (as in
+//                          /proc/PID/task/TID/comm), counted from 1, two a call: on its way in and on its way out
 // A value that cannot be read makes cuInit fail with CUDA_ERROR_INVALID_VALUE.
 //
 // Module images are text, ended by NUL:
@@ -45,8 +48,9 @@
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch
 // waits); a graph may need at most 900 of them, nodes and waits between branches counted (then OUT_OF_MEMORY at
 // instantiation). A wait for an event of another device blocks the caller. Graph launches into a capture, event record
-// nodes, textures, arrays, virtual memory, pools other than the default one, IPC, peers, MPS and green contexts are not
-// there. A driver function without an entry here is absent from the library and from cuGetProcAddress.
+// nodes, textures, arrays, virtual memory, pools other than the default one, IPC, peers and MPS are not there. Kernels
+// of green contexts run on any SM. Of the attributes of a kernel node there is the priority. A driver function without
+// an entry here is absent from the library and from cuGetProcAddress.
 //
 // Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (what operations
 // do), capture (streams to graphs), entry* (the exported functions), proc_address (their table).

@@ -137,6 +137,7 @@ CUresult initialize_driver() {
   int version = kVersionDefault;
   if (!read_setting("CUDASCHED_SIM_SCALE", 0.001, 10000.0, state.scale) ||
       !read_setting("CUDASCHED_SIM_DEVICES", 0, kDevicesMax, devices) ||
+      !read_setting("CUDASCHED_SIM_MIG", 0, 1, state.mig) ||
       !read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -188,6 +189,13 @@ CUresult current_context(std::shared_ptr<Context>& context) {
   return context_state(*context);
 }
 
+const Green* current_green() {
+  const std::vector<Context*>& stack = context_stack();
+  if (stack.empty()) return nullptr;
+  const auto found = driver().greens.find(reinterpret_cast<Green*>(stack.back()));
+  return found == driver().greens.end() ? nullptr : found->second.get();
+}
+
 CUresult activate_context(Context& context) {
   SharedDevice& shared = shared_of(context);
   {
@@ -203,6 +211,10 @@ CUresult activate_context(Context& context) {
   return make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0, context.legacy);
 }
 
+void release_primary(Lock& lock, const std::shared_ptr<Context>& primary) {
+  if (--primary->retained == 0) deactivate_context(lock, primary);
+}
+
 void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   wait_until(lock, context->device, [&] {
     return context->slot < 0 || std::all_of(context->streams.begin(), context->streams.end(),
@@ -211,6 +223,11 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   if (context->slot < 0) return;
   Driver& state = driver();
   const auto ours = [&](const auto& owner) { return owner == context; };
+  std::erase_if(state.greens, [&](const auto& entry) {
+    if (!ours(entry.second->primary)) return false;
+    state.contexts.erase(reinterpret_cast<Context*>(entry.first));
+    return true;
+  });
   std::erase_if(state.streams, [&](const auto& entry) { return ours(entry.second->context); });
   std::erase_if(state.events, [&](const auto& entry) { return ours(entry.second->context); });
   std::erase_if(state.modules, [&](const auto& entry) {
@@ -260,6 +277,7 @@ CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, u
   stream->place = place;
   stream->flags = flags;
   stream->priority = std::clamp(priority, kGreatestPriority, 0);
+  stream->green = current_green();
   stream->id = driver().next_id++;
   context->streams.emplace(stream.get(), stream);
   return CUDA_SUCCESS;
@@ -384,7 +402,7 @@ void progress(Lock& lock) {
     SharedDevice::Guard device(state.gpus[ordinal]->shared);
     for (const auto& [key, context] : state.contexts) {
       if (context->slot < 0 || context->device != static_cast<int>(ordinal)) continue;
-      for (Completion done; device->take_completed(context->slot, &done);) taken.emplace_back(done, key);
+      for (Completion done; device->take_completed(context->slot, &done);) taken.emplace_back(done, context.get());
     }
     std::sort(taken.begin(), taken.end(), [](const auto& a, const auto& b) { return a.first.order < b.first.order; });
     for (const auto& [done, key] : taken) {
@@ -503,7 +521,8 @@ CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, Exec& ex
       if (result != CUDA_SUCCESS) return result;
     }
     const CUresult result =
-        submit_work(device, lanes[lane], work_of(node.command, node.priority), node.command, nullptr, &tickets[i]);
+        submit_work(device, lanes[lane], work_of(node.command, std::clamp(node.priority, kGreatestPriority, 0)),
+                    node.command, nullptr, &tickets[i]);
     if (result != CUDA_SUCCESS) return result;
   }
   for (std::size_t lane = 1; lane < lanes.size(); ++lane) {

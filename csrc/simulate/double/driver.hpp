@@ -21,6 +21,7 @@
 
 #include "simulate/double/commands.hpp"
 #include "simulate/double/image.hpp"
+#include "simulate/double/kill_at.hpp"
 #include "simulate/double/shared_device.hpp"
 
 // Of cudaProfiler.h, which CUDA's header wheels leave out.
@@ -35,6 +36,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 struct Context;
 struct Capture;
+struct Green;
 struct Node;
 
 // One record of an event.
@@ -54,6 +56,7 @@ struct Stream {
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t id = 0;
+  const Green* green = nullptr;  // whose stream it is
   std::uint64_t submitted = 0;
   std::uint64_t applied = 0;
   bool closed = false;           // by the program; what is queued still runs
@@ -103,16 +106,17 @@ struct Library {
   std::map<Context*, std::unique_ptr<Module>> modules;
 };
 
+struct Graph {
+  std::vector<std::unique_ptr<Node>> nodes;
+};
+
 struct Node {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   Command command;
-  int priority = 0;
+  int priority = 0;                 // as it was asked for
   std::vector<Node*> dependencies;  // all of them earlier in the graph
   std::vector<void*> parameters;    // of a kernel, as cuGraphKernelNodeGetParams last gave them
-};
-
-struct Graph {
-  std::vector<std::unique_ptr<Node>> nodes;
+  std::unique_ptr<Graph> child;     // of a child graph node
 };
 
 struct ExecNode {
@@ -120,6 +124,7 @@ struct ExecNode {
   Command command;
   int priority = 0;
   std::vector<std::size_t> dependencies;
+  const Node* within = nullptr;  // the child graph node of the graph it was made of, to compare with
   std::size_t lane = 0;
   bool ends_lane = false;
 };
@@ -167,6 +172,17 @@ struct Applied {
   Completion completion;
 };
 
+// SMs of a device, as a descriptor or a green context holds them.
+struct SmPartition {
+  unsigned sms = 0;
+};
+
+// Its address, as a CUcontext, is what cuCtxFromGreenCtx gives: another name of the primary context.
+struct Green {
+  std::shared_ptr<Context> primary;
+  SmPartition partition;
+};
+
 struct SimulatedGpu {
   SharedDevice shared;
   std::shared_ptr<Context> primary;
@@ -177,6 +193,7 @@ struct Driver {
   bool initialized = false;
   double scale = 20;
   std::string directory;
+  int mig = 0;
   std::vector<std::unique_ptr<SimulatedGpu>> gpus;
   std::uint64_t next_id = 1;
   std::unordered_map<Context*, std::shared_ptr<Context>> contexts;
@@ -188,6 +205,8 @@ struct Driver {
   std::unordered_map<Kernel*, Kernel*> kernels;
   std::unordered_map<Graph*, std::unique_ptr<Graph>> graphs;
   std::unordered_map<Exec*, std::unique_ptr<Exec>> execs;
+  std::unordered_map<SmPartition*, std::unique_ptr<SmPartition>> descriptors;
+  std::unordered_map<Green*, std::unique_ptr<Green>> greens;
   std::vector<std::weak_ptr<Capture>> captures;
   std::map<std::uintptr_t, Allocation> allocations;  // by address
   std::size_t device_bytes = 0;                      // allocated by this process
@@ -213,6 +232,8 @@ std::uint64_t thread_id();
 
 std::vector<Context*>& context_stack();
 CUresult current_context(std::shared_ptr<Context>& context);
+// The green context that is current to the calling thread, or null.
+const Green* current_green();
 
 CUresult activate_context(Context& context);
 // Waits for its work, then gives back everything that belongs to it.
@@ -248,6 +269,9 @@ template <class Done>
 void wait_until(Lock& lock, int device, Done done);
 void sleep_until_next_event(Lock& lock, int device);
 
+// Its last user is gone.
+void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
+
 // Puts a command into a stream, after the waits that the default stream demands. The stream must not be capturing.
 // Unlocks while the context's table is full. The mutex `submitting` must not be held by the caller.
 CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
@@ -266,6 +290,7 @@ void wait_until(Lock& lock, int device, Done done) {
 
 template <class F>
 CUresult with_driver(F call) {
+  const Steps steps;
   try {
     if (const CUresult result = may_call(); result != CUDA_SUCCESS) return result;
     Lock lock(driver().mutex);

@@ -549,6 +549,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 }
 
 CUresult cuInit(unsigned flags) {
+  const Steps steps;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   try {
     return initialize_driver();
@@ -582,7 +583,7 @@ CUresult cuDeviceGetCount(int* count) {
 CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
   if (name == nullptr || bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   return with_device(device, [&](Lock&) {
-    copy_text(name, bytes, "cudasched simulated GPU");
+    copy_text(name, bytes, driver().mig != 0 ? "cudasched simulated GPU MIG 1g.18gb" : "cudasched simulated GPU");
     return CUDA_SUCCESS;
   });
 }
@@ -647,7 +648,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   return with_device(device, [&](Lock& lock) {
     const std::shared_ptr<Context> primary = primary_context(device);
     if (primary->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-    if (--primary->retained == 0) deactivate_context(lock, primary);
+    release_primary(lock, primary);
     return CUDA_SUCCESS;
   });
 }
@@ -723,7 +724,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
     std::shared_ptr<Context> context;
     if (const CUresult result = find_context(handle, context); result != CUDA_SUCCESS) return result;
     if (stack.empty()) stack.push_back(nullptr);
-    stack.back() = context.get();
+    stack.back() = reinterpret_cast<Context*>(handle);  // which may be a green context's name for it
     return CUDA_SUCCESS;
   });
 }
@@ -741,7 +742,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle) {
   return with_driver([&](Lock&) {
     std::shared_ptr<Context> context;
     if (const CUresult result = find_context(handle, context); result != CUDA_SUCCESS) return result;
-    context_stack().push_back(context.get());
+    context_stack().push_back(reinterpret_cast<Context*>(handle));
     return CUDA_SUCCESS;
   });
 }

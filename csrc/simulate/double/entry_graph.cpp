@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "simulate/double/capture.hpp"
 #include "simulate/double/driver.hpp"
@@ -10,11 +11,27 @@
 namespace cudasched::simulate {
 namespace {
 
+// Visits a graph and the child graphs in it; the first that visit() says true of.
+template <class Visit>
+Graph* search(Graph& graph, const Visit& visit) {
+  if (visit(graph)) return &graph;
+  for (const auto& node : graph.nodes) {
+    if (!node->child) continue;
+    if (Graph* const found = search(*node->child, visit)) return found;
+  }
+  return nullptr;
+}
+
 CUresult find_graph(CUgraph handle, Graph*& graph) {
-  const auto found = driver().graphs.find(reinterpret_cast<Graph*>(handle));
-  if (found == driver().graphs.end()) return CUDA_ERROR_INVALID_VALUE;
-  graph = found->second.get();
-  return CUDA_SUCCESS;
+  if (const auto found = driver().graphs.find(reinterpret_cast<Graph*>(handle)); found != driver().graphs.end()) {
+    graph = found->second.get();
+    return CUDA_SUCCESS;
+  }
+  for (const auto& [key, known] : driver().graphs) {
+    graph = search(*known, [&](const Graph& each) { return &each == reinterpret_cast<Graph*>(handle); });
+    if (graph != nullptr) return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult find_exec(CUgraphExec handle, Exec*& exec) {
@@ -25,12 +42,16 @@ CUresult find_exec(CUgraphExec handle, Exec*& exec) {
 }
 
 Node* find_node(CUgraphNode handle) {
+  Node* found = nullptr;
   for (const auto& [key, graph] : driver().graphs) {
-    for (const auto& node : graph->nodes) {
-      if (node.get() == reinterpret_cast<Node*>(handle)) return node.get();
-    }
+    search(*graph, [&](const Graph& each) {
+      for (const auto& node : each.nodes) {
+        if (node.get() == reinterpret_cast<Node*>(handle)) found = node.get();
+      }
+      return found != nullptr;
+    });
   }
-  return nullptr;
+  return found;
 }
 
 CUgraph adopt(std::unique_ptr<Graph> graph) {
@@ -97,6 +118,11 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
   });
 }
 
+CUresult said(CUgraphExecUpdateResult what, CUgraphExecUpdateResult* outcome) {
+  if (outcome != nullptr) *outcome = what;
+  return what == CU_GRAPH_EXEC_UPDATE_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+}
+
 CUresult update_exec(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExecUpdateResult* outcome) {
   return with_driver([&](Lock&) {
     Exec* exec = nullptr;
@@ -104,17 +130,32 @@ CUresult update_exec(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExecU
     CUresult result = find_exec(exec_handle, exec);
     if (result == CUDA_SUCCESS) result = find_graph(graph_handle, graph);
     if (result != CUDA_SUCCESS) return result;
-    if (!same_topology(*exec, *graph)) {
-      if (outcome != nullptr) *outcome = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-      return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    }
-    for (std::size_t i = 0; i < exec->nodes.size(); ++i) {
-      exec->nodes[i].command = graph->nodes[i]->command;
-      exec->nodes[i].priority = graph->nodes[i]->priority;
-    }
-    if (outcome != nullptr) *outcome = CU_GRAPH_EXEC_UPDATE_SUCCESS;
-    return CUDA_SUCCESS;
+    const std::vector<FlatNode> nodes = flatten(*graph);
+    if (nodes.size() != exec->nodes.size()) return said(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, outcome);
+    return said(update(*exec, 0, nodes), outcome);
   });
+}
+
+std::unique_ptr<Graph> clone(const Graph& graph) {
+  auto made = std::make_unique<Graph>();
+  std::unordered_map<const Node*, Node*> copies;
+  for (const auto& node : graph.nodes) {
+    auto copy = std::make_unique<Node>();
+    copy->type = node->type;
+    copy->command = node->command;
+    copy->priority = node->priority;
+    for (const Node* dependency : node->dependencies) copy->dependencies.push_back(copies.at(dependency));
+    if (node->child) copy->child = clone(*node->child);
+    copies.emplace(node.get(), copy.get());
+    made->nodes.push_back(std::move(copy));
+  }
+  return made;
+}
+
+CUresult find_kernel_node(CUgraphNode handle, CUkernelNodeAttrID attribute, Node*& node) {
+  node = find_node(handle);
+  if (node == nullptr || node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+  return attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // namespace
@@ -282,6 +323,53 @@ CUresult cuGraphAddEmptyNode(CUgraphNode* handle, CUgraph graph_handle, const CU
   });
 }
 
+CUresult cuGraphAddChildGraphNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
+                                  size_t count, CUgraph child_handle) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    Graph* child = nullptr;
+    CUresult result = find_graph(graph_handle, graph);
+    if (result == CUDA_SUCCESS) result = find_graph(child_handle, child);
+    if (result != CUDA_SUCCESS) return result;
+    auto node = std::make_unique<Node>();
+    node->type = CU_GRAPH_NODE_TYPE_GRAPH;
+    node->child = clone(*child);
+    return add_node(handle, *graph, dependencies, count, std::move(node));
+  });
+}
+
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* graph) {
+  if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    const Node* const node = find_node(handle);
+    if (node == nullptr || !node->child) return CUDA_ERROR_INVALID_VALUE;
+    *graph = reinterpret_cast<CUgraph>(node->child.get());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute, CUkernelNodeAttrValue* value) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Node* node = nullptr;
+    const CUresult result = find_kernel_node(handle, attribute, node);
+    if (result == CUDA_SUCCESS) value->priority = node->priority;
+    return result;
+  });
+}
+
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
+                                       const CUkernelNodeAttrValue* value) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Node* node = nullptr;
+    const CUresult result = find_kernel_node(handle, attribute, node);
+    if (result == CUDA_SUCCESS) node->priority = value->priority;
+    return result;
+  });
+}
+
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
@@ -423,6 +511,23 @@ CUresult cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
     const CUresult result = find_exec(handle, exec);
     if (result == CUDA_SUCCESS) *flags = exec->flags;
     return result;
+  });
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode node_handle, CUgraph child_handle) {
+  return with_driver([&](Lock&) {
+    Exec* exec = nullptr;
+    Graph* child = nullptr;
+    CUresult result = find_exec(exec_handle, exec);
+    if (result == CUDA_SUCCESS) result = find_graph(child_handle, child);
+    if (result != CUDA_SUCCESS) return result;
+    const auto inside = [&](const ExecNode& node) { return node.within == reinterpret_cast<Node*>(node_handle); };
+    const auto first = std::find_if(exec->nodes.begin(), exec->nodes.end(), inside);
+    const std::vector<FlatNode> nodes = flatten(*child);
+    if (std::count_if(exec->nodes.begin(), exec->nodes.end(), inside) != static_cast<std::ptrdiff_t>(nodes.size())) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    return said(update(*exec, static_cast<std::size_t>(first - exec->nodes.begin()), nodes), nullptr);
   });
 }
 
