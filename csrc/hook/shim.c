@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/loader.h"
 #include "cudasched/engine.h"
 #include "hook/find_driver.h"
 #include "symbol_names.h"
@@ -127,7 +128,7 @@ static struct driver open_driver(bool say_why_not) {
 static void* driver_function(void* handle, uint32_t index) {
   const char* name = cudasched_hook_names[index];
   if (handle == NULL) return without_driver(name);
-  void* function = dlsym(handle, name);
+  void* function = cudasched_loader_find(handle, name);
   /* A driver that needs libcuda.so.1 itself would lead back here, and round for ever. */
   if (function == NULL || lies_between(function, cudasched_hook_entries_begin, cudasched_hook_entries_end)) {
     return (void*)not_supported;
@@ -178,7 +179,7 @@ static void attach_engine(const struct driver* driver) {
     return;
   }
   __typeof__(&cudasched_attach) attach;
-  *(void**)&attach = dlsym(engine, "cudasched_attach");
+  *(void**)&attach = cudasched_loader_find(engine, "cudasched_attach");
   if (attach == NULL) {
     warn("%s is not cudasched's engine (it has no cudasched_attach): every call passes through", path);
     return;

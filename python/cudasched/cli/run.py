@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cudasched import hook
+from cudasched import hook, mps
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
 from cudasched.config import resolve
 from cudasched.errors import HookError
@@ -17,6 +17,8 @@ from cudasched.errors import HookError
 __all__ = ["preload", "run_program"]
 
 _OPTIONS = {"client_class": "--class"}
+_LIMITERS = ("libvgpu.so", "libvgpu-control.so")
+"""Libraries that limit what a program gets of a GPU, by standing in front of the driver: HAMi-core, vgpu-manager."""
 
 
 def _option(field: str) -> str:
@@ -27,13 +29,16 @@ def _warn(message: str) -> None:
     print(f"cudasched: warning: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
-def preload(files: hook.Files, already: str) -> str:
-    """The value of LD_PRELOAD: our libraries first, then what the user had.
+def preload(files: hook.Files, already: str, system: Path = Path("/etc/ld.so.preload")) -> str:
+    """The value of LD_PRELOAD: libraries that limit the program, then ours, then what else the user had.
+
+    What limits a program goes first, or calls of programs that link the driver would get round it.
 
     Args:
         files: Where our libraries are.
         already: The user's LD_PRELOAD. Shims in it, as another `cudasched run` has put there, are left out: one engine
             a process.
+        system: The file that says what is preloaded into every program, after LD_PRELOAD.
 
     Raises:
         HookError: The installation's path cannot stand in LD_PRELOAD.
@@ -45,16 +50,39 @@ def preload(files: hook.Files, already: str) -> str:
                 f"{path} cannot stand in LD_PRELOAD, which is split at spaces and colons: install cudasched in a "
                 "directory without them, or `import cudasched` in the program"
             )
-    kept = [
-        path
-        for path in already.replace(":", " ").split()
-        if not path.endswith(("hook/libcuda.so.1", "hook/libcuda.so"))
-    ]
-    return ":".join([*ours, *kept])
+    kept = [path for path in _paths(already) if not path.endswith(("hook/libcuda.so.1", "hook/libcuda.so"))]
+    limiting = dict.fromkeys(path for path in [*_everywhere(system), *kept] if os.path.basename(path) in _LIMITERS)
+    return ":".join([*limiting, *ours, *(path for path in kept if path not in limiting)])
+
+
+def _paths(value: str) -> list[str]:
+    return value.replace(":", " ").split()
+
+
+def _everywhere(system: Path) -> list[str]:
+    try:
+        lines = system.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    return [path for line in lines for path in _paths(line.partition("#")[0])]
+
+
+def _join_mps(run_directory: Path) -> None:
+    """Makes the program a client of the MPS daemon that it would find, else of this user's private one."""
+    if mps.running_daemon(os.environ) is not None:
+        return
+    membership = mps.join(run_directory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    os.environ.update(membership.environment)
+    membership.pass_on()
 
 
 def run_program(
-    program: Sequence[str], settings: Mapping[str, object], *, config_file: Path | None, check_coverage: bool
+    program: Sequence[str],
+    settings: Mapping[str, object],
+    *,
+    config_file: Path | None,
+    check_coverage: bool,
+    with_mps: bool = False,
 ) -> int:
     """Becomes the program, or runs it and checks its coverage.
 
@@ -63,6 +91,7 @@ def run_program(
         settings: Fields of `cudasched.config.Config`, None where not given.
         config_file: TOML file to use in place of the one that would be found.
         check_coverage: Run it as a child, and report afterwards what part of its launches was seen.
+        with_mps: It is to be a client of CUDA's multi-process service, of a private daemon if there is none.
 
     Returns:
         Only with `check_coverage`: the program's exit code, or 1 if it succeeded and coverage is below 100%.
@@ -70,11 +99,14 @@ def run_program(
     Raises:
         ConfigError: A setting has no meaning.
         HookError: The installation is broken, or cannot be preloaded from where it is.
+        MpsError: There is no MPS daemon, and none can be started.
         ProgramError: The program cannot be run.
     """
     if config_file is not None:
         os.environ["CUDASCHED_CONFIG"] = str(config_file.absolute())
-    os.environ.update(resolve(settings, option=_option).environment())
+    resolved = resolve(settings, option=_option)
+    os.environ.update(mps.priority(os.environ, resolved.chosen_class))
+    os.environ.update(resolved.environment())
 
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     unreachable = why_not_preloadable(path)
@@ -86,6 +118,8 @@ def run_program(
         _become(path, program)
     if unreachable:
         _warn(f"{program[0]} runs unmanaged: {unreachable}, so preloading has no effect on it")
+    if with_mps:
+        _join_mps(Path(core.run_directory()))
     os.environ["LD_PRELOAD"] = preload(hook.locate(), os.environ.get("LD_PRELOAD", ""))
     if not check_coverage:
         _become(path, program)
