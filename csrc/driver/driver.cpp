@@ -1,9 +1,9 @@
 #include "driver/driver.hpp"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstdio>
+
+#include "base/loader.h"
 
 namespace cudasched::driver {
 namespace {
@@ -15,7 +15,7 @@ std::string describe(const char* call, CUresult status, const std::source_locati
 
 template <typename Function>
 void optional(void* handle, Function*& function, const char* name) {
-  function = reinterpret_cast<Function*>(dlsym(handle, name));
+  function = reinterpret_cast<Function*>(cudasched_loader_find(handle, name));
 }
 
 template <typename Function>
@@ -51,6 +51,7 @@ void Driver::load(void* handle) {
   optional(handle, device_get_uuid, "cuDeviceGetUuid_v2");
   if (device_get_uuid == nullptr) required(handle, device_get_uuid, "cuDeviceGetUuid");
   required(handle, device_get_attribute, "cuDeviceGetAttribute");
+  required(handle, primary_context_retain, "cuDevicePrimaryCtxRetain");
   required(handle, primary_context_reset, "cuDevicePrimaryCtxReset_v2");
   required(handle, primary_context_release, "cuDevicePrimaryCtxRelease_v2");
 
@@ -60,6 +61,7 @@ void Driver::load(void* handle) {
   required(handle, context_pop, "cuCtxPopCurrent_v2");
   required(handle, context_destroy, "cuCtxDestroy_v2");
   required(handle, context_synchronize, "cuCtxSynchronize");
+  optional(handle, context_get_priority_range, "cuCtxGetStreamPriorityRange");
 
   twins(handle, launch_kernel, "cuLaunchKernel");
   optional(handle, launch_kernel_ex.legacy, "cuLaunchKernelEx");
@@ -92,11 +94,19 @@ void Driver::load(void* handle) {
   optional(handle, memory_allocate_from_pool.legacy, "cuMemAllocFromPoolAsync");
   optional(handle, memory_allocate_from_pool.per_thread, "cuMemAllocFromPoolAsync_ptsz");
 
+  optional(handle, graph_instantiate_v1, "cuGraphInstantiate");
+  optional(handle, graph_instantiate_v2, "cuGraphInstantiate_v2");
   optional(handle, graph_instantiate, "cuGraphInstantiateWithFlags");
   optional(handle, graph_instantiate_with_parameters.legacy, "cuGraphInstantiateWithParams");
   optional(handle, graph_instantiate_with_parameters.per_thread, "cuGraphInstantiateWithParams_ptsz");
   optional(handle, graph_destroy, "cuGraphExecDestroy");
+  optional(handle, graph_get_flags, "cuGraphExecGetFlags");
+  optional(handle, graph_update_v1, "cuGraphExecUpdate");
   optional(handle, graph_update, "cuGraphExecUpdate_v2");
+  optional(handle, graph_update_child, "cuGraphExecChildGraphNodeSetParams");
+  optional(handle, graph_update_node, "cuGraphExecNodeSetParams");
+  optional(handle, graph_kernel_node_get_attribute, "cuGraphKernelNodeGetAttribute");
+  optional(handle, graph_kernel_node_set_attribute, "cuGraphKernelNodeSetAttribute");
   optional(handle, graph_get_nodes, "cuGraphGetNodes");
   optional(handle, graph_node_get_type, "cuGraphNodeGetType");
   optional(handle, graph_kernel_node_get, "cuGraphKernelNodeGetParams_v2");
@@ -104,6 +114,14 @@ void Driver::load(void* handle) {
   optional(handle, graph_set_node_get, "cuGraphMemsetNodeGetParams");
   optional(handle, graph_child_node_get, "cuGraphChildGraphNodeGetGraph");
   optional(handle, graph_get_edges, "cuGraphGetEdges_v2");
+
+  optional(handle, device_get_resource, "cuDeviceGetDevResource");
+  optional(handle, split_sms, "cuDevSmResourceSplitByCount");
+  optional(handle, describe_resource, "cuDevResourceGenerateDesc");
+  optional(handle, green_context_create, "cuGreenCtxCreate");
+  optional(handle, green_context_destroy, "cuGreenCtxDestroy");
+  optional(handle, green_context_stream_create, "cuGreenCtxStreamCreate");
+  optional(handle, stream_get_green_context, "cuStreamGetGreenCtx");
 
   twins(handle, stream_synchronize, "cuStreamSynchronize");
   twins(handle, stream_query, "cuStreamQuery");
@@ -135,10 +153,12 @@ Driver& table() noexcept {
 }
 
 std::string device_uuid(CUdevice device) {
+  // A MIG instance has a UUID of its own, and is told from a GPU by its name alone: "NVIDIA H200 MIG 1g.18gb".
+  const bool is_instance = device_name(device).find(" MIG ") != std::string::npos;
   CUuuid uuid{};
   const CUresult status = table().device_get_uuid(&uuid, device);
   if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetUuid", status);
-  std::string text = "GPU-";
+  std::string text = is_instance ? "MIG-" : "GPU-";
   for (int i = 0; i < 16; ++i) {
     std::array<char, 4> digits{};
     std::snprintf(digits.data(), digits.size(), "%02x", static_cast<unsigned char>(uuid.bytes[i]));
@@ -160,6 +180,16 @@ int device_attribute(CUdevice device, CUdevice_attribute attribute) {
   const CUresult status = table().device_get_attribute(&value, attribute, device);
   if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetAttribute", status);
   return value;
+}
+
+CUcontext shareable_context() noexcept {
+  CUcontext context = nullptr;
+  if (table().context_get_current(&context) != CUDA_SUCCESS) return nullptr;
+  if (!green_contexts_exist.load(std::memory_order_relaxed)) return context;
+  CUgreenCtx green = nullptr;
+  const bool shareable = table().stream_get_green_context != nullptr &&
+                         table().stream_get_green_context(CU_STREAM_LEGACY, &green) == CUDA_SUCCESS && green == nullptr;
+  return shareable ? context : nullptr;
 }
 
 RelaxedCapture::RelaxedCapture() noexcept { table().exchange_capture_mode(&mode_); }

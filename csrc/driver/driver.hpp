@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <source_location>
 #include <string>
 
@@ -45,6 +46,7 @@ struct Driver {
   decltype(cuDeviceGetName)* device_get_name = nullptr;
   decltype(cuDeviceGetUuid)* device_get_uuid = nullptr;
   decltype(cuDeviceGetAttribute)* device_get_attribute = nullptr;
+  decltype(cuDevicePrimaryCtxRetain)* primary_context_retain = nullptr;
   decltype(cuDevicePrimaryCtxReset)* primary_context_reset = nullptr;
   decltype(cuDevicePrimaryCtxRelease)* primary_context_release = nullptr;
 
@@ -54,6 +56,7 @@ struct Driver {
   decltype(cuCtxPopCurrent)* context_pop = nullptr;
   decltype(cuCtxDestroy)* context_destroy = nullptr;
   decltype(cuCtxSynchronize)* context_synchronize = nullptr;
+  decltype(cuCtxGetStreamPriorityRange)* context_get_priority_range = nullptr;
 
   Twins<decltype(cuLaunchKernel)> launch_kernel;
   Twins<decltype(cuLaunchKernelEx)> launch_kernel_ex;
@@ -85,10 +88,19 @@ struct Driver {
   Twins<decltype(cuMemAllocFromPoolAsync)> memory_allocate_from_pool;
 
   // Graphs, as their nodes are walked when one is instantiated.
+  using InstantiateWithLog = CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, std::size_t);
+  InstantiateWithLog* graph_instantiate_v1 = nullptr;
+  InstantiateWithLog* graph_instantiate_v2 = nullptr;
   decltype(cuGraphInstantiateWithFlags)* graph_instantiate = nullptr;
   Twins<decltype(cuGraphInstantiateWithParams)> graph_instantiate_with_parameters;  // 12.0 and later
   decltype(cuGraphExecDestroy)* graph_destroy = nullptr;
+  decltype(cuGraphExecGetFlags)* graph_get_flags = nullptr;  // 12.0 and later
+  CUresult (*graph_update_v1)(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*) = nullptr;
   decltype(cuGraphExecUpdate)* graph_update = nullptr;
+  decltype(cuGraphExecChildGraphNodeSetParams)* graph_update_child = nullptr;
+  decltype(cuGraphExecNodeSetParams)* graph_update_node = nullptr;  // 12.2 and later
+  decltype(cuGraphKernelNodeGetAttribute)* graph_kernel_node_get_attribute = nullptr;
+  decltype(cuGraphKernelNodeSetAttribute)* graph_kernel_node_set_attribute = nullptr;
   decltype(cuGraphGetNodes)* graph_get_nodes = nullptr;
   decltype(cuGraphNodeGetType)* graph_node_get_type = nullptr;
   decltype(cuGraphKernelNodeGetParams)* graph_kernel_node_get = nullptr;
@@ -96,6 +108,15 @@ struct Driver {
   decltype(cuGraphMemsetNodeGetParams)* graph_set_node_get = nullptr;
   decltype(cuGraphChildGraphNodeGetGraph)* graph_child_node_get = nullptr;
   decltype(cuGraphGetEdges)* graph_get_edges = nullptr;
+
+  // Green contexts: 12.4 and later, their streams 12.5.
+  decltype(cuDeviceGetDevResource)* device_get_resource = nullptr;
+  decltype(cuDevSmResourceSplitByCount)* split_sms = nullptr;
+  decltype(cuDevResourceGenerateDesc)* describe_resource = nullptr;
+  decltype(cuGreenCtxCreate)* green_context_create = nullptr;
+  decltype(cuGreenCtxDestroy)* green_context_destroy = nullptr;
+  decltype(cuGreenCtxStreamCreate)* green_context_stream_create = nullptr;
+  decltype(cuStreamGetGreenCtx)* stream_get_green_context = nullptr;
 
   Twins<decltype(cuStreamSynchronize)> stream_synchronize;
   Twins<decltype(cuStreamQuery)> stream_query;
@@ -123,7 +144,7 @@ struct Driver {
 // The process's one table, empty until the shim has attached.
 Driver& table() noexcept;
 
-// "GPU-xxxxxxxx-xxxx-...", as nvidia-smi prints it. Throws DriverError.
+// "GPU-xxxxxxxx-xxxx-...", or "MIG-..." for a MIG instance, as nvidia-smi prints it. Throws DriverError.
 std::string device_uuid(CUdevice device);
 std::string device_name(CUdevice device);
 int device_attribute(CUdevice device, CUdevice_attribute attribute);
@@ -152,6 +173,13 @@ class CurrentContext {
  private:
   bool pushed_;
 };
+
+// The program has made a green context.
+inline constinit std::atomic<bool> green_contexts_exist{false};
+
+// The calling thread's current context, for other threads to make current. Null where there is none, or where it is a
+// green one: that may be current to one thread at a time. On the launch path.
+CUcontext shareable_context() noexcept;
 
 // The stream that a call means: stream 0 is the legacy or the per-thread default stream, by entry point.
 template <bool kPerThread>

@@ -3,8 +3,10 @@
 #include <cuda.h>
 
 #include <array>
+#include <optional>
 
 #include "driver/driver.hpp"
+#include "driver/node_priorities.hpp"
 #include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 
@@ -19,8 +21,99 @@ void note(CUgraphExec exec, CUgraph graph) noexcept {
   Offload::instantiated(exec, facts != nullptr && facts->plain);
 }
 
+// ---- the priority of kernel nodes (docs/policies.md)
+
+// The graph that this thread captured last on a stream with a class of its own. PyTorch instantiates it at once.
+struct Captured {
+  CUgraph graph = nullptr;
+  Class stream_class = Class::kNormal;
+};
+constinit thread_local Captured captured;
+
+Class class_of(CUgraph graph) noexcept {
+  if (graph != nullptr && graph == captured.graph) return captured.stream_class;
+  return runtime::classify(nullptr, runtime::this_thread());
+}
+
+// The priority that the kernel nodes of `graph` are to have for its caller's class. None for a caller who takes care of
+// priorities himself, and for graphs that the device launches.
+std::optional<int> wanted_priority(CUgraph graph, unsigned long long flags) noexcept {
+  constexpr auto kLeftAlone = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+  if (!runtime::hot().scheduling.load(std::memory_order_relaxed) || !runtime::engine().node_priority() ||
+      (flags & kLeftAlone) != 0 || table().context_get_priority_range == nullptr) {
+    return {};
+  }
+  const Class caller = class_of(graph);
+  if (caller == Class::kNormal) return {};
+  int lowest = 0;
+  int highest = 0;
+  if (table().context_get_priority_range(&lowest, &highest) != CUDA_SUCCESS || lowest == highest) return {};
+  return caller == Class::kLatency ? highest : lowest;
+}
+
+// instantiate(flags) makes *exec, whether or not it is what the user called. False: nothing was made.
+template <typename Instantiate>
+bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long long flags,
+                             Instantiate&& instantiate) noexcept {
+  const std::optional<int> priority = exec == nullptr ? std::nullopt : wanted_priority(graph, flags);
+  if (!priority) return false;
+  driver::NodePriorities nodes(graph);
+  if (!nodes.complete() || nodes.chosen()) return false;
+  telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
+  if (nodes.set(*priority) && instantiate(flags | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY) == CUDA_SUCCESS) {
+    // Whoever updates it must find the priority, or the driver refuses the update.
+    if (runtime::engine().note_priority(*exec, *priority)) {
+      count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
+    table().graph_destroy(*exec);
+  }
+  count.unprioritised_graphs.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+// update() takes the nodes of `graph` over into `exec`. Their priorities may not differ from those that `exec` was
+// given; where they cannot be made alike, the driver refuses the update, and says so.
+template <typename Update>
+CUresult update_prioritised(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
+  const std::optional<int> priority = runtime::engine().graphs().priority(exec);
+  if (!priority) return update();
+  driver::NodePriorities nodes(graph);
+  nodes.set(*priority);
+  return update();
+}
+
+// ---- entry points
+
+template <typename Plain>
+CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
+                              std::size_t log_bytes, Plain* plain) noexcept {
+  CUresult status = CUDA_SUCCESS;
+  if (table().graph_instantiate != nullptr && instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
+        return table().graph_instantiate(exec, graph, flags);
+      })) {
+    if (error_node != nullptr) *error_node = nullptr;
+    if (log != nullptr && log_bytes > 0) *log = '\0';
+  } else {
+    status = plain(exec, graph, error_node, log, log_bytes);
+  }
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
+  return status;
+}
+
+CUresult instantiate_v1(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
+                        std::size_t log_bytes) noexcept {
+  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().graph_instantiate_v1);
+}
+
+CUresult instantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
+                        std::size_t log_bytes) noexcept {
+  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().graph_instantiate_v2);
+}
+
 CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) noexcept {
-  const CUresult status = table().graph_instantiate(exec, graph, flags);
+  const auto call = [&](unsigned long long with) { return table().graph_instantiate(exec, graph, with); };
+  const CUresult status = instantiate_prioritised(exec, graph, flags, call) ? CUDA_SUCCESS : call(flags);
   if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
   return status;
 }
@@ -28,14 +121,53 @@ CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags)
 template <bool kPerThread>
 CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
                                      CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) noexcept {
-  const CUresult status = table().graph_instantiate_with_parameters.get<kPerThread>()(exec, graph, parameters);
+  auto* const real = table().graph_instantiate_with_parameters.get<kPerThread>();
+  const auto call = [&](unsigned long long flags) {
+    CUDA_GRAPH_INSTANTIATE_PARAMS with = *parameters;
+    with.flags = flags;
+    const CUresult status = real(exec, graph, &with);
+    if (status == CUDA_SUCCESS) {
+      with.flags = parameters->flags;
+      *parameters = with;
+    }
+    return status;
+  };
+  const bool prioritised = parameters != nullptr && instantiate_prioritised(exec, graph, parameters->flags, call);
+  const CUresult status = prioritised ? CUDA_SUCCESS : real(exec, graph, parameters);
   if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
   return status;
 }
 
-CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) noexcept {
-  const CUresult status = table().graph_update(exec, graph, result);
+CUresult noted(CUresult status, CUgraphExec exec, CUgraph graph) noexcept {
   if (status == CUDA_SUCCESS) runtime::engine().note_graph(exec, graph);
+  return status;
+}
+
+CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {
+  const auto call = [&] { return table().graph_update_v1(exec, graph, error_node, result); };
+  return noted(update_prioritised(exec, graph, call), exec, graph);
+}
+
+CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) noexcept {
+  return noted(update_prioritised(exec, graph, [&] { return table().graph_update(exec, graph, result); }), exec, graph);
+}
+
+CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcept {
+  return update_prioritised(exec, child, [&] { return table().graph_update_child(exec, node, child); });
+}
+
+CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {
+  const auto call = [&] { return table().graph_update_node(exec, node, parameters); };
+  if (parameters == nullptr || parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) return call();
+  return update_prioritised(exec, parameters->graph.graph, call);
+}
+
+// The flag is no business of a user who did not give it.
+CUresult get_flags(CUgraphExec exec, cuuint64_t* flags) noexcept {
+  const CUresult status = table().graph_get_flags(exec, flags);
+  if (status == CUDA_SUCCESS && runtime::engine().graphs().priority(exec)) {
+    *flags &= ~cuuint64_t{CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY};
+  }
   return status;
 }
 
@@ -46,13 +178,26 @@ CUresult destroy(CUgraphExec exec) noexcept {
 
 }  // namespace
 
+void note_captured(CUstream stream, CUgraph graph) noexcept {
+  Class value = Class::kNormal;
+  const bool has_class = runtime::hot().streams.find(reinterpret_cast<std::uintptr_t>(stream), value);
+  captured = {has_class ? graph : nullptr, value};
+}
+
 std::span<const EntryPoint> graph_entry_points() noexcept {
   static const std::array points{
       EntryPoint{"cuGraphInstantiate", 12000, address(&instantiate), nullptr, "cuGraphInstantiateWithFlags"},
+      EntryPoint{"cuGraphInstantiate", 11000, address(&instantiate_v2), nullptr, "cuGraphInstantiate_v2"},
+      EntryPoint{"cuGraphInstantiate", 10000, address(&instantiate_v1), nullptr, "cuGraphInstantiate"},
       EntryPoint{"cuGraphInstantiateWithFlags", 11040, address(&instantiate), nullptr, "cuGraphInstantiateWithFlags"},
       EntryPoint{"cuGraphInstantiateWithParams", 12000, address(&instantiate_with_parameters<false>),
                  address(&instantiate_with_parameters<true>), "cuGraphInstantiateWithParams"},
       EntryPoint{"cuGraphExecUpdate", 12000, address(&update), nullptr, "cuGraphExecUpdate_v2"},
+      EntryPoint{"cuGraphExecUpdate", 10020, address(&update_v1), nullptr, "cuGraphExecUpdate"},
+      EntryPoint{"cuGraphExecChildGraphNodeSetParams", 11010, address(&update_child), nullptr,
+                 "cuGraphExecChildGraphNodeSetParams"},
+      EntryPoint{"cuGraphExecNodeSetParams", 12020, address(&update_node), nullptr, "cuGraphExecNodeSetParams"},
+      EntryPoint{"cuGraphExecGetFlags", 12000, address(&get_flags), nullptr, "cuGraphExecGetFlags"},
       EntryPoint{"cuGraphExecDestroy", 10000, address(&destroy), nullptr, "cuGraphExecDestroy"},
   };
   return points;

@@ -1,5 +1,9 @@
-// Interception of the calls that make, change and destroy executable graphs, so that their time can be predicted.
+// Interception of the calls that make, change and destroy executable graphs: so that their time can be predicted, and
+// that their kernel nodes have the priority of their caller's class. Where the latter fails, the user's own call is
+// made as if nothing had been tried.
 #pragma once
+
+#include <cuda.h>
 
 #include <span>
 
@@ -8,5 +12,8 @@
 namespace cudasched::hook {
 
 std::span<const EntryPoint> graph_entry_points() noexcept;
+
+// This thread has captured `graph`, beginning on `stream`.
+void note_captured(CUstream stream, CUgraph graph) noexcept;
 
 }  // namespace cudasched::hook

@@ -1,7 +1,5 @@
 #include "hook/intercept.hpp"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <map>
 #include <span>
@@ -9,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/loader.h"
 #include "base/log.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
@@ -18,6 +17,7 @@
 #include "hook/graphs.hpp"
 #include "hook/memory.hpp"
 #include "hook/offload.hpp"
+#include "hook/other_shims.hpp"
 #include "queue/treatments.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
@@ -42,7 +42,7 @@ Site find_site(CUstream stream) noexcept {
   site.caller.thread = thread.index;
   site.caller.latency = call_class != Class::kBestEffort || in_latency_region;
   if (!runtime::hot().scheduling.load(std::memory_order_relaxed)) return site;
-  if (table().context_get_current(&site.caller.context) != CUDA_SUCCESS) site.caller.context = nullptr;
+  site.caller.context = driver::shareable_context();
   // What is collected is timed around the driver's call, on the thread that makes it.
   if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting())
     return site;
@@ -238,6 +238,14 @@ CUresult context_destroy(CUcontext context) noexcept {
   return table().context_destroy(context);
 }
 
+// From here on a current context may be one that no other thread may use.
+CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, CUdevice device,
+                              unsigned flags) noexcept {
+  const CUresult status = table().green_context_create(made, description, device, flags);
+  if (status == CUDA_SUCCESS) driver::green_contexts_exist.store(true, std::memory_order_relaxed);
+  return status;
+}
+
 CUresult primary_context_reset(CUdevice device) noexcept {
   primary_context_goes(device);
   return table().primary_context_reset(device);
@@ -281,6 +289,7 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   const CUstream meant = meant_stream<kPerThread>(stream);
   const bool was_capturing = captures(meant);
   const CUresult status = table().stream_end_capture.get<kPerThread>()(stream, graph);
+  if (status == CUDA_SUCCESS) note_captured(meant, *graph);
   if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) runtime::LatencyActivity::capture_ends();
   return status;
 }
@@ -336,6 +345,7 @@ std::span<const EntryPoint> launch_entry_points() noexcept {
       EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr, "cuEventQuery"},
       EntryPoint{"cuCtxSynchronize", 2000, address(&context_synchronize), nullptr, "cuCtxSynchronize"},
       EntryPoint{"cuCtxDestroy", 4000, address(&context_destroy), nullptr, "cuCtxDestroy_v2"},
+      EntryPoint{"cuGreenCtxCreate", 12040, address(&green_context_create), nullptr, "cuGreenCtxCreate"},
       EntryPoint{"cuDevicePrimaryCtxReset", 11000, address(&primary_context_reset), nullptr,
                  "cuDevicePrimaryCtxReset_v2"},
       EntryPoint{"cuDevicePrimaryCtxRelease", 11000, address(&primary_context_release), nullptr,
@@ -367,7 +377,7 @@ const cudasched_override* exported_points(void* real_driver) {
   static std::vector<cudasched_override> list;
   list.clear();
   for (const char* const name : cudasched_hook_names) {
-    void* const real = dlsym(real_driver, name);
+    void* const real = cudasched_loader_find(real_driver, name);
     if (real == nullptr) continue;
     const auto ours = taken.find(name);
     void* const target = ours == taken.end() ? real : ours->second;
@@ -403,9 +413,17 @@ void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t f
 
 extern "C" const cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path) {
   try {
+    const std::vector<std::string> libraries = cudasched::hook::loaded_libraries();
+    if (const std::string rival = cudasched::hook::rival_among(libraries); !rival.empty()) {
+      cudasched::runtime::engine().decline(rival);
+      return nullptr;
+    }
+    if (const std::string limits = cudasched::hook::limits_among(libraries); !limits.empty()) {
+      cudasched::log::info("works behind " + limits);
+    }
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
     using cudasched::hook::Offload;
-    const bool can_defer = Offload::connect(real_driver, &dlsym, &cudasched::hook::find_site);
+    const bool can_defer = Offload::connect(real_driver, &cudasched_loader_find, &cudasched::hook::find_site);
     cudasched::runtime::engine().use_offload(
         {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);

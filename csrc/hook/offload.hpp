@@ -30,7 +30,7 @@ class Offload {
   // `stream` is the one meant; null for calls that have none: then the thread's region and process decide the class.
   using FindSite = Site (*)(CUstream stream) noexcept;
 
-  // Looks the real driver's functions up (`find` is dlsym). False where it lacks one that offload needs: nothing is
+  // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is
   // deferred then.
   static bool connect(void* handle, queue::Calls::Find* find, FindSite find_site) noexcept;
 

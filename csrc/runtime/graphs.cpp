@@ -182,17 +182,37 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
     if (is_new) known->second = std::move(facts);
     by_handle_.insert(exec, known->second.get());
   } catch (const std::exception&) {
-    forget(exec);  // no memory, or a device that is no more: the graph goes without a prediction
+    // No memory, or a device that is no more: the graph goes without a prediction.
+    const std::scoped_lock lock(mutex_);
+    by_handle_.erase(exec);
   }
 }
 
 void Graphs::forget(CUgraphExec exec) noexcept {
   const std::scoped_lock lock(mutex_);
   by_handle_.erase(exec);
+  priorities_.erase(exec);
+}
+
+bool Graphs::note_priority(CUgraphExec exec, int priority) noexcept {
+  const std::scoped_lock lock(mutex_);
+  try {
+    priorities_.insert_or_assign(exec, priority);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+std::optional<int> Graphs::priority(CUgraphExec exec) const noexcept {
+  const std::scoped_lock lock(mutex_);
+  const auto found = priorities_.find(exec);
+  return found == priorities_.end() ? std::nullopt : std::optional(found->second);
 }
 
 void Graphs::reset_in_child() noexcept {
   new (&mutex_) std::mutex;
+  new (&priorities_) std::unordered_map<CUgraphExec, int>;
   by_handle_.clear();
 }
 

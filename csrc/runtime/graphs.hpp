@@ -1,7 +1,8 @@
-// What an executable graph is predicted to take: its nodes are walked once, when it is instantiated, and the longest
-// path through their predicted times is kept until the graph is destroyed.
+// What is known of an executable graph until it is destroyed. What it is predicted to take: its nodes are walked once,
+// when it is instantiated, for the longest path through their predicted times. And which priority its kernel nodes were
+// given for its caller's class, where they were.
 //
-// note() and forget() lock, allocate and call the driver; find() is a few loads, from any thread.
+// find() is a few loads, from any thread; the rest locks, allocates and may call the driver.
 #pragma once
 
 #include <cuda.h>
@@ -11,6 +12,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/handle_table.hpp"
@@ -37,11 +40,16 @@ class Graphs {
   // Null where it is not known.
   const GraphFacts* find(const void* exec) const noexcept { return by_handle_.find(exec); }
 
+  // The kernel nodes of `exec` have this priority, though those of its graph have not. False without memory.
+  bool note_priority(CUgraphExec exec, int priority) noexcept;
+  std::optional<int> priority(CUgraphExec exec) const noexcept;
+
   void reset_in_child() noexcept;
 
  private:
   HandleTable<GraphFacts, 4096> by_handle_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::unordered_map<CUgraphExec, int> priorities_;
   // Graphs of the same kernels may differ in what these are given, and so in how long they take.
   std::map<std::pair<std::uint64_t, std::int64_t>, std::unique_ptr<const GraphFacts>> known_;
 };

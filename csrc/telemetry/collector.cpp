@@ -352,10 +352,7 @@ void Collector::end(const Record& record, const Launched* launched) noexcept {
     item.thread = static_cast<std::uint64_t>(gettid());  // pthread's handle is soon another thread's
     words = launched->words;
     row.word_count = static_cast<std::uint32_t>(words.size());
-    if (context_.load(std::memory_order_relaxed) == nullptr) {
-      CUcontext current = nullptr;
-      if (driver::table().context_get_current(&current) == CUDA_SUCCESS) context_.store(current);
-    }
+    if (context_.load(std::memory_order_relaxed) == nullptr) context_.store(driver::shareable_context());
   }
   const std::size_t bytes = sizeof item + words.size_bytes();
   const std::scoped_lock lock(intake_lock_);

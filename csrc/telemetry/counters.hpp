@@ -16,6 +16,8 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> wait_ns{0};
   std::atomic<std::uint64_t> untracked{0};
   std::atomic<std::uint64_t> offloaded{0};
+  std::atomic<std::uint64_t> prioritised_graphs{0};
+  std::atomic<std::uint64_t> unprioritised_graphs{0};
 };
 
 struct Totals {
@@ -25,6 +27,8 @@ struct Totals {
   std::uint64_t wait_ns = 0;
   std::uint64_t untracked = 0;
   std::uint64_t offloaded = 0;
+  std::uint64_t prioritised_graphs = 0;
+  std::uint64_t unprioritised_graphs = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -46,6 +50,8 @@ class Counters {
       sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
       sum.untracked += shard.untracked.load(std::memory_order_relaxed);
       sum.offloaded += shard.offloaded.load(std::memory_order_relaxed);
+      sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
+      sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -59,6 +65,8 @@ class Counters {
       shard.wait_ns.store(0, std::memory_order_relaxed);
       shard.untracked.store(0, std::memory_order_relaxed);
       shard.offloaded.store(0, std::memory_order_relaxed);
+      shard.prioritised_graphs.store(0, std::memory_order_relaxed);
+      shard.unprioritised_graphs.store(0, std::memory_order_relaxed);
     }
   }
 

@@ -116,8 +116,8 @@ EventTimer::~EventTimer() {
 }
 
 EventTimer::Place* EventTimer::place_of_current() noexcept {
-  CUcontext context = nullptr;
-  if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
+  CUcontext const context = driver::shareable_context();
+  if (context == nullptr) return nullptr;
   for (const auto& place : places_) {
     if (place->context == context) return place.get();
   }

@@ -1,12 +1,22 @@
-"""Ten deterministic training steps of three models; prints a checksum of each model's parameters and losses."""
+"""Ten deterministic training steps of each model that is named; prints a checksum of its losses and parameters.
+
+    checksums.py attention convolution attention_graph convolution_graph compiled side_streams ddp
+
+Under cudasched also prints, at the end, how many launches were offloaded.
+"""
 
 import hashlib
 import os
+import sys
+import tempfile
+from collections.abc import Callable
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+STEPS = 10
 
 
 class Attention(nn.Module):
@@ -15,7 +25,7 @@ class Attention(nn.Module):
         layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.1, batch_first=True)
         self.body = nn.Sequential(nn.Linear(32, 128), nn.TransformerEncoder(layer, 2), nn.Linear(128, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.body(x).mean()
 
 
@@ -34,8 +44,17 @@ class Convolution(nn.Module):
             nn.Linear(32, 1),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.body(x).mean()
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().mean()
 
 
 class SideStreams(nn.Module):
@@ -46,7 +65,7 @@ class SideStreams(nn.Module):
         self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
         self.streams = torch.cuda.Stream(), torch.cuda.Stream()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         parts = []
         for stream, branch in zip(self.streams, (self.left, self.right), strict=True):
             stream.wait_stream(torch.cuda.current_stream())
@@ -59,32 +78,136 @@ class SideStreams(nn.Module):
         return (parts[0] * parts[1]).mean()
 
 
-def checksum(model: nn.Module, shape: tuple[int, ...]) -> str:
-    torch.manual_seed(7)
-    model.cuda()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    host = torch.randn(shape, generator=torch.Generator().manual_seed(1)).pin_memory()
-    digest = hashlib.sha256()
-    for _ in range(10):
-        loss = model(host.cuda(non_blocking=True))
+Step = Callable[[], Tensor]
+"""Trains on what lies in the input; returns the loss, on the GPU."""
+
+
+def eager(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
+        loss = model(x)
         loss.backward()
         optimizer.step()
-        digest.update(loss.detach().cpu().numpy().tobytes())
+        return loss
+
+    return step
+
+
+def graph_of_all(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    """Forward, backward and optimizer in one graph."""
+    step = eager(model, optimizer, x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def graph_of_model(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    """A graph forward and one backward, launches of their own between them."""
+    return eager(torch.cuda.make_graphed_callables(model, (x,)), optimizer, x)
+
+
+def compiled(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    return eager(torch.compile(model), optimizer, x)
+
+
+def distributed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+    return eager(nn.parallel.DistributedDataParallel(model, device_ids=[x.device.index]), optimizer, x)
+
+
+Shape = tuple[int, ...]
+MODELS: dict[str, tuple[type[nn.Module], Shape, Callable[[nn.Module, torch.optim.Optimizer, Tensor], Step]]] = {
+    "attention": (Attention, (8, 64, 32), eager),
+    "convolution": (Convolution, (8, 3, 32, 32), eager),
+    "attention_graph": (Attention, (8, 64, 32), graph_of_all),
+    "convolution_graph": (Convolution, (8, 3, 32, 32), graph_of_model),
+    "compiled": (Perceptron, (256, 64), compiled),
+    "side_streams": (SideStreams, (256, 64), eager),
+    "ddp": (Attention, (8, 64, 32), distributed),
+}
+
+
+def checksum(name: str, seed: int = 1) -> str:
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(3)
+    make, shape, stepper = MODELS[name]
+    model = make().cuda()
+    torch.manual_seed(7)
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().numpy().tobytes())
+        nn.init.normal_(parameter, std=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=random).cuda()
+    step = stepper(model, optimizer, x)
+    digest = hashlib.sha256()
+    for _ in range(STEPS):
+        # From pinned memory, which is filled anew only once the copy is done.
+        x.copy_(torch.randn(shape, generator=random).pin_memory(), non_blocking=True)
+        digest.update(step().detach().cpu().numpy().tobytes())
+    for tensor in (*model.parameters(), *model.buffers()):
+        digest.update(tensor.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
+def offloaded() -> int:
+    """Launches that cudasched's launcher thread made in this process; 0 without cudasched."""
+    if "CUDASCHED_CLASS" not in os.environ:
+        return 0
+    import cudasched
+
+    return int(cudasched.state().offloaded_launches)
+
+
+def rank_of_two(rank: int, directory: str) -> None:
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    store = f"file://{directory}/store"
+    dist.init_process_group("nccl", store, world_size=2, rank=rank, device_id=torch.device("cuda", rank))
+    digest = checksum("ddp", seed=1 + rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    with open(f"{directory}/{rank}", "w") as file:
+        file.write(f"{digest} {offloaded()}")
+
+
+def two_ranks() -> tuple[str, int]:
+    """The checksums of both ranks, and what was offloaded in both."""
+    with tempfile.TemporaryDirectory() as directory:
+        torch.multiprocessing.spawn(rank_of_two, (directory,), nprocs=2)
+        found = []
+        for rank in range(2):
+            with open(f"{directory}/{rank}") as file:
+                found.append(file.read().split())
+    return " ".join(digest for digest, _ in found), sum(int(count) for _, count in found)
+
+
+def main() -> None:
+    in_ranks = 0
+    for name in sys.argv[1:]:
+        if name == "ddp":
+            digest, in_ranks = two_ranks()
+        else:
+            digest = checksum(name)
+        print(name, digest, flush=True)
+    if "CUDASCHED_CLASS" in os.environ:
+        print("offloaded", in_ranks or offloaded(), flush=True)
+
+
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    for name, model, shape in (
-        ("attention", Attention, (8, 64, 32)),
-        ("convolution", Convolution, (8, 3, 32, 32)),
-        ("side_streams", SideStreams, (256, 64)),
-    ):
-        torch.manual_seed(3)
-        print(name, checksum(model(), shape), flush=True)
+    main()

@@ -1,0 +1,44 @@
+// The priorities of a graph's kernel nodes, changed for the length of a scope: the user's graph reads afterwards as it
+// did before. Not on the launch path: allocates, and calls the driver once or twice a node. The caller of CUDA sees to
+// it that no other thread uses the graph meanwhile, as CUDA demands of him.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace cudasched::driver {
+
+class NodePriorities {
+ public:
+  // Finds the kernel nodes, those of child graphs too.
+  explicit NodePriorities(CUgraph graph) noexcept;
+  ~NodePriorities();
+  NodePriorities(const NodePriorities&) = delete;
+  NodePriorities& operator=(const NodePriorities&) = delete;
+
+  // There are some, and none can have been missed. The bodies of conditional nodes cannot be read.
+  bool complete() const noexcept { return complete_ && !nodes_.empty(); }
+
+  // One of them has another priority than the default, 0: it was set, or captured on a stream with a priority.
+  bool chosen() const noexcept;
+
+  // False where the driver refuses; nothing is changed then.
+  bool set(int priority) noexcept;
+
+ private:
+  struct Node {
+    CUgraphNode handle;
+    int priority;  // its own
+    bool changed;
+  };
+
+  bool find(CUgraph graph, int depth);
+  void restore() noexcept;
+
+  std::vector<Node> nodes_;
+  bool complete_ = false;
+};
+
+}  // namespace cudasched::driver

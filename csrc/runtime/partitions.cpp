@@ -1,0 +1,137 @@
+#include "runtime/partitions.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <string>
+
+#include "base/error.hpp"
+#include "cudasched/engine.h"
+#include "driver/driver.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/guarded.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+using driver::table;
+
+constexpr unsigned kUsualStep = 8;  // where a driver does not say (before 13.0): what holds from Hopper on
+
+void check(const char* call, CUresult status) {
+  if (status != CUDA_SUCCESS) throw driver::DriverError(call, status);
+}
+
+// Green contexts belong to the device's primary context, and so do their streams.
+CUdevice device_of_primary_context() {
+  CUcontext current = nullptr;
+  check("cuCtxGetCurrent", table().context_get_current(&current));
+  if (current == nullptr) {
+    throw Error("a part of the SMs needs a current context: make a CUDA call on this thread first");
+  }
+  CUdevice device = 0;
+  check("cuCtxGetDevice", table().context_get_device(&device));
+  CUcontext primary = nullptr;
+  check("cuDevicePrimaryCtxRetain", table().primary_context_retain(&primary, device));
+  table().primary_context_release(device);
+  if (primary != current) {
+    throw Error(
+        "a part of the SMs can be used from the device's primary context alone, and another context is current; "
+        "cudaSetDevice() makes the primary one current");
+  }
+  return device;
+}
+
+CUdevResource all_sms(CUdevice device) {
+  CUdevResource all{};
+  check("cuDeviceGetDevResource", table().device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
+  return all;
+}
+
+// A green context of so many SMs, and its stream, bound to best effort.
+CUstream make(CUdevice device, const CUdevResource& all, unsigned sms) {
+  CUdevResource part{};
+  unsigned groups = 1;
+  check("cuDevSmResourceSplitByCount", table().split_sms(&part, &groups, &all, nullptr, 0, sms));
+  CUdevResourceDesc description = nullptr;
+  check("cuDevResourceGenerateDesc", table().describe_resource(&description, &part, 1));
+  CUgreenCtx green = nullptr;
+  check("cuGreenCtxCreate", table().green_context_create(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+  int lowest = 0;
+  table().context_get_priority_range(&lowest, nullptr);
+  CUstream stream = nullptr;
+  try {
+    check("cuGreenCtxStreamCreate",
+          table().green_context_stream_create(&stream, green, CU_STREAM_NON_BLOCKING, lowest));
+    engine().bind_stream(reinterpret_cast<std::uintptr_t>(stream), Class::kBestEffort);
+    return stream;
+  } catch (const Error&) {
+    if (stream != nullptr) table().stream_destroy(stream);
+    table().green_context_destroy(green);
+    throw;
+  }
+}
+
+}  // namespace
+
+unsigned partition_sms(double fraction, unsigned total, unsigned least, unsigned step) noexcept {
+  const auto share = static_cast<unsigned>(std::floor(fraction * total));
+  const unsigned sms = std::max(share / step * step, least);
+  return sms < total ? sms : 0;
+}
+
+CUstream Partitions::stream(double fraction) {
+  if (!(fraction > 0 && fraction < 1)) {
+    throw ConfigError("a part of the SMs is a fraction of more than 0 and less than 1; got " +
+                      std::to_string(fraction));
+  }
+  if (!engine().attached())
+    throw HookError("a part of the SMs needs the hook: import cudasched before torch, and make a CUDA call first");
+  if (table().device_get_resource == nullptr || table().split_sms == nullptr || table().describe_resource == nullptr ||
+      table().green_context_create == nullptr || table().green_context_stream_create == nullptr) {
+    throw HookError("a part of the SMs needs green contexts, which drivers have from CUDA 12.5 (release 555) on");
+  }
+  const driver::RelaxedCapture relaxed;
+  const CUdevice device = device_of_primary_context();
+  const CUdevResource all = all_sms(device);
+  const unsigned step = all.sm.smCoscheduledAlignment != 0 ? all.sm.smCoscheduledAlignment : kUsualStep;
+  const unsigned least = all.sm.minSmPartitionSize != 0 ? all.sm.minSmPartitionSize : step;
+  const unsigned sms = partition_sms(fraction, all.sm.smCount, least, step);
+  if (sms == 0) {
+    throw ConfigError("this device has " + std::to_string(all.sm.smCount) +
+                      " SMs (a MIG device, or a client of MPS, has "
+                      "fewer than the GPU), and a part of them is at least " +
+                      std::to_string(least));
+  }
+  const std::uint64_t epoch = hot().context_epoch.load();
+  const std::scoped_lock lock(mutex_);
+  const auto same = [&](const Partition& made) { return made.device == device && made.sms == sms; };
+  const auto known = std::find_if(made_.begin(), made_.end(), same);
+  if (known != made_.end()) {
+    if (known->context_epoch == epoch) return known->stream;
+    engine().unbind_stream(reinterpret_cast<std::uintptr_t>(known->stream));
+    made_.erase(known);
+  }
+  made_.reserve(made_.size() + 1);
+  made_.push_back({device, sms, make(device, all, sms), epoch});
+  return made_.back().stream;
+}
+
+void Partitions::reset_in_child() noexcept {
+  new (&mutex_) std::mutex;
+  new (&made_) std::vector<Partition>;
+}
+
+Partitions& partitions() noexcept {
+  // Never destroyed: other threads may still enter regions while the process exits.
+  alignas(Partitions) static unsigned char storage[sizeof(Partitions)];
+  static Partitions* const instance = new (storage) Partitions();
+  return *instance;
+}
+
+}  // namespace cudasched::runtime
+
+extern "C" int cudasched_partition_stream(double fraction, std::uint64_t* stream) {
+  return cudasched::runtime::guarded(
+      [&] { *stream = reinterpret_cast<std::uintptr_t>(cudasched::runtime::partitions().stream(fraction)); });
+}
