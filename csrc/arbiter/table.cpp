@@ -31,11 +31,11 @@ namespace cudasched::arbiter {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock inside an atomic would not reach another process");
-static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 256 && offsetof(Slot, name) == 120);
-static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 16768);
+static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 320 && offsetof(Slot, name) == 208);
+static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 20928);
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
-              offsetof(Layout, slots) == 384);
+              offsetof(Layout, slots) == 448);
 
 namespace {
 
@@ -581,15 +581,17 @@ int Table::claim(const ClientInfo& client) {
       entry.claimed_ns.store(now);
       entry.heartbeat_ns.store(now);
       entry.slo_ns.store(client.slo_ns);
-      entry.active_since_ns.store(0);
-      entry.deadline_ns.store(0);
-      entry.predicted_remaining_ns.store(0);
-      entry.in_flight_until_ns.store(0);
-      entry.last_launch_ns.store(0);
-      entry.launches.store(0);
-      entry.device_launches.store(0);
-      entry.gate_waits.store(0);
-      entry.gate_wait_ns.store(0);
+      for (auto* const time :
+           {&entry.active_since_ns, &entry.deadline_ns, &entry.in_flight_until_ns, &entry.overdue_since_ns,
+            &entry.last_launch_ns, &entry.entered_ns, &entry.expected_ns, &entry.admitted_at_entry_ns,
+            &entry.hint_until_ns, &entry.foreseen_ns, &entry.foreseen_over_ns, &entry.rate_free_ns, &entry.request_ns,
+            &entry.request_waited_ns, &entry.virtual_ns}) {
+        time->store(0);
+      }
+      for (auto* const count :
+           {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns, &entry.requests}) {
+        count->store(0);
+      }
       copy_text(entry.name, client.name);
       copy_text(entry.version, CUDASCHED_VERSION);
       state_->claimed.fetch_or(bit_of(index));

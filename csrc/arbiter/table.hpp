@@ -30,7 +30,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr int kTurnSlotShift = 56;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
@@ -46,16 +46,29 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::int64_t> slo_ns;  // the client's own target, 0: none
   std::atomic<std::int64_t> active_since_ns;
-  std::atomic<std::int64_t> deadline_ns;  // the earliest of its open regions
-  std::atomic<std::int64_t> predicted_remaining_ns;
+  std::atomic<std::int64_t> deadline_ns;         // the earliest of its open regions
   std::atomic<std::int64_t> in_flight_until_ns;  // when its submitted work is predicted to be done
+  std::atomic<std::int64_t> overdue_since_ns;    // when its oldest launch in flight should have been done; 0: none is late
   std::atomic<std::int64_t> last_launch_ns;
   std::atomic<std::uint64_t> launches;         // seen by the hook, of this class
   std::atomic<std::uint64_t> device_launches;  // run by the device as CUPTI counted them, 0: not counted
   std::atomic<std::uint64_t> gate_waits;
   std::atomic<std::uint64_t> gate_wait_ns;
-  std::array<char, 64> name;     // program name, NUL-terminated; written before occupied
-  std::array<char, 32> version;  // cudasched version of the client
+  // Of latency clients (runtime/requests.hpp):
+  std::atomic<std::int64_t> entered_ns;            // when the request under way began
+  std::atomic<std::int64_t> expected_ns;           // what it takes in all by itself; 0: not known
+  std::atomic<std::int64_t> admitted_at_entry_ns;  // Layout::admitted_ns then
+  std::atomic<std::int64_t> hint_until_ns;         // the client said that it comes: best effort holds until then
+  std::atomic<std::int64_t> foreseen_ns;           // when its next work is foreseen, at the earliest,
+  std::atomic<std::int64_t> foreseen_over_ns;      // and when that has come or stayed away
+  std::atomic<std::int64_t> rate_free_ns;          // by its rate, none comes within this time of any moment
+  std::atomic<std::uint64_t> requests;             // completed; of the last one:
+  std::atomic<std::int64_t> request_ns;            // how long it took
+  std::atomic<std::int64_t> request_waited_ns;     // and how much best-effort work was in flight when it began
+  // Of best-effort clients:
+  std::atomic<std::int64_t> virtual_ns;  // the GPU time that it was given, by its share (schedule/fair.hpp)
+  std::array<char, 64> name;             // program name, NUL-terminated; written before occupied
+  std::array<char, 32> version;          // cudasched version of the client
 };
 
 // The file, byte for byte. Changing it changes kLayoutVersion.
@@ -66,13 +79,14 @@ struct Layout {
   std::uint32_t layout_version;
   std::uint32_t bytes;
   std::array<char, 64> device_name;
-  alignas(64) std::atomic<std::uint64_t> active;   // slots of latency clients that hold the gate closed
-  alignas(64) std::atomic<std::uint64_t> latency;  // slots of latency clients
-  std::atomic<std::uint64_t> best_effort;          // slots of best-effort clients
-  alignas(64) std::atomic<std::uint64_t> waiting;  // slots of best-effort clients that wait at the gate now
-  std::atomic<std::uint32_t> wake_sequence;        // futex: changes when the gate may have opened
-  alignas(64) std::atomic<std::uint64_t> turn;     // which best-effort client feeds the GPU (schedule/turn.hpp):
-                                                   // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
+  alignas(64) std::atomic<std::uint64_t> active;      // slots of latency clients that hold the gate closed
+  alignas(64) std::atomic<std::uint64_t> latency;     // slots of latency clients
+  std::atomic<std::uint64_t> best_effort;             // slots of best-effort clients
+  alignas(64) std::atomic<std::uint64_t> waiting;     // slots of best-effort clients that wait at the gate now
+  std::atomic<std::uint32_t> wake_sequence;           // futex: changes when the gate may have opened
+  alignas(64) std::atomic<std::uint64_t> turn;        // which best-effort client feeds the GPU (schedule/turn.hpp):
+                                                      // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
+  alignas(64) std::atomic<std::int64_t> admitted_ns;  // best-effort work let in beside latency work, ever; all add
   std::array<Slot, kSlotCount> slots;
 };
 

@@ -2,26 +2,43 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
+#include <string>
 #include <string_view>
+
+#include "base/error.hpp"
 
 namespace cudasched::log {
 namespace {
 
 constexpr std::string_view kNames[] = {"error", "warning", "info", "debug"};
 
-Level least_level() noexcept {
-  const char* wanted = std::getenv("CUDASCHED_LOG");
-  if (wanted != nullptr) {
-    for (int level = 0; level < 4; ++level) {
-      if (kNames[level] == wanted) return static_cast<Level>(level);
-    }
+constexpr int kFromEnvironment = -1;
+constinit std::atomic<int> chosen_level{kFromEnvironment};
+
+std::optional<Level> find_level(std::string_view name) noexcept {
+  for (int level = 0; level < 4; ++level) {
+    if (kNames[level] == name) return static_cast<Level>(level);
   }
-  return Level::kWarning;
+  return std::nullopt;
+}
+
+Level least_level() noexcept {
+  if (const int chosen = chosen_level.load(std::memory_order_relaxed); chosen >= 0) return static_cast<Level>(chosen);
+  const char* wanted = std::getenv("CUDASCHED_LOG");
+  return find_level(wanted == nullptr ? "" : wanted).value_or(Level::kWarning);
 }
 
 }  // namespace
+
+void set_level(std::string_view name) {
+  const std::optional<Level> level = find_level(name);
+  if (!level) throw ConfigError("log=" + std::string(name) + " has no meaning: it takes error, warning, info or debug");
+  chosen_level.store(static_cast<int>(*level), std::memory_order_relaxed);
+}
 
 void write(Level level, std::string_view message) noexcept {
   if (level > least_level()) return;

@@ -15,6 +15,9 @@ enum class Level { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
 void write(Level level, std::string_view message) noexcept;
 
+// The least level by its name. Throws ConfigError.
+void set_level(std::string_view name);
+
 inline void error(std::string_view message) noexcept { write(Level::kError, message); }
 inline void warning(std::string_view message) noexcept { write(Level::kWarning, message); }
 inline void info(std::string_view message) noexcept { write(Level::kInfo, message); }

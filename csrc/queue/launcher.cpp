@@ -42,7 +42,7 @@ bool Launcher::start() noexcept {
 
 void* Launcher::run(void* self) {
   Launcher& launcher = *static_cast<Launcher*>(self);
-  pthread_setname_np(pthread_self(), "cudasched-launch");
+  pthread_setname_np(pthread_self(), "cudasched-queue");
   pthread_mutex_lock(&launcher.alive_);
   launcher.state_.store(State::kRunning, std::memory_order_release);
   launcher.settled_.store(1, std::memory_order_release);

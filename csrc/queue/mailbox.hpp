@@ -1,6 +1,6 @@
 // Errors of deferred calls, on their way to the program. A non-sticky error is for the thread that pushed the call and
-// is handed over once, at its next call; a sticky one is for whichever call comes next, as CUDA does it (the driver
-// itself repeats it from then on). While there is none, looking costs one load.
+// is handed over once, at its next call; a sticky one is for whichever call comes next, as CUDA does it. The driver
+// itself repeats it from then on, so nothing more is deferred (broken()). While there is none, looking costs one load.
 //
 // Any thread may put and take; nothing locks.
 #pragma once
@@ -28,7 +28,18 @@ class Mailbox {
       std::uint32_t none = 0;
       for_any_.compare_exchange_strong(none, static_cast<std::uint32_t>(status));
     }
+    if (is_sticky(status)) broken_.store(true, std::memory_order_relaxed);
     filled_.store(true, std::memory_order_release);
+  }
+
+  // A sticky error came: every call fails until the context is gone.
+  bool broken() const noexcept { return broken_.load(std::memory_order_relaxed); }
+
+  // The context is gone, and its sticky error with it.
+  void mend() noexcept {
+    broken_.store(false, std::memory_order_relaxed);
+    std::uint32_t status = for_any_.load();
+    if (is_sticky(static_cast<CUresult>(status))) for_any_.compare_exchange_strong(status, 0);
   }
 
   // Would take() give one?
@@ -79,6 +90,7 @@ class Mailbox {
   }
 
   std::atomic<bool> filled_{false};
+  std::atomic<bool> broken_{false};
   std::atomic<std::uint32_t> for_any_{0};
   std::array<std::atomic<std::uint64_t>, kPlaces> places_{};  // thread, status
 };

@@ -400,7 +400,11 @@ void Queue::drain(const Caller& caller, Position position, Waiter::For what) noe
 
 bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {
   if (position <= ring_.passed()) return false;
-  open_for(caller, position, Waiter::For::kSynchronise);
+  // Who asks goes on, as an allocator does that looks for what it may use again, unless it does nothing but ask.
+  const bool again = asked_.exchange(position, std::memory_order_relaxed) == position;
+  const unsigned times = again ? asked_times_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
+  if (!again) asked_times_.store(0, std::memory_order_relaxed);
+  if (caller.latency || times >= kAsksThatWait) open_for(caller, position, Waiter::For::kSynchronise);
   launcher_.check();
   return position > ring_.passed() && !launcher_.off();
 }
@@ -520,6 +524,7 @@ void Queue::functions_unloaded() noexcept {
 
 void Queue::context_gone() noexcept {
   launcher_.forget_context();
+  mailbox_.mend();
   const std::scoped_lock lock(lock_);
   order_.forget_streams_and_events();
   functions_.forget_functions();

@@ -62,7 +62,9 @@ class Queue {
   // False where there is no memory or no thread for it: nothing is ever deferred then.
   bool start() noexcept;
   // Calls may be deferred.
-  bool active() const noexcept { return accepting_.load(std::memory_order_relaxed) && launcher_.running(); }
+  bool active() const noexcept {
+    return accepting_.load(std::memory_order_relaxed) && launcher_.running() && !mailbox_.broken();
+  }
   bool empty() const noexcept { return ring_.empty(); }
   // Nothing is deferred from here on, and the gate is open for what is queued: an internal fault.
   void fail() noexcept;
@@ -134,6 +136,9 @@ class Queue {
   Launcher launcher_;
   std::atomic<bool> accepting_{false};
   std::atomic<bool> process_has_latency_{false};
+  static constexpr unsigned kAsksThatWait = 1000;  // for one position in a row
+  std::atomic<Position> asked_{0};               // for by the last query that was answered with NOT_READY,
+  std::atomic<unsigned> asked_times_{0};         // so often again
   std::atomic<Position> claimed_{0};  // what waits behind the gate only as long as the process has no latency work
 };
 

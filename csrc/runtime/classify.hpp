@@ -52,13 +52,16 @@ extern constinit thread_local ThreadState thread_state __attribute__((tls_model(
 
 inline ThreadState& this_thread() noexcept { return thread_state; }
 
-// Is a latency region open on the thread, whatever region is the innermost?
-inline bool in_latency_region(const ThreadState& thread) noexcept {
+// How many latency regions are open on the thread, whatever region is the innermost?
+inline int latency_regions(const ThreadState& thread) noexcept {
+  int count = 0;
   for (int i = 0; i < thread.depth; ++i) {
-    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) return true;
+    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) ++count;
   }
-  return false;
+  return count;
 }
+
+inline bool in_latency_region(const ThreadState& thread) noexcept { return latency_regions(thread) > 0; }
 
 // Streams with a class of their own. Open addressing over atomics: lookups take no lock.
 class StreamClasses {

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -19,6 +22,7 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "runtime/collecting.hpp"
+#include "runtime/partitions.hpp"
 #include "runtime/predictor_files.hpp"
 #include "telemetry/collector.hpp"
 #include "telemetry/coverage.hpp"
@@ -138,7 +142,7 @@ void Device::register_client(Class client_class, const Settings& settings, const
   client.slo_ns = settings.slo_ns;
   client.name = settings.name.empty() ? program_name() : settings.name;
   const int slot = table_->claim(client);
-  if (client_class == Class::kLatency) latency.register_client(table_.get(), slot, settings.max_idle_hold_ns);
+  if (client_class == Class::kLatency) latency.register_client(table_.get(), slot, settings);
   if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
 }
@@ -155,6 +159,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
     settings_.priority = chosen.priority;
     settings_.slo_ns = chosen.slo_ns;
   }
+  for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
@@ -222,6 +227,12 @@ void Engine::start() noexcept {
   }
 }
 
+void Engine::decline(const std::string& why) {
+  const std::scoped_lock lock(mutex_);
+  off_reason_ = why;
+  log::warning(why);
+}
+
 void Engine::fail(const std::string& why) noexcept {
   if (!hot().scheduling.exchange(false)) return;
   for_each_device([](Device& device) {
@@ -279,6 +290,9 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       if (stopping_) return false;
       if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
       device.register_client(launch_class, settings_, &graphs_);
+      if (launch_class == Class::kBestEffort && user_policy_) {
+        device.gate.use_policy(schedule::Decider(*user_policy_));
+      }
       if (launch_class == Class::kBestEffort && wants_offload()) {
         device.start_queue(*offload_.calls, offload_.started);
       }
@@ -296,7 +310,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       const std::uint32_t bit = 1U << device.ordinal();
       if (region.region_class == Class::kLatency && (region.devices & bit) == 0) {
         region.devices |= bit;
-        device.latency.enter_region(region.deadline_ns);
+        device.latency.enter_region(region);
       }
     }
     return true;
@@ -369,7 +383,7 @@ void Engine::exit_region(std::uint64_t token) {
 
 void Engine::leave_devices(const Region& region) noexcept {
   for_each_device([&](Device& device) {
-    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region.deadline_ns);
+    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
   });
 }
 
@@ -383,6 +397,52 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph) noexcept {
   if (device == nullptr) return;
   device->prepare_predictor(settings_, allocations_.get());
   graphs_.note(exec, graph, [&](const predict::Query& query) { return device->gate.estimate_ns(query); });
+}
+
+void Engine::expect(std::int64_t within_ns) {
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  ThreadState& thread = this_thread();
+  Device* const device = current_device(thread);
+  if (device == nullptr || !prepare(*device, Class::kLatency, thread)) return;
+  device->latency.expect(within_ns);
+}
+
+void Engine::configure(const std::string& name, const std::string& value) {
+  // What the engine looks at anew after it has begun.
+  static constexpr std::string_view kAtAnyTime[] = {"CUDASCHED_POLICY",        "CUDASCHED_LEAD_US",
+                                                    "CUDASCHED_MAX_INFLATION", "CUDASCHED_LONG_US",
+                                                    "CUDASCHED_LINGER_US",     "CUDASCHED_MARGIN_US"};
+  std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
+  for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (variable == "CUDASCHED_LOG") return log::set_level(value);
+
+  const std::scoped_lock lock(mutex_);
+  Settings().set(variable, value);  // is there such a setting, and has the value a meaning?
+  const bool at_any_time = std::find(std::begin(kAtAnyTime), std::end(kAtAnyTime), variable) != std::end(kAtAnyTime);
+  if (attached() && !at_any_time) {
+    throw ConfigError(name + " is decided by the program's first CUDA call, which has been made; set it before");
+  }
+  if (!attached()) configured_.emplace_back(variable, value);
+  settings_.set(variable, value);  // and nothing else: the rest is read without the lock
+  const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
+  if (policy != nullptr) user_policy_.reset();
+  for_each_device([&](Device& device) {
+    if (!device.gate.registered()) return;
+    if (policy != nullptr) {
+      device.gate.use_policy(schedule::Decider(*policy));
+    } else {
+      device.gate.configure(settings_);
+    }
+  });
+}
+
+void Engine::use_policy(schedule::UserPolicy policy) {
+  const std::scoped_lock lock(mutex_);
+  user_policy_ = policy;
+  policy_refused_ = false;
+  for_each_device([&](Device& device) {
+    if (device.gate.registered()) device.gate.use_policy(schedule::Decider(policy));
+  });
 }
 
 void Engine::bind_stream(std::uint64_t stream, Class value) {
@@ -480,8 +540,15 @@ bool Engine::tick(std::int64_t now) noexcept {
       device.latency.tick(now);
       active = active || device.latency.active();
     }
-    // A client that was killed while idle holds nothing closed, but keeps the gate on.
-    if (device.registered(Class::kBestEffort)) {
+    if (device.gate.registered()) {
+      if (const std::string_view why = device.gate.refused_policy(); !why.empty() && !policy_refused_.exchange(true)) {
+        std::array<char, 256> message{};
+        std::snprintf(message.data(), message.size(),
+                      "the policy was refused, and every launch goes at once from here on: %.*s",
+                      static_cast<int>(why.size()), why.data());
+        log::error(message.data());
+      }
+      // A client that was killed while idle holds nothing closed, but keeps the gate on.
       device.table().reap(device.table().latency_clients() | device.table().active());
     }
   });
@@ -562,6 +629,7 @@ void Engine::reset_in_child() noexcept {
   telemetry::reset_collecting_in_child();
   driver::functions().reset_in_child();
   graphs_.reset_in_child();
+  partitions().reset_in_child();
   started_ = false;
   ticker_running_.store(false);
   off_reason_.clear();

@@ -14,7 +14,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "arbiter/table.hpp"
 #include "driver/driver.hpp"
@@ -114,11 +117,20 @@ class Engine {
   // cuInit has succeeded (each time). Never throws.
   void start() noexcept;
   void fail(const std::string& why) noexcept;
+  // Instead of attach(): nothing is taken over in this process, for a reason that it is told, once.
+  void decline(const std::string& why);
 
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
   std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns);  // throws Error
   void exit_region(std::uint64_t token);                                                // throws Error
-  void leave_all_regions() noexcept;                    // of the calling thread, which ends
+  void leave_all_regions() noexcept;  // of the calling thread, which ends
+  // Latency work of this thread's device comes within that time; one second counts as the longest. Throws Error.
+  void expect(std::int64_t within_ns);
+  // A setting by its name in configuration files ("lead_us"). Throws ConfigError: there is none of that name, the value
+  // has no meaning, or the program's first CUDA call has decided it already.
+  void configure(const std::string& name, const std::string& value);
+  // Decides from now on, on every device, instead of the configured policy.
+  void use_policy(schedule::UserPolicy policy);
   void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
   void start_coverage(const std::string& cupti_path);  // throws Error
@@ -134,6 +146,8 @@ class Engine {
   void note_graph(CUgraphExec exec, CUgraph graph) noexcept;
   void forget_graph(CUgraphExec exec) noexcept { graphs_.forget(exec); }
   const Graphs& graphs() const noexcept { return graphs_; }
+  bool note_priority(CUgraphExec exec, int priority) noexcept { return graphs_.note_priority(exec, priority); }
+  bool node_priority() const noexcept { return settings_.node_priority; }
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
   // first sight.
@@ -176,7 +190,10 @@ class Engine {
   std::string driver_path_;
   int driver_version_ = 0;
   int device_count_ = 0;
-  bool class_was_set_ = false;  // by a call, which goes before the environment
+  bool class_was_set_ = false;                                   // by a call, which goes before the environment
+  std::vector<std::pair<std::string, std::string>> configured_;  // variables and values by configure(), likewise
+  std::optional<schedule::UserPolicy> user_policy_;
+  std::atomic<bool> policy_refused_{false};  // and that was said
   bool started_ = false;
   std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;

@@ -1,5 +1,5 @@
-// include/cudasched/engine.h, all but cudasched_attach (a door: hook/intercept.cpp) and cudasched_find_driver
-// (likewise).
+// include/cudasched/engine.h, all but what the hook, a door, has: cudasched_attach, cudasched_find_driver
+// (hook/intercept.cpp) and cudasched_install (hook/install.cpp); and collecting (engine_collect.cpp).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -38,6 +38,18 @@ std::int64_t checked_slo_ns(double slo_ms) {
   return static_cast<std::int64_t>(slo_ms * static_cast<double>(cudasched::kNsPerMs));
 }
 
+std::int64_t checked_hint_ns(double within_ms) {
+  constexpr double kMostMs = 1000;
+  const double within_ns = within_ms * static_cast<double>(cudasched::kNsPerMs);
+  if (!(within_ns >= 1) || within_ms > kMostMs) {
+    throw cudasched::ConfigError(
+        "latency work is expected within a time in milliseconds, over 0 and at most 1000 (say it again for what comes "
+        "later); got " +
+        std::to_string(within_ms));
+  }
+  return static_cast<std::int64_t>(within_ns);
+}
+
 void copy_text(char* target, std::size_t bytes, std::string_view text) {
   const std::size_t length = std::min(text.size(), bytes - 1);
   std::memcpy(target, text.data(), length);
@@ -62,6 +74,8 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.heartbeat_age_ns = now - slot.heartbeat_ns.load();
   client.slo_ns = slot.slo_ns.load();
   client.in_flight_ns = std::max<std::int64_t>(0, slot.in_flight_until_ns.load() - now);
+  const std::int64_t due = slot.overdue_since_ns.load();
+  client.overdue_ns = due == 0 ? 0 : std::max<std::int64_t>(0, now - due);
   const std::int64_t deadline = slot.deadline_ns.load();
   client.deadline_in_ns = deadline == 0 ? 0 : deadline - now;
   client.launches = slot.launches.load();
@@ -104,6 +118,8 @@ void cudasched_get_state(cudasched_state* state) {
     state->gate_wait_ns = report.totals.wait_ns;
     state->offloaded_launches = report.totals.offloaded;
     state->untracked_launches = report.totals.untracked;
+    state->prioritised_graphs = report.totals.prioritised_graphs;
+    state->unprioritised_graphs = report.totals.unprioritised_graphs;
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);
@@ -132,6 +148,17 @@ int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class, std::
 
 int cudasched_unbind_stream(std::uint64_t stream) {
   return guarded([&] { cudasched::runtime::engine().unbind_stream(stream); });
+}
+
+int cudasched_configure(const char* name, const char* value) {
+  return guarded([&] {
+    if (name == nullptr || value == nullptr) throw cudasched::ConfigError("a setting has a name and a value");
+    cudasched::runtime::engine().configure(name, value);
+  });
+}
+
+int cudasched_expect(double within_ms) {
+  return guarded([&] { cudasched::runtime::engine().expect(checked_hint_ns(within_ms)); });
 }
 
 int cudasched_coverage_start(const char* cupti_path) {

@@ -20,13 +20,10 @@ namespace cudasched::runtime {
 namespace {
 
 constinit std::atomic<int (*)()> gil_check{nullptr};
+constinit std::atomic<void* (*)()> gil_release{nullptr};
+constinit std::atomic<void (*)(void*)> gil_restore{nullptr};
 
 std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
-
-template <typename Visit>
-void for_each_slot(std::uint64_t slots, Visit&& visit) {
-  for (; slots != 0; slots &= slots - 1) visit(__builtin_ctzll(slots));
-}
 
 void pause_until(std::int64_t until_ns) noexcept {
   while (now_ns() < until_ns) {
@@ -44,6 +41,8 @@ void sleep_for(std::int64_t duration_ns) noexcept {
 }  // namespace
 
 void find_gil_check() noexcept {
+  gil_restore.store(reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread")));
+  gil_release.store(reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread")));
   gil_check.store(reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check")));
 }
 
@@ -52,11 +51,46 @@ bool holds_gil() noexcept {
   return check != nullptr && check() != 0;
 }
 
+GilReleased::GilReleased() noexcept {
+  auto* const release = gil_release.load(std::memory_order_relaxed);
+  if (release != nullptr && gil_restore.load(std::memory_order_relaxed) != nullptr && holds_gil()) state_ = release();
+}
+
+GilReleased::~GilReleased() {
+  if (state_ != nullptr) gil_restore.load(std::memory_order_relaxed)(state_);
+}
+
 struct Gate::Waiting {
+  // What a look saw lasts until the next one.
+  void note(const schedule::Snapshot& seen, const schedule::Decision& decision, std::int64_t now) noexcept {
+    looked_ns = now;
+    active = seen.latency_active;
+    for_turn = decision.answer == schedule::Answer::kWaitForTurn;
+    for_lead = decision.answer == schedule::Answer::kWaitForTime && seen.in_flight_ns > seen.lead_ns;
+    if (decision.answer != schedule::Answer::kSubmit && !for_lead) only_for_lead = false;
+  }
+  // To be called before the next look.
+  void pass(std::int64_t now) noexcept {
+    if (looked_ns == 0) return;
+    const std::int64_t passed = now - looked_ns;
+    if (!active) calm_ns += passed;
+    if (for_turn) turn_ns += passed;
+    if (for_lead) lead_ns += passed;
+  }
+
   bool started = false;
   bool announced = false;  // our bit in the arbiter's `waiting` is set
   std::int64_t since_ns = 0;
   std::int64_t reaped_ns = 0;
+  std::int64_t looked_ns = 0;  // 0: not yet
+  bool active = false;         // what the last look saw: latency work,
+  bool for_turn = false;       // and what the launch was held for
+  bool for_lead = false;
+  std::int64_t calm_ns = 0;   // waited in all: while no latency work was active,
+  std::int64_t turn_ns = 0;   // for the turn,
+  std::int64_t lead_ns = 0;   // and because the lead was in flight
+  bool only_for_lead = true;  // nothing else has held it
+  bool late = false;          // the GPU ran out of work because the program had none for it
 };
 
 void Gate::register_client(arbiter::Table* table, int slot, const Settings& settings,
@@ -64,17 +98,47 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   table_ = table;
   own_latency_ = own_latency;
   graphs_ = graphs;
-  lead_ns_ = settings.lead_ns;
-  stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
-  turn_ns_ = settings.turn_ns;
-  linger_ns_ = settings.linger_ns;
   in_flight_ = schedule::InFlight(settings.straggler_ns);
   sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   // Drivers before 12.3 do not know the attribute; they count as without MPS.
   int mps = 0;
-  mps_ =
-      driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps != 0;
+  const bool known =
+      driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS;
+  neighbours_.join(table, slot, known && mps != 0, settings);
+  if (const schedule::Policy* const policy = schedule::find_policy(settings.policy)) {
+    use_policy(schedule::Decider(*policy));
+  }
+  configure(settings);
   slot_.store(slot, std::memory_order_release);
+}
+
+void Gate::configure(const Settings& settings) noexcept {
+  const std::scoped_lock lock(lock_);
+  schedule::Lead::Bounds bounds;
+  bounds.first_ns = settings.first_lead_ns();
+  lead_adapts_ = !settings.lead_ns.has_value();
+  // What was set is what holds.
+  if (!lead_adapts_) bounds.least_ns = bounds.most_ns = bounds.first_ns;
+  bounds.max_inflation = settings.max_inflation;
+  lead_ = schedule::Lead(bounds);
+  margin_ns_ = settings.margin_ns;
+  long_ns_ = settings.long_ns;
+  linger_ns_ = settings.linger_ns;
+}
+
+void Gate::use_policy(const schedule::Decider& policy) noexcept {
+  const std::scoped_lock lock(lock_);
+  decider_ = policy;
+}
+
+std::string_view Gate::refused_policy() noexcept {
+  const std::scoped_lock lock(lock_);
+  return decider_.refused();
+}
+
+std::int64_t Gate::lead_ns() noexcept {
+  const std::scoped_lock lock(lock_);
+  return lead_.ns();
 }
 
 Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
@@ -84,8 +148,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return {};
   }
-  CUcontext context = nullptr;
-  if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return {};
+  CUcontext const context = driver::shareable_context();
   const driver::RelaxedCapture relaxed;
   count.gated.fetch_add(1, std::memory_order_relaxed);
 
@@ -128,9 +191,25 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
         prediction = predict(query);
       }
       retire(now);
-      decision = schedule::strict(look(prediction.duration_ns, now));
+      if (waiting.looked_ns == 0 && in_flight_.count() == 0) {
+        waiting.late = now - submitted_ns_ > (waiver != nullptr ? kPromptNs : kPromptProgramNs);
+        neighbours_.came_back(now);
+      }
+      waiting.pass(now);
+      const schedule::Snapshot seen = look(prediction, waiting, now);
+      decision = decider_(seen);
+      waiting.note(seen, decision, now);
       if (decision.answer != schedule::Answer::kSubmit && must_not_wait(waiver)) decision = {};
       if (decision.answer == schedule::Answer::kSubmit) {
+        neighbours_.admitted(seen, own_latency_->slot());
+        // Where something else held it, latency work or a turn, a GPU that ran dry says nothing about the lead.
+        if (lead_adapts_ && with_events && waiting.only_for_lead && !waiting.late && latency_seen_ns_ < admitted_ns_) {
+          pass.admitted_ns = now;
+          pass.held_ns = waiting.lead_ns;
+          pass.dry_since_ns = in_flight_.count() == 0 ? dry_since_ns_ : 0;
+        }
+        admitted_ns_ = now;
+        dry_since_ns_ = 0;
         pass.entry = enter(stream, prediction, now);
         if (pass.entry >= 0) {
           Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
@@ -147,7 +226,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
             }
           }
         }
-        table_->slot(slot()).in_flight_until_ns.store(now + in_flight_.remaining_ns(now), std::memory_order_relaxed);
+        neighbours_.publish(now + in_flight_.remaining_ns(now));
       }
     }
     if (decision.answer == schedule::Answer::kSubmit) break;
@@ -173,13 +252,15 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
     recorded = driver::table().event_record(pass.completion, stream) == CUDA_SUCCESS;
   }
   const std::scoped_lock lock(lock_);
+  submitted_ns_ = now_ns();
   if (pass.generation != generation_) return;  // the context went meanwhile
   Tracked& tracked = tracked_[static_cast<std::size_t>(pass.entry)];
   if (status != CUDA_SUCCESS) {
-    in_flight_.withdraw(pass.entry, now_ns());
+    in_flight_.withdraw(pass.entry, submitted_ns_);
     release(pass.entry, false);
   } else {
     tracked.phase = recorded ? Phase::kRecorded : Phase::kByClock;
+    if (pass.admitted_ns != 0) learn_lead(pass, tracked.prediction.duration_ns, submitted_ns_);
   }
 }
 
@@ -239,6 +320,7 @@ void Gate::release(int entry, bool measured) noexcept {
 }
 
 void Gate::retire(std::int64_t now) noexcept {
+  const int before = in_flight_.count();
   in_flight_.for_each([&](int entry) {
     const Tracked& tracked = tracked_[static_cast<std::size_t>(entry)];
     const bool measured = tracked.phase == Phase::kRecorded;
@@ -261,63 +343,47 @@ void Gate::retire(std::int64_t now) noexcept {
     release(entry, measured);
     return true;
   });
+  // Somewhere between the two looks.
+  if (in_flight_.count() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (retired_ns_ + now) / 2;
+  retired_ns_ = now;
+  // Others count what this client has in flight until they hear that it is done.
+  if (in_flight_.count() < before) neighbours_.publish(now + in_flight_.remaining_ns(now));
 }
 
-schedule::Snapshot Gate::look(std::int64_t predicted_ns, std::int64_t now) noexcept {
+schedule::Snapshot Gate::look(const predict::Prediction& prediction, const Waiting& waiting,
+                              std::int64_t now) noexcept {
   schedule::Snapshot snapshot;
-  snapshot.latency_clients = table_->latency_clients() != 0;
-  snapshot.latency_active = latency_active(now);
+  snapshot.predicted_ns = prediction.duration_ns;
+  snapshot.bound_ns = prediction.bound_ns;
+  snapshot.in_flight_ns = in_flight_.remaining_ns(now);
+  snapshot.linger_ns = linger_ns_;
+  snapshot.margin_ns = margin_ns_;
+  snapshot.long_ns = long_ns_;
+  snapshot.waited_ns = waiting.calm_ns;
+  neighbours_.look(snapshot, now, waiting.turn_ns);
+  if (lead_adapts_) neighbours_.report_requests(lead_);
+  snapshot.lead_ns = lead_.ns();
   // A waiter that slept sees the end of the activity, not its last moment.
   if (snapshot.latency_active || latency_was_active_) latency_seen_ns_ = now;
-  if (latency_was_active_ && !snapshot.latency_active) in_flight_.restart(now);
+  if (latency_was_active_ && !snapshot.latency_active) {
+    in_flight_.restart(now);
+    snapshot.in_flight_ns = std::max(snapshot.in_flight_ns, in_flight_.remaining_ns(now));
+  }
   latency_was_active_ = snapshot.latency_active;
   if (snapshot.latency_active) mark_overlapped();
   if (latency_seen_ns_ != 0) snapshot.since_latency_ns = now - latency_seen_ns_;
-  snapshot.linger_ns = linger_ns_;
-  snapshot.predicted_ns = predicted_ns;
-  snapshot.lead_ns = lead_ns_;
-  snapshot.in_flight_ns = in_flight_.remaining_ns(now);
-  const std::uint64_t others = table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot());
-  if (others == 0) return snapshot;
-  if (mps_) {
-    for_each_slot(others, [&](int other) {
-      const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
-      snapshot.in_flight_ns += schedule::foreign_in_flight_ns(until, now);
-    });
-  } else if (!snapshot.latency_active) {
-    snapshot.my_turn = my_turn(now);
-  }
   return snapshot;
 }
 
-bool Gate::latency_active(std::int64_t now) const noexcept {
-  bool active = false;
-  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
-    const std::int64_t beat = table_->slot(slot).heartbeat_ns.load(std::memory_order_relaxed);
-    // Stopped or swapped out: it does not count until it runs again.
-    if (schedule::is_fresh(beat, now, stale_heartbeat_ns_)) active = true;
-  });
-  return active;
-}
-
-bool Gate::my_turn(std::int64_t now) noexcept {
-  auto& layout = table_->layout();
-  schedule::TurnView view;
-  view.word = layout.turn.load(std::memory_order_acquire);
-  view.self = slot();
-  view.best_effort = layout.best_effort.load(std::memory_order_relaxed);
-  view.waiting = layout.waiting.load(std::memory_order_relaxed);
-  view.now_us = now / kNsPerUs;
-  view.turn_us = turn_ns_ / kNsPerUs;
-  if (const int owner = schedule::Turn::unpack(view.word).owner; owner >= 0 && owner != view.self) {
-    view.owner_idle = (view.waiting & bit(owner)) == 0 &&
-                      now - table_->slot(owner).in_flight_until_ns.load(std::memory_order_relaxed) > kIdleOwnerNs;
+// Had the GPU run out of our work when the launch reached it? Then the lead was too small, if the lead is what held it.
+void Gate::learn_lead(const Pass& pass, std::int64_t gpu_ns, std::int64_t now) noexcept {
+  retire(now);
+  std::int64_t dry = 0;
+  if (in_flight_.count() <= 1) {
+    // While the driver was launching, at some moment unknown.
+    dry = pass.dry_since_ns != 0 ? now - pass.dry_since_ns : (now - pass.admitted_ns) / 2;
   }
-  const schedule::TurnDecision decision = schedule::take_turn(view);
-  if (!decision.swap) return decision.mine;
-  if (!layout.turn.compare_exchange_strong(view.word, decision.new_word, std::memory_order_acq_rel)) return false;
-  if (!decision.mine) table_->wake_all();
-  return decision.mine;
+  lead_.submitted(pass.held_ns, dry, gpu_ns);
 }
 
 bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
@@ -330,12 +396,12 @@ bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
 // The bit stands for all threads of the process that wait; the last one takes it away.
 void Gate::announce() noexcept {
   const std::scoped_lock lock(lock_);
-  if (announced_++ == 0) table_->layout().waiting.fetch_or(bit(slot()));
+  if (announced_++ == 0) table_->layout().waiting.fetch_or(bit(slot_.load(std::memory_order_relaxed)));
 }
 
 void Gate::leave() noexcept {
   const std::scoped_lock lock(lock_);
-  if (--announced_ == 0) table_->layout().waiting.fetch_and(~bit(slot()));
+  if (--announced_ == 0) table_->layout().waiting.fetch_and(~bit(slot_.load(std::memory_order_relaxed)));
 }
 
 bool Gate::ensure_events(CUcontext context) noexcept {
@@ -438,7 +504,15 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
     waiting.started = true;
     waiting.since_ns = waiting.reaped_ns = now;
   }
-  if (decision.answer == schedule::Answer::kWaitForTime) {
+  auto& layout = table_->layout();
+  // Where several feed at once, whoever waits for the lead is behind as much as who waits for its share. Who waits for
+  // foreseen latency work is not: the others may go.
+  const bool for_time = decision.answer == schedule::Answer::kWaitForTime;
+  const bool announced = !for_time || (neighbours_.feeds_with_others() && waiting.for_lead);
+  if (announced && !waiting.announced) announce();
+  if (!announced && waiting.announced) leave();
+  waiting.announced = announced;
+  if (for_time) {
     // Sleeping is worth it only when it leaves room for its own tardiness.
     if (decision.wait_ns > 4 * kSpinNs) {
       sleep_for(std::min(decision.wait_ns - 2 * kSpinNs, kNsPerMs));
@@ -448,11 +522,6 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
     return;
   }
 
-  auto& layout = table_->layout();
-  if (!waiting.announced) {
-    waiting.announced = true;
-    announce();
-  }
   if (now - waiting.reaped_ns > kReapNs) {
     waiting.reaped_ns = now;
     const int owner = schedule::Turn::unpack(layout.turn.load(std::memory_order_relaxed)).owner;
@@ -464,7 +533,8 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
   }
   const std::uint32_t seen = layout.wake_sequence.load(std::memory_order_acquire);
   if (must_not_wait(waiver)) return;  // an opening between the last look and this one has woken nobody
-  const bool still_waiting = decision.answer == schedule::Answer::kWaitForLatency ? latency_active(now) : true;
+  const bool still_waiting =
+      decision.answer == schedule::Answer::kWaitForLatency ? neighbours_.latency_active(now) : true;
   const std::int64_t longest = decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kNsPerMs / 2;
   if (still_waiting) table_->sleep(seen, longest);
 }

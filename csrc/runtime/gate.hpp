@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "arbiter/table.hpp"
@@ -27,9 +28,11 @@
 #include "queue/launcher.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/graphs.hpp"
+#include "runtime/neighbours.hpp"
 #include "runtime/settings.hpp"
-#include "schedule/admission.hpp"
 #include "schedule/in_flight.hpp"
+#include "schedule/lead.hpp"
+#include "schedule/policy.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -43,6 +46,11 @@ class Gate {
     int entry = schedule::InFlight::kNone;
     std::uint32_t generation = 0;  // of the bookkeeping: it starts anew when the context goes
     CUevent completion = nullptr;  // to be recorded after the launch; null: none
+    // For the lead: when the launch was admitted (0: nothing is to be learned from it), how long the lead had held it,
+    // and since when nothing else of ours had been in flight (0: something was).
+    std::int64_t admitted_ns = 0;
+    std::int64_t held_ns = 0;
+    std::int64_t dry_since_ns = 0;
   };
 
   // For a launch that waits on the launcher thread: it may go when `opening` is open for it.
@@ -57,7 +65,17 @@ class Gate {
   void register_client(arbiter::Table* table, int slot, const Settings& settings, const LatencyActivity* own_latency,
                        const Graphs* graphs, CUdevice device);
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
-  int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
+
+  // The figures that a policy goes by, from the next launch on.
+  void configure(const Settings& settings) noexcept;
+
+  // Decides from the next launch on.
+  void use_policy(const schedule::Decider& policy) noexcept;
+
+  // Why the user's policy was switched off; empty: it was not.
+  std::string_view refused_policy() noexcept;
+
+  std::int64_t lead_ns() noexcept;
 
   // `may_time`: events may stand before the launch (not with a programmatic dependency on the launch before it).
   // `waiver`: the caller is the launcher thread; null: the program's own.
@@ -98,7 +116,10 @@ class Gate {
   static constexpr std::int64_t kSpinNs = 60'000;          // before a waiter sleeps
   static constexpr std::int64_t kPollNs = 4'000;           // between two looks at completion events
   static constexpr std::int64_t kReapNs = 5'000'000;       // between two looks for dead clients, while waiting
-  static constexpr std::int64_t kIdleOwnerNs = 300'000;    // without work in flight: the turn's owner is idle
+  // Between a submission and the next launch, where the launcher has it ready, and where the program must make it: what
+  // takes longer is the program's doing.
+  static constexpr std::int64_t kPromptNs = 20'000;
+  static constexpr std::int64_t kPromptProgramNs = 200'000;
 
   enum class Phase : std::uint8_t { kFree, kSubmitting, kRecorded, kByClock };
 
@@ -128,9 +149,8 @@ class Gate {
   void retire(std::int64_t now_ns) noexcept;
   void release(int entry, bool measured) noexcept;
   int enter(CUstream stream, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
-  schedule::Snapshot look(std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
-  bool latency_active(std::int64_t now_ns) const noexcept;
-  bool my_turn(std::int64_t now_ns) noexcept;
+  schedule::Snapshot look(const predict::Prediction& prediction, const Waiting& waiting, std::int64_t now_ns) noexcept;
+  void learn_lead(const Pass& pass, std::int64_t gpu_ns, std::int64_t now_ns) noexcept;
   bool must_not_wait(const Waiver* waiver) const noexcept;
   void announce() noexcept;
   void leave() noexcept;
@@ -141,19 +161,25 @@ class Gate {
   std::atomic<int> slot_{-1};
   const LatencyActivity* own_latency_ = nullptr;
   const Graphs* graphs_ = nullptr;
-  std::int64_t lead_ns_ = 0;
-  std::int64_t stale_heartbeat_ns_ = 0;
-  std::int64_t turn_ns_ = 0;
   int sm_count_ = 1;
-  bool mps_ = false;
+  std::atomic<bool> primed_{false};  // what is in flight is known since the gate came on
+
+  SpinLock lock_;
+  Neighbours neighbours_;
+  schedule::Decider decider_;
+  schedule::Lead lead_;
+  bool lead_adapts_ = false;
+  std::int64_t margin_ns_ = 0;
+  std::int64_t long_ns_ = 0;
   std::int64_t linger_ns_ = 0;
   bool latency_was_active_ = false;
   std::int64_t latency_seen_ns_ = 0;  // when it last was; 0: never
-  std::atomic<bool> primed_{false};   // what is in flight is known since the gate came on
-
-  SpinLock lock_;
-  int announced_ = 0;             // threads that the arbiter's `waiting` bit stands for
-  std::uint32_t generation_ = 0;  // see Pass
+  std::int64_t admitted_ns_ = 0;      // the last launch,
+  std::int64_t submitted_ns_ = 0;     // and when it had reached the driver
+  std::int64_t retired_ns_ = 0;       // when completions were last looked for
+  std::int64_t dry_since_ns_ = 0;     // since when nothing of ours has been in flight; 0: something is
+  int announced_ = 0;                 // threads that the arbiter's `waiting` bit stands for
+  std::uint32_t generation_ = 0;      // see Pass
   schedule::InFlight in_flight_;
   predict::Predictor predictor_;
   CUcontext context_ = nullptr;  // whose events these are
@@ -165,5 +191,17 @@ class Gate {
 // PyGILState_Check, where Python is loaded: does the calling thread hold the GIL?
 bool holds_gil() noexcept;
 void find_gil_check() noexcept;
+
+// Python's other threads run for the length of a scope, where the calling thread holds the GIL.
+class GilReleased {
+ public:
+  GilReleased() noexcept;
+  ~GilReleased();
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
 
 }  // namespace cudasched::runtime

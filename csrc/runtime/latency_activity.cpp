@@ -1,10 +1,17 @@
 #include "runtime/latency_activity.hpp"
 
+#include <time.h>
+
 #include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
 
 #include "base/clock.hpp"
 #include "driver/driver.hpp"
+#include "runtime/gate.hpp"
 #include "runtime/hot.hpp"
+#include "schedule/deadline.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -25,9 +32,13 @@ std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
 
 }  // namespace
 
-void LatencyActivity::register_client(arbiter::Table* table, int slot, std::int64_t max_idle_hold_ns) noexcept {
+void LatencyActivity::register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept {
   table_ = table;
-  max_idle_hold_ns_ = max_idle_hold_ns;
+  max_idle_hold_ns_ = settings.max_idle_hold_ns;
+  stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
+  priority_ = settings.priority;
+  by_deadline_ = settings.earliest_deadline_first;
+  requests_.register_client(table, slot, settings);
   slot_.store(slot, std::memory_order_release);
 }
 
@@ -47,10 +58,11 @@ void LatencyActivity::note(CUstream stream, ThreadState& thread) noexcept {
     const ThreadState* owner = nullptr;
     unaccounted |= !per_thread_owner_.compare_exchange_strong(owner, &thread) && owner != &thread;
   }
-  CUcontext context = nullptr;
-  if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
-    const CUcontext before = context_.exchange(context, std::memory_order_relaxed);
+  if (CUcontext const context = driver::shareable_context(); context != nullptr) {
+    CUcontext const before = context_.exchange(context, std::memory_order_relaxed);
     unaccounted |= before != nullptr && before != context;
+  } else {
+    unaccounted = true;
   }
   if (unaccounted) unaccounted_.store(true, std::memory_order_relaxed);
   thread.noted_stream = stream;
@@ -58,7 +70,9 @@ void LatencyActivity::note(CUstream stream, ThreadState& thread) noexcept {
 }
 
 void LatencyActivity::activate() noexcept {
-  if (!active_.exchange(true)) publish();
+  if (active_.exchange(true)) return;
+  requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
+  publish();
 }
 
 // Makes the arbiter say what active_ says. Whoever changed active_ calls this; two that do at once may write in either
@@ -85,6 +99,7 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
     per_thread_owner_.store(nullptr, std::memory_order_relaxed);
     epoch_.store(new_epoch());
   }
+  const std::int64_t now = now_ns();  // before the next activity can begin
   const bool was_active = active_.exchange(false);
   // A launch counted since the check above may have found the client active still, and its stream may have been
   // forgotten. One counted later finds it inactive, and the epoch changed.
@@ -93,6 +108,8 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
     active_.store(true);
   } else if (!was_active) {
     return;
+  } else {
+    requests_.end(now, regions_.load(std::memory_order_acquire) != 0);
   }
   publish();
 }
@@ -147,35 +164,89 @@ void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
   deactivate(seen, /*forget_streams=*/!in_region);
 }
 
-void LatencyActivity::enter_region(std::int64_t deadline_ns) noexcept {
+// What the arbiter says of the regions that are open.
+void LatencyActivity::publish_regions() noexcept {
+  arbiter::Slot& self = table_->slot(slot());
+  self.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  self.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
+}
+
+void LatencyActivity::enter_region(const Region& region) noexcept {
   {
     const std::scoped_lock lock(probe_);
-    regions_.fetch_add(1, std::memory_order_acq_rel);
-    if (deadline_ns != 0) {
+    const bool alone = regions_.fetch_add(1, std::memory_order_acq_rel) == 0 && !active_.load();
+    if (region.deadline_ns != 0) {
       const auto free = std::find(deadlines_.begin(), deadlines_.end(), 0);
-      if (free != deadlines_.end()) *free = deadline_ns;
+      if (free != deadlines_.end()) *free = region.deadline_ns;
     }
-    auto& slot_state = table_->slot(slot());
-    slot_state.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    slot_state.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
+    publish_regions();
+    if (region.priority != 0) table_->slot(slot()).priority.store(region.priority, std::memory_order_relaxed);
+    requests_.enter(region.slo_ns, alone);
     last_launch_ns_ = now_ns();
+  }
+  // Within a request nothing waits.
+  if (by_deadline_ && latency_regions(this_thread()) <= 1) {
+    wait_for_entry();
+    const std::scoped_lock lock(probe_);
+    last_launch_ns_ = now_ns();  // from when on it may lapse
   }
   activate();
 }
 
-void LatencyActivity::exit_region(std::int64_t deadline_ns) noexcept {
+void LatencyActivity::exit_region(const Region& region) noexcept {
   {
     const std::scoped_lock lock(probe_);
-    regions_.fetch_sub(1, std::memory_order_acq_rel);
-    if (deadline_ns != 0) {
-      const auto ours = std::find(deadlines_.begin(), deadlines_.end(), deadline_ns);
+    const bool last = regions_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    if (region.deadline_ns != 0) {
+      const auto ours = std::find(deadlines_.begin(), deadlines_.end(), region.deadline_ns);
       if (ours != deadlines_.end()) *ours = 0;
     }
-    auto& slot_state = table_->slot(slot());
-    slot_state.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    slot_state.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
+    publish_regions();
+    if (last) table_->slot(slot()).priority.store(priority_, std::memory_order_relaxed);
   }
   on_synchronised();
+}
+
+void LatencyActivity::wait_for_entry() noexcept {
+  constexpr timespec kPause{0, 50 * kNsPerUs};
+  std::optional<GilReleased> released;  // once it is clear that it waits
+  const std::int64_t since = now_ns();
+  schedule::EntryView view;
+  // As a client, by what it says of itself: were two to see each other differently, both might wait.
+  const auto entrant = [&](int of) {
+    const arbiter::Slot& client = table_->slot(of);
+    return schedule::Entrant{of, client.priority.load(std::memory_order_relaxed),
+                             client.deadline_ns.load(std::memory_order_relaxed)};
+  };
+  std::array<schedule::Entrant, arbiter::kSlotCount> others;
+  for (std::int64_t reaped = since;;) {
+    const std::int64_t now = now_ns();
+    std::size_t count = 0;
+    std::uint64_t there = 0;
+    for (std::uint64_t rest = table_->latency_clients(); rest != 0; rest &= rest - 1) {
+      const int other = __builtin_ctzll(rest);
+      const arbiter::Slot& client = table_->slot(other);
+      if (other == slot() || client.regions.load(std::memory_order_relaxed) == 0) continue;
+      if (!schedule::is_fresh(client.heartbeat_ns.load(std::memory_order_relaxed), now, stale_heartbeat_ns_)) continue;
+      there |= std::uint64_t{1} << other;
+      others[count++] = entrant(other);
+    }
+    view.self = entrant(slot());
+    view.others = std::span(others).first(count);
+    view.waited_ns = now - since;
+    if (schedule::earliest_deadline_first(view).answer == schedule::Answer::kSubmit) return;
+    if (now - reaped > 5 * kNsPerMs) {
+      reaped = now;
+      table_->reap(there);
+    }
+    if (!released) released.emplace();
+    nanosleep(&kPause, nullptr);
+  }
+}
+
+void LatencyActivity::expect(std::int64_t within_ns) noexcept {
+  const std::scoped_lock lock(probe_);
+  requests_.expect(within_ns, now_ns());
 }
 
 void LatencyActivity::tick(std::int64_t now) noexcept {
@@ -187,6 +258,7 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
       last_launch_ns_ = now;
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
     }
+    if (!active_.load(std::memory_order_relaxed)) requests_.look_ahead(now);
   }
   if (active_.load(std::memory_order_acquire)) {
     settle(/*by_ticker=*/true, now);

@@ -21,6 +21,8 @@
 
 #include "arbiter/table.hpp"
 #include "runtime/classify.hpp"
+#include "runtime/requests.hpp"
+#include "runtime/settings.hpp"
 
 namespace cudasched::runtime {
 
@@ -29,7 +31,7 @@ class LatencyActivity {
   static constexpr int kMaxStreams = 64;
 
   // The client's place in the arbiter. Once, before the first launch is reported.
-  void register_client(arbiter::Table* table, int slot, std::int64_t max_idle_hold_ns) noexcept;
+  void register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept;
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
@@ -47,8 +49,13 @@ class LatencyActivity {
     if (!active_.load()) activate();
   }
 
-  void enter_region(std::int64_t deadline_ns) noexcept;
-  void exit_region(std::int64_t deadline_ns) noexcept;
+  // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
+  // not in a region that lies within another one of the thread.
+  void enter_region(const Region& region) noexcept;
+  void exit_region(const Region& region) noexcept;
+
+  // Latency work comes within that time: best effort holds back from now on.
+  void expect(std::int64_t within_ns) noexcept;
 
   // The calling thread has just waited for work of some stream, event or context.
   void on_synchronised() noexcept {
@@ -80,10 +87,16 @@ class LatencyActivity {
   void deactivate(std::uint64_t launches_seen, bool forget_streams) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
   Work probe(bool by_ticker) noexcept;  // probe_ is held
+  void publish_regions() noexcept;      // probe_ is held
+  void wait_for_entry() noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};
   std::int64_t max_idle_hold_ns_ = 0;
+  std::int64_t stale_heartbeat_ns_ = 0;
+  std::int32_t priority_ = 0;  // of the client
+  bool by_deadline_ = false;
+  Requests requests_;
 
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> regions_{0};

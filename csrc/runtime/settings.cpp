@@ -1,11 +1,16 @@
 #include "runtime/settings.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <string_view>
+
+#include "base/error.hpp"
+#include "schedule/policy.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -15,84 +20,122 @@ std::string_view base_name(std::string_view path) {
   return slash == std::string_view::npos ? path : path.substr(slash + 1);
 }
 
-class Reader {
- public:
-  Reader(const Settings::Lookup& lookup, std::vector<std::string>& complaints)
-      : lookup_(lookup), complaints_(complaints) {}
+// What a value must be instead.
+using Problem = std::string;
 
-  std::string text(const char* variable) const {
-    const char* value = lookup_(variable);
-    return value == nullptr ? std::string() : std::string(value);
+double number(const std::string& value, double least, double most, const Problem& wanted) {
+  double result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(result) || result < least ||
+      result > most) {
+    throw wanted;
   }
+  return result;
+}
 
-  // A number of `unit_ns` nanoseconds, at least `least` of them.
-  void duration(const char* variable, std::int64_t unit_ns, double least, std::int64_t& result_ns) const {
-    const std::string value = text(variable);
-    if (value.empty()) return;
-    double number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    const double most = 3600.0 * static_cast<double>(kNsPerSecond) / static_cast<double>(unit_ns);
-    if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(number) || number < least ||
-        number > most) {
-      complain(variable, value, "a number of at least " + std::to_string(least) + " and at most an hour");
-      return;
-    }
-    result_ns = static_cast<std::int64_t>(number * static_cast<double>(unit_ns));
-  }
+// A number of `unit_ns` nanoseconds, at least `least` of them.
+std::int64_t duration(const std::string& value, std::int64_t unit_ns, double least) {
+  const auto unit = static_cast<double>(unit_ns);
+  const double most = 3600.0 * static_cast<double>(kNsPerSecond) / unit;
+  return static_cast<std::int64_t>(
+      number(value, least, most, "a number of at least " + std::to_string(least) + " and at most an hour") * unit);
+}
 
-  void integer(const char* variable, std::int32_t& result) const {
-    const std::string value = text(variable);
-    if (value.empty()) return;
-    std::int32_t number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || end != value.data() + value.size()) {
-      complain(variable, value, "an integer");
-      return;
-    }
-    result = number;
-  }
+std::int32_t integer(const std::string& value) {
+  std::int32_t result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size()) throw Problem("an integer");
+  return result;
+}
 
-  void complain(const char* variable, const std::string& value, const std::string& wanted) const {
-    complaints_.push_back(std::string(variable) + "=" + value + " has no meaning: it takes " + wanted +
-                          "; the default is used");
-  }
+bool one_of(const std::string& value, const char* no, const char* yes) {
+  if (value != no && value != yes) throw Problem(std::string(no) + " or " + yes);
+  return value == yes;
+}
 
- private:
-  const Settings::Lookup& lookup_;
-  std::vector<std::string>& complaints_;
+std::string policy(const std::string& value) {
+  if (schedule::find_policy(value) != nullptr) return value;
+  Problem known;
+  for (const schedule::Policy& each : schedule::policies())
+    known += (known.empty() ? "" : ", ") + std::string(each.name);
+  throw Problem("one of " + known);
+}
+
+// A variable, and what its value does to settings; throws Problem.
+struct Variable {
+  const char* name;
+  void (*apply)(Settings& settings, const std::string& value);
+};
+
+constexpr Variable kVariables[] = {
+    {"CUDASCHED_CLASS",
+     [](Settings& s, const std::string& value) {
+       const auto parsed = parse_class(value);
+       if (!parsed) throw Problem("latency, normal or best-effort");
+       s.process_class = *parsed;
+     }},
+    {"CUDASCHED_PRIORITY", [](Settings& s, const std::string& value) { s.priority = integer(value); }},
+    {"CUDASCHED_SLO_MS", [](Settings& s, const std::string& value) { s.slo_ns = duration(value, kNsPerMs, 1e-3); }},
+    {"CUDASCHED_POLICY", [](Settings& s, const std::string& value) { s.policy = policy(value); }},
+    {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = one_of(value, "0", "1"); }},
+    {"CUDASCHED_LEAD_US",
+     [](Settings& s, const std::string& value) {
+       s.lead_ns = value == "auto" ? std::nullopt : std::optional(duration(value, kNsPerUs, 0));
+     }},
+    {"CUDASCHED_MAX_INFLATION",
+     [](Settings& s, const std::string& value) {
+       s.max_inflation = number(value, 1.001, 1000, "a number above 1 (1.2: 20% longer)");
+     }},
+    {"CUDASCHED_MARGIN_US", [](Settings& s, const std::string& value) { s.margin_ns = duration(value, kNsPerUs, 0); }},
+    {"CUDASCHED_LONG_US", [](Settings& s, const std::string& value) { s.long_ns = duration(value, kNsPerUs, 0); }},
+    {"CUDASCHED_MISS_PROBABILITY",
+     [](Settings& s, const std::string& value) {
+       s.miss_probability = number(value, 0, 0.999, "a number from 0 (rates are not used) to below 1");
+     }},
+    {"CUDASCHED_LATENCY_ORDER",
+     [](Settings& s, const std::string& value) { s.earliest_deadline_first = one_of(value, "free", "deadline"); }},
+    {"CUDASCHED_NODE_PRIORITY",
+     [](Settings& s, const std::string& value) { s.node_priority = one_of(value, "0", "1"); }},
+    {"CUDASCHED_LINGER_US", [](Settings& s, const std::string& value) { s.linger_ns = duration(value, kNsPerUs, 0); }},
+    {"CUDASCHED_MAX_IDLE_HOLD_MS",
+     [](Settings& s, const std::string& value) { s.max_idle_hold_ns = duration(value, kNsPerMs, 0.1); }},
+    {"CUDASCHED_STALE_HEARTBEAT_MS",
+     [](Settings& s, const std::string& value) { s.stale_heartbeat_ns = duration(value, kNsPerMs, 1); }},
+    {"CUDASCHED_TURN_MS", [](Settings& s, const std::string& value) { s.turn_ns = duration(value, kNsPerMs, 0.1); }},
+    {"CUDASCHED_STRAGGLER_MS",
+     [](Settings& s, const std::string& value) { s.straggler_ns = duration(value, kNsPerMs, 0.01); }},
+    {"CUDASCHED_RUN_DIR", [](Settings& s, const std::string& value) { s.run_directory = value; }},
+    {"CUDASCHED_NAME", [](Settings& s, const std::string& value) { s.name = value; }},
+    {"CUDASCHED_COVERAGE_DIR", [](Settings& s, const std::string& value) { s.coverage_directory = value; }},
+    {"CUDASCHED_CUPTI", [](Settings& s, const std::string& value) { s.cupti_path = value; }},
+    {"CUDASCHED_MODEL", [](Settings& s, const std::string& value) { s.model_path = value; }},
+    {"CUDASCHED_CACHE_DIR", [](Settings& s, const std::string& value) { s.cache_directory = value; }},
 };
 
 }  // namespace
 
+void Settings::set(std::string_view variable, const std::string& value) {
+  const auto known =
+      std::find_if(std::begin(kVariables), std::end(kVariables), [&](const Variable& v) { return variable == v.name; });
+  if (known == std::end(kVariables)) throw ConfigError("there is no setting " + std::string(variable));
+  try {
+    known->apply(*this, value);
+  } catch (const Problem& wanted) {
+    throw ConfigError(std::string(variable) + "=" + value + " has no meaning: it takes " + wanted);
+  }
+}
+
 Settings Settings::read(const Lookup& lookup, std::vector<std::string>& complaints) {
-  const Reader reader(lookup, complaints);
   Settings settings;
-  if (const std::string value = reader.text("CUDASCHED_CLASS"); !value.empty()) {
-    if (const auto parsed = parse_class(value)) {
-      settings.process_class = *parsed;
-    } else {
-      reader.complain("CUDASCHED_CLASS", value, "latency, normal or best-effort");
+  for (const Variable& variable : kVariables) {
+    const char* const value = lookup(variable.name);
+    if (value == nullptr || *value == '\0') continue;
+    try {
+      settings.set(variable.name, value);
+    } catch (const ConfigError& error) {
+      complaints.push_back(std::string(error.what()) + "; the default is used");
     }
   }
-  reader.integer("CUDASCHED_PRIORITY", settings.priority);
-  reader.duration("CUDASCHED_SLO_MS", kNsPerMs, 1e-3, settings.slo_ns);
-  if (const std::string value = reader.text("CUDASCHED_OFFLOAD"); !value.empty()) {
-    settings.offload = value != "0";
-    if (value != "0" && value != "1") reader.complain("CUDASCHED_OFFLOAD", value, "0 or 1");
-  }
-  settings.lead_ns = settings.offload ? kLeadNs : kBlockingLeadNs;
-  reader.duration("CUDASCHED_LEAD_US", kNsPerUs, 0, settings.lead_ns);
-  reader.duration("CUDASCHED_LINGER_US", kNsPerUs, 0, settings.linger_ns);
-  reader.duration("CUDASCHED_MAX_IDLE_HOLD_MS", kNsPerMs, 0.1, settings.max_idle_hold_ns);
-  reader.duration("CUDASCHED_STALE_HEARTBEAT_MS", kNsPerMs, 1, settings.stale_heartbeat_ns);
-  reader.duration("CUDASCHED_TURN_MS", kNsPerMs, 0.1, settings.turn_ns);
-  reader.duration("CUDASCHED_STRAGGLER_MS", kNsPerMs, 0.01, settings.straggler_ns);
-  settings.run_directory = reader.text("CUDASCHED_RUN_DIR");
-  settings.name = reader.text("CUDASCHED_NAME");
-  settings.coverage_directory = reader.text("CUDASCHED_COVERAGE_DIR");
-  settings.cupti_path = reader.text("CUDASCHED_CUPTI");
-  settings.model_path = reader.text("CUDASCHED_MODEL");
-  settings.cache_directory = reader.text("CUDASCHED_CACHE_DIR");
   return settings;
 }
 

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/class.hpp"
@@ -17,7 +19,14 @@ struct Settings {
   std::int32_t priority = 0;                         // CUDASCHED_PRIORITY
   std::int64_t slo_ns = 0;                           // CUDASCHED_SLO_MS, 0: none
   bool offload = true;                               // CUDASCHED_OFFLOAD
-  std::int64_t lead_ns = 0;                          // CUDASCHED_LEAD_US, unset: kLeadNs, or kBlockingLeadNs
+  std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
+  std::optional<std::int64_t> lead_ns;               // CUDASCHED_LEAD_US; none ("auto"): found on line
+  double max_inflation = 0;                          // CUDASCHED_MAX_INFLATION, 0: no target
+  std::int64_t margin_ns = 200 * kNsPerUs;           // CUDASCHED_MARGIN_US
+  std::int64_t long_ns = 300 * kNsPerUs;             // CUDASCHED_LONG_US
+  double miss_probability = 0;                       // CUDASCHED_MISS_PROBABILITY, 0: rates of arrival are not used
+  bool earliest_deadline_first = false;              // CUDASCHED_LATENCY_ORDER=deadline
+  bool node_priority = true;                         // CUDASCHED_NODE_PRIORITY
   std::int64_t linger_ns = 50 * kNsPerUs;            // CUDASCHED_LINGER_US
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
@@ -30,10 +39,15 @@ struct Settings {
   std::string model_path;                            // CUDASCHED_MODEL, empty or "off": no trees
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
-  // With a launcher thread that feeds the GPU, and where the gate holds the program's own thread, whose time between
-  // launches the lead must cover then.
+  // What the lead is to begin with: with a launcher thread that feeds the GPU, and where the gate holds the program's
+  // own thread, whose time between launches the lead must cover then.
   static constexpr std::int64_t kLeadNs = 20 * kNsPerUs;
   static constexpr std::int64_t kBlockingLeadNs = 60 * kNsPerUs;
+  std::int64_t first_lead_ns() const noexcept { return lead_ns.value_or(offload ? kLeadNs : kBlockingLeadNs); }
+
+  // Sets what `variable` (CUDASCHED_POLICY) stands for. Throws ConfigError where there is none of that name, or with
+  // what it takes instead; nothing is changed then.
+  void set(std::string_view variable, const std::string& value);
 
   // A variable with a value that has no meaning keeps its default; what was wrong goes to `complaints`.
   using Lookup = std::function<const char*(const char*)>;

@@ -1,7 +1,8 @@
-/* The C boundary of libcudasched.so: all that it exports. Two callers use it, the driver shim (cudasched_attach) and
- * the Python module (the rest). Every function may be called from any thread, throws nothing and never ends the
- * process. Functions that can fail return 0 for success and a cudasched_status otherwise; cudasched_last_error() then
- * says, for the calling thread, what was wrong and what to do. Times are nanoseconds unless the name says otherwise. */
+/* The C boundary of libcudasched.so: all that it exports. The driver shim uses it (cudasched_attach), the Python
+ * module, and programs that link it, in C++ through scheduler.hpp. Every function may be called from any thread, throws
+ * nothing and never ends the process. Functions that can fail return 0 for success and a cudasched_status otherwise;
+ * cudasched_last_error() then says, for the calling thread, what was wrong and what to do. Times are nanoseconds unless
+ * the name says otherwise. */
 #ifndef CUDASCHED_ENGINE_H_
 #define CUDASCHED_ENGINE_H_
 
@@ -40,7 +41,7 @@ struct cudasched_override {
  * through). */
 CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path);
 
-/* ---- for Python ---------------------------------------------------------------------------------------------- */
+/* ---- for programs and for Python ------------------------------------------------------------------------------- */
 
 /* Where the real driver is, searching as ldconfig would; CUDASCHED_DRIVER overrides. Returns 0 and fills `path`, or
  * CUDASCHED_HOOK_ERROR. */
@@ -57,10 +58,12 @@ struct cudasched_state {
   uint64_t gated_launches; /* best-effort launches that found the gate on, whether or not they waited */
   uint64_t gate_waits;     /* of these, those that waited */
   uint64_t gate_wait_ns;
-  uint64_t offloaded_launches; /* made by the launcher thread, the program's own having gone on */
-  uint64_t untracked_launches; /* gated, but with no completion event (none was free) */
-  uint64_t device_launches;    /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
-  char off_reason[256];        /* why scheduling is off, empty if it is not */
+  uint64_t offloaded_launches;   /* made by the launcher thread, the program's own having gone on */
+  uint64_t untracked_launches;   /* gated, but with no completion event (none was free) */
+  uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
+  uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
+  uint64_t device_launches;      /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
+  char off_reason[256];          /* why scheduling is off, empty if it is not */
   char driver_path[512];
 };
 CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);
@@ -75,6 +78,11 @@ CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
 /* Binds a CUstream to a class, whichever thread launches on it; unbind forgets it. At most 256 streams. */
 CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class, int32_t priority);
 CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
+
+/* A CUstream whose kernels run on that fraction of the SMs of the current device alone (over 0, below 1; rounded to
+ * what the GPU can divide). It is non-blocking, has class best effort, belongs to the device's primary context, which
+ * must be current, and is the same for the same part. Never destroy it. */
+CUDASCHED_EXPORT int cudasched_partition_stream(double fraction, uint64_t* stream);
 
 /* Counts what the device runs with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
  * a libcupti that is loaded, else the loader's search. flush: waits for the device's records. */
@@ -96,6 +104,7 @@ struct cudasched_client {
   int64_t heartbeat_age_ns;
   int64_t slo_ns;
   int64_t in_flight_ns;
+  int64_t overdue_ns;     /* since its oldest launch in flight should have been done; 0: none is late */
   int64_t deadline_in_ns; /* negative: passed; 0: none */
   uint64_t launches;
   uint64_t device_launches;
@@ -133,6 +142,62 @@ CUDASCHED_EXPORT int cudasched_collect_stop(struct cudasched_collected* collecte
 
 /* What launches of the process are called from here on, in UTF-8; "" for nothing. */
 CUDASCHED_EXPORT int cudasched_collect_label(const char* text);
+
+/* ---- for programs that link this library ----------------------------------------------------------------------- */
+
+/* Puts the driver shim that lies beside this library (hook/libcuda.so.1) in front of the driver, for all CUDA calls of
+ * the process from here on; makes no CUDA call itself. Does nothing if that is done already, or under CUDASCHED_OFF=1.
+ * CUDASCHED_HOOK_ERROR: CUDA was loaded first, there is no driver, the shim is missing, or another installation of
+ * cudasched is in the process. */
+CUDASCHED_EXPORT int cudasched_install(void);
+
+/* Sets a field of python/cudasched/config.py ("policy", "lead_us", "offload", ...), which says what it takes, as text.
+ * It goes before the environment. What the engine can change while it runs changes at once; anything else must be set
+ * before the first CUDA call, or is refused. CUDASCHED_CONFIG_ERROR: the name or the value has no meaning. */
+CUDASCHED_EXPORT int cudasched_configure(const char* name, const char* value);
+
+/* Latency work of this process will come within so many milliseconds, over 0 and at most 1000: best-effort work holds
+ * back from now on until it has come, or that time is over. */
+CUDASCHED_EXPORT int cudasched_expect(double within_ms);
+
+/* What a policy decides by (docs/policies.md says more of each). Times in nanoseconds; INT64_MIN: not known. */
+struct cudasched_snapshot {
+  int32_t latency_clients; /* one is on the device, active or not */
+  int32_t latency_active;  /* one holds best-effort work back */
+  int32_t my_turn;
+  int32_t reserved;
+  int64_t since_latency_ns;
+  int64_t linger_ns;
+  int64_t in_flight_ns;
+  int64_t predicted_ns;
+  int64_t bound_ns;
+  int64_t lead_ns;
+  int64_t slack_ns;
+  int64_t margin_ns;
+  int64_t hint_ns;
+  int64_t free_ns;
+  int64_t foreseen_over_ns;
+  int64_t long_ns;
+  int64_t waited_ns;
+  int64_t max_hold_ns;
+};
+
+enum cudasched_answer {
+  CUDASCHED_SUBMIT = 0,
+  CUDASCHED_WAIT_FOR_TIME = 1,    /* look again after *wait_ns, over 0 and at most a second */
+  CUDASCHED_WAIT_FOR_LATENCY = 2, /* until latency work is done */
+  CUDASCHED_WAIT_FOR_TURN = 3
+};
+
+/* Called at each look of a waiting best-effort launch, under a lock, on the thread that waits: it must not block,
+ * allocate, throw or call CUDA. *wait_ns is 0 and stays so but for CUDASCHED_WAIT_FOR_TIME. Any other answer, or
+ * holding a launch for over a second while no latency work is active, switches the policy off; every launch then goes
+ * at once. */
+typedef int32_t (*cudasched_policy)(const struct cudasched_snapshot* snapshot, void* context, int64_t* wait_ns);
+
+/* This policy decides from here on, on every device of the process, in the place of the configured one. `policy` and
+ * `context` must stay for the rest of the process. CUDASCHED_CONFIG_ERROR: it is null. */
+CUDASCHED_EXPORT int cudasched_use_policy(cudasched_policy policy, void* context);
 
 #ifdef __cplusplus
 }

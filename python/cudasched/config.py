@@ -61,6 +61,7 @@ def _short_name(value: str) -> str:
 
 
 _Milliseconds = Annotated[float, pydantic.Field(gt=0, le=_HOUR_MS, allow_inf_nan=False)]
+_Microseconds = Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)]
 _Text = Annotated[str, pydantic.Field(min_length=1, pattern=r"^[^\x00]*$")]
 
 
@@ -75,8 +76,19 @@ class Config(pydantic.BaseModel):
         priority: Within the class, higher first.
         slo_ms: The program's own latency target, ms; none by default.
         offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
-        lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us; 60 by
-            default without offload.
+        policy: When a best-effort launch may go beside latency work: ``strict``, ``slack`` or ``open``.
+        lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us, or
+            ``auto``: found on line, beginning with 20, or with 60 without offload.
+        max_inflation: How much slower latency requests may become by what is in flight when they come (1.2: by 20%);
+            bounds the lead where that is ``auto``. None by default.
+        margin_us: What ``slack`` leaves alone of a request's slack, us.
+        long_us: A best-effort launch with a longer bound looks out for foreseen latency work, us.
+        miss_probability: Where latency work comes at random, how probable it may be that some comes in the middle of a
+            long launch; 0: long launches look out for periodic work alone.
+        latency_order: In which order several latency clients enter their regions: ``free``, or ``deadline`` (the
+            earliest first).
+        node_priority: Whether graphs that latency clients instantiate get the highest priority for their kernel nodes,
+            and best-effort ones the lowest.
         linger_us: How long the gate stays closed after latency work is done, us.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
@@ -98,8 +110,15 @@ class Config(pydantic.BaseModel):
     priority: Annotated[int, pydantic.Field(ge=-_INT32, lt=_INT32)] = 0
     slo_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.001)] | None = None
     offload: bool = True
-    lead_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 20.0
-    linger_us: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)] = 50.0
+    policy: Literal["strict", "slack", "open"] = "strict"
+    lead_us: _Microseconds | Literal["auto"] = "auto"
+    max_inflation: Annotated[float, pydantic.Field(ge=1.001, le=1000, allow_inf_nan=False)] | None = None
+    margin_us: _Microseconds = 200.0
+    long_us: _Microseconds = 300.0
+    miss_probability: Annotated[float, pydantic.Field(ge=0, le=0.999, allow_inf_nan=False)] = 0.0
+    latency_order: Literal["free", "deadline"] = "free"
+    node_priority: bool = True
+    linger_us: _Microseconds = 50.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
@@ -134,6 +153,11 @@ class Resolved:
 
     config: Config
     origins: Mapping[str, str]
+
+    @property
+    def chosen_class(self) -> ClientClass | None:
+        """The process's class; None if it is so by default alone."""
+        return self.config.client_class if "client_class" in self.origins else None
 
     def environment(self) -> dict[str, str]:
         """The engine's environment variables: one for each field that was set, and the models that are shipped."""

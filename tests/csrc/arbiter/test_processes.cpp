@@ -48,9 +48,9 @@ class ProcessTest : public TableTest {
 
 // A file of another layout version, as a later cudasched may write it.
 std::vector<char> other_version(std::uint32_t version) {
-  std::vector<char> bytes(20'000, 'x');
+  std::vector<char> bytes(30'000, 'x');
   const std::uint64_t magic = Layout::kMagic;
-  const std::uint32_t size = 20'000;
+  const std::uint32_t size = 30'000;
   std::memcpy(bytes.data(), &magic, sizeof magic);
   std::memcpy(bytes.data() + 8, &version, sizeof version);
   std::memcpy(bytes.data() + 12, &size, sizeof size);
@@ -472,7 +472,10 @@ TEST_F(ProcessTest, AStoppedRegistrarHangsNobody) {
 }
 
 TEST_F(ProcessTest, TwoLayoutVersionsAtOnce) {
-  write_file(other_version(2));
+  constexpr std::uint32_t kLater = kLayoutVersion + 1;
+  const std::string later = "layout version " + std::to_string(kLater);
+  const std::string ours = "has " + std::to_string(kLayoutVersion);
+  write_file(other_version(kLater));
   const ino_t others = inode();
   for (const off_t slot : {0, 5, 63, 200}) {  // a later version may have more slots
     Process other([&](const Link& link) {
@@ -483,12 +486,12 @@ TEST_F(ProcessTest, TwoLayoutVersionsAtOnce) {
     other.receive();
     const std::string message = arbiter_error([&] { open(); });
     EXPECT_THAT(message,
-                AllOf(HasSubstr("layout version 2"), HasSubstr("has 1"), HasSubstr("restart"), HasSubstr(path_)));
+                AllOf(HasSubstr(later), HasSubstr(ours), HasSubstr("restart"), HasSubstr(path_)));
     EXPECT_EQ(arbiter_error([&] { Table::open_existing(path_); }), message);
     EXPECT_EQ(inode(), others);
-    EXPECT_EQ(read_file(), other_version(2));
+    EXPECT_EQ(read_file(), other_version(kLater));
   }
-  EXPECT_THAT(arbiter_error([&] { Table::open_existing(path_); }), HasSubstr("layout version 2"));
+  EXPECT_THAT(arbiter_error([&] { Table::open_existing(path_); }), HasSubstr(later));
   EXPECT_EQ(inode(), others);
   const auto table = open();  // nobody lives there
   EXPECT_NE(inode(), others);

@@ -143,18 +143,20 @@ TEST_F(TableTest, AReusedSlotKeepsNothingOfItsLastClient) {
   EXPECT_EQ(text(table->slot(slot).name), std::string(63, 'n'));
   Slot& entry = table->slot(slot);
   entry.regions = 7;
-  for (auto* field : {&entry.active_since_ns, &entry.deadline_ns, &entry.predicted_remaining_ns,
-                      &entry.in_flight_until_ns, &entry.last_launch_ns}) {
-    *field = 99;
-  }
-  for (auto* field : {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns}) *field = 99;
+  const auto times = {&entry.active_since_ns, &entry.deadline_ns,          &entry.in_flight_until_ns,
+                      &entry.last_launch_ns,  &entry.entered_ns,           &entry.expected_ns,
+                      &entry.hint_until_ns,   &entry.foreseen_ns,          &entry.foreseen_over_ns,
+                      &entry.rate_free_ns,    &entry.request_ns,           &entry.request_waited_ns,
+                      &entry.virtual_ns,      &entry.admitted_at_entry_ns, &entry.overdue_since_ns};
+  const auto counts = {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns,
+                       &entry.requests};
+  for (auto* field : times) *field = 99;
+  for (auto* field : counts) *field = 99;
   table->release(slot);
   ASSERT_EQ(table->claim(client(Class::kNormal, "b")), slot);
   EXPECT_EQ(entry.regions, 0u);
-  EXPECT_EQ(entry.active_since_ns + entry.deadline_ns + entry.predicted_remaining_ns + entry.in_flight_until_ns +
-                entry.last_launch_ns,
-            0);
-  EXPECT_EQ(entry.launches + entry.device_launches + entry.gate_waits + entry.gate_wait_ns, 0u);
+  for (const auto* field : times) EXPECT_EQ(*field, 0);
+  for (const auto* field : counts) EXPECT_EQ(*field, 0u);
   EXPECT_EQ(text(entry.name), "b");
   EXPECT_EQ(table->latency_clients() | table->layout().best_effort, 0u);
 }

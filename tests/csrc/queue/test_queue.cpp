@@ -444,6 +444,20 @@ TEST_F(QueueTest, BesideLatencyRegionsAThreadWithTheGilOpensTheGate) {
   }
 }
 
+// An allocator asks after what it may use again, and goes on; a thread that only asks may hold what latency work needs.
+TEST_F(QueueTest, QueriesOfBestEffortWorkOpenTheGateOnlyWhereTheThreadDoesNothingElse) {
+  queue().latency_came();
+  holds_gil = true;
+  block();
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(queue().event_not_ready(caller_, kEvent));
+  }
+  EXPECT_EQ(gate_.forced(), 0);
+  EXPECT_TRUE(eventually([&] { return !queue().event_not_ready(caller_, kEvent); }));
+  EXPECT_EQ(gate_.forced(), 1);
+}
+
 // A drain that was free to wait when it began is not once the process has latency work: that work may wait for a lock
 // which the waiting thread holds.
 TEST_F(QueueTest, LatencyWorkThatComesOpensTheGateForDrainsUnderWay) {
@@ -542,6 +556,31 @@ TEST_F(QueueTest, AStickyErrorGoesToWhicheverCallComesNext) {
   finish();
   EXPECT_EQ(queue().take_error(8), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(queue().take_error(7), CUDA_SUCCESS);
+}
+
+// Each call then goes to the driver, which answers it with that error.
+TEST_F(QueueTest, AfterAStickyErrorNothingIsDeferredUntilTheContextIsGone) {
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(driver_.count(), 1U);
+
+  driver_.on_call = nullptr;
+  queue().context_gone();
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_SUCCESS);
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_EQ(driver_.count(), 2U);
+}
+
+TEST_F(QueueTest, ANonStickyErrorStopsNoDeferring) {
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_INVALID_VALUE; };
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_TRUE(queue().push_kernel(caller_, plain()));
+  finish();
 }
 
 TEST_F(QueueTest, AContextThatCannotBeMadeCurrentIsAnErrorOfTheCall) {

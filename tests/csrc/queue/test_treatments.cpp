@@ -151,6 +151,16 @@ TEST(Treatments, AsTheDocumentSays) {
   }
 }
 
+TEST(Treatments, GreenContextsAreMadeAndReadDirectlyAndWhatSpeaksOfAllTheirStreamsDrains) {
+  for (const char* name : {"cuGreenCtxCreate", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx", "cuStreamGetGreenCtx",
+                           "cuGreenCtxGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc"}) {
+    EXPECT_EQ(rule_of(name).treatment, Treatment::kDirect) << name;
+  }
+  for (const char* name : {"cuGreenCtxDestroy", "cuGreenCtxRecordEvent", "cuGreenCtxWaitEvent"}) {
+    EXPECT_EQ(rule_of(name), (Rule{Treatment::kDrained, Scope::kEnd, -1})) << name;
+  }
+}
+
 TEST(Treatments, ScopesNameAnArgumentInARegister) {
   for (const Family& family : families()) {
     const Rule rule = family.rule;

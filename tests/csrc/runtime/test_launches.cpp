@@ -14,13 +14,8 @@
 
 #include "base/clock.hpp"
 #include "hooked_driver.hpp"
+#include "python.hpp"
 #include "runtime/engine.hpp"
-
-namespace {
-thread_local std::atomic<bool> gil_held{false};
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int PyGILState_Check() { return gil_held.load() ? 1 : 0; }
 
 namespace cudasched::test {
 namespace {
@@ -99,6 +94,13 @@ class Launches : public ::testing::Test {
       Program::check(program_.launch(value));
       launched.store(true);
     });
+  }
+
+  static runtime::Engine& engine() { return runtime::engine(); }
+  static runtime::Gate& gate() {
+    runtime::Gate* found = nullptr;
+    engine().for_each_device([&](runtime::Device& device) { found = &device.gate; });
+    return *found;
   }
 
   static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
@@ -341,10 +343,10 @@ TEST_F(Launches, AThreadThatHoldsTheGilNeverWaitsBesideALatencyRegionOfItsOwnPro
   ASSERT_EQ(program_.launch(1, program_.stream(), 20'000), CUDA_SUCCESS);
   std::thread([&] {
     program_.use_on_this_thread();
-    gil_held = true;
+    gil_held() = true;
     const InRegion region(CUDASCHED_BEST_EFFORT);
     Program::check(program_.launch(2, Program::new_stream()));
-    gil_held = false;
+    gil_held() = false;
   }).join();
   EXPECT_NE(driver_.table().active(), 0U);
 }
@@ -411,7 +413,7 @@ TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
     ASSERT_EQ(program_.launch(1, program_.stream(), 40'000), CUDA_SUCCESS);
     first = std::thread([&] {
       program_.use_on_this_thread();
-      gil_of_first.store(&gil_held);
+      gil_of_first.store(&gil_held());
       const InRegion region(CUDASCHED_BEST_EFFORT);
       Program::check(program_.launch(2, Program::new_stream()));
     });
@@ -553,6 +555,145 @@ TEST_F(Launches, InARegionTheClientIsActiveHoweverOftenOthersFindItIdle) {
   done.store(true);
   for (std::thread& thread : others) thread.join();
   EXPECT_TRUE(eventually([&] { return table.active() == 0; }));
+}
+
+// ---- policies ------------------------------------------------------------------------------------------------------
+
+TEST_F(Launches, APolicyThatReturnsNonsenseIsRefusedAndEveryLaunchGoes) {
+  const OtherClient other(/*active=*/true);
+  engine().use_policy({[](const schedule::Snapshot&, void*) noexcept {
+                         return schedule::Decision{static_cast<schedule::Answer>(42), 0};
+                       },
+                       nullptr});
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  for (std::uint64_t i = 0; i < 20; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(gate().refused_policy(), "its answer does not exist");
+  EXPECT_NE(driver_.table().active(), 0U);
+  // What is configured later is heard again.
+  engine().configure("policy", "strict");
+  EXPECT_EQ(gate().refused_policy(), "");
+  std::atomic<bool> launched{false};
+  std::thread waits = best_effort_launch(20, launched);
+  ASSERT_TRUE(eventually(someone_waits));
+  engine().configure("policy", "open");
+  waits.join();
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 21U);
+  engine().configure("policy", "strict");
+}
+
+TEST_F(Launches, APolicyThatNeverLetsGoIsRefusedToo) {
+  const OtherClient other(/*active=*/false);
+  engine().use_policy({[](const schedule::Snapshot&, void*) noexcept {
+                         return schedule::Decision{schedule::Answer::kWaitForTime, kNsPerMs};
+                       },
+                       nullptr});
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  EXPECT_EQ(gate().refused_policy(), "it held a launch for over a second");
+  engine().configure("policy", "strict");
+}
+
+TEST_F(Launches, APolicyOfTheUsersDecidesAndOtherSettingsLeaveItInPlace) {
+  const OtherClient other(/*active=*/true);
+  std::atomic<int> asked{0};
+  engine().use_policy({[](const schedule::Snapshot& seen, void* count) noexcept {
+                         if (seen.latency_active) static_cast<std::atomic<int>*>(count)->fetch_add(1);
+                         return schedule::Decision{};
+                       },
+                       &asked});
+  {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+    engine().configure("lead_us", "33");
+    EXPECT_EQ(gate().lead_ns(), 33'000);
+    ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(asked.load(), 2);
+  EXPECT_THROW(engine().configure("lead_us", "soon"), ConfigError);
+  EXPECT_THROW(engine().configure("turn_ms", "2"), ConfigError);  // decided by the first call
+  EXPECT_THROW(engine().configure("lead_ms", "2"), ConfigError);
+  EXPECT_EQ(gate().lead_ns(), 33'000);
+  engine().configure("lead_us", "auto");
+  engine().configure("policy", "strict");
+}
+
+TEST_F(Launches, TheLeadIsFoundOnLineWithinItsBounds) {
+  const OtherClient other(/*active=*/false);
+  engine().configure("lead_us", "auto");
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(0), CUDA_SUCCESS);
+  const std::int64_t first = gate().lead_ns();
+  std::uint64_t next = 1;
+  EXPECT_TRUE(eventually([&] {
+    for (int i = 0; i < 10; ++i) Program::check(program_.launch(next++, program_.stream(), 20));
+    const std::int64_t lead = gate().lead_ns();
+    EXPECT_TRUE(lead >= 10'000 && lead <= 200'000) << lead;
+    return lead != first;
+  }));
+  engine().configure("lead_us", "50");
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(program_.launch(next++, program_.stream(), 20), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(gate().lead_ns(), 50'000);
+  engine().configure("lead_us", "auto");
+}
+
+// A program that waits for its work and then pauses has a GPU without work, and no lead helps.
+TEST_F(Launches, PausesOfTheProgramDoNotRaiseTheLead) {
+  const OtherClient other(/*active=*/false);
+  engine().configure("lead_us", "auto");
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(0), CUDA_SUCCESS);
+  const std::uint64_t waits = state().gate_waits;
+  std::uint64_t next = 1;
+  for (int step = 0; step < 40; ++step) {
+    // The second one is held by the first, so that the lead may be taken for what the GPU runs dry of next.
+    ASSERT_EQ(program_.launch(next++, program_.stream(), 20), CUDA_SUCCESS);
+    ASSERT_EQ(program_.launch(next++, program_.stream(), 20), CUDA_SUCCESS);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+    const std::int64_t before = gate().lead_ns();
+    std::this_thread::sleep_for(2ms);
+    ASSERT_EQ(program_.launch(next++, program_.stream(), 20), CUDA_SUCCESS);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+    EXPECT_LE(gate().lead_ns(), before);
+  }
+  EXPECT_GT(state().gate_waits, waits);
+}
+
+TEST_F(Launches, ALatencyRegionTakesTheHintOver) {
+  ASSERT_EQ(cudasched_expect(1000), CUDASCHED_OK);
+  const int slot = __builtin_ctzll(driver_.table().latency_clients());
+  EXPECT_NE(driver_.table().slot(slot).hint_until_ns.load(), 0);
+  { const InRegion region(CUDASCHED_LATENCY); }
+  EXPECT_EQ(driver_.table().slot(slot).hint_until_ns.load(), 0);
+  EXPECT_EQ(cudasched_expect(0), CUDASCHED_CONFIG_ERROR);
+  EXPECT_EQ(cudasched_expect(1001), CUDASCHED_CONFIG_ERROR);
+}
+
+TEST_F(Launches, AHintDiesWithTheClientThatGaveIt) {
+  OtherClient other(/*active=*/false);
+  // Said anew without end, so that only the client's death ends it.
+  std::atomic<bool> done{false};
+  arbiter::Slot& slot = driver_.table().slot(other.slot());
+  slot.hint_until_ns.store(now_ns() + kNsPerSecond);
+  std::thread expects([&] {
+    while (!done.load()) {
+      slot.hint_until_ns.store(now_ns() + kNsPerSecond);
+      std::this_thread::sleep_for(5ms);
+    }
+  });
+  const std::uint64_t gated = state().gated_launches;
+  const std::uint64_t waits = state().gate_waits;
+  std::atomic<bool> launched{false};
+  std::thread thread = best_effort_launch(1, launched);
+  EXPECT_TRUE(eventually([&] { return state().gated_launches > gated; }));
+  other.kill();
+  thread.join();
+  EXPECT_GT(state().gate_waits, waits);
+  done.store(true);
+  expects.join();
 }
 
 // Many threads do all of it at once. What each stream ran must be what was launched on it, in order, once.

@@ -28,7 +28,9 @@ TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
   EXPECT_TRUE(result.complaints.empty());
   EXPECT_EQ(result.settings.process_class, Class::kNormal);
   EXPECT_TRUE(result.settings.offload);
-  EXPECT_EQ(result.settings.lead_ns, 20'000);
+  EXPECT_EQ(result.settings.lead_ns, std::nullopt);
+  EXPECT_EQ(result.settings.first_lead_ns(), 20'000);
+  EXPECT_EQ(result.settings.policy, "strict");
   EXPECT_EQ(result.settings.max_idle_hold_ns, 5'000'000);
   EXPECT_EQ(result.settings.turn_ns, 3'000'000);
 }
@@ -38,6 +40,12 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_PRIORITY", "-3"},
                             {"CUDASCHED_SLO_MS", "2.5"},
                             {"CUDASCHED_LEAD_US", "400"},
+                            {"CUDASCHED_POLICY", "slack"},
+                            {"CUDASCHED_MAX_INFLATION", "1.2"},
+                            {"CUDASCHED_MARGIN_US", "150"},
+                            {"CUDASCHED_LONG_US", "500"},
+                            {"CUDASCHED_MISS_PROBABILITY", "0.05"},
+                            {"CUDASCHED_LATENCY_ORDER", "deadline"},
                             {"CUDASCHED_LINGER_US", "70"},
                             {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
                             {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
@@ -52,6 +60,12 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.priority, -3);
   EXPECT_EQ(result.settings.slo_ns, 2'500'000);
   EXPECT_EQ(result.settings.lead_ns, 400'000);
+  EXPECT_EQ(result.settings.policy, "slack");
+  EXPECT_DOUBLE_EQ(result.settings.max_inflation, 1.2);
+  EXPECT_EQ(result.settings.margin_ns, 150'000);
+  EXPECT_EQ(result.settings.long_ns, 500'000);
+  EXPECT_DOUBLE_EQ(result.settings.miss_probability, 0.05);
+  EXPECT_TRUE(result.settings.earliest_deadline_first);
   EXPECT_EQ(result.settings.linger_ns, 70'000);
   EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
   EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);
@@ -66,7 +80,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
 TEST(SettingsTest, WithoutOffloadTheLeadCoversTheProgramsOwnTime) {
   const Read result = read({{"CUDASCHED_OFFLOAD", "0"}});
   EXPECT_FALSE(result.settings.offload);
-  EXPECT_EQ(result.settings.lead_ns, 60'000);
+  EXPECT_EQ(result.settings.first_lead_ns(), 60'000);
 }
 
 TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
@@ -76,7 +90,11 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       {"CUDASCHED_SLO_MS", {"-1", "0", "nan", "inf", "5ms", "1e300"}},
       {"CUDASCHED_LINGER_US", {"-1", "soon"}},
       {"CUDASCHED_OFFLOAD", {"yes", "2"}},
-      {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18"}},
+      {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18", "automatic"}},
+      {"CUDASCHED_POLICY", {"fair", "Strict"}},
+      {"CUDASCHED_MAX_INFLATION", {"1", "0.5", "much"}},
+      {"CUDASCHED_MISS_PROBABILITY", {"1", "-0.1", "2%"}},
+      {"CUDASCHED_LATENCY_ORDER", {"edf", "1"}},
       {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
       {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},
       {"CUDASCHED_TURN_MS", {"0"}},
@@ -87,7 +105,7 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       const Read result = read({{variable, value}});
       ASSERT_EQ(result.complaints.size(), 1U) << variable << "=" << value;
       EXPECT_NE(result.complaints[0].find(variable + "=" + value), std::string::npos);
-      EXPECT_EQ(result.settings.lead_ns, Settings::kLeadNs);
+      EXPECT_EQ(result.settings.first_lead_ns(), Settings::kLeadNs);
       EXPECT_EQ(result.settings.slo_ns, 0);
       EXPECT_EQ(result.settings.process_class, Class::kNormal);
     }

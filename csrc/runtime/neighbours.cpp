@@ -1,0 +1,223 @@
+#include "runtime/neighbours.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "base/clock.hpp"
+#include "schedule/fair.hpp"
+#include "schedule/slack.hpp"
+#include "schedule/turn.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constexpr std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
+
+template <typename Visit>
+void for_each_slot(std::uint64_t slots, Visit&& visit) {
+  for (; slots != 0; slots &= slots - 1) visit(__builtin_ctzll(slots));
+}
+
+}  // namespace
+
+void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept {
+  table_ = table;
+  slot_ = slot;
+  mps_ = mps;
+  stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
+  turn_ns_ = settings.turn_ns;
+}
+
+bool Neighbours::fresh(int slot, std::int64_t now) const noexcept {
+  const std::int64_t beat = table_->slot(slot).heartbeat_ns.load(std::memory_order_relaxed);
+  return schedule::is_fresh(beat, now, stale_heartbeat_ns_);
+}
+
+std::uint64_t Neighbours::other_best_effort() const noexcept {
+  return table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot_);
+}
+
+// The others that wait at the gate. One that was stopped or killed there is not waited for.
+std::uint64_t Neighbours::waiting(std::int64_t now) const noexcept {
+  std::uint64_t found = 0;
+  for_each_slot(table_->layout().waiting.load(std::memory_order_relaxed) & other_best_effort(), [&](int other) {
+    if (fresh(other, now)) found |= bit(other);
+  });
+  return found;
+}
+
+bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
+  return table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed) < now - kIdleOwnerNs;
+}
+
+bool Neighbours::latency_active(std::int64_t now) const noexcept {
+  bool active = false;
+  // Stopped or swapped out: it does not count until it runs again.
+  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) { active = active || fresh(slot, now); });
+  return active;
+}
+
+void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64_t turn_waited_ns) noexcept {
+  snapshot.latency_clients = table_->latency_clients() != 0;
+  active_ = 0;
+  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
+    if (fresh(slot, now)) active_ |= bit(slot);
+  });
+  snapshot.latency_active = active_ != 0;
+  if (snapshot.latency_active) look_at_requests(snapshot, now);
+  const bool may_go = !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs;
+  if (may_go) look_ahead(snapshot, now);
+
+  // Stopped while it waited: what it did not ask for meanwhile is not owed to it.
+  if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) came_back(now);
+  looked_ns_ = now;
+
+  const std::uint64_t others = other_best_effort();
+  if (others == 0) return;
+  if (mps_) {
+    for_each_slot(others, [&](int other) {
+      const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
+      snapshot.in_flight_ns += schedule::foreign_in_flight_ns(until, now);
+    });
+    schedule::FairView view;
+    view.self = slot_;
+    view.waiting = waiting(now);
+    view.virtual_ns = virtual_times(view.waiting | bit(slot_), now);
+    view.waited_ns = turn_waited_ns;
+    snapshot.my_turn = schedule::may_feed(view);
+  } else if (may_go) {
+    snapshot.my_turn = my_turn(now);
+  }
+}
+
+void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
+  // Further away than anything that a request may say: a foreign or damaged word.
+  constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
+  std::array<schedule::Request, arbiter::kSlotCount> requests;
+  std::size_t count = 0;
+  bool known = true;
+  const std::int64_t admitted = table_->layout().admitted_ns.load(std::memory_order_relaxed);
+  for_each_slot(active_, [&](int slot) {
+    const arbiter::Slot& client = table_->slot(slot);
+    const std::int64_t deadline = client.deadline_ns.load(std::memory_order_relaxed);
+    const std::int64_t expected = client.expected_ns.load(std::memory_order_relaxed);
+    const std::int64_t entered = client.entered_ns.load(std::memory_order_relaxed);
+    const std::int64_t before = client.admitted_at_entry_ns.load(std::memory_order_relaxed);
+    known = known && expected > 0 && expected <= kMostNs && deadline > now - kMostNs && deadline <= now + kMostNs &&
+            entered > now - kMostNs && entered <= now && before <= admitted && before >= admitted - kMostNs;
+    if (!known) return;
+    requests[count++] = {deadline, schedule::remaining_ns(expected, now - entered - (admitted - before))};
+  });
+  if (known) snapshot.slack_ns = schedule::least_slack_ns(std::span(requests).first(count), now);
+}
+
+// Latency work that was announced, or is foreseen by the times at which it came.
+void Neighbours::look_ahead(schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
+  // Further away than any of them may say: a foreign or damaged word.
+  constexpr std::int64_t kMostNs = 60 * kNsPerSecond;
+  const auto ahead = [&](const std::atomic<std::int64_t>& word) {
+    const std::int64_t at_ns = word.load(std::memory_order_relaxed);
+    return at_ns > now && at_ns <= now + kMostNs ? at_ns - now : 0;
+  };
+  for_each_slot(table_->latency_clients(), [&](int slot) {
+    if (!fresh(slot, now)) return;
+    const arbiter::Slot& client = table_->slot(slot);
+    snapshot.hint_ns = std::max(snapshot.hint_ns, std::min(ahead(client.hint_until_ns), kNsPerSecond));
+    if (const std::int64_t over = ahead(client.foreseen_over_ns); over > 0) {
+      snapshot.free_ns = std::min(snapshot.free_ns, ahead(client.foreseen_ns));
+      snapshot.foreseen_over_ns = std::max(snapshot.foreseen_over_ns, over);
+    }
+    if (const std::int64_t free = client.rate_free_ns.load(std::memory_order_relaxed); free > 0) {
+      snapshot.free_ns = std::min(snapshot.free_ns, free);
+      snapshot.foreseen_over_ns = std::max<std::int64_t>(snapshot.foreseen_over_ns, kNsPerMs);
+    }
+  });
+}
+
+const std::int64_t* Neighbours::virtual_times(std::uint64_t slots, std::int64_t now) noexcept {
+  // All the time since the machine was started, at the lowest priority; more is a damaged word.
+  const std::int64_t most = schedule::charge_ns(now, -schedule::kLargestPriority);
+  for_each_slot(slots, [&](int slot) {
+    const std::int64_t virtual_ns = table_->slot(slot).virtual_ns.load(std::memory_order_relaxed);
+    virtual_ns_[static_cast<std::size_t>(slot)] = virtual_ns >= 0 && virtual_ns <= most ? virtual_ns : 0;
+  });
+  return virtual_ns_.data();
+}
+
+bool Neighbours::my_turn(std::int64_t now) noexcept {
+  auto& layout = table_->layout();
+  schedule::TurnView view;
+  view.word = layout.turn.load(std::memory_order_acquire);
+  view.self = slot_;
+  view.best_effort = layout.best_effort.load(std::memory_order_relaxed);
+  view.waiting = waiting(now);
+  view.now_us = now / kNsPerUs;
+  view.turn_us = turn_ns_ / kNsPerUs;
+  view.virtual_ns = virtual_times((view.waiting & view.best_effort) | bit(slot_), now);
+  const int owner = schedule::Turn::unpack(view.word).owner;
+  if (owner == slot_ && view.word != turn_word_) {  // handed over by the one before
+    turn_word_ = view.word;
+    turn_used_ns_ = 0;
+  }
+  view.turn_used = 2 * turn_used_ns_ >= turn_ns_;
+  view.owner_idle = owner >= 0 && owner != slot_ && (view.waiting & bit(owner)) == 0 && idle(owner, now);
+  const schedule::TurnDecision decision = schedule::take_turn(view);
+  if (!decision.swap) return decision.mine;
+  if (!layout.turn.compare_exchange_strong(view.word, decision.new_word, std::memory_order_acq_rel)) return false;
+  if (decision.mine) {
+    turn_word_ = decision.new_word;
+    turn_used_ns_ = 0;
+  } else {
+    table_->wake_all();
+  }
+  return decision.mine;
+}
+
+void Neighbours::came_back(std::int64_t now) noexcept {
+  const std::uint64_t others = other_best_effort();
+  if (others == 0 || !idle(slot_, now)) return;
+  std::uint64_t at_work = waiting(now);
+  for_each_slot(others, [&](int other) {
+    if (!idle(other, now)) at_work |= bit(other);
+  });
+  const std::int64_t own = virtual_times(bit(slot_), now)[slot_];
+  std::int64_t joined = schedule::joined_ns(own, at_work, virtual_times(at_work, now));
+  if (at_work == 0) {
+    // All begin anew. Whoever comes next may not find itself far ahead of this one, for what it had while alone.
+    const std::int64_t* const others_ns = virtual_times(others, now);
+    for_each_slot(others, [&](int other) { joined = std::max(joined, others_ns[other]); });
+  }
+  table_->slot(slot_).virtual_ns.store(joined, std::memory_order_relaxed);
+}
+
+void Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
+  arbiter::Slot& self = table_->slot(slot_);
+  const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
+  // By atomic addition, which wraps where a damaged word would overflow.
+  self.virtual_ns.fetch_add(schedule::charge_ns(seen.predicted_ns, priority), std::memory_order_relaxed);
+  turn_used_ns_ += seen.predicted_ns;
+  if (!seen.latency_active) return;
+  // Latency work of this process runs in the same context.
+  const std::uint64_t own = own_latency_slot >= 0 ? bit(own_latency_slot) : 0;
+  const bool switches = !mps_ && (active_ & ~own) != 0;
+  const std::int64_t cost = schedule::admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switches ? kSwitchNs : 0);
+  table_->layout().admitted_ns.fetch_add(cost, std::memory_order_relaxed);
+}
+
+void Neighbours::publish(std::int64_t in_flight_until_ns) noexcept {
+  table_->slot(slot_).in_flight_until_ns.store(in_flight_until_ns, std::memory_order_relaxed);
+}
+
+void Neighbours::report_requests(schedule::Lead& lead) noexcept {
+  for_each_slot(table_->latency_clients(), [&](int slot) {
+    const arbiter::Slot& client = table_->slot(slot);
+    std::uint64_t& seen = requests_seen_[static_cast<std::size_t>(slot)];
+    const std::uint64_t completed = client.requests.load(std::memory_order_acquire);
+    if (completed == seen) return;
+    seen = completed;
+    lead.completed(client.request_ns.load(std::memory_order_relaxed),
+                   client.request_waited_ns.load(std::memory_order_relaxed));
+  });
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,71 @@
+// What a best-effort client's gate sees of the device's other clients, read from the arbiter's words at each look, and
+// what it tells them: whether latency work is active, what slack its requests have, what is foreseen, whose turn it is.
+//
+// Policy is schedule/'s; this turns words of shared memory, which may be stale, foreign or damaged, into its snapshot.
+// Not thread-safe but for latency_active(): the gate's lock is held.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "arbiter/table.hpp"
+#include "runtime/settings.hpp"
+#include "schedule/admission.hpp"
+#include "schedule/lead.hpp"
+
+namespace cudasched::runtime {
+
+class Neighbours {
+ public:
+  // `mps`: clients of several processes run at once, and none takes turns.
+  void join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept;
+
+  // A latency client with a fresh heartbeat holds the gate closed. Any thread.
+  bool latency_active(std::int64_t now_ns) const noexcept;
+
+  // Fills in what a snapshot says of others; its in_flight_ns is this client's own and grows under MPS.
+  // `turn_waited_ns`: how long the launch has waited for its turn.
+  void look(schedule::Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;
+
+  // A launch asks, and nothing of this client is in flight: where it has been idle for long, no time is owed to it.
+  void came_back(std::int64_t now_ns) noexcept;
+
+  // A launch was admitted by this snapshot. `own_latency_slot`: of this process's latency client, -1 if there is none.
+  void admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept;
+
+  // What is in flight is predicted to last until then.
+  void publish(std::int64_t in_flight_until_ns) noexcept;
+
+  // Tells the lead of the latency requests that were completed since the last time.
+  void report_requests(schedule::Lead& lead) noexcept;
+
+  bool feeds_with_others() const noexcept { return mps_; }
+
+ private:
+  static constexpr std::int64_t kIdleOwnerNs = 300'000;  // without work in flight: a client is idle
+  static constexpr std::int64_t kSwitchNs = 130'000;     // between two processes' contexts, without MPS
+
+  std::uint64_t other_best_effort() const noexcept;
+  std::uint64_t waiting(std::int64_t now_ns) const noexcept;
+  bool idle(int slot, std::int64_t now_ns) const noexcept;
+  void look_at_requests(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
+  void look_ahead(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
+  const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
+  void join_others(std::int64_t now_ns) noexcept;
+  bool my_turn(std::int64_t now_ns) noexcept;
+  bool fresh(int slot, std::int64_t now_ns) const noexcept;
+
+  arbiter::Table* table_ = nullptr;
+  int slot_ = -1;
+  bool mps_ = false;
+  std::int64_t stale_heartbeat_ns_ = 0;
+  std::int64_t turn_ns_ = 0;
+  std::int64_t looked_ns_ = 0;     // 0: not yet
+  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active
+  std::uint64_t turn_word_ = 0;    // this client's last turn,
+  std::int64_t turn_used_ns_ = 0;  // and the predicted time of what was admitted in it
+  std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};
+  std::array<std::uint64_t, arbiter::kSlotCount> requests_seen_{};
+};
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,111 @@
+#include "runtime/requests.hpp"
+
+#include <algorithm>
+
+#include "schedule/admission.hpp"
+
+namespace cudasched::runtime {
+
+using schedule::Snapshot;
+
+void Requests::register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept {
+  table_ = table;
+  slot_ = slot;
+  arrivals_ = schedule::Arrivals(settings.miss_probability);
+}
+
+int Requests::find_history(std::int64_t slo_ns) const noexcept {
+  if (slo_ns <= 0) return kNone;
+  const auto known = std::find_if(histories_.begin(), histories_.end(), [&](const History& history) {
+    return history.slo_ns.load(std::memory_order_relaxed) == slo_ns;
+  });
+  return known != histories_.end() ? static_cast<int>(known - histories_.begin()) : kNone;
+}
+
+// Makes room for a target that is not known yet.
+int Requests::history_of(std::int64_t slo_ns) noexcept {
+  if (const int known = find_history(slo_ns); known != kNone || slo_ns <= 0) return known;
+  const int chosen = replaced_;
+  replaced_ = (replaced_ + 1) % kHistories;
+  History& history = histories_[static_cast<std::size_t>(chosen)];
+  history.expected_ns.store(0, std::memory_order_relaxed);
+  history.slo_ns.store(slo_ns, std::memory_order_relaxed);
+  history.times = {};
+  return chosen;
+}
+
+void Requests::enter(std::int64_t slo_ns, bool alone) noexcept {
+  region_history_.store(alone ? history_of(slo_ns) : kNone, std::memory_order_relaxed);
+  if (alone) return;
+  // Two requests at once: what either takes cannot be told.
+  current_.store(kNone, std::memory_order_relaxed);
+  slot().expected_ns.store(0, std::memory_order_relaxed);
+}
+
+void Requests::begin(std::int64_t now, bool in_region) noexcept {
+  auto& layout = table_->layout();
+  arbiter::Slot& self = slot();
+  int history = region_history_.exchange(kNone, std::memory_order_relaxed);
+  if (!in_region) {
+    const std::int64_t slo = self.slo_ns.load(std::memory_order_relaxed);
+    history = find_history(slo);
+    if (slo > 0) self.deadline_ns.store(now + slo, std::memory_order_relaxed);
+  }
+  const std::int64_t expected =
+      history == kNone ? 0 : histories_[static_cast<std::size_t>(history)].expected_ns.load(std::memory_order_relaxed);
+  std::int64_t waited = 0;
+  for (std::uint64_t rest = layout.best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
+    const std::int64_t until = table_->slot(__builtin_ctzll(rest)).in_flight_until_ns.load(std::memory_order_relaxed);
+    waited = std::max(waited, schedule::foreign_in_flight_ns(until, now));
+  }
+  waited_ns_.store(waited, std::memory_order_relaxed);
+  current_.store(history, std::memory_order_relaxed);
+  self.admitted_at_entry_ns.store(layout.admitted_ns.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  self.expected_ns.store(expected, std::memory_order_relaxed);
+  self.hint_until_ns.store(0, std::memory_order_relaxed);
+  self.entered_ns.store(now, std::memory_order_release);
+}
+
+void Requests::end(std::int64_t now, bool in_region) noexcept {
+  arbiter::Slot& self = slot();
+  const std::int64_t began = self.entered_ns.load(std::memory_order_acquire);
+  const std::int64_t took = now - began;
+  const int history = current_.exchange(kNone, std::memory_order_relaxed);
+  self.expected_ns.store(0, std::memory_order_relaxed);
+  if (!in_region) self.deadline_ns.store(0, std::memory_order_relaxed);
+  if (took <= 0) return;
+  arrivals_.arrived(began);
+  look_ahead(now);
+  if (in_region) return;
+  if (history != kNone) {
+    History& learned = histories_[static_cast<std::size_t>(history)];
+    learned.times.observe(took, table_->layout().admitted_ns.load(std::memory_order_relaxed) -
+                                    self.admitted_at_entry_ns.load(std::memory_order_relaxed));
+    const std::int64_t expected = learned.times.expected_ns();
+    learned.expected_ns.store(expected == Snapshot::kUnknownNs ? 0 : expected, std::memory_order_relaxed);
+    self.request_ns.store(took, std::memory_order_relaxed);
+    self.request_waited_ns.store(waited_ns_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    self.requests.fetch_add(1, std::memory_order_release);
+  }
+  // A client's own target without regions has its history from its first request on.
+  history_of(self.slo_ns.load(std::memory_order_relaxed));
+}
+
+void Requests::look_ahead(std::int64_t now) noexcept {
+  const schedule::Arrivals::Foresight foresight = arrivals_.look(now);
+  const bool any = foresight.over_ns > 0;
+  const bool by_period = any && arrivals_.confidence() > 0;
+  arbiter::Slot& self = slot();
+  self.foreseen_ns.store(by_period ? now + foresight.free_ns : 0, std::memory_order_relaxed);
+  self.foreseen_over_ns.store(by_period ? now + foresight.over_ns : 0, std::memory_order_relaxed);
+  self.rate_free_ns.store(any && !by_period ? foresight.free_ns : 0, std::memory_order_relaxed);
+}
+
+void Requests::expect(std::int64_t within_ns, std::int64_t now) noexcept {
+  // Not by arrivals_: what began meanwhile has ended the hints before this one, and says so in the slot alone.
+  std::atomic<std::int64_t>& until = slot().hint_until_ns;
+  const std::int64_t said = now + std::min(within_ns, schedule::Arrivals::kLongestHintNs);
+  until.store(std::max(until.load(std::memory_order_relaxed), said), std::memory_order_relaxed);
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,67 @@
+// What a latency client tells the gates of best-effort clients about its requests: when one began, what it takes by
+// itself, when the next is foreseen, and how long the last one took. A request lasts from the moment the client becomes
+// active to the moment it is idle again: a region with its work, or a burst of launches.
+//
+// What a request takes is known by its target (SLO): those with the same one are taken for alike. Nothing is said of a
+// request in which regions overlap, or that went on after the client had lapsed in mid-region.
+//
+// begin() is on the launch path: loads and stores, no lock. Everything else is called under LatencyActivity's probe_. A
+// begin() that meets the end() before it may find its own request unknown, which holds best effort back.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "arbiter/table.hpp"
+#include "runtime/settings.hpp"
+#include "schedule/arrivals.hpp"
+#include "schedule/slack.hpp"
+
+namespace cudasched::runtime {
+
+class Requests {
+ public:
+  void register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept;
+
+  // A region was entered; `alone`: the client was idle, and a request begins with it.
+  void enter(std::int64_t slo_ns, bool alone) noexcept;
+
+  // The client has become active. `in_region`: regions are open.
+  void begin(std::int64_t now_ns, bool in_region) noexcept;
+
+  // It has become idle; `now_ns` is a moment before begin() could be called again.
+  void end(std::int64_t now_ns, bool in_region) noexcept;
+
+  // Says anew when the next request is foreseen.
+  void look_ahead(std::int64_t now_ns) noexcept;
+
+  // The client says that it comes.
+  void expect(std::int64_t within_ns, std::int64_t now_ns) noexcept;
+
+ private:
+  static constexpr int kHistories = 8;
+  static constexpr int kNone = -1;
+
+  // The times of requests with one target.
+  struct History {
+    std::atomic<std::int64_t> slo_ns{0};
+    std::atomic<std::int64_t> expected_ns{0};  // of the next one, as the arbiter has it
+    schedule::RegionHistory times;
+  };
+
+  int find_history(std::int64_t slo_ns) const noexcept;
+  int history_of(std::int64_t slo_ns) noexcept;
+  arbiter::Slot& slot() noexcept { return table_->slot(slot_); }
+
+  arbiter::Table* table_ = nullptr;
+  int slot_ = kNone;
+  schedule::Arrivals arrivals_;
+  std::array<History, kHistories> histories_;
+  int replaced_ = 0;                        // the history that a new target takes next
+  std::atomic<int> region_history_{kNone};  // of the region that is about to begin a request
+  std::atomic<int> current_{kNone};         // of the request under way; kNone: nothing is to be learned of it
+  std::atomic<std::int64_t> waited_ns_{0};  // best-effort work in flight when it began
+};
+
+}  // namespace cudasched::runtime

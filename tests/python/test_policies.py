@@ -1,0 +1,151 @@
+"""Policies end to end: programs share a simulated device, as users start them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from program import HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
+
+pytestmark = pytest.mark.usefixtures("without_offload")
+
+GENEROUS_MS = 60_000
+"""A latency target that leaves best-effort work all the slack that a request can bring."""
+
+BY_DEADLINE = {"CUDASCHED_LATENCY_ORDER": "deadline"}
+
+
+def enter(slo_ms: float) -> str:
+    return f"held = cudasched.region('latency', slo_ms={slo_ms}); held.__enter__()"
+
+
+def server(stage: Stage, **environment: str) -> Program:
+    """A latency client that is idle."""
+    program = stage.importing(**PATIENT, **HOLDING, **environment)
+    program.call("gpu = Gpu()")
+    program.call("with cudasched.region('latency'): gpu.launch(); gpu.synchronize()")
+    return program
+
+
+def experienced_server(stage: Stage, slo_ms: float) -> Program:
+    """One whose requests of that target have shown what they take by themselves."""
+    program = server(stage)
+    for _ in range(8):
+        program.call(enter(slo_ms))
+        program.call("gpu.launch(); gpu.synchronize(); time.sleep(0.2)")
+        program.call(LEAVE)
+    return program
+
+
+def trainer(stage: Stage, **environment: str) -> Program:
+    """A best-effort client that launches and launches."""
+    program = stage.run("best-effort", **PATIENT, **environment)
+    program.call("gpu = Gpu(); gpu.launch(20); gpu.synchronize(); feeder = Feeder(gpu)")
+    return program
+
+
+def launched(train: Program) -> int:
+    return train.number("feeder.count")
+
+
+def goes_on(train: Program) -> None:
+    before = launched(train)
+    eventually(lambda: launched(train) > before + 20, "it goes on")
+
+
+# ---- beside latency work -------------------------------------------------------------------------------------------
+
+
+def test_slack_lets_best_effort_work_into_requests_that_have_time_for_it(stage: Stage) -> None:
+    serve = experienced_server(stage, GENEROUS_MS)
+    train = trainer(stage, CUDASCHED_POLICY="slack")
+
+    def goes_on_in_a_request() -> bool:
+        serve.call(enter(GENEROUS_MS))
+        before = launched(train)
+        time.sleep(0.1)
+        meanwhile = launched(train) - before
+        serve.call(LEAVE)
+        return meanwhile > 1
+
+    eventually(goes_on_in_a_request, "it goes on while a request is under way")
+    train.call("feeder.stop()")
+    assert (train.end(), train.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("policy", "slo_ms"), [("slack", 1), ("strict", GENEROUS_MS)])
+def test_nothing_goes_beside_requests_without_slack_and_under_strict(stage: Stage, policy: str, slo_ms: float) -> None:
+    serve = experienced_server(stage, slo_ms)
+    train = trainer(stage, CUDASCHED_POLICY=policy)
+    for _ in range(3):
+        serve.call(enter(slo_ms))
+        wait_at_the_gate(train)
+        before = launched(train)
+        serve.call("gpu.launch(5); gpu.synchronize()")
+        assert launched(train) == before
+        serve.call(LEAVE)
+        goes_on(train)
+
+
+def test_open_has_no_gate(stage: Stage) -> None:
+    serve = server(stage)
+    train = trainer(stage, CUDASCHED_POLICY="open")
+    serve.call(enter(GENEROUS_MS))
+    goes_on(train)
+    assert clients()[serve.pid].active
+    train.call("feeder.stop()")
+    assert train.count("gate_waits") == 0
+    assert train.count("gated_launches") > 20
+
+
+# ---- several best-effort clients -----------------------------------------------------------------------------------
+
+
+def test_a_step_of_priority_is_worth_more_launches(stage: Stage) -> None:
+    """How much more, tests/csrc/runtime/test_neighbours.cpp says; on a busy machine a turn may pass unused."""
+    server(stage)
+    plain, favoured = (trainer(stage, CUDASCHED_TURN_MS="20", CUDASCHED_PRIORITY=priority) for priority in "01")
+
+    def launches_more() -> bool:
+        before = [launched(train) for train in (plain, favoured)]
+        eventually(lambda: launched(favoured) > before[1] + 200, "the favoured one makes progress")
+        gained = [launched(train) - count for train, count in zip((plain, favoured), before, strict=True)]
+        return 0 < gained[0] < 0.8 * gained[1]
+
+    eventually(launches_more, "the favoured one launches more, and the other one some")
+
+
+# ---- several latency clients ---------------------------------------------------------------------------------------
+
+
+def test_an_entry_waits_for_a_more_urgent_client_but_not_for_ever(stage: Stage) -> None:
+    urgent, patient = server(stage, **BY_DEADLINE), server(stage, **BY_DEADLINE)
+    urgent.call(enter(1000))
+    patient.call(f"before = monotonic(); {enter(GENEROUS_MS)}; waited = monotonic() - before")
+    patient.call(LEAVE)
+    waited = patient.call("waited")
+    assert isinstance(waited, float)
+    assert waited >= 0.1
+    assert clients()[urgent.pid].regions == 1
+
+
+def test_an_entry_that_waits_holds_no_other_thread_of_python_up(stage: Stage) -> None:
+    urgent, patient = server(stage, **BY_DEADLINE), server(stage, **BY_DEADLINE)
+    urgent.call(enter(1000))
+    patient.call("ticks = 0\ndef tick():\n    global ticks\n    while True: time.sleep(0.001); ticks += 1\n")
+    patient.call("ticker = Worker(gpu, tick)")
+
+    def ticks_meanwhile() -> bool:
+        patient.call(f"before = ticks; {enter(GENEROUS_MS)}; meanwhile = ticks - before")
+        patient.call(LEAVE)
+        return patient.number("meanwhile") >= 5
+
+    eventually(ticks_meanwhile, "another thread runs while one waits to enter")
+
+
+def test_a_killed_client_is_not_waited_for(stage: Stage) -> None:
+    urgent, patient = server(stage, **BY_DEADLINE), server(stage, **BY_DEADLINE)
+    urgent.call(enter(1000))
+    urgent.kill()
+    patient.call(enter(GENEROUS_MS))
+    assert set(clients()) == {patient.pid}
