@@ -75,6 +75,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gate_wait_ns", &cudasched_state::gate_wait_ns)
       .def_readonly("offloaded_launches", &cudasched_state::offloaded_launches)
       .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
+      .def_readonly("prioritised_graphs", &cudasched_state::prioritised_graphs)
+      .def_readonly("unprioritised_graphs", &cudasched_state::unprioritised_graphs)
       .def_readonly("device_launches", &cudasched_state::device_launches)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
       .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });
@@ -93,6 +95,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("heartbeat_age_ns", &cudasched_client::heartbeat_age_ns)
       .def_readonly("slo_ns", &cudasched_client::slo_ns)
       .def_readonly("in_flight_ns", &cudasched_client::in_flight_ns)
+      .def_readonly("overdue_ns", &cudasched_client::overdue_ns)
       .def_readonly("deadline_in_ns", &cudasched_client::deadline_in_ns)
       .def_readonly("launches", &cudasched_client::launches)
       .def_readonly("device_launches", &cudasched_client::device_launches)
@@ -129,12 +132,21 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
   module.def("region_exit", [](std::uint64_t token) { check(cudasched_region_exit(token)); }, py::arg("token"));
+  module.def("expect", [](double within_ms) { check(cudasched_expect(within_ms)); }, py::arg("within_ms"));
   module.def(
       "bind_stream",
       [](std::uint64_t stream, const std::string& name, std::int32_t priority) {
         check(cudasched_bind_stream(stream, class_number(name), priority));
       },
       py::arg("stream"), py::arg("name"), py::arg("priority"));
+  module.def(
+      "partition_stream",
+      [](double fraction) {
+        std::uint64_t stream = 0;
+        check(cudasched_partition_stream(fraction, &stream));
+        return stream;
+      },
+      py::arg("fraction"));
   module.def("unbind_stream", [](std::uint64_t stream) { check(cudasched_unbind_stream(stream)); }, py::arg("stream"));
   module.def(
       "coverage_start",

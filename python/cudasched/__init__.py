@@ -22,8 +22,9 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from cudasched import config, hook
-from cudasched._region import bind_stream, region, set_class, unbind_stream
+from cudasched import config, hook, mps
+from cudasched._cpp import get_cmake_dir, get_include
+from cudasched._region import bind_stream, expect, region, set_class, unbind_stream
 from cudasched._version import __version__
 from cudasched.errors import (
     ArbiterError,
@@ -61,6 +62,9 @@ __all__ = [
     "bind_stream",
     "collect",
     "config",
+    "expect",
+    "get_cmake_dir",
+    "get_include",
     "install",
     "predictor",
     "region",
@@ -102,7 +106,9 @@ def _activate() -> None:
     if hook.switched_off() or _is_command_line():
         return
     try:
-        os.environ.update(config.resolve().environment())
+        resolved = config.resolve()
+        os.environ.update(mps.priority(os.environ, resolved.chosen_class))
+        os.environ.update(resolved.environment())
     except ConfigError as error:
         warnings.warn(f"{error}; settings of files are ignored in this process", ConfigWarning, stacklevel=3)
     try:

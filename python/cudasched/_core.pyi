@@ -35,6 +35,10 @@ class State:
     @property
     def untracked_launches(self) -> int: ...
     @property
+    def prioritised_graphs(self) -> int: ...
+    @property
+    def unprioritised_graphs(self) -> int: ...
+    @property
     def device_launches(self) -> int: ...
     @property
     def off_reason(self) -> str: ...
@@ -71,6 +75,8 @@ class Client:
     @property
     def in_flight_ns(self) -> int: ...
     @property
+    def overdue_ns(self) -> int: ...
+    @property
     def deadline_in_ns(self) -> int: ...
     @property
     def launches(self) -> int: ...
@@ -103,8 +109,14 @@ def region_enter(name: str, priority: int, slo_ms: float) -> int:
 def region_exit(token: int) -> None:
     """Closes a region, on the thread that opened it. Raises Error."""
 
+def expect(within_ms: float) -> None:
+    """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
+
 def bind_stream(stream: int, name: str, priority: int) -> None:
     """Gives a CUstream a class. Raises ConfigError, Error (the default stream, or too many)."""
+
+def partition_stream(fraction: float) -> int:
+    """The CUstream of that part of the SMs. Raises ConfigError, HookError, DriverError, Error (no primary context)."""
 
 def unbind_stream(stream: int) -> None:
     """Takes it away; a stream without one is left alone."""

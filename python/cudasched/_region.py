@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
+from numbers import Real
 from typing import Any, TypeVar, cast
 
-from cudasched import hook
+from cudasched import _partition, hook, mps
 from cudasched.config import check_region
 from cudasched.errors import ConfigError, Error, HookWarning
 
-__all__ = ["bind_stream", "region", "set_class", "unbind_stream"]
+__all__ = ["bind_stream", "expect", "region", "set_class", "unbind_stream"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _LEAST_SLO_MS = 1e-3
+_LONGEST_HINT_MS = 1000
 
 
 class region:  # noqa: N801  used like a function
@@ -41,6 +44,14 @@ class region:  # noqa: N801  used like a function
     latency target counts from their first step. A ``with`` block cannot tell that it is suspended: keep ``await`` and
     ``yield`` out of it, or decorate.
 
+    With `sm_fraction`, a best-effort region's PyTorch work runs on a part of the SMs, whatever happens on the others.
+    Entering makes a stream of that part PyTorch's current one, after the work of the stream that was current; leaving
+    goes back to that one, after the region's work. What PyTorch documents for side streams holds: a tensor made on one
+    side and still used on the other when it is freed needs ``record_stream``. The part is rounded to what the GPU can
+    divide (from Hopper on multiples of 8 SMs, not above the fraction, but at least 8); regions with the same part share
+    its one stream, which lives as long as the process. A CUDA graph keeps the SMs it was captured on. Without PyTorch
+    nothing is switched; `stream` is there to launch on. ``docs/partitions.md`` says more.
+
     Without the hook (no driver, CUDA loaded before cudasched) a region does nothing. What fails inside the engine is
     warned of once and does not reach the program.
 
@@ -48,14 +59,23 @@ class region:  # noqa: N801  used like a function
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"`` (``"best-effort"``).
         slo_ms: Latency target, ms from entry, over 0 and at most an hour; None: none.
         priority: Within the class, higher first.
+        sm_fraction: Part of the SMs that the region may use, over 0 and under 1; None: all. Best effort alone.
 
     Raises:
         ConfigError: An argument has no meaning.
         Error: On leaving: this thread has not entered the region, or has left it already.
     """
 
-    def __init__(self, client_class: str = "latency", *, slo_ms: float | None = None, priority: int = 0) -> None:
+    def __init__(
+        self,
+        client_class: str = "latency",
+        *,
+        slo_ms: float | None = None,
+        priority: int = 0,
+        sm_fraction: float | None = None,
+    ) -> None:
         config = check_region(client_class, priority, slo_ms)
+        self._sm_fraction = _partition.check_fraction(config.client_class, sm_fraction)
         self._class = config.client_class
         self._priority = config.priority
         self._slo_ms = config.slo_ms or 0.0
@@ -63,22 +83,38 @@ class region:  # noqa: N801  used like a function
 
     def __repr__(self) -> str:
         target = f", slo_ms={self._slo_ms:g}" if self._slo_ms else ""
-        return f"cudasched.region({self._class!r}{target}, priority={self._priority})"
+        part = f", sm_fraction={self._sm_fraction:g}" if self._sm_fraction else ""
+        return f"cudasched.region({self._class!r}{target}, priority={self._priority}{part})"
+
+    @property
+    def stream(self) -> int:
+        """The CUstream of this region's part of the SMs, for launches by hand; not to be destroyed.
+
+        Raises:
+            ConfigError: The region has no `sm_fraction`, or the device has too few SMs for a part.
+            HookError: There is no hook, or the driver has no green contexts (CUDA 12.5 and later have).
+            Error: The device's primary context is not current to this thread, or the driver refuses.
+        """
+        if self._sm_fraction is None:
+            raise ConfigError(f"{self!r} has no part of the SMs: give it sm_fraction")
+        return _partition.stream(self._sm_fraction)
 
     def __enter__(self) -> region:
         self._enter(self._slo_ms)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        tokens: list[int | None] = getattr(self._open, "tokens", [])
-        if not tokens:
+        entries: list[tuple[int | None, Callable[[], None] | None]] = getattr(self._open, "entries", [])
+        if not entries:
             raise Error(
                 f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
                 "region belongs to the thread that entered it"
             )
-        token = tokens.pop()
+        token, leave_part = entries.pop()
         if token is not None:
             _harmless(hook.load_core().region_exit, token)
+        if leave_part is not None:
+            leave_part()
 
     def __call__(self, function: _Function) -> _Function:
         """Decorates `function`: its body runs in the region."""
@@ -125,11 +161,12 @@ class region:  # noqa: N801  used like a function
 
     def _enter(self, slo_ms: float) -> None:
         token = None
+        leave_part = None if self._sm_fraction is None else _partition.enter(self._sm_fraction)
         if hook.installed():
             token = _harmless(hook.load_core().region_enter, self._class, self._priority, slo_ms)
-        if not hasattr(self._open, "tokens"):
-            self._open.tokens = []
-        self._open.tokens.append(token)
+        if not hasattr(self._open, "entries"):
+            self._open.entries = []
+        self._open.entries.append((token, leave_part))
 
     def _steps(self, body: Any) -> Generator[Any, Any, Any]:
         """Drives a generator or a coroutine; each of its steps runs in the region, its suspensions do not."""
@@ -166,6 +203,36 @@ class _Awaited:
         return self._steps
 
 
+def expect(*, within_ms: float) -> None:
+    """Says that latency work of this program is about to come: best-effort work holds back from now on.
+
+    ::
+
+        cudasched.expect(within_ms=0.5)     # the request is being received
+        x = decode(socket.recv())
+        with cudasched.region("latency", slo_ms=5):
+            y = model(x)
+
+    The next latency region or launch takes it from there. If none comes, best-effort work goes on when `within_ms` is
+    over. Without the hook this does nothing.
+
+    Args:
+        within_ms: How soon the work comes, at the latest: ms, over 0 and at most 1000. Best-effort work loses what
+            of it is too long.
+
+    Raises:
+        ConfigError: `within_ms` has no meaning.
+    """
+    number = isinstance(within_ms, Real) and not isinstance(within_ms, bool)
+    if not number or not 0 < within_ms <= _LONGEST_HINT_MS:
+        raise ConfigError(
+            f"within_ms = {within_ms!r}: must be a number of milliseconds, over 0 and at most {_LONGEST_HINT_MS}; say "
+            "it again for latency work that comes later"
+        )
+    if hook.installed():
+        _harmless(hook.load_core().expect, float(within_ms))
+
+
 _warned = False
 
 
@@ -177,7 +244,7 @@ def _harmless(call: Callable[..., Any], *arguments: object) -> Any:
     except Error as error:
         if not _warned:
             _warned = True
-            warnings.warn(f"a region has no effect: {error}", HookWarning, stacklevel=4)
+            warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=4)
         return None
 
 
@@ -232,7 +299,8 @@ def unbind_stream(stream: object) -> None:
 def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:
     """Sets the class of this process's launches that no region and no stream decides.
 
-    It goes before what the environment says, whenever it is called. Without the hook this does nothing.
+    It goes before what the environment says, whenever it is called; MPS goes by what it is at the first CUDA call.
+    Without the hook this does nothing.
 
     Args:
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.
@@ -245,4 +313,5 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
     config = check_region(client_class, priority, slo_ms)
     if not hook.installed():
         return
+    os.environ.update(mps.priority(os.environ, config.client_class))
     hook.load_core().set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)

@@ -79,12 +79,21 @@ def test_holds_the_python_sources_types_data_and_licence(wheel: pathlib.Path) ->
     assert any(re.fullmatch(r"cudasched-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
 
 
+def test_holds_the_headers_and_the_cmake_package(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    headers = {str(path.relative_to(ROOT)) for path in (ROOT / "include").rglob("*.h*")}
+    assert {f"cudasched/{header}" for header in headers} <= names
+    assert {f"cudasched/cmake/cudaschedConfig{part}.cmake" for part in ("", "Version")} <= names
+
+
 def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     allowed = re.compile(
         r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
+        r"|cudasched/include/cudasched/(engine\.h|scheduler\.hpp)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
     )
     assert [name for name in names if not allowed.fullmatch(name)] == []
     assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []

@@ -27,7 +27,7 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
 
 def test_public_functions_are_typed_and_say_what_they_raise() -> None:
-    for name in ("install", "bind_stream", "unbind_stream", "set_class", "status"):
+    for name in ("install", "bind_stream", "unbind_stream", "set_class", "status", "expect", "get_cmake_dir"):
         function = getattr(cudasched, name)
         assert "Raises:" in (inspect.getdoc(function) or ""), name
         signature = inspect.signature(function)

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import threading
 import warnings
+from fractions import Fraction
 from types import SimpleNamespace
 
 import cudasched
@@ -24,6 +25,7 @@ class Engine:
         self.entered: list[tuple[str, int, float]] = []
         self.streams: dict[int, str] = {}
         self.process: tuple[str, int, float] | None = None
+        self.expected: list[float] = []
         self.attached = True
         self._tokens = itertools.count(1)
 
@@ -49,6 +51,9 @@ class Engine:
 
     def set_process_class(self, name: str, priority: int, slo_ms: float) -> None:
         self.process = (name, priority, slo_ms)
+
+    def expect(self, within_ms: float) -> None:
+        self.expected.append(within_ms)
 
     def state(self) -> SimpleNamespace:
         return SimpleNamespace(attached=self.attached)
@@ -315,6 +320,19 @@ def test_arguments_without_meaning_are_refused(engine: Engine, arguments: dict[s
     assert engine.entered == []
 
 
+@pytest.mark.parametrize("within_ms", [0.001, 0.5, 3, Fraction(1, 2), 1000])
+def test_a_hint_reaches_the_engine(engine: Engine, within_ms: float) -> None:
+    cudasched.expect(within_ms=within_ms)
+    assert engine.expected == [float(within_ms)]
+
+
+@pytest.mark.parametrize("within_ms", [0, -1, 1000.1, float("nan"), float("inf"), True, "1", None])
+def test_a_hint_without_meaning_is_refused(engine: Engine, within_ms: float) -> None:
+    with pytest.raises(cudasched.ConfigError, match=r"within_ms = .*over 0 and at most 1000"):
+        cudasched.expect(within_ms=within_ms)
+    assert engine.expected == []
+
+
 def test_an_engines_failure_is_warned_of_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise cudasched.ArbiterError("the table is full")
@@ -335,7 +353,8 @@ def test_without_the_hook_nothing_reaches_the_engine(engine: Engine, monkeypatch
     cudasched.bind_stream(7, "latency")
     cudasched.unbind_stream(7)
     cudasched.set_class("latency")
-    assert engine.entered == [] and engine.streams == {} and engine.process is None
+    cudasched.expect(within_ms=1)
+    assert engine.expected == [] and engine.entered == [] and engine.streams == {} and engine.process is None
 
 
 def test_the_hook_may_come_while_a_region_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

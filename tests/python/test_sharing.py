@@ -226,6 +226,16 @@ def test_the_outer_region_holds_until_it_is_left(stage: Stage) -> None:
     train.answer()
 
 
+def test_best_effort_holds_back_for_as_long_as_latency_work_is_expected(stage: Stage) -> None:
+    serve, train = server(stage), trainer(stage)
+    before = serve.call("monotonic()")
+    serve.call("cudasched.expect(within_ms=1000)")
+    through = train.call("gpu.launch()")
+    assert isinstance(before, float) and isinstance(through, float)
+    assert through >= before + 1.0
+    assert train.count("gate_waits") >= 1
+
+
 def test_a_thread_that_ends_leaves_its_regions(stage: Stage) -> None:
     serve, train = server(stage), trainer(stage)
     serve.call("region = cudasched.region('latency'); Worker(gpu, region.__enter__).join()")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from cudasched._cpp import get_cmake_dir, get_include
 from cudasched._version import __version__
 from cudasched.cli import advise, collect, simulate
 from cudasched.errors import ConfigError, Error
@@ -32,15 +33,44 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_include_dir(wanted: bool) -> None:
+    if wanted:
+        print(get_include())
+        raise typer.Exit
+
+
+def _show_cmake_dir(wanted: bool) -> None:
+    if wanted:
+        print(get_cmake_dir())
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    include_dir: Annotated[
+        bool,
+        typer.Option("--include-dir", callback=_show_include_dir, is_eager=True, help="Print where C++ headers are."),
+    ] = False,
+    cmake_dir: Annotated[
+        bool,
+        typer.Option("--cmake-dir", callback=_show_cmake_dir, is_eager=True, help="Print where the CMake package is."),
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def _lead(value: str) -> float | str:
+    if value == "auto":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is neither a number nor auto") from None
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -51,13 +81,27 @@ def run(
     ] = None,
     slo_ms: Annotated[float | None, typer.Option(help="The program's latency target, ms.")] = None,
     priority: Annotated[int | None, typer.Option(help="Within the class, higher first.")] = None,
+    policy: Annotated[str | None, typer.Option(help="strict, slack or open: best effort beside latency work.")] = None,
     lead_us: Annotated[
-        float | None, typer.Option(help="Best-effort GPU time in flight at the next submission, us.")
+        Any,
+        typer.Option(
+            metavar="US|auto",
+            parser=_lead,
+            help="Best-effort GPU time in flight at the next submission, us; auto: found on line.",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
     check_coverage: Annotated[
         bool, typer.Option(help="Count what the device runs, and say how much of it cudasched saw.")
+    ] = False,
+    mps: Annotated[
+        bool,
+        typer.Option(
+            "--mps",
+            help="Run it under CUDA's multi-process service; where none runs, start a private one, which ends with the "
+            "last program that uses it.",
+        ),
     ] = False,
 ) -> int:
     """Run an unmodified program under cudasched; without a driver it runs as it is, with one warning."""
@@ -67,10 +111,11 @@ def run(
         "client_class": client_class,
         "slo_ms": slo_ms,
         "priority": priority,
+        "policy": policy,
         "lead_us": lead_us,
         "name": name,
     }
-    return run_program(program, settings, config_file=config, check_coverage=check_coverage)
+    return run_program(program, settings, config_file=config, check_coverage=check_coverage, with_mps=mps)
 
 
 _RUNS_A_PROGRAM = {"allow_interspersed_args": False}

@@ -1,0 +1,339 @@
+// cudasched from C++: a face of engine.h, so that the ABI is C. Header-only, C++20; link cudasched::cudasched.
+//
+//   auto scheduler = cudasched::Scheduler::create({.preference = cudasched::Preference::kLatency});
+//   ...
+//   scheduler.expect(500us);                                       // a request is on its way
+//   {
+//     const cudasched::Region region(cudasched::Class::kLatency, 5ms);  // launches of this thread: class and SLO
+//     launch_and_synchronise();
+//   }
+//
+// There is one engine a process, whoever loads it first: every Scheduler is a handle to it, and what one sets, all
+// have. create() comes before the program's first CUDA call. Times are std::chrono durations. Everything may be called
+// from any thread. What is wrong is thrown, as an Error that says what to do; nothing here ends the process.
+#ifndef CUDASCHED_SCHEDULER_HPP_
+#define CUDASCHED_SCHEDULER_HPP_
+
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "cudasched/engine.h"
+
+namespace cudasched {
+// Apart from the engine's own names, which live in the same namespace.
+inline namespace v1 {
+
+// ---- errors: the tree of csrc/base/error.hpp, as far as it leaves the library ---------------------------------------
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The program's CUDA calls cannot be seen: CUDA was loaded first, there is no driver, or the installation is broken.
+class HookError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A setting has no meaning, or comes too late.
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The shared table of a GPU's clients cannot be opened, or is full.
+class ArbiterError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A driver call failed.
+class DriverError : public Error {
+ public:
+  using Error::Error;
+};
+
+// ---- what can be set ------------------------------------------------------------------------------------------------
+
+// kLatency launches go at once; kNormal, the default, too, and hold nobody back; kBestEffort waits where it must.
+enum class Class : std::int32_t {
+  kNormal = CUDASCHED_NORMAL,
+  kLatency = CUDASCHED_LATENCY,
+  kBestEffort = CUDASCHED_BEST_EFFORT
+};
+
+// What best-effort launches of this process are admitted by while latency work is active or announced.
+enum class Policy {
+  kStrict,  // nothing goes
+  kSlack,   // what fits the slack that the SLOs of the active requests leave
+  kOpen     // everything goes at once: no gate
+};
+
+// What counts where both cannot be had. An option that is set goes before what the preference would set.
+enum class Preference {
+  kLatency,    // Policy::kStrict and a fixed lead of 10 us
+  kThroughput  // Policy::kSlack and an adaptive lead
+};
+
+enum class LogLevel { kError, kWarning, kInfo, kDebug };
+
+using Milliseconds = std::chrono::duration<double, std::milli>;
+using Microseconds = std::chrono::duration<double, std::micro>;
+
+// Lead: as small as keeps the GPU from running dry, found while the program runs.
+inline constexpr Microseconds kAdaptiveLead{-1};
+
+// What is not set stays as the environment (CUDASCHED_LEAD_US, ...) or the default has it (docs/configuration.md).
+struct Options {
+  std::optional<Preference> preference{};
+  std::optional<Policy> policy{};
+  bool preemption = true;  // false: best effort is not held back, which is Policy::kOpen
+
+  // How much best-effort time may be in flight when the next best-effort launch is submitted.
+  std::optional<Microseconds> lead{};
+  // What Policy::kSlack leaves alone of a request's slack.
+  std::optional<Microseconds> margin{};
+  // Best-effort kernels over this start only when no latency work is expected meanwhile.
+  std::optional<Microseconds> long_kernel{};
+  // Latency, over that on an idle GPU, that the adaptive lead keeps to; 1.2: 20% longer.
+  std::optional<double> max_inflation{};
+  // Best-effort launches are made by a thread of cudasched's, while the program's go on.
+  std::optional<bool> offload{};
+  // Of the engine's lines on standard error.
+  std::optional<LogLevel> log_level{};
+
+  // Of launches that no region and no stream decides. slo (0: none) and priority (higher first) go with the class.
+  std::optional<Class> process_class{};
+  Milliseconds slo{0};
+  std::int32_t priority = 0;
+};
+
+// ---- what is reported -----------------------------------------------------------------------------------------------
+
+// Counters since the process's first CUDA call.
+struct Metrics {
+  bool attached = false;               // the program's CUDA calls are seen; false before the first of them
+  bool scheduling = false;             // classes have an effect; false before the first CUDA call, and when off
+  std::string off_reason;              // why scheduling is off, empty if it is not
+  std::string driver_path;             // of the real driver
+  int driver_version = 0;              // 13000 for 13.0
+  std::uint64_t launches = 0;          // kernel and graph launches seen, failed ones left out
+  std::uint64_t latency_launches = 0;  // of these
+  std::uint64_t best_effort_launches = 0;
+  std::uint64_t offloaded_launches = 0;  // of the best-effort ones, those that cudasched's thread made
+  std::uint64_t gated_launches = 0;      // of the best-effort ones, those that found the gate on
+  std::uint64_t gate_waits = 0;          // of the gated ones, those that waited
+  std::chrono::nanoseconds gate_wait{0};
+  std::uint64_t untracked_launches = 0;  // gated, and their completion not seen
+  std::uint64_t device_launches = 0;     // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+};
+
+// What Scheduler::stop_collecting leaves.
+struct Collected {
+  std::string journal;     // the file that the launches are in; empty: nothing was being collected
+  std::uint64_t rows = 0;  // launches in it
+  std::uint64_t lost = 0;  // launches that are not, for want of memory or disk
+};
+
+namespace detail {
+
+inline void check(int status) {
+  if (status == CUDASCHED_OK) return;
+  const std::string message = cudasched_last_error();
+  switch (status) {
+    case CUDASCHED_HOOK_ERROR:
+      throw HookError(message);
+    case CUDASCHED_CONFIG_ERROR:
+      throw ConfigError(message);
+    case CUDASCHED_ARBITER_ERROR:
+      throw ArbiterError(message);
+    case CUDASCHED_DRIVER_ERROR:
+      throw DriverError(message);
+    default:
+      throw Error(message);
+  }
+}
+
+// In every locale with a point.
+inline std::string text(double number) {
+  std::array<char, 32> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number);
+  return {digits.data(), end.ptr};
+}
+
+constexpr const char* name(Policy policy) {
+  switch (policy) {
+    case Policy::kSlack:
+      return "slack";
+    case Policy::kOpen:
+      return "open";
+    default:
+      return "strict";
+  }
+}
+
+constexpr const char* name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kError:
+      return "error";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kDebug:
+      return "debug";
+    default:
+      return "warning";
+  }
+}
+
+}  // namespace detail
+
+// ---- regions --------------------------------------------------------------------------------------------------------
+
+// While it lives, launches of the thread that made it have its class and latency target (from now on; 0: none). It ends
+// on the same thread. Regions nest, the innermost holds; a stream's own class goes before it. Entering a latency region
+// before the request's input is prepared is the best hint there is. Where cudasched is not in front of the driver, it
+// does nothing.
+class Region {
+ public:
+  // Throws ConfigError (an SLO that is negative or over an hour), Error (nested too deep).
+  explicit Region(Class region_class, Milliseconds slo = Milliseconds::zero(), std::int32_t priority = 0) {
+    detail::check(cudasched_region_enter(static_cast<std::int32_t>(region_class), priority, slo.count(), &token_));
+  }
+  ~Region() { cudasched_region_exit(token_); }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+ private:
+  std::uint64_t token_ = 0;
+};
+
+// ---- the scheduler --------------------------------------------------------------------------------------------------
+
+class Scheduler {
+ public:
+  // Puts the driver shim that lies beside libcudasched.so in front of the driver, for all CUDA calls from here on, and
+  // sets the options. Makes no CUDA call. Nothing is hooked a second time, nor under `cudasched run`, nor where the
+  // program links cudasched::driver, nor under CUDASCHED_OFF=1; the options are set all the same.
+  // Throws HookError (CUDA is loaded already, there is no driver: a program that can do without goes on), and what
+  // configure throws.
+  static Scheduler create(const Options& options = {}) {
+    detail::check(cudasched_install());
+    Scheduler scheduler;
+    scheduler.configure(options);
+    return scheduler;
+  }
+
+  // Sets what is set in the options, in this order and up to the first that is wrong; what cannot change after the
+  // first CUDA call is refused then. Throws ConfigError.
+  void configure(const Options& options) {
+    if (!options.preemption && options.policy && *options.policy != Policy::kOpen) {
+      throw ConfigError(
+          "preemption = false lets every best-effort launch go, and the policy says another thing: set one");
+    }
+    std::optional<Policy> policy = options.policy;
+    std::optional<Microseconds> lead = options.lead;
+    if (options.preference) {
+      const bool latency = *options.preference == Preference::kLatency;
+      policy = policy.value_or(latency ? Policy::kStrict : Policy::kSlack);
+      lead = lead.value_or(latency ? Microseconds(10) : kAdaptiveLead);
+    }
+    if (!options.preemption) policy = Policy::kOpen;
+
+    if (options.log_level) configure("log", detail::name(*options.log_level));
+    if (policy) configure("policy", detail::name(*policy));
+    if (lead) configure("lead_us", *lead == kAdaptiveLead ? "auto" : detail::text(lead->count()));
+    if (options.margin) configure("margin_us", detail::text(options.margin->count()));
+    if (options.long_kernel) configure("long_us", detail::text(options.long_kernel->count()));
+    if (options.max_inflation) configure("max_inflation", detail::text(*options.max_inflation));
+    if (options.offload) configure("offload", *options.offload ? "1" : "0");
+    if (options.process_class) {
+      detail::check(cudasched_set_process_class(static_cast<std::int32_t>(*options.process_class), options.priority,
+                                                options.slo.count()));
+    } else if (options.slo != Milliseconds::zero() || options.priority != 0) {
+      throw ConfigError(
+          "slo and priority are of the process's class: set process_class, too, or give them to a Region");
+    }
+  }
+
+  // Any setting by its name in docs/configuration.md, and its value as text. Throws ConfigError.
+  void configure(const std::string& name, const std::string& value) {
+    detail::check(cudasched_configure(name.c_str(), value.c_str()));
+  }
+
+  // Latency work of this process will come within this time, over 0 and at most a second: best-effort work holds back
+  // until it has come, or that time is over. Throws ConfigError.
+  void expect(Milliseconds within) { detail::check(cudasched_expect(within.count())); }
+
+  // Gives a CUstream or cudaStream_t a class, whichever thread launches on it. Unbind it before it is destroyed.
+  // Throws Error: a default stream, or more than 256 of them.
+  void bind_stream(const void* stream, Class stream_class) {
+    detail::check(
+        cudasched_bind_stream(reinterpret_cast<std::uintptr_t>(stream), static_cast<std::int32_t>(stream_class), 0));
+  }
+  void unbind_stream(const void* stream) {
+    detail::check(cudasched_unbind_stream(reinterpret_cast<std::uintptr_t>(stream)));
+  }
+
+  // A CUstream whose kernels run on that fraction of the SMs alone (over 0, below 1): best effort, non-blocking, of the
+  // primary context, which must be current. The same one for the same fraction; never to be destroyed
+  // (docs/partitions.md). Throws ConfigError, HookError, DriverError, Error.
+  void* partition_stream(double fraction) {
+    std::uint64_t stream = 0;
+    detail::check(cudasched_partition_stream(fraction, &stream));
+    return reinterpret_cast<void*>(stream);
+  }
+
+  Metrics metrics() const {
+    cudasched_state state{};
+    cudasched_get_state(&state);
+    Metrics metrics;
+    metrics.attached = state.attached != 0;
+    metrics.scheduling = state.scheduling != 0;
+    metrics.off_reason = state.off_reason;
+    metrics.driver_path = state.driver_path;
+    metrics.driver_version = state.driver_version;
+    metrics.launches = state.launches;
+    metrics.latency_launches = state.latency_launches;
+    metrics.best_effort_launches = state.best_effort_launches;
+    metrics.offloaded_launches = state.offloaded_launches;
+    metrics.gated_launches = state.gated_launches;
+    metrics.gate_waits = state.gate_waits;
+    metrics.gate_wait = std::chrono::nanoseconds(state.gate_wait_ns);
+    metrics.untracked_launches = state.untracked_launches;
+    metrics.device_launches = state.device_launches;
+    return metrics;
+  }
+
+  // Profiling. Both use CUPTI, which one at a time can have; libcupti is one that is loaded, or the loader's search
+  // finds it. Both throw Error, HookError.
+
+  // Counts in metrics().device_launches what the device runs from here on, to compare with `launches`: after the first
+  // CUDA call. count_finished waits until finished work is in the count.
+  void start_coverage() { detail::check(cudasched_coverage_start(nullptr)); }
+  void count_finished() { detail::check(cudasched_coverage_flush()); }
+
+  // Records each launch with its shape, parameters and device time into a journal in the directory, which exists, timed
+  // by "cupti" or, without it and coarser, by "events". docs/cpp.md says how to read it.
+  void start_collecting(const std::string& directory, const std::string& timing = "cupti") {
+    detail::check(cudasched_collect_start(directory.c_str(), timing.c_str(), nullptr, 0));
+  }
+  Collected stop_collecting() {
+    cudasched_collected collected{};
+    detail::check(cudasched_collect_stop(&collected));
+    return {collected.journal, collected.rows, collected.lost};
+  }
+
+ private:
+  Scheduler() = default;
+};
+
+}  // namespace v1
+}  // namespace cudasched
+
+#endif
