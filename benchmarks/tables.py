@@ -5,8 +5,9 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- table:colocation -->
     <!-- end -->
 
-`table:NAME` is benchmarks/results/NAME.json; `table:predictor:KIND` is one kind of the rows of predictor.json (speed,
-accuracy or coverage). `--plots DIR` also writes a plot of each pair of loads that it holds.
+`table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
+(figures.py); `table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or coverage). `--plots
+DIR` also writes a plot of each pair of loads that it holds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from benchmarks.figures import figures_table
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -69,6 +71,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     Raises:
         ValueError: A kind is asked for that the file does not have.
     """
+    if kind == "figures":
+        return f"{figures_table(results)}\n{origin(results.meta)}\n"
     if kind is not None or results.meta_by_kind:
         return predictor_tables(results, kind)
     if any(isinstance(row, OverheadRow) for row in results.rows):
@@ -84,14 +88,17 @@ def origin(meta: Meta, cpu: str | None = None) -> str:
 
 
 def colocation_table(results: Results) -> str:
-    """A table for each latency load and arrivals: an arm a line, a best-effort load a column."""
+    """A table for each latency load, its company and arrivals: an arm a line, a best-effort load a column."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
     tables = []
-    for latency, arrivals, rate_hz in dict.fromkeys((row.latency_load, row.arrivals, row.rate_hz) for row in rows):
-        these = [row for row in rows if (row.latency_load, row.arrivals, row.rate_hz) == (latency, arrivals, rate_hz)]
+    for scene in dict.fromkeys(map(_scene, rows)):
+        these = [row for row in rows if _scene(row) == scene]
+        latency, other, arrivals, rate_hz = scene
+        company = f" beside `{other}`" if other else ""
         loads = list(dict.fromkeys(row.best_effort_load for row in these))
         lines = [
-            f"`{latency}`, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P99 / alone), best effort of what is left to it.",
+            f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P99 / alone), best effort of what is "
+            "left to it.",
             "",
             f"| arm | {' | '.join(f'beside {beside}' for beside in loads)} |",
             f"|---|{'---|' * len(loads)}",
@@ -99,7 +106,7 @@ def colocation_table(results: Results) -> str:
         for arm, lead_us in dict.fromkeys((row.arm, row.lead_us) for row in these):
             own = {row.best_effort_load: row for row in these if (row.arm, row.lead_us) == (arm, lead_us)}
             several = len({row.lead_us for row in these if row.arm == arm}) > 1
-            name = arm.replace("_", " ") + (f", lead {lead_us:g} us" if several and lead_us is not None else "")
+            name = arm.replace("_", " ") + (f", lead {lead_us} us" if several and lead_us is not None else "")
             cells = [_colocation_cell(own[beside]) if beside in own else "" for beside in loads]
             lines.append(f"| {name} | {' | '.join(cells)} |")
         for name, modes in BOUNDS.items():
@@ -214,6 +221,10 @@ def _accuracy_cell(row: PredictorAccuracyRow) -> str:
     return f"{row.mdape:.1%} / {row.mape:.1%} ({row.n:,})"
 
 
+def _scene(row: ColocationRow) -> tuple[str, str, str, float]:
+    return row.latency_load, row.other_latency, row.arrivals, row.rate_hz
+
+
 def _colocation_cell(row: ColocationRow) -> str:
     parts = []
     if row.latency_ms:
@@ -221,6 +232,8 @@ def _colocation_cell(row: ColocationRow) -> str:
         parts.append(f"{shares} ({row.p99_ratio:.2f}x)" if row.p99_ratio else shares)
     if row.best_effort_per_s:
         rate = f"{row.best_effort_per_s:.1f}/s" if row.best_effort_per_s < 1000 else f"{row.best_effort_per_s:.0f}/s"
+        if "+" in row.best_effort_load:
+            rate = f"{row.best_effort_per_s:.0%} of the GPU"
         parts.append(f"{rate}, {row.best_effort_ratio:.0%}" if row.best_effort_ratio else rate)
     return " · ".join(parts)
 

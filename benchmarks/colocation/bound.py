@@ -1,7 +1,9 @@
 """The physical bound: what a request waits for even if nothing starts once it has arrived.
 
 A request that arrives at a random moment finds one kernel in flight, long ones more likely than short ones, and waits
-for its remainder. Added to a request's time on a GPU of its own, that is a distribution; its P99 is the bound.
+for its remainder. Added to a request's time on an idle GPU, that is a distribution; its P99 is the bound. The idle GPU
+is best one that best-effort work has just left, for a hint (rows.py): its caches hold other data than those of a GPU of
+the request's own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 
 #: What changing from one process's context to another's takes without MPS.
 CONTEXT_SWITCH_MS = 0.13
-DRAWS = 100_000
+DRAWS = 20_000
 
 
 def bound_p99_ms(

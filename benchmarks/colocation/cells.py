@@ -10,27 +10,47 @@ from typing import Any
 
 from benchmarks.results.schema import Meta, replace
 
-#: Stands where the arm does in the cell that records a best-effort load's kernel durations.
+#: Stand where the arm does in cells that measure one load by itself: a best-effort load's kernel durations, and what a
+#: request takes, from which rate and latency target follow.
 KERNELS = "kernels"
+CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm with its loads, run once; `lead_us` is 0 where no cudasched is in it."""
+    """One arm with its loads, run once.
+
+    Attributes:
+        arm: Its name.
+        latency: Latency loads, joined by +.
+        best_effort: Best-effort loads, joined by +.
+        arrivals: Their kind.
+        rates_hz: Requests a second of each latency load, joined by + in their order.
+        seconds: How long.
+        lead_us: cudasched's, or `auto`; 0 where no cudasched is in it.
+        repeat: Which.
+        slo_ms: Latency target that the regions of requests are given; 0: none.
+    """
 
     arm: str
     latency: str
     best_effort: str
     arrivals: str
-    rate_hz: float
+    rates_hz: str
     seconds: float
-    lead_us: float
+    lead_us: float | str
     repeat: int
+    slo_ms: float = 0.0
 
     @classmethod
     def kernels(cls, best_effort: str) -> Cell:
         """The cell of a best-effort load's kernel durations."""
-        return cls(KERNELS, "", best_effort, "", 0.0, 0.0, 0.0, 0)
+        return cls(KERNELS, "", best_effort, "", "", 0.0, 0.0, 0)
+
+    @classmethod
+    def calibration(cls, latency: str, rates_hz: str, seconds: float) -> Cell:
+        """The cell of what a request takes, at a rate at which none meets another."""
+        return cls(CALIBRATION, latency, "", "periodic", rates_hz, seconds, 0.0, 0)
 
 
 @dataclass

@@ -1,21 +1,70 @@
-"""From cells to rows: repeats pooled, each arm against the arms alone, the physical bound beside it."""
+"""From cells to rows: medians over repeats, each arm against the arms alone, the physical bound beside it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
-from cudasched.demo.harness import ARMS, percentile, summary
+from cudasched.demo.harness import ARMS, Arm, percentile, summary
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.colocation.cells import KERNELS, CellFile, Outcome
+from benchmarks.colocation.cells import CALIBRATION, KERNELS, CellFile, Outcome
 from benchmarks.results.schema import ColocationRow, Latency, Results
 
 #: The target that attainment counts against, as a multiple of the P99 alone: what the project promises.
 SLO_OVER_ALONE = 1.7
-POLICY = "strict"
 
-Pair = tuple[str, str, str, float]
+Scene = tuple[str, str, str, str, float]
+"""Latency loads, best-effort loads, arrivals, rates, latency target."""
+Kernels = dict[str, Outcome]
+
+
+@dataclass
+class Repeats:
+    """The outcomes of one arm in one scene."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def latencies_ms(self, load: str) -> list[list[float]]:
+        """Of one load's requests, a list for each repeat."""
+        return [served["latency_ms"] for served in self._served(load) if served["latency_ms"]]
+
+    def waits_ms(self, load: str) -> list[list[float]]:
+        """How long one load's requests waited, a list for each repeat."""
+        return [served["wait_ms"] for served in self._served(load) if served["wait_ms"]]
+
+    def unserved(self, load: str) -> int:
+        """How many requests there was no time for."""
+        return sum(served["unserved"] for served in self._served(load))
+
+    def summary(self, load: str) -> Latency | None:
+        """Medians over repeats of each one's figures."""
+        each = [summary(values) for values in self.latencies_ms(load)]
+        if not each:
+            return None
+        figures = {name: statistics.median(one[name] for one in each) for name in ("p50", "p95", "p99", "mean")}
+        return Latency.model_validate({**figures, "n": sum(one["n"] for one in each)})
+
+    def p99s_ms(self, load: str) -> list[float]:
+        """Of each repeat."""
+        return [round(percentile(values, 0.99), 5) for values in self.latencies_ms(load)]
+
+    def per_s(self, loads: list[str], kernels: Kernels) -> list[float]:
+        """What the best effort did in each repeat: items a second, of several loads the GPU time in them, s/s."""
+        rates = [(outcome.result or {}).get("best_effort_per_s", {}) for outcome in self.outcomes]
+        rates = [rate for rate in rates if set(loads) <= set(rate)]
+        if len(loads) == 1:
+            return [rate[loads[0]] for rate in rates if rate[loads[0]]]
+        items_s = {load: _item_s(load, kernels) for load in loads}
+        if None in items_s.values():
+            return []
+        return [sum(rate[load] * (items_s[load] or 0.0) for load in loads) for rate in rates]
+
+    def _served(self, load: str) -> list[dict[str, Any]]:
+        found = [(outcome.result or {}).get("latency", {}).get(load) for outcome in self.outcomes]
+        return [served for served in found if served]
 
 
 def results(cells: CellFile, slo_ms: float | None = None) -> Results:
@@ -23,7 +72,7 @@ def results(cells: CellFile, slo_ms: float | None = None) -> Results:
 
     Args:
         cells: What was measured.
-        slo_ms: Target that attainment counts against; by default 1.7 x the P99 alone.
+        slo_ms: Target that attainment counts against, where the cells were given none; by default 1.7 x the P99 alone.
 
     Raises:
         ValueError: The cells say nothing of where they come from.
@@ -32,111 +81,146 @@ def results(cells: CellFile, slo_ms: float | None = None) -> Results:
         raise ValueError(f"{cells.path}: no meta")
     good = [outcome for outcome in cells.outcomes.values() if outcome.result is not None]
     kernels = {outcome.cell.best_effort: outcome for outcome in good if outcome.cell.arm == KERNELS}
-    pairs: dict[Pair, dict[tuple[str, float, float], list[Outcome]]] = {}
+    scenes: dict[Scene, dict[tuple[str, float | str, float], Repeats]] = {}
     for outcome in good:
         cell = outcome.cell
-        if cell.arm == KERNELS:
+        if cell.arm in (KERNELS, CALIBRATION):
             continue
-        arms = pairs.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rate_hz), {})
-        arms.setdefault((cell.arm, cell.lead_us, cell.seconds), []).append(outcome)
+        arms = scenes.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rates_hz, cell.slo_ms), {})
+        arms.setdefault((cell.arm, cell.lead_us, cell.seconds), Repeats()).outcomes.append(outcome)
     rows = []
-    for pair, arms in pairs.items():
-        rows += _pair_rows(pair, arms, kernels.get(pair[1]), slo_ms)
+    for scene, arms in scenes.items():
+        for load in scene[0].split("+"):
+            rows += _rows(scene, load, arms, kernels, slo_ms)
     return Results(meta=cells.meta, rows=rows)
 
 
-def _pair_rows(
-    pair: Pair,
-    arms: dict[tuple[str, float, float], list[Outcome]],
-    kernels: Outcome | None,
+def _rows(
+    scene: Scene,
+    load: str,
+    arms: dict[tuple[str, float | str, float], Repeats],
+    kernels: Kernels,
     slo_ms: float | None,
 ) -> list[ColocationRow]:
-    latency_load, best_effort_load, arrivals, rate_hz = pair
-    alone = [outcome for key, outcomes in arms.items() if key[0] == "latency_alone" for outcome in outcomes]
-    alone_ms = _latencies(alone)
-    alone_summary = _summary(alone_ms)
-    alone_rates = [
-        rate for key, outcomes in arms.items() if key[0] == "best_effort_alone" for rate in _throughputs(outcomes)
-    ]
-    alone_per_s = statistics.fmean(alone_rates) if alone_rates else None
-    duty = min(1.0, rate_hz * alone_summary.mean / 1e3) if alone_summary else None
-    target_ms = slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
-    bounds = _bounds(alone_ms, kernels, alone_per_s)
+    """The rows of one latency load of a scene."""
+    latency_loads, best_effort, arrivals, rates, given_slo_ms = scene
+    loads, best_efforts = latency_loads.split("+"), best_effort.split("+")
+    rates_hz = dict(zip(loads, map(float, rates.split("+")), strict=True))
+    named: dict[str, Repeats] = {}
+    for (name, _, _), repeats in arms.items():
+        named.setdefault(name, Repeats()).outcomes.extend(repeats.outcomes)
+    alone = named.get("latency_alone", Repeats())
+    alone_summary = alone.summary(load)
+    alone_rates = named.get("best_effort_alone", Repeats()).per_s(best_efforts, kernels)
+    alone_per_s = statistics.median(alone_rates) if alone_rates else None
+    alone_each = [alone.summary(each) for each in loads]
+    busy = [rates_hz[each] * known.mean / 1e3 for each, known in zip(loads, alone_each, strict=True) if known]
+    duty = min(1.0, sum(busy)) if len(busy) == len(loads) else None
+    target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
+    bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
     order = list(ARMS)
     rows = []
-    for (name, lead_us, seconds), outcomes in sorted(arms.items(), key=lambda item: (order.index(item[0][0]), item[0])):
+    for (name, lead_us, seconds), repeats in sorted(
+        arms.items(), key=lambda item: (order.index(item[0][0]), str(item[0]))
+    ):
         arm = ARMS[name]
-        measured_ms = _latencies(outcomes)
-        measured = _summary(measured_ms)
-        rates = _throughputs(outcomes)
-        per_s = statistics.fmean(rates) if rates else None
+        compared = named.get("latency_alone_hint", alone) if arm.hint_ms else alone
+        compared_summary = compared.summary(load)
+        measured = repeats.summary(load)
+        done = repeats.per_s(best_efforts, kernels)
+        per_s = statistics.median(done) if done else None
         left_over = 1.0 - (duty or 0.0) if arm.latency else 1.0
         ratio = per_s / alone_per_s / left_over if per_s and alone_per_s and left_over > 0 else None
         if arm.latency and duty is None:
             ratio = None
+        bound = bounds.get(arm.mode) if arm.latency and arm.best_effort else None
+        waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
+        pooled_ms = [value for values in repeats.latencies_ms(load) for value in values]
+        ratios = {
+            f"{share}_ratio": getattr(measured, share) / getattr(compared_summary, share)
+            if measured and compared_summary
+            else None
+            for share in ("p50", "p95", "p99")
+        }
         rows.append(
             ColocationRow.model_validate(
                 dict(
                     arm=name,
                     mode=arm.mode,
-                    latency_load=latency_load,
-                    best_effort_load=best_effort_load,
+                    latency_load=load,
+                    other_latency="+".join(other for other in loads if other != load),
+                    best_effort_load=best_effort,
                     arrivals=arrivals,
-                    rate_hz=rate_hz,
-                    policy=POLICY if arm.managed else None,
+                    rate_hz=rates_hz[load],
+                    policy=arm.policy if arm.managed else None,
                     lead_us=lead_us if arm.managed else None,
-                    repeats=len(outcomes),
+                    repeats=len(repeats.outcomes),
                     latency_ms=measured,
-                    alone_ms=alone_summary,
-                    p99_ratio=measured.p99 / alone_summary.p99 if measured and alone_summary else None,
-                    bound_p99_ms=bounds.get(arm.mode) if arm.latency and arm.best_effort else None,
+                    alone_ms=compared_summary,
+                    **ratios,
+                    bound_p99_ms=bound[0] if bound else None,
+                    bound_from=bound[1] if bound else None,
                     best_effort_per_s=per_s,
                     best_effort_alone_per_s=alone_per_s,
                     duty=duty,
                     best_effort_ratio=ratio,
-                    attainment=_share_within(measured_ms, target_ms),
+                    attainment=_share_within(pooled_ms, target_ms),
                     slo_ms=target_ms,
+                    wait_ms=statistics.median(waits_ms) if waits_ms else None,
+                    useful_gpu=_useful(arm, duty, per_s, best_efforts, kernels),
                     seconds=seconds,
-                    unserved=sum((outcome.result or {}).get("unserved", 0) for outcome in outcomes),
-                    p99_ms_per_repeat=_p99s(outcomes),
-                    best_effort_per_s_per_repeat=rates,
-                    alone_p99_ms_per_repeat=_p99s(alone),
+                    unserved=repeats.unserved(load),
+                    p99_ms_per_repeat=repeats.p99s_ms(load),
+                    best_effort_per_s_per_repeat=done,
+                    alone_p99_ms_per_repeat=compared.p99s_ms(load),
                 )
             )
         )
     return rows
 
 
-def _bounds(alone_ms: list[float], kernels: Outcome | None, alone_per_s: float | None) -> dict[str, float]:
-    """The bound in each mode, as far as what it needs was measured."""
-    if not alone_ms or kernels is None or kernels.result is None or alone_per_s is None:
+def _bounds(
+    load: str, named: dict[str, Repeats], best_efforts: list[str], kernels: Kernels, alone_per_s: float | None
+) -> dict[str, tuple[float, str]]:
+    """The bound in each mode and what it starts from, as far as what it needs was measured.
+
+    It starts from the hinted arm where that was measured: a request on a GPU that best effort has just left finds other
+    data in the caches. That arm has the context switch in it.
+    """
+    if len(best_efforts) != 1 or best_efforts[0] not in kernels or alone_per_s is None:
         return {}
-    durations = [(duration_us, count) for duration_us, count in kernels.result["kernel_us"]]
-    busy = min(1.0, alone_per_s * kernels.result["per_item_us"] / 1e6)
-    plain = bound_p99_ms(alone_ms, durations, busy)
-    switched = bound_p99_ms(alone_ms, durations, busy, CONTEXT_SWITCH_MS)
-    return {"one_process": plain, "mps": plain, "two_processes": switched}
+    recorded = kernels[best_efforts[0]].result or {}
+    durations = [(duration_us, count) for duration_us, count in recorded["kernel_us"]]
+    busy = min(1.0, alone_per_s * recorded["per_item_us"] / 1e6)
+    bounds = {}
+    for mode in ("one_process", "mps", "two_processes"):
+        hinted = named.get(f"cudasched_{mode}_hint", Repeats()).latencies_ms(load)
+        switch_ms = CONTEXT_SWITCH_MS if mode == "two_processes" and not hinted else 0.0
+        start = hinted or named.get("latency_alone", Repeats()).latencies_ms(load)
+        each = [bound_p99_ms(values, durations, busy, switch_ms) for values in start]
+        if each:
+            bounds[mode] = statistics.median(each), "hint" if hinted else "alone"
+    return bounds
 
 
-def _latencies(outcomes: Iterable[Outcome]) -> list[float]:
-    return [value for outcome in outcomes for value in (outcome.result or {}).get("latency_ms", [])]
+def _item_s(load: str, kernels: Kernels) -> float | None:
+    """GPU time of one item of a best-effort load."""
+    outcome = kernels.get(load)
+    return outcome.result["per_item_us"] / 1e6 if outcome and outcome.result else None
 
 
-def _throughputs(outcomes: Iterable[Outcome]) -> list[float]:
-    rates = [(outcome.result or {}).get("best_effort_per_s") for outcome in outcomes]
-    return [rate for rate in rates if rate]
+def _useful(
+    arm: Arm, duty: float | None, per_s: float | None, best_efforts: list[str], kernels: Kernels
+) -> float | None:
+    """Share of the time with useful work on the GPU."""
+    item_s = _item_s(best_efforts[0], kernels) if len(best_efforts) == 1 else 1.0
+    if (arm.latency and duty is None) or (arm.best_effort and (per_s is None or item_s is None)):
+        return None
+    return (duty or 0.0) * arm.latency + (per_s or 0.0) * (item_s or 0.0) * arm.best_effort
 
 
-def _p99s(outcomes: Iterable[Outcome]) -> list[float]:
-    each = [_latencies([outcome]) for outcome in outcomes]
-    return [round(percentile(values, 0.99), 5) for values in each if values]
-
-
-def _summary(values_ms: list[float]) -> Latency | None:
-    return Latency.model_validate(summary(values_ms)) if values_ms else None
-
-
-def _share_within(values_ms: list[float], target_ms: float | None) -> float | None:
+def _share_within(values_ms: Iterable[float], target_ms: float | None) -> float | None:
+    values_ms = list(values_ms)
     if not values_ms or target_ms is None:
         return None
     return sum(value <= target_ms for value in values_ms) / len(values_ms)

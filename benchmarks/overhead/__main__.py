@@ -6,7 +6,8 @@
 A small C program launches empty kernels in batches, in turn bare and under `cudasched run --class X`, each round anew;
 what is added is the median over rounds of the difference of medians. It does so on the real driver, whose launch of
 2.8 us is noisy, and on a null driver whose calls return at once, which leaves the hook's own time alone. The same is
-done for `x.add_(1)` in PyTorch. Clients' tables lie in a directory of this run, so nothing else is on the device.
+done for `x.add_(1)` in PyTorch, and for the CPU time of a process that sleeps. Clients' tables lie in a directory of
+this run, so nothing else is on the device.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ BARE = "bare"
 #: What a process is started as: without the hook, or by `cudasched run` in a class.
 CLASSES = (BARE, "normal", "latency", "best-effort")
 KERNELS = {"empty": "no parameters", "ten": "10 parameters"}
+#: What the launch loop prints: ns a launch of each kernel, and CPU ns of the process in a second of sleep.
+LOOP = {**KERNELS, "idle": "idle for a second"}
 TIMEOUT_S = 120
 
 
@@ -116,6 +119,8 @@ def rows(bench: Bench, series: dict[tuple[str, str], Series]) -> list[OverheadRo
         for client_class in CLASSES[1:]:
             what = f"{bench.label}, {words}: {client_class}"
             made.append(_row(what, series[name, client_class], series[name, BARE]))
+        if name == "idle":
+            continue
         gate = f"{bench.label}, {words}: gate check, no latency client (against normal)"
         made.append(_row(gate, series[name, "best-effort"], series[name, "normal"]))
     return made
@@ -222,8 +227,8 @@ def _benches(
     device.settings["LAUNCH_LOOP_IMAGE"] = image
     null = Backend("torch", null_driver, settings={"LAUNCH_LOOP_IMAGE": "ptx"})
     benches = [
-        Bench("null driver", loop, null, KERNELS, options.rounds),
-        Bench("simulated driver" if options.simulate else "driver", loop, device, KERNELS, options.rounds),
+        Bench("null driver", loop, null, LOOP, options.rounds),
+        Bench("simulated driver" if options.simulate else "driver", loop, device, LOOP, options.rounds),
     ]
     if not options.simulate and has_torch and options.torch_rounds:
         command = [sys.executable, str(HERE / "torch_loop.py"), str(options.batches), str(options.launches)]

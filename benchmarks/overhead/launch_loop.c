@@ -3,7 +3,8 @@
  *   launch_loop BATCHES LAUNCHES        with LAUNCH_LOOP_IMAGE=ptx or simulated
  *
  * Each batch is LAUNCHES launches timed together, then a synchronise outside the timing, so that the launch queue never
- * fills. Prints one line for each kernel: its name, then ns a launch in each batch. Single-threaded. */
+ * fills. Prints one line for each kernel: its name, then ns a launch in each batch; and a line "idle": the CPU time of
+ * the whole process, its driver's and its hook's threads too, in ns a second, while it sleeps. Single-threaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { kWarmUpBatches = 50, kTenParameters = 10 };
+enum { kWarmUpBatches = 50, kTenParameters = 10, kIdleSpells = 3, kIdleSpellMs = 100 };
 
 static const char kPtx[] =
     ".version 7.0\n.target sm_50\n.address_size 64\n"
@@ -42,11 +43,12 @@ static void check(const char* call, int status) {
   }
 }
 
-static int64_t now_ns(void) {
+static int64_t read_ns(clockid_t clock) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock, &time);
   return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
+static int64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 
 int main(int argc, char** argv) {
   const int batches = argc > 1 ? atoi(argv[1]) : 400;
@@ -98,5 +100,13 @@ int main(int argc, char** argv) {
     }
     printf("\n");
   }
+  printf("idle");
+  for (int spell = 0; spell < kIdleSpells; ++spell) {
+    const struct timespec length = {0, kIdleSpellMs * 1000000L};
+    const int64_t before = read_ns(CLOCK_PROCESS_CPUTIME_ID);
+    nanosleep(&length, NULL);
+    printf(" %.2f", (double)(read_ns(CLOCK_PROCESS_CPUTIME_ID) - before) * 1000 / kIdleSpellMs);
+  }
+  printf("\n");
   return 0;
 }

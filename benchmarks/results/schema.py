@@ -16,7 +16,9 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp"]
-BestEffortLoad = Literal["bert_varying", "transformer", "resnet50", "gemm", "elementwise"]
+_BEST_EFFORT = "(bert_training|bert_varying|transformer|resnet50|gemm|elementwise)"
+#: One load, or several that run at once, joined by +.
+BestEffortLoads = Annotated[str, Field(pattern=rf"^{_BEST_EFFORT}(\+{_BEST_EFFORT})*$")]
 ArrivalKind = Literal["poisson", "periodic", "bursts", "hinted"]
 
 
@@ -41,7 +43,7 @@ class Meta(Strict):
 
 
 class Latency(Strict):
-    """Latencies of `n` requests from their scheduled arrival, ms."""
+    """Latencies of `n` requests from when they were due, ms; of several repeats, the medians of their percentiles."""
 
     p50: Positive
     p95: Positive
@@ -51,31 +53,51 @@ class Latency(Strict):
 
 
 class ColocationRow(Strict):
-    """One arm with one pair of loads.
+    """One latency load in one arm, beside what else runs there.
 
     `latency_ms` and what follows from it is None where no requests were served, best-effort figures where no best
-    effort ran, figures against an alone arm where that was not measured. Per-repeat values keep the order of repeats.
+    effort ran, figures against an alone arm where that was not measured. Figures of several repeats are medians;
+    per-repeat values keep the order of repeats. What arms with a hint are compared with is prepared as their requests
+    are.
+
+    Attributes:
+        latency_load: The load whose requests this row is about.
+        other_latency: Latency loads that run at once, joined by +.
+        bound_p99_ms: The physical bound (bound.py).
+        bound_from: What the remainder of a kernel is added to: requests of the hinted arm, or of the arm alone.
+        best_effort_per_s: Items a second; of several loads, the seconds of GPU time in a second's items.
+        duty: Share of the GPU's time that all latency loads take by themselves.
+        best_effort_ratio: Of what it does alone in the time that requests leave.
+        attainment: Share of requests within `slo_ms`.
+        wait_ms: Mean time from when requests were due to their first work on the GPU, by events around some of them.
+        useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
     """
 
     arm: str
     mode: Mode
     latency_load: LatencyLoad
-    best_effort_load: BestEffortLoad
+    other_latency: str = ""
+    best_effort_load: BestEffortLoads
     arrivals: ArrivalKind
     rate_hz: Positive
     policy: str | None
-    lead_us: float | None
+    lead_us: float | Literal["auto"] | None
     repeats: Annotated[int, Field(gt=0)]
     latency_ms: Latency | None
     alone_ms: Latency | None
+    p50_ratio: Positive | None = None
+    p95_ratio: Positive | None = None
     p99_ratio: Positive | None
     bound_p99_ms: Positive | None
+    bound_from: Literal["hint", "alone"] | None = None
     best_effort_per_s: Positive | None
     best_effort_alone_per_s: Positive | None
     duty: Share | None
     best_effort_ratio: Positive | None
     attainment: Share | None
     slo_ms: Positive | None = None
+    wait_ms: NotNegative | None = None
+    useful_gpu: NotNegative | None = None
     seconds: Positive | None = None
     unserved: int = 0
     p99_ms_per_repeat: list[float] = []
@@ -158,6 +180,36 @@ PredictorRow = Annotated[
 ]
 
 
+class SoakRow(Strict):
+    """What programs did in a soak on the simulated device (tests/soak), what was done to them, and what went wrong.
+
+    `launches` are those whose effects were looked at; `ended` programs came to their own end; `failed` ones lost or
+    reordered something, ended otherwise than they should, or said something.
+    """
+
+    minutes: Positive
+    seed: int
+    programs: int
+    rounds: int
+    launches: int
+    captures: int
+    graph_updates: int
+    regions: int
+    threads: int
+    forks: int
+    execs: int
+    resets: int
+    broken_contexts: int
+    killed: int
+    terminated: int
+    stopped: int
+    ended: int
+    failed: int
+    hung: int
+    slots_left: int
+    processes_left: int
+
+
 class Results(Strict):
     """One results file.
 
@@ -167,7 +219,7 @@ class Results(Strict):
 
     meta: Meta
     meta_by_kind: dict[str, Meta] = {}
-    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow]
+    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow] | list[SoakRow]
 
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""
@@ -196,7 +248,7 @@ def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
     if path.exists():
         before = load(path)
         for row in before.rows:
-            if not isinstance(row, (ColocationRow, OverheadRow)) and row.kind not in made:
+            if not isinstance(row, (ColocationRow, OverheadRow, SoakRow)) and row.kind not in made:
                 kept.append(row)
         made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
     # The file's own meta names the GPU that the launches ran on, if any kind has one.

@@ -42,6 +42,31 @@ def test_arms_share_workers_where_they_can():
     history = specs["cudasched_two_processes_history"]
     assert history[0] == specs["cudasched_two_processes"][0] and history[1] != specs["cudasched_two_processes"][1]
     assert specs["cudasched_one_process_history"] != specs["cudasched_one_process"]
+    # A hint comes from the program; the best-effort side and threads of one process are what they are without it.
+    assert specs["cudasched_two_processes_hint"][0] != specs["cudasched_two_processes"][0]
+    assert specs["cudasched_two_processes_hint"][1] == specs["cudasched_two_processes"][1]
+    assert specs["cudasched_one_process_hint"] == specs["cudasched_one_process"]
+    assert specs["latency_alone_hint"] == specs["latency_alone"]
+
+
+def test_several_loads_are_a_process_each_or_threads_of_one():
+    apart = workers_of(ARMS["processes"], "bert_graph+mlp", "gemm+elementwise")
+    assert [(spec.latency, spec.best_effort) for spec in apart] == [
+        ("bert_graph", None),
+        ("mlp", None),
+        (None, "gemm"),
+        (None, "elementwise"),
+    ]
+    (together,) = workers_of(ARMS["cudasched_one_process"], "bert_graph+mlp", "gemm+elementwise")
+    assert (together.latency, together.best_effort) == ("bert_graph+mlp", "gemm+elementwise")
+
+
+def test_workers_of_other_arms_do_not_meet_in_one_table():
+    company = {name: {spec.company for spec in workers_of(arm, "mlp", "gemm")} for name, arm in ARMS.items()}
+    assert company["cudasched_two_processes"] == company["cudasched_two_processes_hint"] == {"two_processes"}
+    assert company["cudasched_two_processes_slack"] == {"two_processes_slack"}
+    assert company["best_effort_alone_hooked"] == {"apart"}
+    assert len({*company["cudasched_one_process"], *company["cudasched_mps"], "two_processes"}) == 3
 
 
 def test_workers_of_history_alone_have_no_model_and_the_others_the_users(nowhere, monkeypatch):
@@ -61,6 +86,27 @@ def test_workers_of_history_alone_have_no_model_and_the_others_the_users(nowhere
     assert {model for name, model in seen.items() if "history_only" in name} == {"off"}
     assert {model for name, model in seen.items() if "history_only" not in name} == {"/models"}
     assert len(seen) == 4
+
+
+def test_mps_clients_have_the_daemons_directories_and_managed_ones_their_own_priority(nowhere, monkeypatch):
+    class Daemon:
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe"}  # noqa: RUF012
+
+        def leave(self):
+            pass
+
+    monkeypatch.setattr(harness.mps, "join", lambda directory: Daemon())
+    with Pool(nowhere) as pool:
+        found = {
+            name: [pool._environment(spec) for spec in workers_of(ARMS[name], "mlp", "gemm")]
+            for name in ("mps", "mps_priority", "cudasched_mps", "cudasched_mps_hint", "processes")
+        }
+    for name in ("mps", "mps_priority", "cudasched_mps", "cudasched_mps_hint"):
+        assert [client["CUDA_MPS_PIPE_DIRECTORY"] for client in found[name]] == ["/pipe"] * 2
+    assert [client["CUDA_MPS_CLIENT_PRIORITY"] for client in found["mps_priority"]] == ["0", "1"]
+    for client in found["cudasched_mps"] + found["cudasched_mps_hint"]:
+        assert "CUDA_MPS_CLIENT_PRIORITY" not in client and client["CUDASCHED_RUN_DIR"].endswith("/mps")
+    assert found["processes"] == [{}, {}]
 
 
 def test_a_worker_that_cannot_start_shows_its_stderr(nowhere):
@@ -120,18 +166,18 @@ def test_a_worker_killed_between_runs_is_replaced(backend):
         pid = pool._workers[spec]._process.pid
         os.kill(pid, signal.SIGKILL)
         pool._workers[spec]._process.wait(GENEROUS_S)
-        result = pool.run([spec], Run(0.5, rate_hz=400.0))
+        result = pool.run([spec], Run(0.5, rates_hz="400"))
         assert pool._workers[spec]._process.pid != pid
-    assert result["latency_ms"] and min(result["latency_ms"]) > 0
+    latency_ms = result["latency"]["mlp"]["latency_ms"]
+    assert latency_ms and min(latency_ms) > 0
 
 
 def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
     spec = WorkerSpec(None, "gemm")
     with Pool(backend) as pool:
         assert pool.start([spec], GENEROUS_S) == {}
-        pool._workers[spec].tell(
-            "run", start_ns=time.monotonic_ns(), seconds=600, seed=0, rate_hz=1.0, arrivals="poisson"
-        )
+        run = {"seconds": 600, "seed": 0, "rates_hz": {}, "arrivals": "poisson", "hint_ms": 0, "slo_ms": 0}
+        pool._workers[spec].tell("run", start_ns=time.monotonic_ns(), **run)
         os.kill(pool._workers[spec]._process.pid, signal.SIGKILL)
         with pytest.raises(HarnessError, match="status -9"):
             pool._workers[spec].answer(GENEROUS_S)
@@ -158,16 +204,63 @@ def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
     assert load(merged).rows == results.rows
 
 
+def rehearse(simulated_driver, out, *options):
+    common = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
+    assert colocation.main([*common, "--out", str(out), *options]) == 0
+    return load(out).rows
+
+
 def test_arms_without_trees_are_measured_where_they_are_asked_for(simulated_driver, tmp_path):
-    out = tmp_path / "varying.json"
     arms = ["latency_alone", "best_effort_alone", "cudasched_two_processes_history", "cudasched_one_process_history"]
-    options = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
-    options += ["--out", str(out), "--best-effort", "bert_varying", "--arms", ",".join(arms)]
-    assert colocation.main(options) == 0
-    rows = {row.arm: row for row in load(out).rows}
+    found = rehearse(
+        simulated_driver, tmp_path / "varying.json", "--best-effort", "bert_varying", "--arms", ",".join(arms)
+    )
+    rows = {row.arm: row for row in found}
     assert set(rows) == set(arms)
     for name in arms[2:]:
         assert rows[name].latency_ms.p99 > 0 and rows[name].best_effort_per_s > 0 and rows[name].policy
+
+
+def test_hinted_arms_and_arms_with_repeats_of_their_own(simulated_driver, tmp_path):
+    arms = "latency_alone_hint,best_effort_alone:2,cudasched_two_processes_hint,cudasched_one_process_hint"
+    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "hints.json", "--arms", arms)}
+    assert {name: row.repeats for name, row in rows.items()} == {
+        "latency_alone_hint": 1,
+        "best_effort_alone": 2,
+        "cudasched_two_processes_hint": 1,
+        "cudasched_one_process_hint": 1,
+    }
+    for name in ("cudasched_two_processes_hint", "cudasched_one_process_hint"):
+        assert rows[name].p99_ratio and rows[name].bound_from == "hint"
+
+
+def test_a_duty_sets_the_rate_and_the_target(simulated_driver, tmp_path):
+    options = ["--latency", "gpt_decode", "--duty", "0.5", "--arrivals", "periodic"]
+    arms = "latency_alone,best_effort_alone,cudasched_one_process"
+    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "duty.json", *options, "--arms", arms)}
+    alone = rows["latency_alone"]
+    assert 0.25 < alone.duty < 0.75
+    assert alone.slo_ms == pytest.approx(2 * 0.5e3 / alone.rate_hz, rel=0.01)
+    assert alone.attainment > 0.5
+    assert rows["cudasched_one_process"].best_effort_ratio
+
+
+def test_two_latency_and_two_best_effort_clients(simulated_driver, tmp_path):
+    options = ["--latency", "bert_graph+mlp", "--rate", "60+200", "--best-effort", "transformer+resnet50"]
+    arms = "latency_alone,best_effort_alone,cudasched_two_processes,cudasched_one_process"
+    found = rehearse(simulated_driver, tmp_path / "four.json", *options, "--arms", arms)
+    rows = {(row.arm, row.latency_load): row for row in found}
+    for arm in ("cudasched_two_processes", "cudasched_one_process"):
+        for name in ("bert_graph", "mlp"):
+            assert rows[arm, name].p99_ratio and rows[arm, name].best_effort_ratio
+            assert rows[arm, name].best_effort_load == "transformer+resnet50"
+
+
+def test_offload_alone_meets_no_latency_client(simulated_driver, tmp_path):
+    arms = "latency_alone_hooked,best_effort_alone,best_effort_alone_hooked"
+    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "alone.json", "--arms", arms)}
+    assert rows["best_effort_alone_hooked"].best_effort_per_s > 0
+    assert rows["best_effort_alone_hooked"].latency_ms is None
 
 
 def test_colocation_stops_before_its_budget_is_spent(simulated_driver, tmp_path):
@@ -177,10 +270,21 @@ def test_colocation_stops_before_its_budget_is_spent(simulated_driver, tmp_path)
     assert not out.exists()
 
 
-def test_colocation_names_what_it_does_not_know(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (["--best-effort", "gemm,raytracer"], "raytracer"),
+        (["--arms", "processes:3,nonsense:2"], "nonsense"),
+        (["--latency", "bert_graph+mlp"], "--rate"),
+        (["--rate", "fast"], "--rate"),
+        (["--duty", "1.5"], "--duty"),
+        (["--arms", "processes:0"], "above 0"),
+    ],
+)
+def test_colocation_names_what_it_does_not_know(tmp_path, capsys, options, named):
     with pytest.raises(SystemExit):
-        colocation.main(["--out", str(tmp_path / "x.json"), "--best-effort", "gemm,raytracer"])
-    assert "raytracer" in capsys.readouterr().err
+        colocation.main(["--out", str(tmp_path / "x.json"), *options])
+    assert named in capsys.readouterr().err
 
 
 def test_the_demo_writes_its_numbers_and_says_where_it_ran(simulated_driver, tmp_path, capsys):

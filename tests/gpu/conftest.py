@@ -99,6 +99,12 @@ def run_program(program: str, *arguments: str) -> str:
     return done.stdout
 
 
+def gpus() -> int:
+    """How many there are here."""
+    code = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
 def finish(process: subprocess.Popen[str]) -> str:
     """What the program printed, once it has ended well."""
     output = process.communicate(timeout=PATIENCE_S)[0]

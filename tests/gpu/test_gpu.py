@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, PROGRAMS, Start, finish, line_of
+from conftest import PATIENCE_S, PROGRAMS, Start, finish, gpus, line_of
 
 
 @pytest.mark.parametrize("client_class", ["normal", "best-effort"])
@@ -25,14 +25,27 @@ def test_the_hook_sees_every_launch(start: Start, client_class: str) -> None:
     assert hook == device > 200
 
 
-def test_a_managed_program_computes_the_same_bits(start: Start) -> None:
-    bare = finish(start("checksums.py"))
+@pytest.mark.parametrize(
+    "model",
+    ["attention", "convolution", "attention_graph", "convolution_graph", "compiled", "side_streams", "ddp"],
+)
+def test_ten_steps_beside_requests_have_the_bits_of_ten_steps_alone(start: Start, model: str) -> None:
+    """Losses, parameters and buffers, of two models with graphs, one compiled, one on two GPUs, and others."""
+    if model == "ddp" and gpus() < 2:
+        pytest.skip("needs two GPUs")
+    bare = finish(start("checksums.py", model))
     server = start("server.py", "100000", client_class="latency")
     line_of(server, "ready")
-    managed = finish(start("checksums.py", client_class="best-effort"))
+    managed = finish(start("checksums.py", model, client_class="best-effort"))
     assert server.poll() is None
-    assert len(bare.splitlines()) == 3
-    assert managed == bare
+    assert said(bare, model) == said(managed, model)
+    assert int(said(managed, "offloaded")) > 0
+
+
+def said(output: str, name: str) -> str:
+    """What a program printed after a name, on the one line that begins with it."""
+    (found,) = [line.removeprefix(f"{name} ") for line in output.splitlines() if line.startswith(f"{name} ")]
+    return found
 
 
 def test_in_process_regions_streams_threads_graphs_and_the_profiler(start: Start) -> None:

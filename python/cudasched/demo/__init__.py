@@ -132,10 +132,10 @@ def _measure(console: Console, backend: Backend, scene: Scene, seconds: float) -
             for label, arm in arms:
                 progress.update(task, description=f"{label}: {arm.name.replace('_', ' ')}")
                 specs = workers_of(arm, scene.latency, scene.best_effort)
-                result = pool.run(specs, Run(cell_s, scene.rate_hz, "poisson", seed=repeat))
-                latencies[label] += result.get("latency_ms", [])
-                if "best_effort_per_s" in result:
-                    throughputs[label].append(result["best_effort_per_s"])
+                result = pool.run(specs, Run(cell_s, f"{scene.rate_hz:g}", "poisson", seed=repeat))
+                for served in result["latency"].values():
+                    latencies[label] += served["latency_ms"]
+                throughputs[label] += result["best_effort_per_s"].values()
                 progress.advance(task)
     if not latencies["alone"] or not sum(throughputs["alone"]):
         raise HarnessError("too little happened in the time given: run the demo for more seconds")

@@ -3,13 +3,16 @@
 Run by path (`python .../cudasched/demo/client.py`), not with `-m`: a worker without cudasched must not import the
 package, whose import installs the hook. Commands come as JSON lines on stdin, answers go as JSON lines to stdout:
 
-    -> {"command": "run", "start_ns": ..., "seconds": 10, "seed": 1, "rate_hz": 60, "arrivals": "poisson"}
-    <- {"event": "result", "latency_ms": [...], "unserved": 0, "best_effort_per_s": 16.2}
+    -> {"command": "run", "start_ns": ..., "seconds": 10, "seed": 1, "rates_hz": {"mlp": 60}, "arrivals": "poisson",
+        "hint_ms": 0, "slo_ms": 0}
+    <- {"event": "result", "latency": {"mlp": {"latency_ms": [...], "wait_ms": [...], "unserved": 0}},
+        "best_effort_per_s": {"gemm": 580.1}}
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
     -> {"command": "quit"}
 
 Times in commands and answers are the device's: on the simulated driver they are the wall clock's divided by its scale;
-only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's.
+only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
+several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own.
 """
 
 from __future__ import annotations
@@ -22,15 +25,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cudasched.demo import arrivals, simulated
+    from cudasched.demo import simulated
+    from cudasched.demo.arrivals import schedule
 else:
-    import arrivals
     import simulated
+    from arrivals import schedule
 
 #: A latency client that cannot keep up stops this long after the end of its run.
 OVERTIME_S = 2.0
@@ -38,7 +43,11 @@ OVERTIME_S = 2.0
 LEAD_IN_S = 0.3
 SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
+#: One request in so many is put between two timing events, which cost the GPU 4 us, to tell its wait from its work.
+TIMED_EVERY = 5
 
+LatencyRegion = Callable[[float], AbstractContextManager[Any]]
+"""What a request with this latency target in ms (0: none) is in."""
 Region = Callable[[], AbstractContextManager[Any]]
 
 
@@ -61,6 +70,10 @@ class Workload(Protocol):
 
     def step(self) -> None:
         """Submits one request or one step; may return before the device has done it."""
+        ...
+
+    def timed_step(self) -> Callable[[], float]:
+        """As `step`; what it returns tells, once synchronised, the ms from its first to its last work on the device."""
         ...
 
     def synchronize(self) -> None:
@@ -87,18 +100,18 @@ class Client:
     """The workloads of one process, and the loops that drive them.
 
     Args:
-        latency: What answers requests, or None.
-        best_effort: What runs in a closed loop, or None.
+        latency: What answers requests, by name.
+        best_effort: What runs in a closed loop, by name.
         scale: Wall-clock seconds that one second of the device takes.
         regions: One for each role, entered around each request and each step.
     """
 
     def __init__(
         self,
-        latency: Workload | None,
-        best_effort: Workload | None,
+        latency: dict[str, Workload],
+        best_effort: dict[str, Workload],
         scale: float,
-        regions: tuple[Region, Region],
+        regions: tuple[LatencyRegion, Region],
     ) -> None:
         self.latency = latency
         self.best_effort = best_effort
@@ -107,102 +120,136 @@ class Client:
 
     def warm_up(self) -> None:
         """Runs each workload a little: allocations, autotuning and the history of its kernels settle."""
-        if self.latency:
-            with self.latency.context():
-                for _ in range(self.latency.warm_up_steps):
-                    self._request(self.latency)
-        if self.best_effort:
-            with self.best_effort.context():
-                for _ in range(self.best_effort.warm_up_steps):
+        for workload in self.latency.values():
+            with workload.context():
+                for _ in range(workload.warm_up_steps):
+                    with self.latency_region(0.0):
+                        workload.step()
+                        workload.synchronize()
+        for workload in self.best_effort.values():
+            with workload.context():
+                for _ in range(workload.warm_up_steps):
                     with self.best_effort_region():
-                        self.best_effort.step()
-                self.best_effort.synchronize()
+                        workload.step()
+                workload.synchronize()
 
-    def run(self, start_ns: int, seconds: float, seed: int, rate_hz: float, kind: str) -> dict[str, Any]:
-        """One measured run of every workload here, from `start_ns` for `seconds` of the wall clock."""
-        result: dict[str, Any] = {}
-        if not self.latency:
-            self._drive_best_effort(start_ns, seconds, result)
-            return result
-        thread: threading.Thread | None = None
-        if self.best_effort:
-            thread = threading.Thread(target=self._drive_best_effort, args=(start_ns, seconds, result), daemon=True)
+    def run(
+        self,
+        start_ns: int,
+        seconds: float,
+        seed: int,
+        rates_hz: dict[str, float],
+        arrivals: str,
+        hint_ms: float,
+        slo_ms: float,
+    ) -> dict[str, Any]:
+        """One measured run of every workload here, from `start_ns` for `seconds` of the wall clock.
+
+        Args:
+            start_ns: When, on the monotonic clock.
+            seconds: How long.
+            seed: Of the arrivals; each load has others.
+            rates_hz: Requests a second of each latency load of the cell, here or in another worker.
+            arrivals: Their kind.
+            hint_ms: A request's region is entered so long before it is due: it is prepared within.
+            slo_ms: Latency target of a request's region, counted from its entry; 0: none.
+        """
+        result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
+        tasks: list[tuple[str, str, Callable[[], Any]]] = []
+        for name, workload in self.latency.items():
+            times = schedule(arrivals, rates_hz[name], seconds / self.scale, seed + 1000 * list(rates_hz).index(name))
+            due_ns = [start_ns + int(at * self.scale * 1e9) for at in times]
+            give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
+            drive = partial(self._drive_latency, workload, due_ns, give_up_ns, hint_ms, slo_ms)
+            tasks.append(("latency", name, drive))
+        for name, workload in self.best_effort.items():
+            tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
+
+        def carry_out(role: str, name: str, drive: Callable[[], Any]) -> None:
+            result[role][name] = drive()
+
+        threads = [threading.Thread(target=carry_out, args=task, daemon=True) for task in tasks[1:]]
+        for thread in threads:
             thread.start()
-        self._drive_latency(start_ns, seconds, seed, rate_hz, kind, result)
-        if thread:
+        carry_out(*tasks[0])
+        for thread in threads:
             thread.join()
-            if "best_effort_per_s" not in result:
-                raise RuntimeError("the best-effort thread failed; see its traceback above")
+        failed = {*self.latency, *self.best_effort} - {*result["latency"], *result["best_effort_per_s"]}
+        if failed:
+            raise RuntimeError(f"the thread of {', '.join(sorted(failed))} failed; see its traceback above")
         return result
 
     def kernels(self) -> dict[str, Any]:
         """The best-effort load's own kernel durations, as [us, count] pairs, and their sum for one item in us."""
-        if not self.best_effort:
-            raise ValueError("this worker has no best-effort load")
-        with self.best_effort.context():
-            durations_us, items = self.best_effort.kernel_durations()
+        if len(self.best_effort) != 1:
+            raise ValueError("this worker has not one best-effort load")
+        (workload,) = self.best_effort.values()
+        with workload.context():
+            durations_us, items = workload.kernel_durations()
         counts: dict[float, int] = {}
         for duration_us in durations_us:
             rounded = round(duration_us, 1)
             counts[rounded] = counts.get(rounded, 0) + 1
         return {"kernel_us": sorted(counts.items()), "per_item_us": sum(durations_us) / max(items, 1)}
 
-    def _request(self, latency: Workload) -> None:
-        with self.latency_region():
-            latency.step()
-            latency.synchronize()
-
     def _drive_latency(
-        self, start_ns: int, seconds: float, seed: int, rate_hz: float, kind: str, result: dict[str, Any]
-    ) -> None:
-        assert self.latency is not None
-        times = arrivals.schedule(kind, rate_hz, seconds / self.scale, seed)
-        due_ns = [start_ns + int(at * self.scale * 1e9) for at in times]
-        give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
-        latency_ns = []
+        self, workload: Workload, due_ns: Iterable[int], give_up_ns: int, hint_ms: float, slo_ms: float
+    ) -> dict[str, Any]:
+        hint_ns = int(hint_ms * self.scale * 1e6)
+        latency_ms: list[float] = []
+        wait_ms: list[float] = []
         unserved = 0
         tighten_timers()
-        with self.latency.context():
-            for due in due_ns:
+        with workload.context():
+            for number, due in enumerate(due_ns):
+                timed: Callable[[], float] | None = None
                 if time.monotonic_ns() >= give_up_ns:
                     unserved += 1  # at least this late: counted with the others, or a P99 would flatter
                 else:
-                    wait_until(due)
-                    self._request(self.latency)
-                latency_ns.append(time.monotonic_ns() - due)
-        result["latency_ms"] = [round(taken / self.scale / 1e6, 5) for taken in latency_ns]
-        result["unserved"] = unserved
+                    wait_until(due - hint_ns)
+                    with self.latency_region(slo_ms * self.scale):
+                        wait_until(due)
+                        if number % TIMED_EVERY == 0:
+                            timed = workload.timed_step()
+                        else:
+                            workload.step()
+                        workload.synchronize()
+                latency_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
+                if timed:
+                    wait_ms.append(round(max(0.0, latency_ms[-1] - timed()), 5))
+        return {"latency_ms": latency_ms, "wait_ms": wait_ms, "unserved": unserved}
 
-    def _drive_best_effort(self, start_ns: int, seconds: float, result: dict[str, Any]) -> None:
-        best_effort = self.best_effort
-        assert best_effort is not None
+    def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
+        """Items a second of the device."""
         stop_ns = start_ns + int(seconds * 1e9)
-        with best_effort.context():
+        with workload.context():
             wait_until(start_ns - int(LEAD_IN_S * 1e9))
             while time.monotonic_ns() < start_ns:
                 with self.best_effort_region():
-                    best_effort.step()
-            best_effort.synchronize()
+                    workload.step()
+            workload.synchronize()
             began_ns = time.monotonic_ns()
             items = 0
             while time.monotonic_ns() < stop_ns:
                 with self.best_effort_region():
-                    best_effort.step()
-                items += best_effort.items
-            best_effort.synchronize()
-            taken_s = (time.monotonic_ns() - began_ns) / 1e9 / self.scale
-        result["best_effort_per_s"] = items / taken_s
-        result["best_effort_items"] = items
+                    workload.step()
+                items += workload.items
+            workload.synchronize()
+            return items / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
 
 
-def managed_regions(latency: Workload | None, best_effort: Workload | None) -> tuple[Region, Region]:
+def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]) -> tuple[LatencyRegion, Region]:
     """Regions of both classes, and their streams bound to them: autograd launches from threads of its own."""
     import cudasched
 
-    for workload, client_class in ((latency, "latency"), (best_effort, "best_effort")):
-        if workload and workload.stream:
-            cudasched.bind_stream(workload.stream, client_class)
-    return (lambda: cudasched.region("latency")), (lambda: cudasched.region("best_effort"))
+    for workloads, client_class in ((latency, "latency"), (best_effort, "best_effort")):
+        for workload in workloads:
+            if workload.stream:
+                cudasched.bind_stream(workload.stream, client_class)
+    return (
+        lambda slo_ms: cudasched.region("latency", slo_ms=slo_ms or None),
+        lambda: cudasched.region("best_effort"),
+    )
 
 
 def probe() -> dict[str, Any]:
@@ -225,7 +272,9 @@ def build(args: argparse.Namespace) -> Client:
     """Makes the workloads that the arguments ask for and warms them up."""
     if args.managed:
         import cudasched  # noqa: F401  before the first CUDA call: the import installs the hook
-    one_process = bool(args.latency and args.best_effort)
+    latency_names = args.latency.split("+") if args.latency else []
+    best_effort_names = args.best_effort.split("+") if args.best_effort else []
+    shared = len(latency_names) + len(best_effort_names) > 1
     make_latency: Callable[..., Workload]
     make_best_effort: Callable[..., Workload]
     if args.backend == "simulated":
@@ -236,13 +285,13 @@ def build(args: argparse.Namespace) -> Client:
         else:
             import workloads
         make_latency, make_best_effort = workloads.latency_workload, workloads.best_effort_workload
-    latency = make_latency(args.latency, own_stream=one_process) if args.latency else None
-    best_effort = make_best_effort(args.best_effort, own_stream=one_process) if args.best_effort else None
-    regions: tuple[Region, Region] = (nullcontext, nullcontext)
+    latency: dict[str, Workload] = {name: make_latency(name, own_stream=shared) for name in latency_names}
+    best_effort: dict[str, Workload] = {name: make_best_effort(name, own_stream=shared) for name in best_effort_names}
+    regions: tuple[LatencyRegion, Region] = (lambda slo_ms: nullcontext(), nullcontext)
     if args.managed:
-        regions = managed_regions(latency, best_effort)
-    if one_process:
-        sys.setswitchinterval(1e-4)  # else either thread may hold the interpreter for 5 ms
+        regions = managed_regions(latency.values(), best_effort.values())
+    if shared:
+        sys.setswitchinterval(1e-4)  # else any thread may hold the interpreter for 5 ms
     return Client(latency, best_effort, args.time_scale, regions)
 
 
@@ -256,9 +305,7 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
         if name == "run":
             gc.collect()
             gc.disable()
-            result = client.run(
-                command["start_ns"], command["seconds"], command["seed"], command["rate_hz"], command["arrivals"]
-            )
+            result = client.run(**command)
             gc.enable()
         elif name == "kernels":
             result = client.kernels()
@@ -270,8 +317,8 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
 def main() -> int:
     """Entry point of the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--latency", help="load that answers requests")
-    parser.add_argument("--best-effort", help="load that runs in a closed loop")
+    parser.add_argument("--latency", help="loads that answer requests, joined by +")
+    parser.add_argument("--best-effort", help="loads that run in a closed loop, joined by +")
     parser.add_argument("--backend", choices=("torch", "simulated"), default="torch")
     parser.add_argument("--managed", action="store_true", help="schedule the roles of this process with regions")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")

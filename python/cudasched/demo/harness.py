@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cudasched import mps
 from cudasched.config import VARIABLES, Config
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -34,10 +35,12 @@ HEAD_START_S = 0.6
 #: Runs that a worker may spoil before it is given up.
 MAX_STRIKES = 2
 DEFAULT_SCALE = 20.0
-#: Engine times that a slow simulated device stretches, with their defaults in the unit that the name gives.
+#: Engine times that a slow simulated device stretches, with their defaults in the unit that the name gives. The lead is
+#: fixed there: what `auto` may choose from is in the time of a real GPU.
 SCALED_SETTINGS = {
-    VARIABLES[name]: float(getattr(Config(), name))
-    for name in ("lead_us", "linger_us", "max_idle_hold_ms", "stale_heartbeat_ms", "turn_ms", "straggler_ms")
+    VARIABLES[name]: float(value)
+    for name, value in Config(lead_us=20.0)
+    if name.endswith(("_us", "_ms")) and isinstance(value, (int, float))
 }
 #: What a bare worker must not inherit from a managed parent.
 CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")
@@ -62,6 +65,8 @@ class Arm:
         managed: By cudasched.
         low_priority: The best-effort process is an MPS client of low priority.
         history_only: cudasched predicts from what it has seen of a launch alone, without trees.
+        hint_ms: Requests are prepared for so long, and their region is entered so long before they are due.
+        policy: cudasched's.
     """
 
     name: str
@@ -71,12 +76,22 @@ class Arm:
     managed: bool = False
     low_priority: bool = False
     history_only: bool = False
+    hint_ms: float = 0.0
+    policy: str = "strict"
 
     @property
     def is_optional(self) -> bool:
         """Whether it is measured only where it is asked for."""
-        return self.history_only
+        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.offload_alone
 
+    @property
+    def offload_alone(self) -> bool:
+        """Whether cudasched has nothing to do but to offload: no latency client is on the device."""
+        return self.managed and not self.latency
+
+
+#: How long a request of a `_hint` arm is prepared within its region.
+HINT_MS = 0.5
 
 ARMS = {
     arm.name: arm
@@ -91,15 +106,35 @@ ARMS = {
         Arm("cudasched_one_process", "one_process", managed=True),
         Arm("cudasched_mps", "mps", managed=True),
         Arm("latency_alone_hooked", "two_processes", best_effort=False, managed=True),
+        Arm("best_effort_alone_hooked", "two_processes", latency=False, managed=True),
         Arm("cudasched_two_processes_history", "two_processes", managed=True, history_only=True),
         Arm("cudasched_one_process_history", "one_process", managed=True, history_only=True),
+        Arm("latency_alone_hint", "two_processes", best_effort=False, hint_ms=HINT_MS),
+        Arm("cudasched_two_processes_hint", "two_processes", managed=True, hint_ms=HINT_MS),
+        Arm("cudasched_mps_hint", "mps", managed=True, hint_ms=HINT_MS),
+        Arm("cudasched_one_process_hint", "one_process", managed=True, hint_ms=HINT_MS),
+        Arm("cudasched_two_processes_slack", "two_processes", managed=True, policy="slack"),
+        Arm("cudasched_mps_slack", "mps", managed=True, policy="slack"),
+        Arm("cudasched_one_process_slack", "one_process", managed=True, policy="slack"),
     )
 }
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What makes one worker differ from another; equal specs share a worker."""
+    """What makes one worker differ from another; equal specs share a worker.
+
+    Attributes:
+        latency: Its latency loads, joined by +.
+        best_effort: Its best-effort loads, joined by +.
+        managed: By cudasched.
+        mps: An MPS client.
+        low_priority: Of low priority as such.
+        history_only: It predicts without trees.
+        regions: The program names its regions itself; else it is an unmodified one under `cudasched run`.
+        policy: cudasched's; empty: the default.
+        apart: No latency client shares its table, not even an idle one.
+    """
 
     latency: str | None
     best_effort: str | None
@@ -107,37 +142,75 @@ class WorkerSpec:
     mps: bool = False
     low_priority: bool = False
     history_only: bool = False
+    regions: bool = False
+    policy: str = ""
+    apart: bool = False
 
     @property
     def name(self) -> str:
         """For messages and for the client's display name."""
-        loads = "+".join(load for load in (self.latency, self.best_effort) if load)
-        return " ".join(
-            [loads, *(flag for flag in ("managed", "mps", "low_priority", "history_only") if getattr(self, flag))]
-        )
+        flags = ("managed", "mps", "low_priority", "history_only", "regions", "apart")
+        said = [self.latency, self.best_effort, self.policy, *(flag for flag in flags if getattr(self, flag))]
+        return " ".join(word for word in said if word)
+
+    @property
+    def company(self) -> str:
+        """Workers of the same company meet in one table of cudasched's; idle ones of other arms are not in it."""
+        if self.apart:
+            return "apart"
+        mode = "one_process" if self.latency and self.best_effort else "mps" if self.mps else "two_processes"
+        return f"{mode}_{self.policy}" if self.policy else mode
 
 
 def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
-    """The workers that a cell of `arm` needs, the one that serves requests first."""
+    """The workers that a cell of `arm` needs, those that serve requests first; loads are joined by +."""
     mps = arm.mode == "mps"
+    policy = arm.policy if arm.managed and arm.policy != "strict" else ""
     if arm.mode == "one_process":
-        return [WorkerSpec(latency, best_effort, arm.managed, history_only=arm.history_only)]
+        common = {"history_only": arm.history_only, "regions": arm.managed}
+        return [WorkerSpec(latency, best_effort, arm.managed, policy=policy, **common)]
     specs = []
     if arm.latency:
-        specs.append(WorkerSpec(latency, None, arm.managed, mps))
+        # A hint and a latency target of each request are what an unmodified program does not give.
+        regions = arm.managed and (arm.hint_ms > 0 or arm.policy != "strict")
+        for load in latency.split("+"):
+            specs.append(WorkerSpec(load, None, arm.managed, mps, regions=regions, policy=policy))
     if arm.best_effort:
-        specs.append(WorkerSpec(None, best_effort, arm.managed, mps, arm.low_priority, arm.history_only))
+        for load in best_effort.split("+"):
+            specs.append(
+                WorkerSpec(
+                    None,
+                    load,
+                    arm.managed,
+                    mps,
+                    arm.low_priority,
+                    arm.history_only,
+                    policy=policy,
+                    apart=arm.offload_alone,
+                )
+            )
     return specs
 
 
 @dataclass(frozen=True)
 class Run:
-    """How long one cell runs, and when its requests arrive; the rate is the device's, the length the wall clock's."""
+    """How long one cell runs, and when its requests arrive; all but the length is in the device's time.
+
+    Attributes:
+        seconds: Of the wall clock.
+        rates_hz: Requests a second of each latency load, joined by + in their order.
+        arrivals: Their kind.
+        seed: Of the arrivals.
+        hint_ms: Their regions are entered so long before they are due.
+        slo_ms: Latency target of their regions, counted from the entry; 0: none.
+    """
 
     seconds: float
-    rate_hz: float = 60.0
+    rates_hz: str = "60"
     arrivals: str = "poisson"
     seed: int = 0
+    hint_ms: float = 0.0
+    slo_ms: float = 0.0
 
 
 @dataclass
@@ -149,7 +222,7 @@ class Backend:
         driver: The simulated driver's libcuda.so.1; None with torch.
         scale: Wall-clock seconds that a second of the device takes.
         settings: Environment of every worker, over this process's own.
-        scratch: Where the simulated device and the clients' table lie, in the way of no other run.
+        scratch: Where the simulated device lies, in the way of no other run.
     """
 
     name: str = "torch"
@@ -172,13 +245,11 @@ class Backend:
         if not driver.is_file():
             raise HarnessError(f"no simulated driver at {driver}: reinstall cudasched, or build it with CMake")
         scale = float(os.environ.get("CUDASCHED_SIM_SCALE", DEFAULT_SCALE))
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        scratch = Path(tempfile.mkdtemp(prefix="cudasched-demo-", dir=shared))
+        scratch = _scratch()
         settings = {name: f"{value * scale:g}" for name, value in SCALED_SETTINGS.items()}
         settings["CUDASCHED_SIM_SCALE"] = f"{scale:g}"
-        for name, directory in (("CUDASCHED_SIM_DIR", "device"), ("CUDASCHED_RUN_DIR", "clients")):
-            (scratch / directory).mkdir(mode=0o700)
-            settings[name] = str(scratch / directory)
+        (scratch / "device").mkdir(mode=0o700)
+        settings["CUDASCHED_SIM_DIR"] = str(scratch / "device")
         return cls("simulated", driver.resolve(), scale, settings, scratch)
 
     def environment(self, hooked: bool) -> dict[str, str]:
@@ -203,6 +274,12 @@ class Backend:
         """Removes what it made."""
         if self.scratch:
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _scratch() -> Path:
+    """A new directory of this run's own, in memory where that can be: what is mapped there is never written to disk."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="cudasched-demo-", dir=shared))
 
 
 def installed_simulated_driver() -> Path:
@@ -254,9 +331,11 @@ class Worker:
             command += ["--best-effort", spec.best_effort]
         if spec.history_only:
             environment["CUDASCHED_MODEL"] = "off"
+        if spec.policy:
+            environment["CUDASCHED_POLICY"] = spec.policy
         if spec.managed:
-            environment["CUDASCHED_NAME"] = spec.name
-            if spec.latency and spec.best_effort:
+            environment["CUDASCHED_NAME"] = spec.name[:63]
+            if spec.regions:
                 command.append("--managed")
             else:
                 client_class = "latency" if spec.latency else "best-effort"
@@ -351,57 +430,6 @@ class Worker:
         return HarnessError(f"worker [{self.spec.name}] {what}\n{told}")
 
 
-class MpsDaemon:
-    """A private control daemon of CUDA's multi-process service, for the workers that get its directories.
-
-    Raises:
-        HarnessError: It is not installed or did not start.
-    """
-
-    def __init__(self) -> None:
-        if shutil.which("nvidia-cuda-mps-control") is None:
-            raise HarnessError("no nvidia-cuda-mps-control on PATH: MPS arms need NVIDIA's driver utilities")
-        self._root = Path(tempfile.mkdtemp(prefix="cudasched-mps-"))
-        self.environment = {}
-        for name, directory in (("CUDA_MPS_PIPE_DIRECTORY", "pipe"), ("CUDA_MPS_LOG_DIRECTORY", "log")):
-            (self._root / directory).mkdir()
-            self.environment[name] = str(self._root / directory)
-        self._control(["nvidia-cuda-mps-control", "-d"])
-
-    def server_runs(self) -> bool:
-        """Whether clients really go through a server: they run without one where MPS does not work."""
-        answer = self._control(["nvidia-cuda-mps-control"], "get_server_list\n")
-        return any(line.strip().isdigit() for line in answer.splitlines())
-
-    def close(self) -> None:
-        """Ends the daemon and its server."""
-        with contextlib.suppress(HarnessError):
-            self._control(["nvidia-cuda-mps-control"], "quit\n")
-        shutil.rmtree(self._root, ignore_errors=True)
-
-    def _control(self, command: list[str], text: str = "") -> str:
-        output = self._root / "control-output"
-        try:
-            # Into a file: the daemon keeps what it inherits open, and a pipe would never end.
-            with output.open("w") as sink:
-                done = subprocess.run(
-                    command,
-                    env={**os.environ, **self.environment},
-                    input=text,
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    timeout=30,
-                    check=False,
-                )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HarnessError(f"{command[0]} failed: {error}") from error
-        answer = output.read_text(errors="replace")
-        if done.returncode != 0:
-            raise HarnessError(f"{' '.join(command)} ended with {done.returncode}: {answer[-500:]}")
-        return answer
-
-
 class Pool:
     """Warm workers by what they are; idle ones wait for a line on stdin and use neither CPU nor GPU."""
 
@@ -410,7 +438,8 @@ class Pool:
         self._workers: dict[WorkerSpec, Worker] = {}
         self._failed: dict[WorkerSpec, HarnessError] = {}
         self._strikes: dict[WorkerSpec, int] = {}
-        self._mps: MpsDaemon | None = None
+        self._mps: mps.Membership | None = None
+        self._tables = _scratch()
 
     def __enter__(self) -> Pool:
         return self
@@ -426,8 +455,9 @@ class Pool:
             worker.stop(grace_s)
         self._workers.clear()
         if self._mps:
-            self._mps.close()
+            self._mps.leave()
             self._mps = None
+        shutil.rmtree(self._tables, ignore_errors=True)
 
     def start(self, specs: Iterable[WorkerSpec], timeout_s: float = START_TIMEOUT_S) -> dict[WorkerSpec, HarnessError]:
         """Starts the workers that are missing, all at once, and waits until they are warm.
@@ -441,7 +471,7 @@ class Pool:
             if spec in self._failed or (spec in self._workers and self._workers[spec].alive):
                 continue
             try:
-                self._workers[spec] = Worker(spec, self.backend, self._mps_environment(spec))
+                self._workers[spec] = Worker(spec, self.backend, self._environment(spec))
                 started.append(spec)
             except (HarnessError, OSError) as error:
                 self._failed[spec] = HarnessError(str(error))
@@ -472,14 +502,16 @@ class Pool:
         """One run of these workers together.
 
         Returns:
-            The answers of all, in one: `latency_ms`, `unserved`, `best_effort_per_s`.
+            The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load.
 
         Raises:
             HarnessError: One of them failed; they are replaced at the next run, but not twice.
         """
         self._require(specs)
+        serving = [load for spec in specs if spec.latency for load in spec.latency.split("+")]
+        rates_hz = dict(zip(serving, map(float, run.rates_hz.split("+")), strict=True)) if serving else {}
         start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
-        result: dict[str, Any] = {}
+        result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
         try:
             for spec in specs:
                 self._workers[spec].tell(
@@ -487,11 +519,15 @@ class Pool:
                     start_ns=start_ns,
                     seconds=run.seconds,
                     seed=run.seed,
-                    rate_hz=run.rate_hz,
+                    rates_hz=rates_hz,
                     arrivals=run.arrivals,
+                    hint_ms=run.hint_ms,
+                    slo_ms=run.slo_ms,
                 )
             for spec in specs:
-                result.update(self._workers[spec].answer(run.seconds + ANSWER_SLACK_S))
+                answer = self._workers[spec].answer(run.seconds + ANSWER_SLACK_S)
+                for role, found in result.items():
+                    found.update(answer[role])
         except HarnessError as error:
             for spec in specs:
                 self._strikes[spec] = self._strikes.get(spec, 0) + 1
@@ -499,7 +535,6 @@ class Pool:
                     self._failed[spec] = error
             self._discard(specs)
             raise
-        del result["event"]
         return result
 
     def kernels(self, spec: WorkerSpec) -> dict[str, Any]:
@@ -526,12 +561,23 @@ class Pool:
             if spec in self._workers:
                 self._workers.pop(spec).stop(grace_s=0.0)
 
-    def _mps_environment(self, spec: WorkerSpec) -> dict[str, str]:
-        if not spec.mps:
-            return {}
-        if self._mps is None:
-            self._mps = MpsDaemon()
-        return {**self._mps.environment, "CUDA_MPS_CLIENT_PRIORITY": "1" if spec.low_priority else "0"}
+    def _environment(self, spec: WorkerSpec) -> dict[str, str]:
+        """What a worker's environment has beside the backend's."""
+        environment = {}
+        if spec.managed:
+            table = self._tables / spec.company
+            table.mkdir(mode=0o700, parents=True, exist_ok=True)
+            environment["CUDASCHED_RUN_DIR"] = str(table)
+        if spec.mps:
+            if self._mps is None:
+                try:
+                    self._mps = mps.join(self._tables / "service")
+                except mps.MpsError as error:
+                    raise HarnessError(str(error)) from error
+            environment.update(self._mps.environment)
+            if not spec.managed:
+                environment["CUDA_MPS_CLIENT_PRIORITY"] = "1" if spec.low_priority else "0"
+        return environment
 
 
 def percentile(values: Iterable[float], share: float) -> float:

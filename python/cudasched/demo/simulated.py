@@ -8,9 +8,9 @@ real GPU. Loads answer to the `Workload` protocol of client.py.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_uint, c_void_p
 
 IMAGE_HEADER = "cudasched-sim 1\n"
 #: 132 SMs of four blocks each: a best-effort kernel fills the device once, a latency kernel a quarter of it.
@@ -20,6 +20,9 @@ CU_STREAM_NON_BLOCKING = 1
 CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 #: As often as this a load synchronises by itself; requests, which are shorter, are waited for one by one.
 LAUNCHES_PER_SYNCHRONIZE = 50
+
+#: Of a request to `gpt_decode`; fewer than on a GPU, because time passes slowly here.
+DECODED_TOKENS = 4
 
 #: Durations in us of the kernels of one request or one step. Lengths and their spread follow what the loads of the same
 #: name show on an H200.
@@ -35,6 +38,7 @@ BEST_EFFORT_LOADS: dict[str, tuple[int, ...]] = {
     "resnet50": (35, 12, 155, 20, 35, 60, 12, 459, 35, 90),
     "gemm": (1400,),
     "elementwise": (100,) * 10,
+    "bert_training": (6,) * 40 + (20,) * 20,
     "bert_varying": tuple(12 + 7 * (i * 37 % 29) for i in range(60)),
 }
 
@@ -106,6 +110,22 @@ class Driver:
         """Waits for the stream."""
         self._call("cuStreamSynchronize", stream)
 
+    def event(self) -> c_void_p:
+        """A new event that keeps the time."""
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), 0)
+        return event
+
+    def record(self, event: c_void_p, stream: c_void_p) -> None:
+        """Records the event on the stream."""
+        self._call("cuEventRecord", event, stream)
+
+    def between_ms(self, start: c_void_p, end: c_void_p) -> float:
+        """From one event to another, both done, ms of the device."""
+        taken_ms = c_float()
+        self._call("cuEventElapsedTime", byref(taken_ms), start, end)
+        return taken_ms.value
+
     def begin_capture(self, stream: c_void_p) -> None:
         """Starts to record launches on the stream instead of running them."""
         self._call("cuStreamBeginCapture_v2", stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
@@ -129,18 +149,19 @@ class Driver:
 
 
 class SimulatedWorkload:
-    """Launches its kernels in order, again and again."""
+    """Launches its kernels in order, again and again; a request of several steps waits for each before the next."""
 
     items = 1
     warm_up_steps = 3
 
-    def __init__(self, durations_us: tuple[int, ...], blocks: int, priority: int, graph: bool) -> None:
+    def __init__(self, durations_us: tuple[int, ...], blocks: int, priority: int, graph: bool, steps: int = 1) -> None:
         self._driver = Driver()
         self._driver.make_current()
-        self._durations_us, self._blocks = durations_us, blocks
+        self._durations_us, self._blocks, self._steps = durations_us, blocks, steps
         self._functions = self._driver.functions(durations_us, blocks)
         self._stream = self._driver.stream(priority)
         self._since_synchronize = 0
+        self._events = self._driver.event(), self._driver.event()
         self._graph: c_void_p | None = None
         if graph:
             self._driver.begin_capture(self._stream)
@@ -158,11 +179,22 @@ class SimulatedWorkload:
         return nullcontext()
 
     def step(self) -> None:
-        """Launches one request or one step."""
-        if self._graph:
-            self._driver.launch_graph(self._graph, self._stream)
-        else:
-            self._launch_all()
+        """Launches one request or one step; the last part of it may still be on its way."""
+        for number in range(self._steps):
+            if number:
+                self.synchronize()
+            if self._graph:
+                self._driver.launch_graph(self._graph, self._stream)
+            else:
+                self._launch_all()
+
+    def timed_step(self) -> Callable[[], float]:
+        """One request between two events."""
+        start, end = self._events
+        self._driver.record(start, self._stream)
+        self.step()
+        self._driver.record(end, self._stream)
+        return lambda: self._driver.between_ms(start, end)
 
     def synchronize(self) -> None:
         """Waits for everything launched."""
@@ -190,7 +222,8 @@ def latency_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:
     if name not in LATENCY_LOADS:
         raise ValueError(f"unknown latency load {name!r}: one of {', '.join(LATENCY_LOADS)}")
     graph = name in ("bert_graph", "gpt_decode", "mlp")
-    return SimulatedWorkload(LATENCY_LOADS[name], QUARTER_GRID, HIGH_PRIORITY if own_stream else 0, graph)
+    steps = DECODED_TOKENS if name == "gpt_decode" else 1
+    return SimulatedWorkload(LATENCY_LOADS[name], QUARTER_GRID, HIGH_PRIORITY if own_stream else 0, graph, steps)
 
 
 def best_effort_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:

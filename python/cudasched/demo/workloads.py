@@ -182,6 +182,17 @@ class TorchWorkload:
         """Submits one request or step."""
         raise NotImplementedError
 
+    def timed_step(self) -> Callable[[], float]:
+        """One request or step between two events on the stream."""
+        if self._stream is None:
+            self.step()
+            return lambda: 0.0
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.step()
+        end.record()
+        return lambda: start.elapsed_time(end)
+
     def synchronize(self) -> None:
         """Waits for the stream; other streams of the process go on."""
         if self._stream:
@@ -248,6 +259,20 @@ class Requests(TorchWorkload):
                 self.output = self.model(self.example)
         torch.cuda.synchronize()
         self._graph = graph
+
+
+class Decoding(Requests):
+    """A latency load of `TOKENS` a request, each handed to the host before the next begins, as a stream of text is."""
+
+    TOKENS = 32
+    warm_up_steps = 20
+
+    def step(self) -> None:
+        """Decodes the tokens of one request; the last may still be on its way."""
+        for token in range(self.TOKENS):
+            if token:
+                self.synchronize()
+            super().step()
 
 
 class Training(TorchWorkload):
@@ -343,7 +368,7 @@ def latency_workload(name: str, own_stream: bool = False, device: torch.device |
             model = resnet50().to(half).to(memory_format=torch.channels_last)
             return Requests(model, images, False, own_stream)
         if name == "gpt_decode":
-            return Requests(Decoder().to(half), torch.randint(50_257, (1, 1)), True, own_stream)
+            return Decoding(Decoder().to(half), torch.randint(50_257, (1, 1)), True, own_stream)
         if name == "mlp":
             layers = [layer for _ in range(8) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
             return Requests(nn.Sequential(*layers).to(half), torch.randn(16, 2048, dtype=half), True, own_stream)
@@ -354,7 +379,7 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
     """Builds a best-effort load.
 
     Args:
-        name: `transformer`, `resnet50`, `bert_varying`, `gemm` or `elementwise`.
+        name: `transformer`, `resnet50`, `bert_training`, `bert_varying`, `gemm` or `elementwise`.
         own_stream: On a stream of its own, of default priority, for a process that it shares with another role.
         device: Where; the GPU by default.
 
@@ -372,6 +397,9 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
             model = resnet50().to(memory_format=torch.channels_last)
             images = torch.randn(64, 3, 224, 224).contiguous(memory_format=torch.channels_last)
             return Training(model, (images, torch.randint(1000, (64,))), F.cross_entropy, own_stream)
+        if name == "bert_training":
+            batch = torch.randint(30_522, (4, 64)), torch.zeros(4, 768)
+            return Training(Encoder(), batch, F.mse_loss, own_stream)
         if name == "bert_varying":
             return VaryingTraining(Encoder(), torch.randint(30_522, (16, 512)), own_stream)
         if name == "gemm":
@@ -396,4 +424,4 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
 
 
 LATENCY_LOADS = ("bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp")
-BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise", "bert_varying")
+BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise", "bert_training", "bert_varying")

@@ -1,0 +1,222 @@
+"""The figures that the project promises, beside what was measured: a line each, a column for each way of sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.results.schema import ColocationRow, Mode, OverheadRow, Results
+
+MODES: dict[Mode, str] = {"two_processes": "two processes", "mps": "under MPS", "one_process": "one process"}
+LOADS = ("transformer", "resnet50", "gemm", "elementwise")
+FOUR = "transformer+resnet50"
+#: Training whose host is slower than the GPU.
+CPU_BOUND = ("resnet50", "bert_training")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        name: What it is.
+        targets: In each mode that has one.
+        measure: How it follows from the rows; None where something was not measured.
+        at_least: A target is the least that counts as met, not the most.
+    """
+
+    name: str
+    targets: dict[Mode, float]
+    measure: Callable[[Rows, Mode], float | None]
+    at_least: bool = False
+
+    def cell(self, rows: Rows, mode: Mode) -> str:
+        """Measured, target, and whether it is met; empty where there is no target."""
+        if mode not in self.targets:
+            return ""
+        return judged(self.measure(rows, mode), self.targets[mode], self.at_least)
+
+
+class Rows:
+    """The colocation rows of one results file, by what they are about."""
+
+    def __init__(self, results: Results) -> None:
+        self._rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+
+    def find(
+        self, arm: str, beside: str, latency: str = "bert_graph", arrivals: str = "poisson", others: bool = False
+    ) -> ColocationRow | None:
+        """The row of an arm, with other latency loads or without; the last where leads or lengths differ."""
+        found = [
+            row
+            for row in self._rows
+            if (row.arm, row.best_effort_load, row.latency_load, row.arrivals) == (arm, beside, latency, arrivals)
+            and bool(row.other_latency) == others
+        ]
+        return found[-1] if found else None
+
+    def managed(self, mode: Mode, beside: str, suffix: str = "", **scene: str | bool) -> ColocationRow | None:
+        """The row under cudasched in one mode."""
+        return self.find(f"cudasched_{mode}{suffix}", beside, **scene)  # type: ignore[arg-type]
+
+
+def judged(measured: float | None, target: float, at_least: bool = False) -> str:
+    """A measured figure beside its target."""
+    wanted = f"{'>=' if at_least else '<='} {target:g}"
+    if measured is None:
+        return f"? ({wanted})"
+    met = measured >= target if at_least else measured <= target
+    return f"{measured:.3g} ({wanted}) {'met' if met else '**missed**'}"
+
+
+def worst(values: Iterable[float | None], at_least: bool = False) -> float | None:
+    """The one farthest from its target; None if any was not measured."""
+    known = list(values)
+    if None in known or not known:
+        return None
+    return (min if at_least else max)(value for value in known if value is not None)
+
+
+def _each(two_processes: float, mps: float, one_process: float) -> dict[Mode, float]:
+    return {"two_processes": two_processes, "mps": mps, "one_process": one_process}
+
+
+def _ratio(share: str, beside: str, suffix: str = "", **scene: str | bool) -> Callable[[Rows, Mode], float | None]:
+    """A percentile against the latency client alone."""
+
+    def measure(rows: Rows, mode: Mode) -> float | None:
+        row = rows.managed(mode, beside, suffix, **scene)
+        return getattr(row, f"{share}_ratio") if row else None
+
+    return measure
+
+
+def _over_bound(*loads: str) -> Callable[[Rows, Mode], float | None]:
+    def measure(rows: Rows, mode: Mode) -> float | None:
+        found = [rows.managed(mode, load) for load in loads]
+        return worst(
+            row.latency_ms.p99 / row.bound_p99_ms if row and row.latency_ms and row.bound_p99_ms else None
+            for row in found
+        )
+
+    return measure
+
+
+def _hinted(rows: Rows, mode: Mode) -> float | None:
+    return worst(_ratio("p99", load, "_hint")(rows, mode) for load in ("transformer", "resnet50"))
+
+
+def _best_effort(beside: str, suffix: str = "", **scene: str | bool) -> Callable[[Rows, Mode], float | None]:
+    def measure(rows: Rows, mode: Mode) -> float | None:
+        row = rows.managed(mode, beside, suffix, **scene)
+        return row.best_effort_ratio if row else None
+
+    return measure
+
+
+def _least_best_effort(rows: Rows, mode: Mode) -> float | None:
+    return worst((_best_effort(load)(rows, mode) for load in LOADS), at_least=True)
+
+
+def _attained(rows: Rows, mode: Mode) -> float | None:
+    row = rows.managed(mode, "transformer", "_slack", latency="gpt_decode", arrivals="periodic")
+    return row.attainment if row else None
+
+
+def _p99_of_two(rows: Rows, mode: Mode) -> float | None:
+    return worst(_ratio("p99", FOUR, latency=load, others=True)(rows, mode) for load in ("bert_graph", "mlp"))
+
+
+def _down(value: Callable[[ColocationRow], float | None]) -> Callable[[Rows, Mode], float | None]:
+    """By how much something is less than under time slices, beside the load where it is least so."""
+
+    def one(rows: Rows, mode: Mode, load: str) -> float | None:
+        managed, unmanaged = rows.managed(mode, load), rows.find("processes", load)
+        ours, theirs = (value(row) if row else None for row in (managed, unmanaged))
+        return 1 - ours / theirs if ours is not None and theirs else None
+
+    return lambda rows, mode: worst((one(rows, mode, load) for load in LOADS), at_least=True)
+
+
+def _useful(rows: Rows, mode: Mode) -> float | None:
+    """Growth of the useful share of the GPU's time over a latency client alone, beside the load where it is least."""
+
+    def one(load: str) -> float | None:
+        both, alone = rows.managed(mode, load), rows.find("latency_alone", load)
+        if not both or not alone or both.useful_gpu is None or not alone.useful_gpu:
+            return None
+        return both.useful_gpu / alone.useful_gpu - 1
+
+    return worst((one(load) for load in LOADS), at_least=True)
+
+
+def _offload_gain(load: str) -> Callable[[Rows, Mode], float | None]:
+    def measure(rows: Rows, mode: Mode) -> float | None:
+        hooked, bare = rows.find("best_effort_alone_hooked", load), rows.find("best_effort_alone", load)
+        if not hooked or not bare or not hooked.best_effort_per_s or not bare.best_effort_per_s:
+            return None
+        return hooked.best_effort_per_s / bare.best_effort_per_s - 1
+
+    return measure
+
+
+_DECODE: dict[str, str | bool] = {"latency": "gpt_decode", "arrivals": "periodic"}
+FIGURES = (
+    Figure("transformer: P50 / alone", _each(1.42, 1.22, 1.18), _ratio("p50", "transformer")),
+    Figure("transformer: P99 / alone", _each(1.42, 1.32, 1.28), _ratio("p99", "transformer")),
+    Figure("ResNet50: P50 / alone", _each(1.36, 1.16, 1.14), _ratio("p50", "resnet50")),
+    Figure("ResNet50: P99 / alone", _each(1.60, 1.45, 1.40), _ratio("p99", "resnet50")),
+    Figure("transformer, ResNet50: P99 / bound", {"one_process": 1.05}, _over_bound("transformer", "resnet50")),
+    Figure("the same, hint 0.5 ms ahead: P99 / alone", _each(1.22, 1.15, 1.10), _hinted),
+    Figure("GEMMs, periodic: P99 / alone", _each(1.30, 1.15, 1.10), _ratio("p99", "gemm", arrivals="periodic")),
+    Figure("best effort, least of four loads", _each(0.97, 0.97, 0.97), _least_best_effort, at_least=True),
+    Figure(
+        "best effort, GEMMs, periodic",
+        _each(0.94, 0.94, 0.94),
+        _best_effort("gemm", arrivals="periodic"),
+        at_least=True,
+    ),
+    Figure("GEMMs, elementwise: P99 / bound", _each(1.10, 1.10, 1.05), _over_bound("gemm", "elementwise")),
+    Figure("GPT decode, half busy, SLO 2 x: attained", _each(0.99, 0.99, 0.99), _attained, at_least=True),
+    Figure(
+        "GPT decode: best effort", _each(0.9, 1.2, 1.2), _best_effort("transformer", "_slack", **_DECODE), at_least=True
+    ),
+    Figure("two and two clients: P99 / without best effort", _each(1.8, 1.6, 1.5), _p99_of_two),
+    Figure("two and two clients: best effort", _each(0.93, 0.93, 0.93), _best_effort(FOUR, others=True), at_least=True),
+    Figure(
+        "P95, less than time slices by",
+        _each(0.5, 0.5, 0.5),
+        _down(lambda row: row.latency_ms.p95 if row.latency_ms else None),
+        at_least=True,
+    ),
+    Figure("queue wait, less than time slices by", _each(0.5, 0.5, 0.5), _down(lambda row: row.wait_ms), at_least=True),
+    Figure("useful GPU time, more than latency alone by", _each(0.15, 0.15, 0.15), _useful, at_least=True),
+    *(
+        Figure(f"{load} alone, offloaded: faster than bare by", {"two_processes": 0.10}, _offload_gain(load), True)
+        for load in CPU_BOUND
+    ),
+)
+
+#: What an overhead row must be at most: its ns, or what it adds.
+OVERHEADS = (
+    ("offloaded launch", "driver, 10 parameters: best-effort", "ns_median", 300.0),
+    ("latency launch, added", "null driver, 10 parameters: latency", "added_ns_median", 100.0),
+    ("PyTorch `add_`, offloaded, added", "PyTorch, x.add_(1): best-effort", "added_ns_median", 0.0),
+    ("idle for a second, CPU ns added", "driver, idle for a second: best-effort", "added_ns_median", 1e6),
+    ("idle for a second, CPU ns added, latency", "driver, idle for a second: latency", "added_ns_median", 1e6),
+)
+
+
+def figures_table(results: Results) -> str:
+    """Every figure with its target, and whether it is met."""
+    overheads = {row.what: row for row in results.rows if isinstance(row, OverheadRow)}
+    if overheads:
+        lines = ["| figure | ns |", "|---|---|"]
+        for name, what, field, target in OVERHEADS:
+            measured = getattr(overheads[what], field) if what in overheads else None
+            lines.append(f"| {name} | {judged(measured, target)} |")
+        return "\n".join(lines) + "\n"
+    rows = Rows(results)
+    lines = [f"| figure | {' | '.join(MODES.values())} |", f"|---|{'---|' * len(MODES)}"]
+    lines += [f"| {figure.name} | {' | '.join(figure.cell(rows, mode) for mode in MODES)} |" for figure in FIGURES]
+    return "\n".join(lines) + "\n"
