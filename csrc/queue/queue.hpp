@@ -137,8 +137,8 @@ class Queue {
   std::atomic<bool> accepting_{false};
   std::atomic<bool> process_has_latency_{false};
   static constexpr unsigned kAsksThatWait = 1000;  // for one position in a row
-  std::atomic<Position> asked_{0};               // for by the last query that was answered with NOT_READY,
-  std::atomic<unsigned> asked_times_{0};         // so often again
+  std::atomic<Position> asked_{0};                 // for by the last query that was answered with NOT_READY,
+  std::atomic<unsigned> asked_times_{0};           // so often again
   std::atomic<Position> claimed_{0};  // what waits behind the gate only as long as the process has no latency work
 };
 

@@ -30,9 +30,10 @@
 namespace cudasched::runtime {
 namespace {
 
-constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client of this process is active
-constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
-constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
+constexpr std::int64_t kActiveTickNs = kNsPerMs;      // while a latency client of this process is active
+constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;    // while it launches
+constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;   // else; a heartbeat must not grow stale
+constexpr std::int64_t kQuietTickNs = 50 * kNsPerMs;  // in a process that schedules nothing, for what `status` shows
 
 // Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
 class ThreadRegions {
@@ -503,7 +504,14 @@ void Engine::tick_forever() noexcept {
     const std::int64_t now = now_ns();
     const bool active = tick(now);
     const std::uint64_t launches = hot().counters.totals().all_launches();
-    const std::int64_t pause = active ? kActiveTickNs : launches != launches_before ? kBusyTickNs : kIdleTickNs;
+    bool quiet = true;
+    for_each_device([&](const Device& device) {
+      quiet = quiet && !device.registered(Class::kLatency) && !device.registered(Class::kBestEffort);
+    });
+    const std::int64_t pause = active                        ? kActiveTickNs
+                               : quiet                       ? kQuietTickNs
+                               : launches != launches_before ? kBusyTickNs
+                                                             : kIdleTickNs;
     launches_before = launches;
     const timespec time{0, pause};
     nanosleep(&time, nullptr);
@@ -540,6 +548,7 @@ bool Engine::tick(std::int64_t now) noexcept {
       device.latency.tick(now);
       active = active || device.latency.active();
     }
+    device.gate.report_overdue(now);
     if (device.gate.registered()) {
       if (const std::string_view why = device.gate.refused_policy(); !why.empty() && !policy_refused_.exchange(true)) {
         std::array<char, 256> message{};

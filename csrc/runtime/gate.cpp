@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <mutex>
 
 #include "base/clock.hpp"
@@ -348,6 +349,31 @@ void Gate::retire(std::int64_t now) noexcept {
   retired_ns_ = now;
   // Others count what this client has in flight until they hear that it is done.
   if (in_flight_.count() < before) neighbours_.publish(now + in_flight_.remaining_ns(now));
+}
+
+std::int64_t Gate::earliest_due_ns() noexcept {
+  std::int64_t earliest = std::numeric_limits<std::int64_t>::max();
+  in_flight_.for_each([&](int entry) {
+    earliest = std::min(earliest, tracked_[static_cast<std::size_t>(entry)].due_ns);
+    return false;  // the first of each stream
+  });
+  return earliest;
+}
+
+void Gate::report_overdue(std::int64_t now) noexcept {
+  if (!registered()) return;
+  // At exit, nothing calls the driver from here once stop() has passed this lock.
+  const std::scoped_lock probe(LatencyActivity::probe_mutex());
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  const std::scoped_lock lock(lock_);
+  std::int64_t due = earliest_due_ns();
+  if (now - kOverdueNs > due) {
+    const driver::RelaxedCapture relaxed;
+    retire(now);
+    due = earliest_due_ns();
+  }
+  table_->slot(slot_.load(std::memory_order_relaxed))
+      .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }
 
 schedule::Snapshot Gate::look(const predict::Prediction& prediction, const Waiting& waiting,

@@ -106,16 +106,20 @@ class Gate {
   std::vector<std::byte> save() noexcept;
   void restore(std::span<const std::byte> state);
 
+  // The ticker's: tells the arbiter which launch should have ended and has not (`cudasched status` names its client).
+  void report_overdue(std::int64_t now_ns) noexcept;
+
   // Contexts go with their events; called before the driver destroys one. Null: any context of this device.
   void forget_context(CUcontext context) noexcept;
 
  private:
   static constexpr int kTimers = 16;
-  static constexpr std::int64_t kBacklogNs = 100'000'000;  // for what was submitted before the gate came on
-  static constexpr std::int64_t kEventGapNs = 1'300;       // what two timing events add to a kernel between them
-  static constexpr std::int64_t kSpinNs = 60'000;          // before a waiter sleeps
-  static constexpr std::int64_t kPollNs = 4'000;           // between two looks at completion events
-  static constexpr std::int64_t kReapNs = 5'000'000;       // between two looks for dead clients, while waiting
+  static constexpr std::int64_t kBacklogNs = 100'000'000;    // for what was submitted before the gate came on
+  static constexpr std::int64_t kEventGapNs = 1'300;         // what two timing events add to a kernel between them
+  static constexpr std::int64_t kSpinNs = 60'000;            // before a waiter sleeps
+  static constexpr std::int64_t kPollNs = 4'000;             // between two looks at completion events
+  static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
+  static constexpr std::int64_t kReapNs = 5'000'000;         // between two looks for dead clients, while waiting
   // Between a submission and the next launch, where the launcher has it ready, and where the program must make it: what
   // takes longer is the program's doing.
   static constexpr std::int64_t kPromptNs = 20'000;
@@ -147,6 +151,7 @@ class Gate {
   bool beside_others(CUstream stream) noexcept;
   void mark_overlapped() noexcept;
   void retire(std::int64_t now_ns) noexcept;
+  std::int64_t earliest_due_ns() noexcept;
   void release(int entry, bool measured) noexcept;
   int enter(CUstream stream, const predict::Prediction& prediction, std::int64_t now_ns) noexcept;
   schedule::Snapshot look(const predict::Prediction& prediction, const Waiting& waiting, std::int64_t now_ns) noexcept;

@@ -106,7 +106,7 @@ void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now
     known = known && expected > 0 && expected <= kMostNs && deadline > now - kMostNs && deadline <= now + kMostNs &&
             entered > now - kMostNs && entered <= now && before <= admitted && before >= admitted - kMostNs;
     if (!known) return;
-    requests[count++] = {deadline, schedule::remaining_ns(expected, now - entered - (admitted - before))};
+    requests[count++] = {deadline, schedule::remaining_ns(expected, now - entered - (admitted - before)), expected};
   });
   if (known) snapshot.slack_ns = schedule::least_slack_ns(std::span(requests).first(count), now);
 }

@@ -51,7 +51,6 @@ class Neighbours {
   void look_at_requests(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
   void look_ahead(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
   const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
-  void join_others(std::int64_t now_ns) noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
   bool fresh(int slot, std::int64_t now_ns) const noexcept;
 

@@ -1,5 +1,6 @@
 #include "runtime/predictor_files.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,6 +37,15 @@ class File {
   throw StateError("the predictor's state " + path + " cannot be " + what + ": " + std::strerror(errno));
 }
 
+// The models that came with this library, or "".
+std::string shipped_models() {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<const void*>(&load_trees), &self) == 0 || self.dli_fname == nullptr) return {};
+  const std::filesystem::path models = std::filesystem::path(self.dli_fname).parent_path() / "predictor" / "models";
+  std::error_code error;
+  return std::filesystem::is_directory(models, error) ? models.string() : std::string();
+}
+
 std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path) {
   auto trees = predict::trees::load_evaluator(path);
   if (trees->features() != predict::kFeatureCount) {
@@ -50,7 +60,7 @@ std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path) {
 
 std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& settings, int compute_major,
                                                             int compute_minor) {
-  const std::string& path = settings.model_path;
+  const std::string path = settings.model_path.empty() ? shipped_models() : settings.model_path;
   if (path.empty() || path == "off") return nullptr;
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return load(path);

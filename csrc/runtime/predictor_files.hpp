@@ -16,8 +16,8 @@
 
 namespace cudasched::runtime {
 
-// The trees of CUDASCHED_MODEL: a file, or of a directory the one for this architecture (`sm_90.ubj`, or .json). Null
-// where there is none. Throws ModelError.
+// The trees of CUDASCHED_MODEL, or of predictor/models beside this library: a file, or of a directory the one for this
+// architecture (`sm_90.ubj`, or .json). Null where there is none. Throws ModelError.
 std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& settings, int compute_major,
                                                             int compute_minor);
 

@@ -36,7 +36,7 @@ struct Settings {
   std::string name;                                  // CUDASCHED_NAME, empty: the program's
   std::string coverage_directory;                    // CUDASCHED_COVERAGE_DIR, empty: no coverage count
   std::string cupti_path;                            // CUDASCHED_CUPTI
-  std::string model_path;                            // CUDASCHED_MODEL, empty or "off": no trees
+  std::string model_path;                            // CUDASCHED_MODEL, empty: what the package ships, "off": no trees
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
   // What the lead is to begin with: with a launcher thread that feeds the GPU, and where the gate holds the program's

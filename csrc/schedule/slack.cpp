@@ -24,13 +24,19 @@ std::int64_t remaining_ns(std::int64_t expected_ns, std::int64_t passed_ns) noex
 
 std::int64_t least_slack_ns(std::span<const Request> requests, std::int64_t now_ns) noexcept {
   if (requests.empty()) return Snapshot::kUnknownNs;
+  const auto urgent = std::min_element(requests.begin(), requests.end(), [](const Request& one, const Request& other) {
+    return one.deadline_ns < other.deadline_ns;
+  });
+  const auto needs = [&](const Request& request) {
+    return &request == &*urgent ? request.remaining_ns : std::max(request.remaining_ns, request.expected_ns);
+  };
   std::int64_t least_ns = Snapshot::kLongAgoNs;
   for (const Request& request : requests) {
     if (request.deadline_ns == 0 || request.remaining_ns == Snapshot::kUnknownNs) return Snapshot::kUnknownNs;
     std::int64_t needed_ns = 0;
     for (const Request& other : requests) {
       if (other.remaining_ns == Snapshot::kUnknownNs) return Snapshot::kUnknownNs;
-      if (other.deadline_ns <= request.deadline_ns) needed_ns += other.remaining_ns;
+      if (other.deadline_ns <= request.deadline_ns) needed_ns += needs(other);
     }
     least_ns = std::min(least_ns, request.deadline_ns - now_ns - needed_ns);
   }

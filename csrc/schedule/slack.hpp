@@ -53,10 +53,12 @@ std::int64_t remaining_ns(std::int64_t expected_ns, std::int64_t passed_ns) noex
 struct Request {
   std::int64_t deadline_ns = 0;  // on the clock of now_ns; 0: it has none
   std::int64_t remaining_ns = Snapshot::kUnknownNs;
+  std::int64_t expected_ns = 0;  // in all
 };
 
 // The least slack of the requests, for Snapshot::slack_ns. The GPU serves them one after another, the most urgent
-// first, so that a request also waits for what is due before it. kUnknownNs if there is none, or one of them has no
+// first, so that a request also waits for what is due before it, and the time that has passed was had by the most
+// urgent alone: the others are taken to need all that they need. kUnknownNs if there is none, or one of them has no
 // deadline or no known remainder.
 std::int64_t least_slack_ns(std::span<const Request> requests, std::int64_t now_ns) noexcept;
 

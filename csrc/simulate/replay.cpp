@@ -577,7 +577,7 @@ std::int64_t Replay::slack_ns() {
     const std::int64_t passed_ns = now_ns_ - client->entered_ns - (admitted_ns_ - client->admitted_at_entry_ns);
     const std::int64_t slo_ns = client->trace->slo_ns;
     requests[count++] = {slo_ns > 0 ? client->trace->arrivals_ns[client->served] + slo_ns : 0,
-                         schedule::remaining_ns(client->expected_ns, passed_ns)};
+                         schedule::remaining_ns(client->expected_ns, passed_ns), client->expected_ns};
   }
   return schedule::least_slack_ns({requests.data(), count}, now_ns_);
 }

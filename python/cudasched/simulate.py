@@ -62,7 +62,7 @@ __all__ = [
 Sharing = Literal["one_process", "mps", "two_processes"]
 Policy = Callable[["Snapshot"], "int | Literal['latency', 'turn'] | None"]
 
-ADAPTIVE = "adaptive"
+ADAPTIVE = "auto"
 """A lead that is found on line."""
 
 _MS = 1e6

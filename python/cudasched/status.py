@@ -41,6 +41,8 @@ class Client:
         age_s: Since it came, s.
         heartbeat_age_s: Since its last sign of life, s.
         in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
+        overdue_s: Since its oldest launch in flight should have been done, s; 0: none is late. Launches that the gate
+            does not see (no latency client was there) are not known.
         deadline_in_ms: Until the earliest deadline of its regions, ms; negative: passed; None: none.
         launches: Kernel and graph launches in this class.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
@@ -63,6 +65,7 @@ class Client:
     age_s: float
     heartbeat_age_s: float
     in_flight_ms: float
+    overdue_s: float
     deadline_in_ms: float | None
     launches: int
     device_launches: int
@@ -82,7 +85,7 @@ class Device:
 
     Attributes:
         name: As the driver names it.
-        uuid: ``GPU-...``.
+        uuid: ``GPU-...``, or ``MIG-...`` for a MIG instance.
         path: The shared table.
         clients: Who is on it, by slot.
         error: Why the table cannot be read; empty if it can.
@@ -113,6 +116,8 @@ class State:
         gate_wait_ns: Time they waited, ns.
         offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
         untracked_launches: Gated launches whose completion could not be followed.
+        prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
+        unprioritised_graphs: Graphs for which the driver refused that.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
@@ -131,6 +136,8 @@ class State:
     gate_wait_ns: int = 0
     offloaded_launches: int = 0
     untracked_launches: int = 0
+    prioritised_graphs: int = 0
+    unprioritised_graphs: int = 0
     device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""
@@ -178,6 +185,7 @@ def _client(seen: stub.Client) -> Client:
         age_s=seen.age_ns / _NS_PER_S,
         heartbeat_age_s=seen.heartbeat_age_ns / _NS_PER_S,
         in_flight_ms=seen.in_flight_ns / _NS_PER_MS,
+        overdue_s=seen.overdue_ns / _NS_PER_S,
         deadline_in_ms=seen.deadline_in_ns / _NS_PER_MS if seen.deadline_in_ns else None,
         launches=seen.launches,
         device_launches=seen.device_launches,

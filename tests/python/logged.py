@@ -30,6 +30,10 @@ class Log:
         self.gpu.call("cuMemsetD32_v2", address, 0, ctypes.c_size_t(size_bytes // 4))
         return address
 
+    def free(self) -> None:
+        for address in (self._cursor, self.values):
+            self.gpu.call("cuMemFree_v2", address)
+
     def note(self, *values: int, stream: int = 0, us: int = 1, grid: int = 1, keep_gil: bool = False) -> None:
         """A launch a value, each of `us` simulated microseconds."""
         for value in values:
@@ -80,12 +84,17 @@ class Log:
             self.note(value, stream=stream)
             self.record(event, stream)
 
-    def graph(self, values: Iterable[int], stream: int) -> int:
-        """An executable graph that notes the values."""
-        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    def capture(self, values: Iterable[int], stream: int) -> ctypes.c_void_p:
+        """A graph that notes the values."""
+        graph = ctypes.c_void_p()
         self.gpu.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), CAPTURE_THREAD_LOCAL)
         self.note(*values, stream=stream)
         self.gpu.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        return graph
+
+    def graph(self, values: Iterable[int], stream: int) -> int:
+        """An executable graph that notes the values."""
+        graph, executable = self.capture(values, stream), ctypes.c_void_p()
         self.gpu.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
         self.gpu.call("cuGraphDestroy", graph)
         assert executable.value
@@ -103,6 +112,8 @@ class Chance:
         self._events = [self._log.event() for _ in range(self.STREAMS)]
         self._last, self._next_value = 0, 0
         self._mirror = self._log.allocate(8 * ROOM)
+        # Memory is cleared on the default stream, which these streams do not wait for.
+        gpu.call("cuStreamSynchronize", None)
         self._host = ctypes.c_void_p()
         gpu.call("cuMemAllocHost_v2", ctypes.byref(self._host), ctypes.c_size_t(8 * ROOM))
         self.result: list[int] = []

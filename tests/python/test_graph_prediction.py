@@ -299,3 +299,12 @@ def test_graphs_of_the_same_kernels_with_other_parameters_are_told_apart(stage: 
     program.call("short = instantiate(build([1] * 6)); gpu.replay(short, stream); wait(stream)")
     assert_takes(program, 6, "instantiate(build([US] * 6, *more))")
     ends_well(program, serve)
+
+
+@pytest.mark.parametrize(("setting", "graphs"), [({}, 1), ({"CUDASCHED_NODE_PRIORITY": "0"}, 0)])
+def test_the_priority_of_kernel_nodes_can_be_switched_off(stage: Stage, setting: dict[str, str], graphs: int) -> None:
+    program = stage.importing(**setting)
+    program.call("gpu = Gpu(); gpu.launch(us=1)\nwith cudasched.region('latency'): gpu.capture(2, gpu.stream())")
+    assert program.count("prioritised_graphs") == graphs
+    assert program.count("unprioritised_graphs") == 0
+    ends_well(program)

@@ -51,14 +51,14 @@ def test_policies_have_names_and_the_default_comes_first() -> None:
 
 def test_arms_are_compared_with_those_alone() -> None:
     clients = [served(simulate.request(0.48)), simulate.best_effort(steps())]
-    arms = [simulate.Arm("open", offload=False), simulate.Arm("strict"), simulate.Arm("strict", lead_us="adaptive")]
+    arms = [simulate.Arm("open", offload=False), simulate.Arm("strict"), simulate.Arm("strict", lead_us="auto")]
     rows = simulate.compare(clients, arms, seconds=2)
     assert [row.arm for row in rows] == [
         "latency alone",
         "best effort alone",
         "open",
         "strict, lead 20 us",
-        "strict, lead adaptive",
+        "strict, lead auto",
     ]
     alone, bare, unmanaged, strict, adaptive = rows
     assert alone.latency_ms and unmanaged.latency_ms and strict.latency_ms
@@ -151,7 +151,7 @@ def test_what_a_policy_raises_comes_out() -> None:
 @given(
     sharing=st.sampled_from(["one_process", "mps", "two_processes"]),
     policy=st.sampled_from(["strict", "slack", "open"]),
-    lead_us=st.one_of(st.just("adaptive"), st.floats(0, 300)),
+    lead_us=st.one_of(st.just("auto"), st.floats(0, 300)),
     offload=st.booleans(),
     rate_hz=st.floats(1, 150),
     request_ms=st.floats(0.01, 3),
@@ -383,7 +383,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path) -> None:
         (["--policy", "nowhere.py:f"], "nowhere.py:f"),
         (["--policy", "json:nothing"], "nothing"),
         (["--policy", "json:__name__"], "is no function"),
-        (["--lead-us", "small"], "a number of us, or adaptive"),
+        (["--lead-us", "small"], "a number of us, or auto"),
         (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
         (["--arrivals", "daily"], "daily"),
     ],

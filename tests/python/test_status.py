@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import cudasched
 import pytest
 from cudasched import hook
+from cudasched.cli.status import show_status
 from support import PATIENCE_S, Run
 
 RAW = {
@@ -29,6 +30,7 @@ RAW = {
     "heartbeat_age_ns": 20_000_000,
     "slo_ns": 5_000_000,
     "in_flight_ns": 150_000,
+    "overdue_ns": 0,
     "deadline_in_ns": -1_000_000,
     "launches": 90,
     "device_launches": 100,
@@ -58,6 +60,9 @@ class Tables:
     def run_directory(self) -> str:
         return str(self._directory)
 
+    def find_driver(self) -> str:
+        return "libcuda.so.1"
+
     def read_table(self, path: str) -> tuple[str, list[SimpleNamespace]]:
         if "broken" in path:
             raise cudasched.ArbiterError("not a table")
@@ -79,10 +84,25 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "age_s": 2.5,
         "heartbeat_age_s": 0.02,
         "in_flight_ms": 0.15,
+        "overdue_s": 0.0,
         "deadline_in_ms": -1.0,
         "gate_wait_ms": 3.0,
     }
     assert second.coverage == 0.9
+
+
+def test_work_that_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a launch that is a little late."""
+    hangs = {**RAW, "name": "hangs.py", "overdue_ns": 12_600_000_000}
+    late = {**RAW, "slot": 4, "name": "late.py", "overdue_ns": 900_000_000}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [hangs, late]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    assert show_status(as_json=False, watch=False) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()[3:5]]
+    states = {row[4].strip(): row[8].strip() for row in rows}
+    assert states == {"hangs.py": "overdue 13 s", "late.py": "active"}
 
 
 def test_a_table_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,12 @@ def _trace(text: str, recording_us: float) -> Trace:
 
 
 def _lead(text: str) -> float | str:
-    if text == "adaptive":
+    if text == "auto":
         return text
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"--lead-us {text}: a lead is a number of us, or adaptive") from None
+        raise ConfigError(f"--lead-us {text}: a lead is a number of us, or auto") from None
 
 
 def _show(rows: Sequence[Row], title: str) -> None:
@@ -114,7 +114,7 @@ def command(
         typer.Option(help="strict, slack, open (no gate), or FILE.py:FUNCTION; may be given again."),
     ] = None,
     lead_us: Annotated[
-        list[str] | None, typer.Option(help="Lead, us, or adaptive; may be given again. Default: 20 and adaptive.")
+        list[str] | None, typer.Option(help="Lead, us, or auto (found on line); may be given again. Default: 20 and auto.")
     ] = None,
     request_ms: Annotated[float, typer.Option(help="GPU time of a latency request that is one graph, ms.")] = 0.5,
     request_kernels: Annotated[int, typer.Option(help="Kernels of that graph; counts where nothing is gated.")] = 30,
@@ -153,7 +153,7 @@ def command(
     for one in named:
         if isinstance(one, str) and one not in simulate.policies():
             raise ConfigError(f"--policy {one}: there are {', '.join(simulate.policies())}, and FILE.py:FUNCTION")
-    leads = [_lead(text) for text in lead_us or ["20", "adaptive"]]
+    leads = [_lead(text) for text in lead_us or ["20", "auto"]]
     best_effort = [_trace(text, recording_us) for text in traces]
     if load is not None:
         best_effort = [replace(trace, load=load) for trace in best_effort]

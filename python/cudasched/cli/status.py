@@ -23,6 +23,8 @@ __all__ = ["show_status"]
 
 _WATCH_S = 1.0
 _PIPE_COLUMNS = 200
+_OVERDUE_S = 1.0
+"""A launch that is later than that, whatever was predicted, may never end."""
 
 _COLUMNS = {
     "GPU": False,
@@ -45,6 +47,8 @@ _COLUMNS = {
 def _state(client: Client) -> str:
     if not client.alive:
         return "dead"
+    if client.overdue_s > _OVERDUE_S:
+        return f"overdue {client.overdue_s:.0f} s"
     if client.active:
         return "active"
     if client.waiting:

@@ -299,27 +299,18 @@ class Contest {
     return clients_.back();
   }
 
-  // Until `end_ns`, in steps of 20 us.
+  // Until `end_ns`, in steps of 20 us. Who feeds looks more often than who waits, so it comes first in each.
   void run(std::int64_t& now, std::int64_t end_ns, std::int64_t launch_ns) {
     for (; now < end_ns; now += 20'000) {
       for (Client& client : clients_) {
-        if (client.stopped) continue;
-        table_.slot(client.slot).heartbeat_ns = now;
-        if (client.in_flight_until_ns > now) continue;
-        const std::uint64_t bit = std::uint64_t{1} << client.slot;
-        if ((table_.layout().waiting & bit) == 0) client.neighbours.came_back(now);  // a launch that has just come
-        Snapshot seen;
-        seen.predicted_ns = launch_ns;
-        client.neighbours.look(seen, now, 0);
-        if (!seen.my_turn || (mps_ && seen.in_flight_ns > 0)) {
-          table_.layout().waiting |= bit;
-          continue;
+        if (!client.stopped) table_.slot(client.slot).heartbeat_ns = now;
+      }
+      for (const bool waits : {false, true}) {
+        for (Client& client : clients_) {
+          if (!client.stopped && waiting(client) == waits && client.in_flight_until_ns <= now) {
+            ask(client, now, launch_ns);
+          }
         }
-        table_.layout().waiting &= ~bit;
-        client.neighbours.admitted(seen, -1);
-        client.in_flight_until_ns = now + launch_ns;
-        client.neighbours.publish(client.in_flight_until_ns);
-        ++client.launched;
       }
     }
   }
@@ -327,6 +318,25 @@ class Contest {
   Client& operator[](std::size_t index) { return clients_[index]; }
 
  private:
+  static std::uint64_t bit(const Client& client) { return std::uint64_t{1} << client.slot; }
+  bool waiting(const Client& client) const { return (table_.layout().waiting & bit(client)) != 0; }
+
+  void ask(Client& client, std::int64_t now, std::int64_t launch_ns) {
+    if (!waiting(client)) client.neighbours.came_back(now);  // a launch that has just come
+    Snapshot seen;
+    seen.predicted_ns = launch_ns;
+    client.neighbours.look(seen, now, 0);
+    if (!seen.my_turn || (mps_ && seen.in_flight_ns > 0)) {
+      table_.layout().waiting |= bit(client);
+      return;
+    }
+    table_.layout().waiting &= ~bit(client);
+    client.neighbours.admitted(seen, -1);
+    client.in_flight_until_ns = now + launch_ns;
+    client.neighbours.publish(client.in_flight_until_ns);
+    ++client.launched;
+  }
+
   arbiter::Table& table_;
   bool mps_;
   std::vector<Client> clients_;

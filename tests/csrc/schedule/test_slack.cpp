@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <vector>
 
@@ -75,6 +76,13 @@ TEST(LeastSlack, IsDeadlineLessNowLessRemaining) {
 TEST(AdmissionCost, AFirstLaunchBringsTwoSwitches) {
   EXPECT_EQ(admission_cost_ns(70'000, 0, 130'000), 330'000);
   EXPECT_EQ(admission_cost_ns(70'000, 1, 130'000), 70'000);
+}
+
+// Two requests that began together: the GPU has worked for the first one only.
+TEST(LeastSlack, TimeThatHasPassedWasHadByTheMostUrgentAlone) {
+  const Request first{20'000, 1'000, 5'000};
+  const Request second{21'000, 2'000, 6'000};
+  EXPECT_EQ(least_slack_ns(std::array{second, first}, 10'000), 21'000 - 10'000 - 1'000 - 6'000);
 }
 
 // If best-effort work takes at most the least slack, and then the requests run one after another in the order of their

@@ -1,0 +1,27 @@
+"""The soak for twenty seconds; `python -m tests.soak` is the long one."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from support import PATIENCE_S, ROOT
+
+
+def test_nothing_is_lost_reordered_or_hung(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    out = tmp_path / "soak.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "--minutes", "0.33", "--seed", str(seed), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"seed {seed}"
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["launches"] > 100 and row["killed"] > 0
+    assert not any(row[name] for name in ("failed", "hung", "slots_left", "processes_left"))
