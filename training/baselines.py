@@ -16,7 +16,7 @@ from training.data import Codes, Floats, Launches
 Baseline = Callable[[Launches, Launches], Floats]
 
 
-def _medians(codes: Codes, logs: Floats, count: int) -> Floats:
+def medians(codes: Codes, logs: Floats, count: int) -> Floats:
     """Median a code; NaN where it has none."""
     order = np.lexsort((logs, codes))
     sorted_codes, sorted_logs = codes[order], logs[order]
@@ -31,8 +31,8 @@ def _medians(codes: Codes, logs: Floats, count: int) -> Floats:
 def history(train: Launches, test: Launches) -> Floats:
     """The median of the same kernel with the same grid, block and shared memory; else of the kernel; else of all."""
     logs = np.log(train.duration_ns)
-    by_key = _medians(train.geometry_key, logs, int(max(train.geometry_key.max(), test.geometry_key.max())) + 1)
-    by_kernel = _medians(train.kernel, logs, int(max(train.kernel.max(), test.kernel.max())) + 1)
+    by_key = medians(train.geometry_key, logs, int(max(train.geometry_key.max(), test.geometry_key.max())) + 1)
+    by_kernel = medians(train.kernel, logs, int(max(train.kernel.max(), test.kernel.max())) + 1)
     answer = by_key[test.geometry_key]
     answer = np.where(np.isnan(answer), by_kernel[test.kernel], answer)
     return np.exp(np.where(np.isnan(answer), np.median(logs), answer))

@@ -10,7 +10,8 @@ constexpr float kMostShift = 0.2F;
 constexpr float kMostLog = 5.0F;  // of a bound over its prediction: 150 times
 constexpr std::array<float, Bound::kKnowledges> kFirst{0.9F, 0.4F,
                                                        1.8F};  // before there are scores, for kDefaultCoverage
-constexpr std::size_t kFew = 10;
+constexpr std::size_t kFew = 10;                               // scores that say more than a guess
+constexpr float kWiderWeight = 40;  // scores of a window that weigh as much as all of the next wider one
 
 }  // namespace
 
@@ -33,9 +34,12 @@ void ScoreWindow::add(float score, bool over, float coverage) noexcept {
 
 float ScoreWindow::quantile(float coverage) const noexcept {
   const float level = std::clamp(coverage + shift_, 0.0F, 1.0F);
-  // The next launch is one more than the window has.
-  const auto rank = static_cast<std::size_t>(std::ceil(level * static_cast<float>(size_ + 1)));
-  return sorted_[std::clamp<std::size_t>(rank, 1, size_) - 1];
+  // The next launch is one more than the window has. Between two scores a straight line: to take the upper one would be
+  // to cover half a score too many, which is a percent of a small window.
+  const float rank = std::clamp(level * static_cast<float>(size_ + 1) - 1, 0.0F, static_cast<float>(size_ - 1));
+  const auto below = static_cast<std::size_t>(rank);
+  const auto above = std::min<std::size_t>(below + 1, size_ - 1U);
+  return sorted_[below] + (rank - static_cast<float>(below)) * (sorted_[above] - sorted_[below]);
 }
 
 // The tails of durations are about exponential.
@@ -50,18 +54,24 @@ std::uint8_t Bound::bin_of(float log_ns) noexcept {
 
 float Bound::margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept {
   const ScoreWindow* const windows = &groups_[first_group(knowledge, busy)];
+  const ScoreWindow& all = windows[kWindows - 1];
   float quantile = first_ * kFirst[static_cast<std::size_t>(knowledge)];
-  for (const std::size_t window : windows_of(bin)) {
-    if (windows[window].size() < (window == kWindows - 1 ? kFew : kEnough)) continue;
-    quantile = windows[window].quantile(coverage_);
-    break;
+  if (all.size() >= kFew) {
+    quantile = all.quantile(coverage_);
+    const auto [narrow, wide] = windows_of(bin);
+    for (const std::size_t window : {wide, narrow}) {
+      if (windows[window].size() == 0) continue;
+      const auto scores = static_cast<float>(windows[window].size());
+      quantile += scores / (scores + kWiderWeight) * (windows[window].quantile(coverage_) - quantile);
+    }
   }
   return std::clamp(quantile * scale, 0.0F, kMostLog);
 }
 
 void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept {
   const float score = std::clamp(log_ratio, -kMostLog, kMostLog) / scale;
-  for (const std::size_t window : windows_of(bin))
+  const auto [narrow, wide] = windows_of(bin);
+  for (const std::size_t window : {narrow, wide, std::size_t{kWindows - 1}})
     groups_[first_group(knowledge, busy) + window].add(score, over, coverage_);
 }
 

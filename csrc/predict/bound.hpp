@@ -5,8 +5,9 @@
 //
 // A score is log(measured / predicted). Groups: how long the launch was *predicted* to take (half octaves), whether
 // other work ran beside it, and how well its key was known. Where a key has its own spread, scores are in units of it:
-// a steady kernel and a noisy one of the same length then do not pay for each other. A bin with few scores takes the
-// quantile of its stretch of bins, or of all bins together; before there are any, the bound is a guess.
+// a steady kernel and a noisy one of the same length then do not pay for each other. A bin's quantile is shrunk to that
+// of its stretch of bins, and that to the quantile of all bins, by how many scores it has: with a hundred, its own 90%
+// would be off by 3%. Before there are any, the bound is a guess.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -53,7 +54,7 @@ class Bound {
   static constexpr int kWindows = kBins + kBins / kStretch + 1;  // of the bins, of the stretches, of all together
   static constexpr int kKnowledges = 3;
   static constexpr int kGroups = 2 * kKnowledges * kWindows;
-  static constexpr std::size_t kEnough = 20;  // scores of a bin or a stretch that stand alone
+  static constexpr std::size_t kEnough = 128;  // scores of a bin that is not young
 
   explicit Bound(float coverage = kDefaultCoverage) noexcept;
 
@@ -66,7 +67,7 @@ class Bound {
   // same arguments.
   void add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept;
 
-  // Whether the bin has too few scores to stand alone.
+  // Whether the bin has so few scores that more of its launches are worth timing.
   bool is_young(Knowledge knowledge, bool busy, std::uint8_t bin) const noexcept {
     return groups_[first_group(knowledge, busy) + bin].size() < kEnough;
   }
@@ -83,9 +84,9 @@ class Bound {
     return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * kWindows;
   }
 
-  // From the narrowest: places after first_group().
-  static std::array<std::size_t, 3> windows_of(std::uint8_t bin) noexcept {
-    return {bin, std::size_t{kBins} + bin / kStretch, kWindows - 1};
+  // The bin's own and its stretch's: places after first_group(). That of all bins is the last.
+  static std::array<std::size_t, 2> windows_of(std::uint8_t bin) noexcept {
+    return {bin, std::size_t{kBins} + bin / kStretch};
   }
 
   std::array<ScoreWindow, kGroups> groups_{};

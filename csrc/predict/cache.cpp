@@ -41,6 +41,32 @@ void CacheEntry::add(float sample_log) noexcept {
   spread += step * (std::min(std::abs(distance), kOutlierLog) - spread);
 }
 
+bool CacheEntry::agrees(std::uint16_t sample_words, float sample_log) noexcept {
+  constexpr std::uint8_t kMostDoubts = 4;
+  constexpr std::uint8_t kDoubt = 2;
+  if (words == 0 || samples == 0) words = sample_words;
+  if (words == sample_words) return true;
+  const bool is_alike = std::abs(sample_log - measured_log) <= kAlikeLog ||
+                        std::abs(std::exp(sample_log) - std::exp(measured_log)) <= kAlikeNs;
+  if (is_alike) {
+    doubts = static_cast<std::uint8_t>(std::max(doubts - 1, 0));
+  } else if ((doubts = static_cast<std::uint8_t>(doubts + kDoubt)) > kMostDoubts) {
+    is_split = true;
+  }
+  return is_alike;
+}
+
+void CacheEntry::take_over(const CacheEntry& other) noexcept {
+  const std::uint64_t own_key = key;
+  const std::uint32_t used = last_use;
+  *this = other;
+  key = own_key;
+  last_use = used;
+  words = 0;
+  doubts = 0;
+  is_split = false;
+}
+
 CacheEntry& Cache::make(std::uint64_t key) noexcept {
   CacheEntry* victim = &entries_[place(key, 0)];
   for (std::size_t probe = 1; probe < kProbes; ++probe) {

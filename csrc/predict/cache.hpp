@@ -6,6 +6,9 @@
 // it by a tenth; three such samples in a row on the same side mean that the work has changed, and the key starts anew
 // with the last. When the table is crowded, the key that was used least recently nearby gives way.
 //
+// A key may be one that launches share although their words differ (predictor.hpp). Samples with other words than the
+// first are held against what the first lasted, and where one in three and more do not agree, the key is split.
+//
 // Not thread-safe: the predictor's caller holds a lock.
 #pragma once
 
@@ -19,12 +22,16 @@ namespace cudasched::predict {
 struct alignas(64) CacheEntry {
   static constexpr float kStep = 0.2F;
   static constexpr float kOutlierLog = 0.5F;
+  // What launches of one key may differ by: what repeats do, and what is too short to matter.
+  static constexpr float kAlikeLog = 0.2F;
+  static constexpr float kAlikeNs = 500;
 
   std::uint64_t key = 0;  // 0: free
   std::uint32_t launches = 0;
   std::uint32_t last_use = 0;
   std::uint32_t samples = 0;
-  std::uint32_t function = 0;  // index of its correction
+  std::uint16_t function = 0;  // index of its correction
+  std::uint16_t words = 0;     // of a shared key: a hash of those of its first sample; 0: not known
   float base_log = 0;          // log of what trees, critical path or guess said, in ns
   float measured_log = 0;      // of the samples
   float estimate_log = 0;      // what is predicted now, where there is a sample
@@ -34,9 +41,18 @@ struct alignas(64) CacheEntry {
   std::array<float, 3> first_logs{};
   std::int8_t outlier_run = 0;  // consecutive outliers: positive above, negative below
   bool persistent = false;      // the key means the same in the next run
+  std::uint8_t doubts = 0;      // of a shared key: up with samples that do not agree, down with others
+  bool is_split = false;        // of a shared key: not in use any more, the words tell its launches apart
 
   // A measured duration, as the logarithm of nanoseconds.
   void add(float sample_log) noexcept;
+
+  // Goes on with what another key has learned.
+  void take_over(const CacheEntry& other) noexcept;
+
+  // Whether a launch of a shared key that had these words lasted what the key's launches last; splits the key after
+  // the third that did not, unless enough others did.
+  bool agrees(std::uint16_t sample_words, float sample_log) noexcept;
 };
 static_assert(sizeof(CacheEntry) == 64);
 
@@ -47,13 +63,15 @@ class Cache {
 
   // Null if the key is not there; counts as a use.
   CacheEntry* find(std::uint64_t key) noexcept {
-    for (std::size_t probe = 0; probe < kProbes; ++probe) {
-      CacheEntry& entry = entries_[place(key, probe)];
-      if (entry.key != key) continue;
-      entry.last_use = ++clock_;
-      return &entry;
-    }
-    return nullptr;
+    const CacheEntry* const entry = peek(key);
+    return entry != nullptr ? &use(*entry) : nullptr;
+  }
+
+  // An entry of this cache, which counts as used.
+  CacheEntry& use(const CacheEntry& known) noexcept {
+    CacheEntry& entry = entries_[static_cast<std::size_t>(&known - entries_.data())];
+    entry.last_use = ++clock_;
+    return entry;
   }
 
   const CacheEntry* peek(std::uint64_t key) const noexcept {

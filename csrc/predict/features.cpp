@@ -6,8 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 
+#include "predict/logarithm.hpp"
 #include "predict/words.hpp"
+#include "predict/work.hpp"
 
 namespace cudasched::predict {
 namespace {
@@ -15,12 +18,6 @@ namespace {
 constexpr std::uint32_t kLeastSize = 2;
 constexpr std::uint32_t kSizeLimit = 1U << 28;
 constexpr std::size_t kSizes = 6;
-
-// Base 2; exact at powers of two, 0 for 0. A float's bits are its logarithm: exponent, then mantissa.
-float log2_of(std::uint64_t value) noexcept {
-  const auto real = static_cast<float>(static_cast<std::int64_t>(std::max<std::uint64_t>(value, 1)));
-  return static_cast<float>(std::bit_cast<std::int32_t>(real) - 0x3f80'0000) * 0x1p-23F;
-}
 
 // Of the words that are sizes: the greatest distinct ones in falling order, and how many there are in all.
 struct Sizes {
@@ -48,13 +45,19 @@ struct Sizes {
   }
 };
 
+// Two neighbours that are an address, of the device's memory or, in what the stack left in unfilled arrays, of the
+// host's.
+bool is_address(std::uint32_t low, std::uint32_t high, const Allocations* allocations) noexcept {
+  return is_pointer(low, high, allocations) || is_host_address(low, high);
+}
+
 // Adds the words from `at`, which is even.
 void add_rest(std::span<const std::uint32_t> words, std::size_t at, const Allocations* allocations,
               Sizes& sizes) noexcept {
   for (; at + 1 < words.size(); at += 2) {
     const std::uint32_t low = words[at];
     const std::uint32_t high = words[at + 1];
-    if ((low | high) == 0 || is_pointer(low, high, allocations)) continue;
+    if ((low | high) == 0 || is_address(low, high, allocations)) continue;
     sizes.add(low);
     sizes.add(high);
   }
@@ -87,13 +90,12 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
     const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words.data() + at));
     std::uint32_t taken = lanes(is_between(eight, kLeastSize, kSizeLimit - 1));
     if (taken == 0) continue;
-    if (lowest <= highest) {
-      constexpr std::uint32_t kUpperHalves = 0xaa;
-      std::uint32_t upper = lanes(is_between(eight, lowest, highest)) & kUpperHalves;
-      for (; upper != 0; upper &= upper - 1) {
-        const auto lane = static_cast<std::uint32_t>(std::countr_zero(upper));
-        if (is_pointer(words[at + lane - 1], words[at + lane], allocations)) taken &= ~(3U << (lane - 1));
-      }
+    constexpr std::uint32_t kUpperHalves = 0xaa;
+    std::uint32_t upper = lanes(is_between(eight, 0x5500, 0x7fff));  // of the host's, and some more
+    if (lowest <= highest) upper |= lanes(is_between(eight, lowest, highest));
+    for (upper &= kUpperHalves; upper != 0; upper &= upper - 1) {
+      const auto lane = static_cast<std::uint32_t>(std::countr_zero(upper));
+      if (is_address(words[at + lane - 1], words[at + lane], allocations)) taken &= ~(3U << (lane - 1));
     }
     sizes.count += static_cast<std::uint32_t>(std::popcount(taken));
     // Below 2^28, so that the signed comparison serves.
@@ -137,9 +139,20 @@ void features(const Query& query, const Allocations* allocations, float* row) no
   const float log_threads = log2_of(threads);
   const float log_waves = log2_of(whole_waves);
 
-  const Sizes sizes = sizes_of(query.words, allocations);
+  const WorkSizes work = work_sizes(traits.layout, query.words, blocks);
+  const float log_all = work.log_m + work.log_n + work.log_k;
   std::array<float, kSizes> logs{};
-  for (std::size_t i = 0; i < kSizes; ++i) logs[i] = log2_of(sizes.greatest[i]);
+  std::uint32_t count = 0;
+  if (work.is_all) {
+    logs = {work.log_m, work.log_n, work.log_k};
+    std::sort(logs.begin(), logs.begin() + 3, std::greater<>());
+    count = 3;
+  } else {
+    const Sizes sizes = sizes_of(query.words, allocations);
+    for (std::size_t i = 0; i < kSizes; ++i) logs[i] = log2_of(sizes.greatest[i]);
+    count = sizes.count;
+  }
+  const float log_inner = log_all > 0 ? work.log_k : logs[0];
 
   float* out = row;
   const auto put = [&out](float value) { *out++ = value; };
@@ -172,14 +185,20 @@ void features(const Query& query, const Allocations* allocations, float* row) no
   put(static_cast<float>(traits.family));
   put(log2_of(function.parameter_bytes));
   for (const float log : logs) put(log);
-  put(log2_of(std::uint64_t{sizes.count} + 1));
+  put(log2_of(std::uint64_t{count} + 1));
   put(logs[0] + logs[1]);
   put(logs[0] + logs[1] + logs[2]);
   put(logs[0] + logs[1] + logs[2] + logs[3]);
-  put(log_blocks + log_m + log_n + logs[0] - log2_of(sm_count));
-  put(log_waves + logs[0]);
+  put(log_blocks + log_m + log_n + log_inner - log2_of(sm_count));
+  put(log_waves + log_inner);
   put(log_blocks + log_threads + log2_of(traits.vector_width) + log2_of(traits.element_bytes));
   put(logs[0] - log_blocks - log_threads);
+  put(std::max(work.log_m, work.log_n));
+  put(std::min(work.log_m, work.log_n));
+  put(work.log_k);
+  put(log_all);
+  put(log_all - log2_of(std::min(blocks, sm_count)));
+  put(log_all - std::min({work.log_m, work.log_n, work.log_k}));
 }
 
 }  // namespace cudasched::predict

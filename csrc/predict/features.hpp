@@ -4,7 +4,9 @@
 // Logarithms are base 2 with straight lines between the powers of two: a tree asks only for order, and they cost a
 // nanosecond. Words of the parameter block enter free of order: the greatest distinct sizes among them (1 < word <
 // 2^28), how many there are, products. Pointers are out: on line Allocations knows them, in recorded data they are
-// zeros, and both give the same row. Nothing here is ever NaN.
+// zeros, and both give the same row; so are addresses of the host's. Where a kernel's block is known (work.hpp), the
+// sizes of its work stand beside them, or in place of all others: a long block is then not searched. Nothing here is
+// ever NaN.
 //
 // The trees' margin is the natural logarithm of the duration in nanoseconds.
 //
@@ -20,7 +22,7 @@
 
 namespace cudasched::predict {
 
-inline constexpr std::array<std::string_view, 42> kFeatureNames{
+inline constexpr std::array<std::string_view, 48> kFeatureNames{
     "log_blocks",
     "log_grid_x",
     "log_grid_y",
@@ -63,6 +65,12 @@ inline constexpr std::array<std::string_view, 42> kFeatureNames{
     "log_wave_work",     // whole waves x greatest size
     "log_thread_work",   // threads x elements a thread takes at once x bytes of an element
     "log_thread_share",  // greatest size a thread
+    "log_work_m",        // of M and N the greater, and so on: see work.hpp
+    "log_work_n",
+    "log_work_k",
+    "log_work",           // their product
+    "log_work_share",     // of that, a multiprocessor that has any
+    "log_work_greatest",  // matrix of the three
 };
 
 inline constexpr std::size_t kFeatureCount = kFeatureNames.size();

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/hash.hpp"
+#include "predict/work.hpp"
 
 namespace cudasched::predict {
 namespace {
@@ -293,6 +294,7 @@ NameTraits traits_of(std::string_view mangled_name) {
   }
   traits.element_bytes = element_bytes_of(name);
   traits.vector_width = vector_width_of(name);
+  traits.layout = layout_of(name);
   return traits;
 }
 

@@ -32,6 +32,7 @@ struct NameTraits {
   std::uint8_t element_bytes = 0;     // of the first element type named, which is an input's; 0 where there is none
   std::uint8_t vector_width = 0;      // elements a thread takes at once; 0 where the name does not say
   std::uint8_t family = 0;            // enum Family
+  std::uint8_t layout = 0;            // of the parameter block; see work.hpp
 };
 
 struct Function {

@@ -28,6 +28,28 @@ float log_of(std::int64_t duration_ns) noexcept { return std::log(static_cast<fl
 
 std::uint64_t pair(std::uint32_t a, std::uint32_t b) noexcept { return std::uint64_t{a} << 32 | b; }
 
+std::uint64_t finished(std::uint64_t key) noexcept {
+  key ^= key >> 32;
+  return key == 0 ? 1 : key;
+}
+
+// What a shared key remembers of the key that the words would give.
+std::uint16_t tag_of(std::uint64_t own_key) noexcept { return static_cast<std::uint16_t>(own_key | 1); }
+
+// Whether the kernel's work shows in its geometry; see the header. A tile in its name speaks of a matrix product.
+bool may_share(const NameTraits& traits) noexcept {
+  switch (static_cast<Family>(traits.family)) {
+    case Family::kElementwise:
+    case Family::kIndex:
+    case Family::kCopy:
+    case Family::kOptimizer:
+    case Family::kMemory:
+      return traits.tile[0] == 0;
+    default:
+      return false;
+  }
+}
+
 // Independent products, so that the processor need not wait from one word to the next.
 std::uint64_t geometry_of(const Launch& launch) noexcept {
   const std::uint64_t words[] = {pair(launch.grid[0], launch.grid[1]), pair(launch.grid[2], launch.block[0]),
@@ -45,15 +67,27 @@ void Predictor::use_trees(const trees::Evaluator* evaluator) noexcept {
   trees_ = evaluator != nullptr && evaluator->features() == kFeatureCount ? evaluator : nullptr;
 }
 
-std::uint64_t Predictor::key_of(const Launch& launch, const Function* function, std::span<const std::uint32_t> words,
-                                std::uint64_t& geometry) const noexcept {
-  geometry = geometry_of(launch);
+Predictor::Place Predictor::place_of(const Query& query) const noexcept {
+  Place place;
+  place.geometry = geometry_of(query.launch);
+  if (has_words(query) && may_share(query.function->traits)) {
+    place.key =
+        finished(mix(mix(query.function->identity, place.geometry), words_.first(*query.function, query.words)));
+    place.entry = cache_.peek(place.key);
+    place.is_shared = place.entry == nullptr || !place.entry->is_split;
+    if (place.is_shared) return place;
+    place.split = place.entry;
+  }
+  place.key = own_key_of(query, place.geometry);
+  place.entry = cache_.peek(place.key);
+  return place;
+}
+
+std::uint64_t Predictor::own_key_of(const Query& query, std::uint64_t geometry) const noexcept {
   const std::uint64_t identity =
-      function != nullptr ? function->identity : reinterpret_cast<std::uintptr_t>(launch.function);
-  std::uint64_t key = mix(identity, geometry);
-  if (has_words(function, words)) key = mix(key, words_.sum(*function, words));
-  key ^= key >> 32;
-  return key == 0 ? 1 : key;
+      query.function != nullptr ? query.function->identity : reinterpret_cast<std::uintptr_t>(query.launch.function);
+  const std::uint64_t kernel = mix(identity, geometry);
+  return finished(has_words(query) ? mix(kernel, words_.sum(*query.function, query.words)) : kernel);
 }
 
 void Predictor::meet(const Function& function, std::span<const std::uint32_t> words) noexcept {
@@ -68,29 +102,43 @@ void Predictor::meet(const Function& function, std::span<const std::uint32_t> wo
 }
 
 Prediction Predictor::predict(const Query& query) noexcept {
-  const Launch& launch = query.launch;
   const Function* const function = query.function;
   if (function != nullptr && !words_.knows(*function)) meet(*function, query.words);
-  std::uint64_t geometry = 0;
-  std::uint64_t key = key_of(launch, function, query.words, geometry);
-  CacheEntry* entry = cache_.find(key);
-  if (entry == nullptr && has_words(function, query.words) &&
-      words_.mask_pointers(*function, query.words, allocations_)) {
-    key = key_of(launch, function, query.words, geometry);
-    entry = cache_.find(key);
-  }
-  if (entry != nullptr) {
-    if (entry->launches == 1 && function != nullptr) words_.returned(function->index, key);
-    return answer(*entry, true, query.busy, 0);
-  }
+  const Place place = place_of(query);
+  Prediction prediction = place.entry != nullptr ? predict_known(query, place) : predict_new(query, place);
+  if (place.is_shared && prediction.wants_sample) prediction.own_key = own_key_of(query, place.geometry);
+  return prediction;
+}
 
+Prediction Predictor::predict_known(const Query& query, const Place& place) noexcept {
+  CacheEntry& entry = cache_.use(*place.entry);
+  if (entry.launches == 1 && query.function != nullptr) words_.returned(query.function->index, place.key);
+  return answer(entry, true, query.busy, 0);
+}
+
+Prediction Predictor::predict_new(const Query& query, const Place& place) noexcept {
+  const Function* const function = query.function;
+  // Pointers where there were none before: once more without them.
+  if (has_words(query) && words_.mask_pointers(*function, query.words, allocations_)) return predict(query);
+  if (place.split != nullptr && place.split->words == tag_of(place.key)) {
+    const CacheEntry shared = *place.split;  // which the new one may replace
+    CacheEntry& entry = cache_.make(place.key);
+    entry.take_over(shared);
+    return answer(entry, true, query.busy, 0);
+  }
   const float base_log = base_log_of(query);
-  const std::uint32_t event = function != nullptr ? words_.fresh(*function, query.words, geometry, key) : 0;
-  entry = &cache_.make(key);
-  entry->base_log = base_log;
-  entry->function = function != nullptr && function->index < kMaxFunctions ? function->index : kNameless;
-  entry->persistent = function != nullptr;
-  return answer(*entry, false, query.busy, event);
+  const bool learns = function != nullptr && !place.is_shared;
+  const std::uint32_t event = learns ? words_.fresh(*function, query.words, place.geometry, place.key) : 0;
+  CacheEntry& entry = cache_.make(place.key);
+  entry.base_log = base_log;
+  entry.function = correction_of(function);
+  entry.persistent = function != nullptr;
+  return answer(entry, false, query.busy, event);
+}
+
+std::uint16_t Predictor::correction_of(const Function* function) noexcept {
+  return static_cast<std::uint16_t>(function != nullptr && function->index < kMaxFunctions ? function->index
+                                                                                           : kNameless);
 }
 
 float Predictor::base_log_of(const Query& query) const noexcept {
@@ -101,13 +149,9 @@ float Predictor::base_log_of(const Query& query) const noexcept {
 }
 
 std::int64_t Predictor::estimate_ns(const Query& query) const noexcept {
-  std::uint64_t geometry = 0;
-  const Function* const function = query.function;
-  const CacheEntry* const entry = cache_.peek(key_of(query.launch, function, query.words, geometry));
+  const CacheEntry* const entry = place_of(query).entry;
   if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
-  const bool is_known = function != nullptr && function->index < kMaxFunctions;
-  return static_cast<std::int64_t>(
-      std::exp(base_log_of(query) + correction_log(is_known ? function->index : kNameless)));
+  return static_cast<std::int64_t>(std::exp(base_log_of(query) + correction_log(correction_of(query.function))));
 }
 
 Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept {
@@ -118,7 +162,7 @@ Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_pat
   CacheEntry& entry = cache_.make(key);
   entry.base_log = log_of(critical_path_ns > 0 ? critical_path_ns : kUnknownGraphNs);
   // What unknown graphs last says nothing of those whose critical path is known.
-  entry.function = critical_path_ns > 0 ? kGraphs : kUncorrected;
+  entry.function = static_cast<std::uint16_t>(critical_path_ns > 0 ? kGraphs : kUncorrected);
   return answer(entry, false, busy, 0);
 }
 
@@ -150,7 +194,7 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32
   prediction.key = entry.key;
   prediction.hit = hit;
   prediction.busy = busy;
-  prediction.wants_sample = entry.launches < kFirstSamples || draw(entry, busy);
+  prediction.wants_sample = entry.launches < kFirstSamples || settles(entry) || draw(entry, busy);
   ++entry.launches;
   // The bound moves slowly, and its exponential is half of what a hit costs.
   if (prediction.wants_sample || busy || entry.bound_ns == 0 || entry.samples < kFirstSamples ||
@@ -162,6 +206,13 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32
     prediction.bound_ns = static_cast<std::int64_t>(entry.bound_ns);
   }
   return prediction;
+}
+
+// Whether the launch is timed to settle a doubt; not where such requests stay without an answer.
+bool Predictor::settles(const CacheEntry& entry) noexcept {
+  if (entry.doubts == 0 || entry.is_split || unanswered_ == kMostUnanswered) return false;
+  ++unanswered_;
+  return true;
 }
 
 // Whatever the key, with the same chance within a group of the bound, so that what the group learns is true of it.
@@ -195,7 +246,8 @@ void Predictor::estimate(CacheEntry& entry, std::uint32_t event, Prediction& pre
   prediction.bin = Bound::bin_of(entry.estimate_log);
   prediction.margin = bound_.margin(prediction.knowledge, prediction.busy, prediction.bin, prediction.scale);
   prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
-  const float bound_ns = entry.estimate_ns * std::exp(prediction.margin);
+  // Up: durations come in steps of the device's clock, and a bound is often one of them.
+  const float bound_ns = std::ceil(entry.estimate_ns * std::exp(prediction.margin));
   prediction.bound_ns = static_cast<std::int64_t>(bound_ns);
   prediction.base_ns = prediction.hit ? 0 : static_cast<std::int64_t>(std::exp(entry.base_log));
   if (!prediction.busy) entry.bound_ns = bound_ns;
@@ -226,7 +278,22 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
     if (function != kGraphs) all_.add(ratio, kAllStep);
   }
   words_.measured(function, prediction.event, sample_log);
-  if (entry == nullptr) return;
+  if (entry == nullptr || entry->is_split) return;
+  if (prediction.own_key != 0) unanswered_ = 0;
+  if (prediction.own_key != 0 && !entry->agrees(tag_of(prediction.own_key), sample_log)) {
+    // It will be asked for if the key is split.
+    CacheEntry* own = cache_.find(prediction.own_key);
+    if (own == nullptr) {
+      own = &cache_.make(prediction.own_key);
+      own->base_log = prediction.base_log;
+      own->function = static_cast<std::uint16_t>(function);
+      own->persistent = true;
+    }
+    ++own->launches;
+    own->add(sample_log);
+    refresh(*own);
+    return;
+  }
   entry->add(sample_log);
   refresh(*entry);
   entry->bound_ns = 0;
@@ -234,9 +301,7 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
 
 bool Predictor::wants_residency(const Launch& launch, const Function* function,
                                 std::span<const std::uint32_t> words) const noexcept {
-  if (launch.is_graph) return false;
-  std::uint64_t geometry = 0;
-  return cache_.peek(key_of(launch, function, words, geometry)) == nullptr;
+  return !launch.is_graph && place_of({launch, function, words, {}, false}).entry == nullptr;
 }
 
 std::vector<std::byte> Predictor::save() const {
@@ -280,13 +345,15 @@ std::vector<std::byte> Predictor::save() const {
   }
 
   std::uint32_t count = 0;
-  const auto is_kept = [](const CacheEntry& entry) { return entry.persistent && entry.samples > 0; };
+  const auto is_kept = [](const CacheEntry& entry) {
+    return entry.persistent && (entry.samples > 0 || entry.is_split);
+  };
   for (const CacheEntry& entry : cache_.entries()) count += is_kept(entry) ? 1 : 0;
   out.put(count);
   for (const CacheEntry& entry : cache_.entries()) {
     if (!is_kept(entry)) continue;
     out.put(entry.key);
-    out.put(entry.samples);
+    out.put(entry.is_split ? 0U : entry.samples);
     out.put(entry.measured_log);
     out.put(entry.base_log);
     out.put(entry.spread);
@@ -340,6 +407,7 @@ void Predictor::restore(std::span<const std::byte> state) {
     entry.launches = kFirstSamples;
     entry.function = kNameless;
     entry.persistent = true;
+    entry.is_split = entry.samples == 0;
     entry.estimate_log = entry.measured_log;
     entry.estimate_ns = std::exp(entry.measured_log);
   }

@@ -5,10 +5,16 @@
 // or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
 // (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
 //
+// Kernels whose work shows in their geometry (elementwise, copies, indexing, fills, optimizers; by name) share a key
+// with all launches of one geometry and first word, which is where sizes stand and never padding: what else differs is
+// offsets, scalars and what the stack held in padding and unfilled arrays. Where it does change the duration the key
+// is split: from then on these launches go by all words that matter, and keep what they have learned. Other kernels,
+// matrix products above all, never share: their sizes may stand anywhere.
+//
 // The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod of all
-// others (in kEarlyPeriod until the bound knows launches of their length), drawn, so that what the bound learns from
-// them is true of them all, however often their keys come. A sample that overlapped other work tells the bound of busy
-// launches and nothing else.
+// others (in kEarlyPeriod until the bound knows launches of their length; all of a shared key in doubt), drawn, so that
+// what the bound learns from them is true of them all, however often their keys come. A sample that overlapped other
+// work tells the bound of busy launches and nothing else.
 //
 // Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph(), observe() and
 // wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
@@ -44,6 +50,7 @@ struct Prediction {
   std::uint8_t bin = 0;
   std::uint32_t function_index = 0;
   std::uint32_t event = 0;
+  std::uint64_t own_key = 0;  // of a launch with a shared key: the one that its words would give it
   float estimate_log = 0;
   float base_log = 0;
   float margin = 0;
@@ -56,6 +63,7 @@ class Predictor {
   static constexpr std::uint32_t kSamplePeriod = 16;
   static constexpr std::uint32_t kEarlyPeriod = 4;
   static constexpr std::uint32_t kMostEarlyDraws = 2'000;
+  static constexpr std::uint32_t kMostUnanswered = 64;
   static constexpr std::uint32_t kBoundPeriod = 8;  // launches of a known key between two looks at its bound
   static constexpr std::int64_t kUnknownGraphNs = 200'000;
   static constexpr std::int64_t kShortestNs = 2'000;  // a kernel that does nothing
@@ -114,19 +122,33 @@ class Predictor {
     WordSet dropped{};
   };
 
-  std::uint64_t key_of(const Launch& launch, const Function* function, std::span<const std::uint32_t> words,
-                       std::uint64_t& geometry) const noexcept;
-  bool has_words(const Function* function, std::span<const std::uint32_t> words) const noexcept {
-    return function != nullptr && !words.empty() && words_.knows(*function);
+  // Where a launch's history is.
+  struct Place {
+    std::uint64_t geometry = 0;
+    std::uint64_t key = 0;              // never 0
+    const CacheEntry* entry = nullptr;  // null: there is none yet
+    bool is_shared = false;
+    const CacheEntry* split = nullptr;  // the key that the launch shared until it was split
+  };
+
+  Place place_of(const Query& query) const noexcept;
+  static std::uint16_t correction_of(const Function* function) noexcept;
+  std::uint64_t own_key_of(const Query& query, std::uint64_t geometry) const noexcept;  // by all words that matter
+  Prediction predict_known(const Query& query, const Place& place) noexcept;
+  Prediction predict_new(const Query& query, const Place& place) noexcept;
+  bool has_words(const Query& query) const noexcept {
+    return query.function != nullptr && !query.words.empty() && words_.knows(*query.function);
   }
   void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
   float base_log_of(const Query& query) const noexcept;
   float correction_log(std::uint32_t function_index) const noexcept;
   void refresh(CacheEntry& entry) const noexcept;
+  bool settles(const CacheEntry& entry) noexcept;
   bool draw(const CacheEntry& entry, bool busy) noexcept;
   Prediction answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept;
   void estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept;
 
+  std::uint32_t unanswered_ = 0;  // requests for samples that would settle a doubt, since the last of a shared key
   std::uint32_t early_draws_ = 0;
   std::uint32_t draw_ = 0;  // a linear congruence: the same in every run
   const trees::Evaluator* trees_ = nullptr;

@@ -19,6 +19,9 @@ namespace {
 constexpr std::uint32_t kSizeLimit = 1U << 20;
 constexpr int kLargeBits = 28;
 constexpr std::uint32_t kLargeLimit = 1U << kLargeBits;
+// The upper halves of is_host_address(), and of what looks like a pointer.
+constexpr std::uint32_t kLeastUpperHalf = 0x5500;
+constexpr std::uint32_t kMostUpperHalf = 0x7fff;
 constexpr std::uint32_t kFarApart = 16;  // greatest over least
 constexpr std::uint32_t kFarOut = 1024;  // below it all may be as short as a launch can be
 
@@ -38,8 +41,14 @@ constexpr auto kHashKeys = [] {
 // What counts of a word.
 std::uint32_t coarse(std::uint32_t word) noexcept { return std::min(word, kLargeLimit); }
 
+std::uint32_t wide(std::int8_t mask) noexcept { return static_cast<std::uint32_t>(std::int32_t{mask}); }
+
+__attribute__((target("avx2"))) inline __m256i wide_mask(const std::int8_t* eight) noexcept {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(eight)));
+}
+
 // NH: of each two neighbours, the words that the mask keeps plus their keys, multiplied. `count` is a multiple of 8.
-std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::uint32_t* mask, const std::uint32_t* keys,
+std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::int8_t* mask, const std::uint32_t* keys,
                                 std::uint32_t count) noexcept {
   const auto load = [](const std::uint32_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
   __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
@@ -50,7 +59,10 @@ std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::uint32_t*
       const __m128i is_small = _mm_cmpeq_epi32(_mm_srli_epi32(word, kLargeBits), _mm_setzero_si128());
       const __m128i least =
           _mm_or_si128(_mm_and_si128(is_small, word), _mm_andnot_si128(is_small, _mm_set1_epi32(kLargeLimit)));
-      const __m128i kept = _mm_and_si128(least, load(mask + here));
+      std::int32_t four = 0;
+      std::memcpy(&four, mask + here, sizeof four);
+      const __m128i twice = _mm_unpacklo_epi8(_mm_cvtsi32_si128(four), _mm_cvtsi32_si128(four));
+      const __m128i kept = _mm_and_si128(least, _mm_unpacklo_epi16(twice, twice));
       const __m128i keyed = _mm_add_epi32(kept, load(keys + here));
       sums[half] = _mm_add_epi64(sums[half], _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32)));
     }
@@ -59,14 +71,13 @@ std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::uint32_t*
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))));
 }
 
-__attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint32_t* words, const std::uint32_t* mask,
+__attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint32_t* words, const std::int8_t* mask,
                                                                 const std::uint32_t* keys,
                                                                 std::uint32_t count) noexcept {
   __m256i sums = _mm256_setzero_si256();
   for (std::uint32_t at = 0; at < count; at += 8) {
     const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + at));
-    const __m256i kept = _mm256_and_si256(_mm256_min_epu32(word, _mm256_set1_epi32(kLargeLimit)),
-                                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask + at)));
+    const __m256i kept = _mm256_and_si256(_mm256_min_epu32(word, _mm256_set1_epi32(kLargeLimit)), wide_mask(mask + at));
     const __m256i keyed = _mm256_add_epi32(kept, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + at)));
     sums = _mm256_add_epi64(sums, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
   }
@@ -93,10 +104,10 @@ void for_each(const WordSet& set, Visit&& visit) {
 }
 
 // How many words count and are not the same.
-std::uint32_t differing(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+std::uint32_t differing(const std::uint32_t* a, const std::uint32_t* b, const std::int8_t* mask,
                         std::uint32_t count) noexcept {
   std::uint32_t result = 0;
-  for (std::uint32_t i = 0; i < count; ++i) result += ((coarse(a[i]) ^ coarse(b[i])) & mask[i]) != 0 ? 1 : 0;
+  for (std::uint32_t i = 0; i < count; ++i) result += ((coarse(a[i]) ^ coarse(b[i])) & wide(mask[i])) != 0 ? 1 : 0;
   return result;
 }
 
@@ -105,7 +116,7 @@ __attribute__((target("avx2"))) inline __m256i load_eight(const std::uint32_t* f
 }
 
 __attribute__((target("avx2"))) std::uint32_t differing_avx2(const std::uint32_t* a, const std::uint32_t* b,
-                                                             const std::uint32_t* mask, std::uint32_t count) noexcept {
+                                                             const std::int8_t* mask, std::uint32_t count) noexcept {
   const __m256i large = _mm256_set1_epi32(kLargeLimit);
   __m256i same = _mm256_setzero_si256();  // less one for each
   std::uint32_t at = 0;
@@ -113,7 +124,7 @@ __attribute__((target("avx2"))) std::uint32_t differing_avx2(const std::uint32_t
     const __m256i apart =
         _mm256_xor_si256(_mm256_min_epu32(load_eight(a + at), large), _mm256_min_epu32(load_eight(b + at), large));
     same = _mm256_add_epi32(same,
-                            _mm256_cmpeq_epi32(_mm256_and_si256(apart, load_eight(mask + at)), _mm256_setzero_si256()));
+                            _mm256_cmpeq_epi32(_mm256_and_si256(apart, wide_mask(mask + at)), _mm256_setzero_si256()));
   }
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(same), _mm256_extracti128_si256(same, 1));
   sum = _mm_add_epi32(sum, _mm_unpackhi_epi64(sum, sum));
@@ -122,24 +133,51 @@ __attribute__((target("avx2"))) std::uint32_t differing_avx2(const std::uint32_t
 }
 
 // A bit a word that the mask keeps and that is not the same; `count` is at most 64.
-std::uint64_t apart(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+std::uint64_t apart(const std::uint32_t* a, const std::uint32_t* b, const std::int8_t* mask,
                     std::uint32_t count) noexcept {
   std::uint64_t bits = 0;
-  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{((a[i] ^ b[i]) & mask[i]) != 0} << i;
+  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{((a[i] ^ b[i]) & wide(mask[i])) != 0} << i;
   return bits;
 }
 
 __attribute__((target("avx2"))) std::uint64_t apart_avx2(const std::uint32_t* a, const std::uint32_t* b,
-                                                         const std::uint32_t* mask, std::uint32_t count) noexcept {
+                                                         const std::int8_t* mask, std::uint32_t count) noexcept {
   std::uint64_t bits = 0;
   std::uint32_t at = 0;
   for (; at + 8 <= count; at += 8) {
     const __m256i same = _mm256_cmpeq_epi32(
-        _mm256_and_si256(_mm256_xor_si256(load_eight(a + at), load_eight(b + at)), load_eight(mask + at)),
+        _mm256_and_si256(_mm256_xor_si256(load_eight(a + at), load_eight(b + at)), wide_mask(mask + at)),
         _mm256_setzero_si256());
     bits |= std::uint64_t{~static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(same))) & 0xff} << at;
   }
   return at == count ? bits : bits | apart(a + at, b + at, mask + at, count - at) << at;
+}
+
+// A bit a word that lies between; `count` is at most 64.
+std::uint64_t between(const std::uint32_t* words, std::uint32_t count, std::uint32_t least,
+                      std::uint32_t most) noexcept {
+  std::uint64_t bits = 0;
+  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{words[i] - least <= most - least} << i;
+  return bits;
+}
+
+__attribute__((target("avx2"))) std::uint64_t between_avx2(const std::uint32_t* words, std::uint32_t count,
+                                                           std::uint32_t least, std::uint32_t most) noexcept {
+  const __m256i from = _mm256_set1_epi32(static_cast<int>(least));
+  const __m256i span = _mm256_set1_epi32(static_cast<int>(most - least));
+  std::uint64_t bits = 0;
+  std::uint32_t at = 0;
+  for (; at + 8 <= count; at += 8) {
+    const __m256i above = _mm256_sub_epi32(load_eight(words + at), from);
+    const __m256i inside = _mm256_cmpeq_epi32(_mm256_min_epu32(above, span), above);
+    bits |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(inside)))} << at;
+  }
+  return at == count ? bits : bits | between(words + at, count - at, least, most) << at;
+}
+
+auto fastest_between() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") ? &between_avx2 : &between;
 }
 
 auto fastest_apart() noexcept {
@@ -156,7 +194,8 @@ float log_of(std::uint32_t value) noexcept { return std::log(1.0F + static_cast<
 
 }  // namespace
 
-Words::Words() noexcept : sum_products_(fastest()), differing_(fastest_differing()), apart_(fastest_apart()) {
+Words::Words() noexcept
+    : sum_products_(fastest()), differing_(fastest_differing()), apart_(fastest_apart()), between_(fastest_between()) {
   void* const memory =
       mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory != MAP_FAILED) arena_ = static_cast<std::byte*>(memory);
@@ -183,10 +222,10 @@ void Words::meet(const Function& function, std::span<const std::uint32_t> words,
   record.identity = function.identity;
   const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(words.size(), kMaxWords));
   if (count == 0) return;
-  record.mask = static_cast<std::uint32_t*>(take(count * sizeof(std::uint32_t)));
+  record.mask = static_cast<std::int8_t*>(take(count));
   if (record.mask == nullptr) return;
   record.count = count;
-  std::memset(record.mask, 0xff, count * sizeof(std::uint32_t));
+  std::memset(record.mask, -1, count);
   mask_pointers(function, words, allocations);
   if (dropped == nullptr) return;
   for_each(*dropped, [&](std::uint32_t word) {
@@ -213,16 +252,34 @@ std::uint64_t Words::sum(const Function& function, std::span<const std::uint32_t
   return sum;
 }
 
+std::uint32_t Words::first(const Function& function, std::span<const std::uint32_t> words) const noexcept {
+  const Record& record = records_[function.index];
+  return record.count == 0 ? 0 : coarse(words[0]) & wide(record.mask[0]);
+}
+
 bool Words::mask_pointers(const Function& function, std::span<const std::uint32_t> words,
                           const Allocations* allocations) noexcept {
   Record& record = records_[function.index];
   const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(words.size(), record.count));
+  // What has neither's upper half at an odd place is not looked at.
+  std::uint32_t least = kLeastUpperHalf;
+  std::uint32_t most = kMostUpperHalf;
+  if (allocations != nullptr && allocations->lowest_half() <= allocations->highest_half()) {
+    least = std::min(least, allocations->lowest_half());
+    most = std::max(most, allocations->highest_half());
+  }
   bool changed = false;
-  for (std::uint32_t at = 0; at + 1 < count; at += 2) {
-    if ((words[at] | words[at + 1]) == 0 || (record.mask[at] | record.mask[at + 1]) == 0) continue;
-    if (!is_pointer(words[at], words[at + 1], allocations) && !is_host_address(words[at], words[at + 1])) continue;
-    record.mask[at] = record.mask[at + 1] = 0;
-    changed = true;
+  for (std::uint32_t begin = 0; begin < count; begin += 64) {
+    constexpr std::uint64_t kOddPlaces = 0xaaaa'aaaa'aaaa'aaaaULL;
+    std::uint64_t upper =
+        between_(words.data() + begin, std::min<std::uint32_t>(64, count - begin), least, most) & kOddPlaces;
+    for (; upper != 0; upper &= upper - 1) {
+      const std::uint32_t at = begin + static_cast<std::uint32_t>(std::countr_zero(upper)) - 1;
+      if ((words[at] | words[at + 1]) == 0 || (record.mask[at] | record.mask[at + 1]) == 0) continue;
+      if (!is_pointer(words[at], words[at + 1], allocations) && !is_host_address(words[at], words[at + 1])) continue;
+      record.mask[at] = record.mask[at + 1] = 0;
+      changed = true;
+    }
   }
   return changed;
 }

@@ -82,6 +82,9 @@ class Words {
   void meet(const Function& function, std::span<const std::uint32_t> words, const Allocations* allocations,
             const WordSet* dropped) noexcept;
 
+  // The first word, or 0 if it is out; for functions that are known, and blocks that are not empty.
+  std::uint32_t first(const Function& function, std::span<const std::uint32_t> words) const noexcept;
+
   // The words' part of the key; for functions that are known.
   std::uint64_t sum(const Function& function, std::span<const std::uint32_t> words) const noexcept;
 
@@ -172,7 +175,7 @@ class Words {
 
   struct Record {
     std::uint64_t identity = 0;
-    std::uint32_t* mask = nullptr;  // all ones or zero a word
+    std::int8_t* mask = nullptr;  // -1 or 0 a word
     Learner* learner = nullptr;
     std::uint32_t count = 0;
   };
@@ -182,16 +185,18 @@ class Words {
   int suspect(Learner& learner, const WordSet& difference, std::uint32_t count) noexcept;
   void judge(Record& record, int suspicion) noexcept;
 
-  using SumProducts = std::uint64_t(const std::uint32_t* words, const std::uint32_t* mask, const std::uint32_t* keys,
+  using SumProducts = std::uint64_t(const std::uint32_t* words, const std::int8_t* mask, const std::uint32_t* keys,
                                     std::uint32_t count) noexcept;
 
-  using Differing = std::uint32_t(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+  using Differing = std::uint32_t(const std::uint32_t* a, const std::uint32_t* b, const std::int8_t* mask,
                                   std::uint32_t count) noexcept;
 
   SumProducts* sum_products_;  // by what the processor has
   Differing* differing_;
-  std::uint64_t (*apart_)(const std::uint32_t* a, const std::uint32_t* b, const std::uint32_t* mask,
+  std::uint64_t (*apart_)(const std::uint32_t* a, const std::uint32_t* b, const std::int8_t* mask,
                           std::uint32_t count) noexcept;
+  std::uint64_t (*between_)(const std::uint32_t* words, std::uint32_t count, std::uint32_t least,
+                            std::uint32_t most) noexcept;
   std::byte* arena_ = nullptr;
   std::size_t used_bytes_ = 0;
   std::array<Record, kMaxFunctions> records_{};

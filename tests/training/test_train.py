@@ -74,7 +74,10 @@ def test_exported_trees_answer_bit_for_bit_as_xgboost(
 
 def broken(name: str, launches: data.Launches, names: list[str]) -> xgboost.Booster:
     """A model that must not be shipped."""
-    recipe = {"too many": train.Recipe(trees=101), "too deep": train.Recipe(depth=7, min_child_weight=1)}
+    recipe = {
+        "too many": train.Recipe(trees=train.TREES + 1),
+        "too deep": train.Recipe(depth=train.MAX_DEPTH + 1, min_child_weight=1),
+    }
     if name in recipe:
         return train.fit(launches, names, recipe[name])
     targets = {
@@ -91,8 +94,8 @@ def broken(name: str, launches: data.Launches, names: list[str]) -> xgboost.Boos
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("too many", "101 trees"),
-        ("too deep", "depth 7"),
+        ("too many", f"{train.TREES + 1} trees"),
+        ("too deep", f"depth {train.MAX_DEPTH + 1}"),
         ("not logarithms", "natural logarithm"),
         ("seconds", "natural logarithm"),
         ("noise", "wrong by"),

@@ -23,8 +23,10 @@ TEST(ScoreWindow, QuantileIsThatOfTheLastScores) {
     std::vector<float> last(scores.end() - std::min<std::ptrdiff_t>(i + 1, ScoreWindow::kWindow), scores.end());
     ASSERT_EQ(window.size(), last.size());
     std::sort(last.begin(), last.end());
-    const auto rank = static_cast<std::size_t>(std::ceil(0.9F * static_cast<float>(last.size() + 1)));
-    ASSERT_EQ(window.quantile(0.9F), last[std::min(rank, last.size()) - 1]);
+    const double rank = std::clamp(0.9 * static_cast<double>(last.size() + 1) - 1, 0.0, last.size() - 1.0);
+    const auto below = static_cast<std::size_t>(rank);
+    const double above = last[std::min(below + 1, last.size() - 1)];
+    ASSERT_NEAR(window.quantile(0.9F), last[below] + (rank - std::floor(rank)) * (above - last[below]), 0.2);
   }
 }
 

@@ -47,6 +47,43 @@ TEST(CacheEntry, OutliersOnBothSidesAreNoise) {
   EXPECT_NEAR(measured(entry), 50'000, 10'000);
 }
 
+// Samples of a shared key whose words are like nobody's.
+bool agrees(CacheEntry& entry, std::uint16_t words, double duration_ns) {
+  return entry.agrees(words, static_cast<float>(std::log(duration_ns)));
+}
+
+TEST(CacheEntry, ASharedKeySplitsAfterThreeThatLastedOtherwise) {
+  CacheEntry entry;
+  EXPECT_TRUE(agrees(entry, 1, 50'000));
+  add(entry, 50'000);
+  EXPECT_FALSE(agrees(entry, 3, 80'000));
+  EXPECT_FALSE(agrees(entry, 5, 30'000));
+  EXPECT_FALSE(entry.is_split);
+  EXPECT_FALSE(agrees(entry, 7, 80'000));
+  EXPECT_TRUE(entry.is_split);
+}
+
+TEST(CacheEntry, ASharedKeyForgetsDoubtsThatOthersDoNotShare) {
+  CacheEntry entry;
+  EXPECT_TRUE(agrees(entry, 1, 50'000));
+  add(entry, 50'000);
+  for (std::uint16_t i = 0; i < 50; ++i) {
+    agrees(entry, 3, i % 5 == 0 ? 90'000 : 52'000);
+    EXPECT_FALSE(entry.is_split) << i;
+  }
+}
+
+TEST(CacheEntry, TheSameWordsAndShortDifferencesSplitNothing) {
+  CacheEntry entry;
+  EXPECT_TRUE(agrees(entry, 1, 1'500));
+  add(entry, 1'500);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(agrees(entry, 1, 90'000));
+    EXPECT_TRUE(agrees(entry, 3, 1'900));
+  }
+  EXPECT_FALSE(entry.is_split);
+}
+
 TEST(CacheEntry, TracksASlowDriftAndItsOwnSpread) {
   CacheEntry entry;
   double actual = 50'000;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "predict/features.hpp"
+#include "predict/words.hpp"
 
 namespace cudasched::predict {
 namespace {
@@ -79,14 +80,75 @@ TEST(Features, OfAGemmAreWhatTrainingSaw) {
   kernel.function.traits = traits_of("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn");
   for (std::uint32_t i = 1; i <= 60; ++i) kernel.words.push_back((i * i * i * 2'654'435'761U) >> (i % 29));
   kernel.residency = {2, 132, 2'048};
-  const Row expected{0x1.864000p+3F, 0x1.a00000p+2F, 0x1.040000p+2F, 0x1.800000p+0F, 0x1.100000p+3F, 0x1.e00000p+2F,
-                     0x1.000000p+0F, 0x1.000000p+0F, 0x1.4b2000p+4F, 0x1.080000p+4F, 0x1.408000p+3F, 0x1.500000p+7F,
-                     0x1.800000p+1F, 0x1.100000p+3F, 0x1.000000p+1F, 0x1.800000p-2F, 0x1.0a8000p+2F, 0x1.0c0000p+2F,
-                     0x1.1745d2p-1F, 0x1.080000p+7F, 0x1.c00000p+2F, 0x1.000000p+3F, 0x1.800000p+2F, 0x1.800000p+1F,
-                     0x1.000000p+1F, 0x1.000000p+3F, 0x1.000000p+0F, 0x1.f80000p+2F, 0x1.b1bbcep+4F, 0x1.a2647ap+4F,
-                     0x1.90459ap+4F, 0x1.8fcc48p+4F, 0x1.8fb3acp+4F, 0x1.8f8a82p+4F, 0x1.640000p+2F, 0x1.aa1024p+5F,
-                     0x1.391978p+6F, 0x1.9d0c8ap+6F, 0x1.7a2de8p+5F, 0x1.f4bbcep+4F, 0x1.8b2000p+4F, 0x1.9a6f38p+2F};
+  const Row expected{0x1.864000p+3F,
+                     0x1.a00000p+2F,
+                     0x1.040000p+2F,
+                     0x1.800000p+0F,
+                     0x1.100000p+3F,
+                     0x1.e00000p+2F,
+                     0x1.000000p+0F,
+                     0x1.000000p+0F,
+                     0x1.4b2000p+4F,
+                     0x1.080000p+4F,
+                     0x1.408000p+3F,
+                     0x1.500000p+7F,
+                     0x1.800000p+1F,
+                     0x1.100000p+3F,
+                     0x1.000000p+1F,
+                     0x1.800000p-2F,
+                     0x1.0a8000p+2F,
+                     0x1.0c0000p+2F,
+                     0x1.1745d2p-1F,
+                     0x1.080000p+7F,
+                     0x1.c00000p+2F,
+                     0x1.000000p+3F,
+                     0x1.800000p+2F,
+                     0x1.800000p+1F,
+                     0x1.000000p+1F,
+                     0x1.000000p+3F,
+                     0x1.000000p+0F,
+                     0x1.f80000p+2F,
+                     0x1.b1bbcep+4F,
+                     0x1.a2647ap+4F,
+                     0x1.90459ap+4F,
+                     0x1.8fcc48p+4F,
+                     0x1.8fb3acp+4F,
+                     0x1.8f8a82p+4F,
+                     0x1.640000p+2F,
+                     0x1.aa1024p+5F,
+                     0x1.391978p+6F,
+                     0x1.9d0c8ap+6F,
+                     0x1.7a2de8p+5F,
+                     0x1.f4bbcep+4F,
+                     0x1.8b2000p+4F,
+                     0x1.9a6f38p+2F,
+                     0,
+                     0,
+                     0,
+                     0,
+                     -0x1.c20000p+2F,
+                     0};
   EXPECT_EQ(kernel.row(&none), expected);
+}
+
+TEST(Features, OfAKnownBlockAreTheSizesOfItsWork) {
+  Kernel kernel;
+  kernel.launch.grid[0] = 64;
+  kernel.function.traits = traits_of("sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize32x32x8_stage3");
+  kernel.words.assign(184, 9'999'999);
+  kernel.words[39] = 256;
+  kernel.words[40] = 512;
+  kernel.words[41] = 64;
+  const Allocations none;
+  const Row row = kernel.row(&none);
+  EXPECT_EQ(value(row, "log_size_1"), 9);
+  EXPECT_EQ(value(row, "log_size_4"), 0);
+  EXPECT_EQ(value(row, "log_work_m"), 9);
+  EXPECT_EQ(value(row, "log_work_n"), 8);
+  EXPECT_EQ(value(row, "log_work_k"), 6);
+  EXPECT_EQ(value(row, "log_work"), 23);
+  EXPECT_EQ(value(row, "log_work_share"), 17);
+  EXPECT_EQ(value(row, "log_work_greatest"), 17);
 }
 
 // Whatever the length, the place of the addresses and the number of repeats.
@@ -109,12 +171,17 @@ TEST(Features, OfSizesAreTheGreatestDistinctOnes) {
       kernel.words[at] = static_cast<std::uint32_t>(pointer);
       kernel.words[at + 1] = static_cast<std::uint32_t>(pointer >> 32);
     }
+    if (kernel.words.size() > 1 && random() % 2 == 0) {  // left of a stack
+      kernel.words[0] = 12'372'048;
+      kernel.words[1] = 32'697;
+    }
     std::set<std::uint32_t, std::greater<>> sizes;
     int count = 0;
     for (std::size_t at = 0; at < kernel.words.size(); ++at) {
       const std::size_t even = at / 2 * 2;
       const bool paired = even + 1 < kernel.words.size();
       if (paired && allocations.contains(std::uint64_t{kernel.words[even + 1]} << 32 | kernel.words[even])) continue;
+      if (paired && is_host_address(kernel.words[even], kernel.words[even + 1])) continue;
       if (kernel.words[at] < 2 || kernel.words[at] >= 1U << 28) continue;
       sizes.insert(kernel.words[at]);
       ++count;
@@ -122,8 +189,7 @@ TEST(Features, OfSizesAreTheGreatestDistinctOnes) {
     Kernel plain;  // the same sizes, without what hides them
     plain.words.assign(sizes.begin(), sizes.end());
     plain.words.resize(std::min<std::size_t>(plain.words.size(), 6));
-    for (const std::uint32_t word : std::vector(plain.words))
-      plain.words.insert(plain.words.end(), {0x8000'0000, word});
+    for (const std::uint32_t word : std::vector(plain.words)) plain.words.insert(plain.words.end(), {0, word});
     const Allocations none;
     const Row row = kernel.row(&allocations);
     const Row expected = plain.row(&none);
@@ -143,7 +209,10 @@ TEST(Features, DoNotDependOnTheOrderOfWords) {
   for (int round = 0; round < 200; ++round) {
     Kernel kernel;
     kernel.words.resize(2 + random() % 60);
-    for (std::uint32_t& word : kernel.words) word = random() >> (random() % 32);
+    for (std::uint32_t& word : kernel.words) {
+      word = random() >> (random() % 32);
+      if (is_host_address(1U << 20, word)) word = 3;  // after some others it would be half of an address
+    }
     const Row row = kernel.row(&allocations);
     std::shuffle(kernel.words.begin(), kernel.words.end(), random);
     ASSERT_EQ(kernel.row(&allocations), row);

@@ -302,6 +302,127 @@ TEST_F(WordsTest, WordsThatChangeTheDurationStayBesideFreeOnes) {
   }
 }
 
+// What such a kernel does shows in its geometry; the rest is padding and what the stack held.
+TEST_F(WordsTest, ElementwiseKernelsHitAtTheFirstRepeatWhateverElseTheirBlocksHold) {
+  for (const Family family :
+       {Family::kElementwise, Family::kIndex, Family::kCopy, Family::kOptimizer, Family::kMemory}) {
+    function_.index = ++function_.identity % 1'000;
+    function_.traits.family = static_cast<std::uint8_t>(family);
+    Block words = block();
+    const std::uint64_t key = launch(words, 12'000).key;
+    for (int i = 0; i < 50; ++i) {
+      words[1] = static_cast<std::uint32_t>(random_() % 256);
+      words[7] = static_cast<std::uint32_t>(random_() % (1U << 28));
+      words[20] = static_cast<std::uint32_t>(random_());
+      const Prediction prediction = launch(words, noisy(12'000, 0.05));
+      EXPECT_TRUE(prediction.hit);
+      EXPECT_EQ(prediction.key, key);
+    }
+    words[0] = 6;
+    EXPECT_NE(launch(words, 12'000).key, key);
+    launch_.grid[0] += 1;
+    EXPECT_FALSE(launch(words, 12'000).hit);
+  }
+}
+
+TEST_F(WordsTest, ASharedKeyIsSplitWhereWordsChangeTheDuration) {
+  function_.traits.family = static_cast<std::uint8_t>(Family::kElementwise);
+  const std::uint32_t strides[] = {1, 64, 4096};
+  Block words = block();
+  const auto next = [&](std::uint32_t stride) {
+    words[8] = stride;
+    return launch(words, noisy(10'000.0 * (1 + std::log2(stride)), 0.02));
+  };
+  for (int i = 0; i < 20; ++i) next(strides[i % 3]);
+  std::set<std::uint64_t> keys;
+  for (const std::uint32_t stride : strides) {
+    const Prediction prediction = next(stride);
+    EXPECT_TRUE(prediction.hit);
+    EXPECT_NEAR(static_cast<double>(prediction.duration_ns), 10'000.0 * (1 + std::log2(stride)),
+                1'500.0 * std::log2(2 * stride));
+    keys.insert(prediction.key);
+  }
+  EXPECT_EQ(keys.size(), 3U);
+
+  // And stays so in the next run.
+  const auto other = std::make_unique<Predictor>();
+  other->use_allocations(&allocations_);
+  other->restore(predictor_->save());
+  for (const std::uint32_t stride : strides) {
+    words[8] = stride;
+    const Prediction prediction = other->predict({launch_, &function_, words, {4, 132}, false});
+    EXPECT_TRUE(prediction.hit);
+    EXPECT_TRUE(keys.contains(prediction.key));
+  }
+}
+
+TEST_F(WordsTest, ADoubtIsNotAskedAboutForeverWhereNothingIsMeasured) {
+  function_.traits.family = static_cast<std::uint8_t>(Family::kElementwise);
+  Block words = block();
+  for (int i = 0; i < 3; ++i) launch(words, 10'000);
+  words[8] = 4096;
+  int asked = 0;
+  for (int i = 0; i < 100 && asked == 0; ++i) asked += launch(words, 20'000).wants_sample ? 1 : 0;
+  ASSERT_EQ(asked, 1);
+  ASSERT_TRUE(launch(words, 0).wants_sample);
+  asked = 0;
+  for (int i = 0; i < 200'000; ++i) asked += launch(words, 0).wants_sample ? 1 : 0;
+  EXPECT_LE(asked, 200'000 / static_cast<int>(Predictor::kSamplePeriod) +
+                       static_cast<int>(Predictor::kMostEarlyDraws + Predictor::kMostUnanswered) + 1'000);
+}
+
+// What a launch has learned is not lost when its key is split.
+TEST_F(WordsTest, NoLaunchThatWasTimedIsNewWhenItsKeyIsSplit) {
+  function_.traits.family = static_cast<std::uint8_t>(Family::kCopy);
+  Block words = block();
+  const auto next = [&](int kind) {
+    words[8] = kind == 0 ? 1 : 4096;
+    return launch(words, kind == 0 ? 10'000 : 30'000);
+  };
+  EXPECT_FALSE(next(0).hit);
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(next(i % 2).hit) << i;
+  EXPECT_NE(next(0).key, next(1).key);
+}
+
+// Of kernels whose sizes may stand in any word no two that differ in one share a key: few values or many, measured or
+// not, far apart or near, and also where all else suggests that the word is free.
+TEST_F(WordsTest, ProductsThatDifferInKAloneNeverShareAKey) {
+  for (const Family family :
+       {Family::kGemm, Family::kConvolution, Family::kAttention, Family::kNormalisation, Family::kSoftmax,
+        Family::kReduction, Family::kSortScan, Family::kTriton, Family::kOther}) {
+    for (const int values : {2, 3, 5, 40}) {
+      for (const bool measured : {true, false}) {
+        function_.index = ++function_.identity % 1'000;
+        function_.traits.family = static_cast<std::uint8_t>(family);
+        std::vector<std::set<std::uint64_t>> keys(static_cast<std::size_t>(values));
+        Block words = block();
+        for (int i = 0; i < 8 * values; ++i) {
+          const auto number = random_() % keys.size();
+          words[8] = 64 * (1 + static_cast<std::uint32_t>(number));
+          keys[number].insert(launch(words, measured ? noisy(5'000 + 1'000.0 * words[8] / 64, 0.02) : 0).key);
+        }
+        std::set<std::uint64_t> all;
+        std::size_t seen = 0;
+        for (const std::set<std::uint64_t>& mine : keys) {
+          EXPECT_LE(mine.size(), 1U);
+          all.insert(mine.begin(), mine.end());
+          seen += mine.empty() ? 0 : 1;
+        }
+        EXPECT_EQ(all.size(), seen) << static_cast<int>(family) << ' ' << values << ' ' << measured;
+      }
+    }
+  }
+}
+
+TEST_F(WordsTest, ATileInTheNameSpeaksOfAProductWhateverElseItSays) {
+  function_.traits = traits_of("gather_copy_128x64x32_kernel");
+  ASSERT_EQ(function_.traits.family, static_cast<std::uint8_t>(Family::kIndex));
+  Block words = block();
+  const std::uint64_t key = launch(words, 12'000).key;
+  words[8] = 4096;
+  EXPECT_NE(launch(words, 12'000).key, key);
+}
+
 TEST_F(WordsTest, FunctionsBeyondTheTableHaveNoWords) {
   function_.index = kMaxFunctions;
   Block words = block();

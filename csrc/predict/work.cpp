@@ -1,0 +1,175 @@
+#include "predict/work.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+#include "predict/logarithm.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+// Words whose product is a size; up to the first that is kNone.
+constexpr std::uint16_t kNone = 0xffff;
+struct Places {
+  std::array<std::uint16_t, 4> words{kNone, kNone, kNone, kNone};
+
+  constexpr Places() = default;
+  template <typename... Word>
+  constexpr explicit Places(Word... word) : words{kNone, kNone, kNone, kNone} {
+    std::size_t at = 0;
+    ((words[at++] = static_cast<std::uint16_t>(word)), ...);
+  }
+};
+
+// Tensors' lists of PyTorch: addresses of `depth` lists, then the number of elements of each tensor (8 bytes), then
+// `gap` bytes a tensor, then, a byte a block, which tensor the block works on.
+struct TensorList {
+  std::uint16_t depth = 0;
+  std::uint16_t tensors = 0;  // that there is room for; 0: it is no such list
+  std::uint16_t gap = 0;
+};
+
+struct Layout {
+  std::string_view name;  // part of the kernel's
+  std::size_t least_words = 0;
+  std::size_t most_words = 0;
+  Places m;
+  Places n;
+  Places k;
+  bool has_tensor_maps = false;
+  TensorList list;
+};
+
+constexpr Layout matrices(std::string_view name, std::size_t words, int at) {
+  return {name, words, words, Places(at), Places(at + 1), Places(at + 2), false, {}};
+}
+
+// Batch, depth, height, width and channels of the input, then depth, height, width and channels of the output, then
+// the filter's extents.
+constexpr Layout convolution(std::string_view name, std::size_t least, std::size_t most, int at) {
+  return {
+      name,  least, most, Places(at, at + 5, at + 6, at + 7), Places(at + 8), Places(at + 4, at + 9, at + 10, at + 11),
+      false, {}};
+}
+
+constexpr Layout rows(std::string_view name, std::size_t words, Places rows, Places columns) {
+  return {name, words, words, rows, {}, columns, false, {}};
+}
+
+constexpr Layout tensors(std::string_view name, TensorList list) { return {name, 780, 900, {}, {}, {}, false, list}; }
+
+// Of two that fit a name the first counts, but entries of one name go by the block's length.
+constexpr Layout kLayouts[] = {
+    {"", 1, 0, {}, {}, {}, false, {}},
+    matrices("cutlass::kernel2<", 90, 0),
+    matrices("sm80_xmma_gemm", 184, 39),
+    matrices("sm90_xmma_gemm", 588, 16),
+    matrices("sgemm_largek", 24, 6),
+    matrices("gemmsn_", 38, 23),
+    {"nvjet_sm90", 430, 430, {}, {}, {}, true, {}},
+    rows("splitkreduce_kernel", 56, Places(2, 3), Places(10)),
+    convolution("sm90_xmma_fprop", 600, 1000, 26),
+    convolution("sm90_xmma_dgrad", 600, 1000, 26),
+    convolution("sm90_xmma_wgrad", 600, 1000, 26),
+    convolution("sm80_xmma_fprop", 200, 380, 14),
+    convolution("sm80_xmma_dgrad", 200, 380, 14),
+    convolution("sm80_xmma_wgrad", 200, 380, 14),
+    rows("native::reduce_kernel<", 260, Places(3), Places(2)),
+    rows("native::reduce_kernel<", 262, Places(4), Places(3)),
+    rows("native::reduce_kernel<", 264, Places(6), Places(5)),
+    rows("native::reduce_kernel<", 266, Places(8), Places(7)),
+    rows("scan_innermost_dim<", 8, Places(4), Places(5)),
+    rows("scan_innermost_dim<", 9, Places(4), Places(5)),
+    rows("scan_innermost_dim_with_indices<", 11, Places(6), Places(7)),
+    rows("scan_innermost_dim_with_indices<", 12, Places(6), Places(7)),
+    rows("scan_outer_dim<", 8, Places(4, 5), Places(6)),
+    rows("scan_outer_dim<", 9, Places(4, 5), Places(6)),
+    tensors("::tensorlistmetadata<1>", {1, 110, 0}),
+    tensors("::tensorlistmetadata<2>", {2, 64, 0}),
+    tensors("::tensorlistmetadata<3>", {3, 48, 0}),
+    tensors("::tensorlistmetadata<4>", {4, 36, 0}),
+    tensors("::tensorlistmetadata<5>", {5, 30, 0}),
+    tensors("::fusedoptimizertensorlistmetadata<1>", {1, 110, 8}),
+    tensors("::fusedoptimizertensorlistmetadata<2>", {2, 64, 8}),
+    tensors("::fusedoptimizertensorlistmetadata<3>", {3, 48, 8}),
+    tensors("::fusedoptimizertensorlistmetadata<4>", {4, 36, 8}),
+    tensors("::fusedoptimizertensorlistmetadata<5>", {5, 30, 8}),
+    tensors("::tensorlistscalarlistmetadata<float, 1>", {1, 96, 4}),
+    tensors("::tensorlistscalarlistmetadata<float, 2>", {2, 64, 4}),
+    tensors("::tensorlistscalarlistmetadata<float, 3>", {3, 48, 4}),
+    tensors("::tensorlistscalarlistmetadata<float, 4>", {4, 36, 4}),
+};
+
+// Of a word that is no size nothing is believed.
+constexpr std::uint32_t kMostSize = 1U << 30;
+
+float log_of_size(std::uint32_t size) noexcept { return size < kMostSize ? log2_of(size) : 0.0F; }
+
+float log_of_product(const Places& places, std::span<const std::uint32_t> words) noexcept {
+  float sum = 0;
+  for (const std::uint16_t place : places.words) {
+    if (place == kNone) break;
+    sum += log_of_size(words[place]);
+  }
+  return sum;
+}
+
+// Three maps of cuBLAS, for the two factors and the result, each with its two extents less one.
+WorkSizes of_tensor_maps(std::span<const std::uint32_t> words) noexcept {
+  constexpr std::size_t kFirst = 52;
+  constexpr std::size_t kSecond = 68;
+  constexpr std::size_t kResult = 104;
+  const auto log_of_extent = [&](std::size_t place) { return log_of_size(words[place] + 1); };
+  WorkSizes sizes{log_of_extent(kResult), log_of_extent(kResult + 1), 0, true};
+  // (m k) (k n) / (m n) is k squared, whichever way the factors lie.
+  const float factors =
+      log_of_extent(kFirst) + log_of_extent(kFirst + 1) + log_of_extent(kSecond) + log_of_extent(kSecond + 1);
+  sizes.log_k = std::max(0.0F, 0.5F * (factors - sizes.log_m - sizes.log_n));
+  return sizes;
+}
+
+WorkSizes of_tensor_list(const TensorList& list, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {
+  const std::size_t first = std::size_t{2} * list.depth * list.tensors;
+  const std::size_t map = 4 * (first + std::size_t{2} * list.tensors) + std::size_t{list.gap} * list.tensors;
+  constexpr std::uint64_t kMostBlocks = 320;
+  if (blocks == 0 || blocks > kMostBlocks) return {};
+  const std::size_t at = map + static_cast<std::size_t>(blocks) - 1;
+  // What earlier launches left beyond the last block's tensor is not this launch's.
+  const std::size_t used = (words[at / 4] >> (8 * (at % 4)) & 0xff) + 1;
+  if (used > list.tensors) return {};
+  std::uint64_t sum = 0;
+  std::uint32_t greatest = 0;
+  for (std::size_t i = 0; i < used; ++i) {
+    const std::uint32_t elements = words[first + 2 * i];
+    sum += elements;
+    greatest = std::max(greatest, elements);
+  }
+  return {log2_of(sum), 0, log_of_size(greatest), true};
+}
+
+}  // namespace
+
+std::uint8_t layout_of(std::string_view name) noexcept {
+  for (std::size_t i = 1; i < std::size(kLayouts); ++i) {
+    if (name.find(kLayouts[i].name) != std::string_view::npos) return static_cast<std::uint8_t>(i);
+  }
+  return 0;
+}
+
+WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {
+  if (layout == 0 || layout >= std::size(kLayouts)) return {};
+  for (std::size_t i = layout; i < std::size(kLayouts) && kLayouts[i].name == kLayouts[layout].name; ++i) {
+    const Layout& found = kLayouts[i];
+    if (words.size() < found.least_words || words.size() > found.most_words) continue;
+    if (found.has_tensor_maps) return of_tensor_maps(words);
+    if (found.list.tensors != 0) return of_tensor_list(found.list, words, blocks);
+    return {log_of_product(found.m, words), log_of_product(found.n, words), log_of_product(found.k, words),
+            found.n.words[0] != kNone};
+  }
+  return {};
+}
+
+}  // namespace cudasched::predict

@@ -1,0 +1,108 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "predict/function.hpp"
+#include "predict/work.hpp"
+
+namespace cudasched::predict {
+namespace {
+
+WorkSizes of(std::string_view name, const std::vector<std::uint32_t>& words, std::uint64_t blocks = 1) {
+  return work_sizes(traits_of(name).layout, words, blocks);
+}
+
+// Full of what is no size of the work.
+std::vector<std::uint32_t> block(std::size_t words) { return std::vector<std::uint32_t>(words, 12'345'678); }
+
+TEST(Work, OfAMatrixProductIsItsThreeSizes) {
+  std::vector<std::uint32_t> words = block(90);
+  words[0] = 256;
+  words[1] = 64;
+  words[2] = 4096;
+  const WorkSizes cutlass = of("_ZN7cutlass7Kernel2I42cutlass_80_simt_sgemm_128x32_8x5_nn_align1EEvNT_6ParamsE", words);
+  EXPECT_EQ(cutlass.log_m, 8);
+  EXPECT_EQ(cutlass.log_n, 6);
+  EXPECT_EQ(cutlass.log_k, 12);
+  EXPECT_TRUE(cutlass.is_all);
+}
+
+// Maps have extents less one, the inner one first, and the inner one of a factor may be k or not.
+TEST(Work, OfTensorMapsDoesNotDependOnHowTheFactorsLie) {
+  for (const bool first_turned : {false, true}) {
+    for (const bool second_turned : {false, true}) {
+      std::vector<std::uint32_t> words = block(430);
+      words[52 + (first_turned ? 1 : 0)] = 512 - 1;
+      words[53 - (first_turned ? 1 : 0)] = 2048 - 1;
+      words[68 + (second_turned ? 1 : 0)] = 512 - 1;
+      words[69 - (second_turned ? 1 : 0)] = 128 - 1;
+      words[104] = 2048 - 1;
+      words[105] = 128 - 1;
+      const WorkSizes sizes = of("nvjet_sm90_hsh_128x8_64x12_2x1_v_bz_TNT", words);
+      EXPECT_EQ(sizes.log_m, 11);
+      EXPECT_EQ(sizes.log_n, 7);
+      EXPECT_EQ(sizes.log_k, 9);
+    }
+  }
+}
+
+TEST(Work, OfAConvolutionIsThatOfItsMatrixProduct) {
+  std::vector<std::uint32_t> words = block(732);
+  const std::vector<std::uint32_t> extents{8, 1, 32, 32, 64, 1, 16, 16, 128, 1, 4, 4};
+  std::copy(extents.begin(), extents.end(), words.begin() + 26);
+  const WorkSizes sizes = of("sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64", words);
+  EXPECT_EQ(sizes.log_m, 11);  // 8 x 16 x 16
+  EXPECT_EQ(sizes.log_n, 7);
+  EXPECT_EQ(sizes.log_k, 10);  // 64 x 4 x 4
+}
+
+// Blocks say which tensors are this launch's; behind them lies what earlier ones left.
+TEST(Work, OfAListIsThatOfTheTensorsThatTheBlocksWorkOn) {
+  constexpr std::string_view kName =
+      "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+      "namespace)::TensorListMetadata<2>, int>(int)";
+  std::vector<std::uint32_t> words = block(788);
+  const std::size_t first = std::size_t{2} * 2 * 64;
+  words[first] = 24;
+  words[first + 2] = 40;
+  const std::size_t map = first + std::size_t{2} * 64;
+  words[map] = 0x0701'0100;  // tensor 0, twice tensor 1, and one more block of an earlier launch
+  const WorkSizes sizes = of(kName, words, 3);
+  EXPECT_EQ(sizes.log_m, 6);
+  EXPECT_NEAR(sizes.log_k, 5.25, 1e-6);
+  EXPECT_EQ(of(kName, words, 1'000).log_m, 0);
+}
+
+// The same reduction's block is longer where its operation carries something.
+TEST(Work, OfAReductionGoesByTheBlocksLength) {
+  constexpr std::string_view kName = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(int)";
+  for (const std::size_t shift : {0, 1, 3, 5}) {
+    const std::size_t length[] = {260, 262, 0, 264, 0, 266};
+    std::vector<std::uint32_t> words = block(length[shift]);
+    words[2 + shift] = 1024;
+    words[3 + shift] = 16;
+    EXPECT_EQ(of(kName, words).log_k, 10);
+    EXPECT_EQ(of(kName, words).log_m, 4);
+    EXPECT_FALSE(of(kName, words).is_all);
+  }
+}
+
+TEST(Work, OfAnotherVersionsBlockIsNotRead) {
+  for (const std::size_t words : {0, 4, 89, 91, 429, 700, 1'024}) {
+    for (const std::string_view name :
+         {"_ZN7cutlass7Kernel2I42cutlass_80_simt_sgemm_128x32_8x5_nn_align1EEvNT_6ParamsE",
+          "nvjet_sm90_hsh_128x8_64x12", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n",
+          "void at::native::reduce_kernel<512>(int)"}) {
+      const WorkSizes sizes = of(name, block(words));
+      EXPECT_EQ(sizes.log_m + sizes.log_n + sizes.log_k, 0) << name << " " << words;
+      EXPECT_FALSE(sizes.is_all);
+    }
+  }
+  EXPECT_EQ(traits_of("my_kernel").layout, 0);
+}
+
+}  // namespace
+}  // namespace cudasched::predict
