@@ -75,7 +75,8 @@ and run again."
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
 }
 
-# ensure_system_packages build|tests: a compiler and Python; for `tests` also GoogleTest, google-benchmark and Spin.
+# ensure_system_packages build|tests: a compiler and Python; for `tests` also GoogleTest, google-benchmark, Spin and
+# ccache.
 ensure_system_packages() {
   local missing=()
   if ! find_cxx >/dev/null; then
@@ -92,7 +93,10 @@ ensure_system_packages() {
     for header in gtest/gtest.h:libgtest-dev gmock/gmock.h:libgmock-dev benchmark/benchmark.h:libbenchmark-dev; do
       [ -e "/usr/include/${header%%:*}" ] || [ -e "/usr/local/include/${header%%:*}" ] || missing+=("${header##*:}")
     done
-    command -v spin >/dev/null || missing+=(spin)
+    local program
+    for program in spin ccache; do
+      command -v "$program" >/dev/null || missing+=("$program")
+    done
   fi
   if [ "${#missing[@]}" -gt 0 ]; then
     apt_install "${missing[@]}"

@@ -9,6 +9,10 @@ stages=("$@")
 [ "$#" -gt 0 ] || stages=(lint headers cpp asan tsan python other-pythons packaging)
 logs="$root/build/logs"
 
+# The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
+export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+export CCACHE_DIR="$root/build/ccache" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
+
 # ---- what a stage does ----------------------------------------------------------------------------------------------
 
 # configure DIRECTORY OPTION...: a build tree with the C++ tests and without the Python module.
@@ -36,7 +40,8 @@ fixed_layout() {
 cpp_tests() {
   configure "$@"
   fixed_layout ninja -C "$1" -j "$jobs" --quiet
-  fixed_layout ctest --test-dir "$1" -j "$jobs" --output-on-failure --no-tests=error
+  # More of them than cores: many wait for processes and threads.
+  fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error
 }
 
 stage_lint() { scripts/lint.sh; }
@@ -88,6 +93,9 @@ engine_tests=(--ignore-glob={*/test_faults,*/test_sharing,*/test_offload,*/test_
 # stage_other_python VERSION PYTHON: a wheel of its own and the tests of the Python package.
 stage_other_python() {
   local directory="$root/.venv-$1"
+  # The headers that the other builds have, or none of their compilations would be found again.
+  CMAKE_ARGS="$(sed -n 's/^\(CUDASCHED_[A-Z]*_INCLUDE\):PATH=/-D\1=/p' build/cpp/CMakeCache.txt 2>/dev/null | tr '\n' ' ' || true)"
+  export CMAKE_ARGS
   ensure_venv "$directory" "$2"
   install_package "$directory" test
   PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest -n 4 "${engine_tests[@]}" tests/python
