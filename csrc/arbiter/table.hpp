@@ -48,7 +48,8 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> active_since_ns;
   std::atomic<std::int64_t> deadline_ns;         // the earliest of its open regions
   std::atomic<std::int64_t> in_flight_until_ns;  // when its submitted work is predicted to be done
-  std::atomic<std::int64_t> overdue_since_ns;    // when its oldest launch in flight should have been done; 0: none is late
+  std::atomic<std::int64_t>
+      overdue_since_ns;  // when its oldest launch in flight should have been done; 0: none is late
   std::atomic<std::int64_t> last_launch_ns;
   std::atomic<std::uint64_t> launches;         // seen by the hook, of this class
   std::atomic<std::uint64_t> device_launches;  // run by the device as CUPTI counted them, 0: not counted

@@ -28,12 +28,16 @@ Arrivals::Arrivals(double miss_probability) noexcept {
 void Arrivals::arrived(std::int64_t now_ns) noexcept {
   hint_until_ns_ = 0;
   if (count_ > 0 && now_ns <= time(0)) return;
+  // After a silence the rhythm is taken to be what it was; only its phase is new.
+  const bool goes_on = count_ > 0 && fitted() && static_cast<double>(now_ns - time(0)) > kSilentPeriods * period_ns_;
   bool came_true = false;
-  if (fitted()) {
+  if (goes_on) {
+    count_ = 0;
+  } else if (fitted()) {
     const double since_ns = static_cast<double>(now_ns - time(0)) - phase_ns_;
     came_true = std::abs(since_ns - std::round(since_ns / period_ns_) * period_ns_) <= static_cast<double>(window_ns_);
   }
-  came_true_ = static_cast<std::uint8_t>(came_true_ << 1 | (came_true ? 1 : 0));
+  if (!goes_on) came_true_ = static_cast<std::uint8_t>(came_true_ << 1 | (came_true ? 1 : 0));
   times_[next_] = now_ns;
   next_ = (next_ + 1) % kTimes;
   count_ = std::min(count_ + 1, kTimes);
@@ -41,8 +45,11 @@ void Arrivals::arrived(std::int64_t now_ns) noexcept {
 }
 
 void Arrivals::fit() noexcept {
+  if (count_ < kTimes) {
+    phase_ns_ = 0;  // what was found before a silence goes on from the last arrival
+    return;
+  }
   period_ns_ = 0;
-  if (count_ < kTimes) return;
   std::array<double, kTimes> at_ns{};  // the oldest first, from the oldest
   for (std::size_t i = 0; i < kTimes; ++i) at_ns[i] = static_cast<double>(time(kTimes - 1 - i) - time(kTimes - 1));
   std::array<double, kTimes - 1> gaps_ns{};

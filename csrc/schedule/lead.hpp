@@ -27,7 +27,7 @@ class Lead {
   struct Bounds {
     std::int64_t least_ns = 10'000;
     std::int64_t first_ns = 20'000;  // to begin with
-    std::int64_t most_ns = 200'000;
+    std::int64_t most_ns = 40'000;
     double max_inflation = 0;  // 0: no target
   };
 

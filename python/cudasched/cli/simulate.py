@@ -114,7 +114,8 @@ def command(
         typer.Option(help="strict, slack, open (no gate), or FILE.py:FUNCTION; may be given again."),
     ] = None,
     lead_us: Annotated[
-        list[str] | None, typer.Option(help="Lead, us, or auto (found on line); may be given again. Default: 20 and auto.")
+        list[str] | None,
+        typer.Option(help="Lead, us, or auto; may be given again. Default: 20 and auto."),
     ] = None,
     request_ms: Annotated[float, typer.Option(help="GPU time of a latency request that is one graph, ms.")] = 0.5,
     request_kernels: Annotated[int, typer.Option(help="Kernels of that graph; counts where nothing is gated.")] = 30,

@@ -485,8 +485,7 @@ TEST_F(ProcessTest, TwoLayoutVersionsAtOnce) {
     });
     other.receive();
     const std::string message = arbiter_error([&] { open(); });
-    EXPECT_THAT(message,
-                AllOf(HasSubstr(later), HasSubstr(ours), HasSubstr("restart"), HasSubstr(path_)));
+    EXPECT_THAT(message, AllOf(HasSubstr(later), HasSubstr(ours), HasSubstr("restart"), HasSubstr(path_)));
     EXPECT_EQ(arbiter_error([&] { Table::open_existing(path_); }), message);
     EXPECT_EQ(inode(), others);
     EXPECT_EQ(read_file(), other_version(kLater));

@@ -633,7 +633,7 @@ TEST_F(Launches, TheLeadIsFoundOnLineWithinItsBounds) {
   EXPECT_TRUE(eventually([&] {
     for (int i = 0; i < 10; ++i) Program::check(program_.launch(next++, program_.stream(), 20));
     const std::int64_t lead = gate().lead_ns();
-    EXPECT_TRUE(lead >= 10'000 && lead <= 200'000) << lead;
+    EXPECT_TRUE(lead >= 10'000 && lead <= 40'000) << lead;
     return lead != first;
   }));
   engine().configure("lead_us", "50");

@@ -35,6 +35,27 @@ TEST(Arrivals, WithoutArrivalsNothingIsForeseen) {
   EXPECT_EQ(Arrivals(0.1).look(kMs).free_ns, Snapshot::kLongAgoNs);
 }
 
+// A server that pauses for a second and goes on at another phase: from its first arrival on, the next is foretold.
+TEST(Arrivals, ARhythmThatPausesIsTakenUpAgain) {
+  Arrivals arrivals;
+  std::int64_t now = 0;
+  for (int i = 0; i < 30; ++i) arrivals.arrived(now += 33 * kMs);
+  ASSERT_GT(arrivals.confidence(), 0);
+  now += 1'000 * kMs;
+  EXPECT_EQ(arrivals.look(now).free_ns, Snapshot::kLongAgoNs);
+  now += 7 * kMs;
+  for (int i = 0; i < 20; ++i) {
+    arrivals.arrived(now);
+    const Arrivals::Foresight next = arrivals.look(now);
+    EXPECT_TRUE(next.free_ns <= 33 * kMs && 33 * kMs <= next.over_ns && next.over_ns - next.free_ns < 2 * kMs) << i;
+    now += 33 * kMs;
+  }
+  // With another period it is forgotten soon.
+  now += 2'000 * kMs;
+  for (int i = 0; i < 4; ++i) arrivals.arrived(now += 20 * kMs);
+  EXPECT_EQ(arrivals.confidence(), 0);
+}
+
 // Periods of 1 ms to 100 ms, with jitter, and requests left out: the period is found within a per cent, and of the
 // arrivals that follow nine in ten fall into the window foretold just before.
 TEST(Arrivals, PeriodicOnesAreFoundAndForetold) {

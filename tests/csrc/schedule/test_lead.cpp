@@ -50,7 +50,7 @@ TEST(Lead, SettlesWhereTheGpuIsDryForTheStatedShareOfTheTime) {
   std::mt19937_64 random(16);
   for (const std::int64_t gpu_ns : {20'000, 100'000, 900'000}) {
     for (const std::int64_t first_ns : {10'000, 200'000}) {
-      Lead lead({.first_ns = first_ns});
+      Lead lead({.first_ns = first_ns, .most_ns = 200'000});
       for (const double mean_ns : {45'000.0, 80'000.0, 30'000.0}) {
         std::normal_distribution needs(mean_ns, mean_ns / 4);
         double dry_ns = 0;
@@ -74,7 +74,7 @@ TEST(Lead, SettlesWhereTheGpuIsDryForTheStatedShareOfTheTime) {
 TEST(Lead, ATargetForInflationBringsItDown) {
   std::mt19937_64 random(17);
   for (const double target : {0.0, 1.1}) {
-    Lead lead({.max_inflation = target});
+    Lead lead({.most_ns = 200'000, .max_inflation = target});
     int exceeded = 0;
     constexpr int kSettle = 20'000;
     constexpr int kCount = 20'000;
