@@ -29,7 +29,9 @@ void Arrivals::arrived(std::int64_t now_ns) noexcept {
   hint_until_ns_ = 0;
   if (count_ > 0 && now_ns <= time(0)) return;
   // After a silence the rhythm is taken to be what it was; only its phase is new.
-  const bool goes_on = count_ > 0 && fitted() && static_cast<double>(now_ns - time(0)) > kSilentPeriods * period_ns_;
+  const bool silent = count_ > 0 && fitted() && static_cast<double>(now_ns - time(0)) > kSilentPeriods * period_ns_;
+  const bool goes_on = silent && periodic() && count_ > 1;
+  if (silent && !goes_on) period_ns_ = 0;
   bool came_true = false;
   if (goes_on) {
     count_ = 0;

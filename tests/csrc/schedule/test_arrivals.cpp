@@ -56,6 +56,17 @@ TEST(Arrivals, ARhythmThatPausesIsTakenUpAgain) {
   EXPECT_EQ(arrivals.confidence(), 0);
 }
 
+// A burst, as of a warm-up, has a rhythm too; the slower one that follows is found all the same.
+TEST(Arrivals, ASlowerRhythmAfterABurstIsFound) {
+  Arrivals arrivals;
+  std::int64_t now = 0;
+  for (int i = 0; i < 30; ++i) arrivals.arrived(now += kMs);
+  ASSERT_GT(arrivals.confidence(), 0);
+  for (int i = 0; i < 20; ++i) arrivals.arrived(now += 33 * kMs);
+  EXPECT_GT(arrivals.confidence(), 0);
+  EXPECT_NEAR(static_cast<double>(arrivals.period_ns()), 33e6, 1e5);
+}
+
 // Periods of 1 ms to 100 ms, with jitter, and requests left out: the period is found within a per cent, and of the
 // arrivals that follow nine in ten fall into the window foretold just before.
 TEST(Arrivals, PeriodicOnesAreFoundAndForetold) {

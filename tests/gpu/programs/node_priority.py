@@ -179,7 +179,8 @@ for client_class in ("latency", "best_effort"):
     assert len(found) == len(expected)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs), client_class
-assert graphs() >= before + 8, (before, graphs())
+# PyTorch asks for node priorities itself, and so keeps those that its capture streams had.
 state = cudasched.state()
+assert state.prioritised_graphs == before, (before, state)
 assert state.unprioritised_graphs == 0 and not state.off_reason, state
 print("done")
