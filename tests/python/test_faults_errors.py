@@ -21,13 +21,7 @@ from support import PATIENCE_S, Run
 LOG = "from logged import *; gpu = Gpu(); log = Log(gpu); log.note(0); gpu.synchronize()"
 """The first launch of its kind is never deferred; its like are from then on."""
 
-
-@pytest.fixture
-def stage(command: str, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "4")
-    stage = Stage(command, tmp_path)
-    yield stage
-    stage.close()
+pytestmark = pytest.mark.usefixtures("quick_device")
 
 
 def server(stage: Stage, **environment: str) -> Program:

@@ -6,8 +6,6 @@ By default every few steps; with EVERY_STEP=1 in the environment all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from program import HOLDING, PATIENT, Program, Stage, clients, eventually
@@ -15,13 +13,7 @@ from program import HOLDING, PATIENT, Program, Stage, clients, eventually
 LONG_TURN = {"CUDASCHED_TURN_MS": "3600000"}
 EVERY_STEP = os.environ.get("EVERY_STEP", "") == "1"
 
-
-@pytest.fixture
-def stage(command: str, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "4")
-    stage = Stage(command, tmp_path)
-    yield stage
-    stage.close()
+pytestmark = pytest.mark.usefixtures("quick_device")
 
 
 def survivor(program: Program, *, latency: bool) -> Program:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,7 @@ RING = 4095
 LOG = "from logged import *; gpu = Gpu(); log = Log(gpu); log.note(0); gpu.synchronize()"
 """The first launch of its kind is never deferred; its like are from then on."""
 
-
-@pytest.fixture
-def stage(command: str, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "4")
-    stage = Stage(command, tmp_path)
-    yield stage
-    stage.close()
+pytestmark = pytest.mark.usefixtures("quick_device")
 
 
 @pytest.fixture
