@@ -7,7 +7,6 @@ import mmap
 import os
 import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import cudasched as package
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually
-from support import PATIENCE_S, Run
+from support import Run
 
 LOG = "from logged import *; gpu = Gpu(); log = Log(gpu); log.note(0); gpu.synchronize()"
 """The first launch of its kind is never deferred; its like are from then on."""
@@ -87,15 +86,11 @@ sys.stdout.flush()
 """
 
 
-def test_an_error_that_stays_is_told_by_every_call_until_the_reset(cudasched: Run, simulated: Path) -> None:
+def test_an_error_that_stays_is_told_by_every_call_until_the_reset(
+    cudasched: Run, python: Run, simulated: Path
+) -> None:
     code = f"import sys\nfrom program import *\n{LOG}\n{STATUS}\n{BREAKS_AND_MENDS}"
-    bare = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)},
-    )
+    bare = python(code, env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)})
     assert (bare.stdout, bare.stderr) == (f"{[700, 700, 700, *range(11)]}\n", "")
     done = cudasched("run", "--class", "best-effort", "--", sys.executable, "-c", code, "offloads")
     assert (done.stdout, done.stderr) == (bare.stdout, "")

@@ -235,15 +235,9 @@ os._exit(0)
 """
 
 
-def test_a_sticky_error_is_told_as_the_driver_tells_it(rude: Run, simulated: Path) -> None:
+def test_a_sticky_error_is_told_as_the_driver_tells_it(rude: Run, python: Run, simulated: Path) -> None:
     code = f"import os, sys\nfrom program import *\n{LOG}\n{STICKY}"
-    bare = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)},
-    )
+    bare = python(code, env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)})
     assert (bare.stdout, bare.stderr) == ("[0, 700, 700]\n", "")
     done = rude(STICKY)
     assert (done.stdout, done.stderr) == (bare.stdout, "")
@@ -517,14 +511,10 @@ if sys.argv[1:]: print(state()["offloaded_launches"], state()["best_effort_launc
 
 
 @pytest.mark.parametrize("beside", ["nobody", "a latency client"])
-def test_random_work_leaves_what_it_leaves_without(stage: Stage, command: str, simulated: Path, beside: str) -> None:
-    bare = subprocess.run(
-        [sys.executable, "-c", AT_RANDOM],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)},
-    )
+def test_random_work_leaves_what_it_leaves_without(
+    stage: Stage, command: str, python: Run, simulated: Path, beside: str
+) -> None:
+    bare = python(AT_RANDOM, env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)})
     assert (bare.returncode, bare.stderr) == (0, "")
     serve = server(stage) if beside != "nobody" else None
     arguments = [command, "run", "--class", "best-effort", "--", sys.executable, "-c", AT_RANDOM, "count"]
