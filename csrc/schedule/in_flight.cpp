@@ -40,15 +40,22 @@ void InFlight::unlink_first(Stream& stream) noexcept {
   --count_;
 }
 
-void InFlight::complete(int entry, std::int64_t now_ns) noexcept {
+// Of its first entry.
+std::int64_t InFlight::end_ns(const Stream& stream, std::int64_t running_ns, std::int64_t now_ns) const noexcept {
+  const std::int64_t started_ns = std::min(stream.first_started_ns, now_ns);
+  const std::int64_t predicted_ns = entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
+  return std::clamp(started_ns + predicted_ns, std::clamp(running_ns, started_ns, now_ns), now_ns);
+}
+
+void InFlight::complete(int entry, std::int64_t running_ns, std::int64_t now_ns) noexcept {
   if (entry < 0 || entry >= kEntries || entries_[static_cast<std::size_t>(entry)].stream == kNone) return;
   Stream& stream = streams_[static_cast<std::size_t>(entries_[static_cast<std::size_t>(entry)].stream)];
   bool last_one = false;
   do {
     last_one = stream.first == entry;
+    stream.first_started_ns = end_ns(stream, running_ns, now_ns);
     unlink_first(stream);
   } while (!last_one);
-  stream.first_started_ns = now_ns;
 }
 
 void InFlight::withdraw(int entry, std::int64_t now_ns) noexcept {

@@ -26,8 +26,10 @@ class InFlight {
   // The next launch of a stream; kNone when there is no room (the caller then submits it uncounted).
   int submit(std::uint64_t stream, std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
 
-  // The entry is complete, and with it everything before it on its stream.
-  void complete(int entry, std::int64_t now_ns) noexcept;
+  // The entry is complete, and with it everything before it on its stream. When it ended was not seen, only that it had
+  // not at `running_ns`, at the last look: between the two, what was predicted is believed. A look that comes late
+  // would else give the launch behind it its whole time anew.
+  void complete(int entry, std::int64_t running_ns, std::int64_t now_ns) noexcept;
 
   // The launch never reached the device (the driver refused it). Later ones of its stream stay.
   void withdraw(int entry, std::int64_t now_ns) noexcept;
@@ -68,6 +70,7 @@ class InFlight {
     int last = kNone;
   };
 
+  std::int64_t end_ns(const Stream& stream, std::int64_t running_ns, std::int64_t now_ns) const noexcept;
   void unlink_first(Stream& stream) noexcept;
 
   std::int64_t straggler_ns_;

@@ -24,7 +24,7 @@ TEST(InFlight, WaitingLaunchesDoNotShrinkWhileTheFirstIsLate) {
   const int first = in_flight.submit(1, 10'000, 0);
   in_flight.submit(1, 50'000, 0);
   EXPECT_EQ(in_flight.remaining_ns(30'000), 50'000);
-  in_flight.complete(first, 30'000);
+  in_flight.complete(first, 30'000, 30'000);
   EXPECT_EQ(in_flight.remaining_ns(30'000), 50'000);
   EXPECT_EQ(in_flight.remaining_ns(50'000), 30'000);
 }
@@ -51,9 +51,61 @@ TEST(InFlight, CompletingALaterLaunchCompletesTheEarlierOnes) {
   in_flight.submit(1, 10'000, 0);
   const int second = in_flight.submit(1, 10'000, 0);
   in_flight.submit(2, 7'000, 0);
-  in_flight.complete(second, 5'000);
+  in_flight.complete(second, 5'000, 5'000);
   EXPECT_EQ(in_flight.count(), 1);
   EXPECT_EQ(in_flight.remaining_ns(5'000), 2'000);
+}
+
+TEST(InFlight, ALateLookDoesNotGiveTheNextLaunchItsWholeTimeAnew) {
+  InFlight in_flight;
+  const int first = in_flight.submit(1, 100'000, 0);
+  const int second = in_flight.submit(1, 500'000, 90'000);
+  const int third = in_flight.submit(1, 50'000, 90'000);
+  InFlight late = in_flight;
+  // It ended when it was predicted to, or that is as good a guess as any.
+  in_flight.complete(first, 90'000, 400'000);
+  EXPECT_EQ(in_flight.remaining_ns(400'000), 250'000);
+  // It was seen running beyond that.
+  late.complete(first, 130'000, 400'000);
+  EXPECT_EQ(late.remaining_ns(400'000), 280'000);
+  // It was predicted to run still.
+  InFlight early = late;
+  early.complete(second, 400'000, 450'000);
+  EXPECT_EQ(early.remaining_ns(450'000), 50'000);
+  // Several at once, each where the one before it ended.
+  late.complete(third, 400'000, 2'000'000);
+  EXPECT_EQ(late.count(), 0);
+  const int fourth = late.submit(1, 10'000, 2'000'000);
+  late.complete(fourth, 0, 2'000'000);  // looked at before it was there
+  EXPECT_EQ(late.count(), 0);
+}
+
+// Whoever sleeps through an end, and so looks late, submits the next launch in time all the same: nothing runs dry.
+TEST(InFlight, LooksFarApartKeepTheGpuFed) {
+  constexpr std::int64_t kKernelNs = 1'600'000;
+  constexpr std::int64_t kLeadNs = 20'000;
+  constexpr std::int64_t kAsleepNs = 1'000'000;
+  InFlight in_flight;
+  std::deque<std::pair<int, std::int64_t>> running;  // and when each ends
+  std::int64_t now = 0;
+  std::int64_t looked = 0;
+  std::int64_t dry = 0;
+  for (int launch = 0; launch < 100; ++launch) {
+    while (true) {
+      while (!running.empty() && running.front().second <= now) {
+        in_flight.complete(running.front().first, looked, now);
+        running.pop_front();
+      }
+      looked = now;
+      const std::int64_t wait = in_flight.remaining_ns(now) - kLeadNs;
+      if (wait <= 0) break;
+      now += std::min(wait, kAsleepNs);
+    }
+    dry += launch > 0 && running.empty() ? 1 : 0;
+    const std::int64_t start = running.empty() ? now : running.back().second;
+    running.emplace_back(in_flight.submit(1, kKernelNs, now), start + kKernelNs);
+  }
+  EXPECT_EQ(dry, 0);
 }
 
 TEST(InFlight, RefusesWhatItHasNoRoomForAndRecovers) {
@@ -70,9 +122,9 @@ TEST(InFlight, RefusesWhatItHasNoRoomForAndRecovers) {
 
 TEST(InFlight, NonsenseEntriesAreIgnored) {
   InFlight in_flight;
-  in_flight.complete(-1, 0);
-  in_flight.complete(5, 0);
-  in_flight.complete(InFlight::kEntries, 0);
+  in_flight.complete(-1, 0, 0);
+  in_flight.complete(5, 0, 0);
+  in_flight.complete(InFlight::kEntries, 0, 0);
   in_flight.withdraw(5, 0);
   EXPECT_EQ(in_flight.submit(1, -7, 0), 0);
   EXPECT_EQ(in_flight.remaining_ns(0), 0);
@@ -112,7 +164,7 @@ TEST(InFlight, AgreesWithAPlainModel) {
       case 2: {
         if (model.queue.empty()) break;
         const std::size_t which = random() % model.queue.size();
-        in_flight.complete(model.queue[which].entry, now);
+        in_flight.complete(model.queue[which].entry, now, now);
         held -= static_cast<int>(which) + 1;
         model.queue.erase(model.queue.begin(), model.queue.begin() + static_cast<std::ptrdiff_t>(which) + 1);
         model.started_ns = now;
