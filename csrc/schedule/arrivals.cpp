@@ -10,6 +10,7 @@ namespace {
 constexpr std::int64_t kShortestWindowNs = 50'000;
 constexpr double kWindow = 1.5;             // times the largest residual
 constexpr double kLargestResidual = 0.125;  // of a period, for a line to be one
+constexpr double kNoDoubt = 0.03;           // of a period: random arrivals do so once in ten million
 constexpr double kMostPeriods = 24;         // under the arrivals of a fit
 constexpr std::size_t kFewestGaps = 4;      // for a rate
 constexpr std::int64_t kRateLookNs = 1'000'000;
@@ -39,17 +40,19 @@ void Arrivals::arrived(std::int64_t now_ns) noexcept {
     const double since_ns = static_cast<double>(now_ns - time(0)) - phase_ns_;
     came_true = std::abs(since_ns - std::round(since_ns / period_ns_) * period_ns_) <= static_cast<double>(window_ns_);
   }
+  const bool is_new = !fitted();
   if (!goes_on) came_true_ = static_cast<std::uint8_t>(came_true_ << 1 | (came_true ? 1 : 0));
   times_[next_] = now_ns;
   next_ = (next_ + 1) % kTimes;
   count_ = std::min(count_ + 1, kTimes);
-  fit();
+  const bool beyond_doubt = fit();
+  if (is_new && beyond_doubt) came_true_ = 0xff;
 }
 
-void Arrivals::fit() noexcept {
+bool Arrivals::fit() noexcept {
   if (count_ < kTimes) {
     phase_ns_ = 0;  // what was found before a silence goes on from the last arrival
-    return;
+    return false;
   }
   period_ns_ = 0;
   std::array<double, kTimes> at_ns{};  // the oldest first, from the oldest
@@ -63,10 +66,10 @@ void Arrivals::fit() noexcept {
   std::array<double, kTimes> number{};
   for (std::size_t i = 1; i < kTimes; ++i) {
     const double periods = std::round((at_ns[i] - at_ns[i - 1]) / *middle);
-    if (periods < 1) return;
+    if (periods < 1) return false;
     number[i] = number[i - 1] + periods;
   }
-  if (number.back() > kMostPeriods) return;
+  if (number.back() > kMostPeriods) return false;
   double mean_number = 0;
   double mean_ns = 0;
   for (std::size_t i = 0; i < kTimes; ++i) {
@@ -84,10 +87,11 @@ void Arrivals::fit() noexcept {
   for (std::size_t i = 0; i < kTimes; ++i) {
     largest_ns = std::max(largest_ns, std::abs(at_ns[i] - mean_ns - slope_ns * (number[i] - mean_number)));
   }
-  if (!(slope_ns > 0) || largest_ns > kLargestResidual * slope_ns) return;
+  if (!(slope_ns > 0) || largest_ns > kLargestResidual * slope_ns) return false;
   period_ns_ = slope_ns;
   phase_ns_ = mean_ns + slope_ns * (number.back() - mean_number) - at_ns.back();
   window_ns_ = static_cast<std::int64_t>(kWindow * largest_ns) + kShortestWindowNs;
+  return largest_ns <= kNoDoubt * slope_ns;
 }
 
 bool Arrivals::periodic() const noexcept { return fitted() && std::popcount(came_true_) >= kTrue; }

@@ -3,7 +3,8 @@
 // they came of late.
 //
 // Periodic: a line is fitted through the last arrivals (a left-out one is allowed for), and what it predicts is
-// compared with what comes. Only predictions that have come true of late are told.
+// compared with what comes. Only predictions that have come true of late are told, or those of a line so good that
+// chance does not draw it.
 // Rate: arrivals as of a Poisson process whose rate is known from the last gaps and the silence since; `free_ns` is the
 // time within which the next one comes with the miss probability at most. Off by default: where arrivals are
 // memoryless, waiting for a better moment brings none.
@@ -56,7 +57,7 @@ class Arrivals {
   bool fitted() const noexcept { return period_ns_ > 0; }
   bool periodic() const noexcept;
   std::int64_t time(std::size_t age) const noexcept { return times_[(next_ + kTimes - 1 - age) % kTimes]; }
-  void fit() noexcept;
+  bool fit() noexcept;  // says whether the line is beyond doubt
 
   std::array<std::int64_t, kTimes> times_{};
   std::size_t count_ = 0;

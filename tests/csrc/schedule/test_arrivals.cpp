@@ -96,6 +96,37 @@ TEST(Arrivals, PeriodicOnesAreFoundAndForetold) {
   EXPECT_GT(came, foretold * 9 / 10);
 }
 
+// A line that chance does not draw is believed at once; a rough one must foretell first.
+TEST(Arrivals, ExactOnesAreForetoldFromTheEighthOn) {
+  for (const std::int64_t jitter_ns : std::vector<std::int64_t>{0, 300'000, 4'000'000}) {
+    std::mt19937_64 random(5);
+    Arrivals arrivals;
+    for (std::size_t i = 0; i < Arrivals::kTimes; ++i) {
+      EXPECT_EQ(arrivals.confidence(), 0) << i;
+      const std::int64_t off_ns =
+          jitter_ns == 0 ? 0 : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(jitter_ns));
+      arrivals.arrived(kMs + static_cast<std::int64_t>(i) * 20 * kMs + off_ns);
+    }
+    EXPECT_EQ(arrivals.confidence() > 0, jitter_ns < kMs) << jitter_ns;
+  }
+}
+
+// None of these lines is drawn by chance more often than once in a hundred thousand arrivals.
+TEST(Arrivals, RandomOnesAreNotBelievedAtOnce) {
+  std::mt19937_64 random(13);
+  std::exponential_distribution gap(1 / 16e6);
+  int believed = 0;
+  for (int round = 0; round < 300'000; ++round) {
+    Arrivals arrivals;
+    double now_ns = 1e6;
+    for (std::size_t i = 0; i < Arrivals::kTimes; ++i) {
+      arrivals.arrived(static_cast<std::int64_t>(now_ns += gap(random) + 1));
+    }
+    believed += arrivals.confidence() > 0 ? 1 : 0;
+  }
+  EXPECT_LT(believed, 3);
+}
+
 TEST(Arrivals, WhenTheyStopOrBecomeIrregularNothingIsForeseenAnyMore) {
   std::mt19937_64 random(10);
   Arrivals arrivals;
