@@ -47,7 +47,7 @@ std::uint64_t Neighbours::waiting(std::int64_t now) const noexcept {
 }
 
 bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
-  return table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed) < now - kIdleOwnerNs;
+  return schedule::is_idle(table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed), now);
 }
 
 bool Neighbours::latency_active(std::int64_t now) const noexcept {
@@ -90,13 +90,13 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   }
 }
 
-void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
+void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
   // Further away than anything that a request may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
   std::array<schedule::Request, arbiter::kSlotCount> requests;
   std::size_t count = 0;
   bool known = true;
-  const std::int64_t admitted = table_->layout().admitted_ns.load(std::memory_order_relaxed);
+  const std::int64_t admitted = admitted_ns_ = table_->layout().admitted_ns.load(std::memory_order_relaxed);
   for_each_slot(active_, [&](int slot) {
     const arbiter::Slot& client = table_->slot(slot);
     const std::int64_t deadline = client.deadline_ns.load(std::memory_order_relaxed);
@@ -153,14 +153,14 @@ bool Neighbours::my_turn(std::int64_t now) noexcept {
   view.waiting = waiting(now);
   view.now_us = now / kNsPerUs;
   view.turn_us = turn_ns_ / kNsPerUs;
-  view.virtual_ns = virtual_times((view.waiting & view.best_effort) | bit(slot_), now);
   const int owner = schedule::Turn::unpack(view.word).owner;
-  if (owner == slot_ && view.word != turn_word_) {  // handed over by the one before
-    turn_word_ = view.word;
-    turn_used_ns_ = 0;
+  const std::uint64_t owner_bit = owner >= 0 ? bit(owner) & view.best_effort : 0;
+  if (owner_bit != 0) {
+    view.owner_until_us = table_->slot(owner).in_flight_until_ns.load(std::memory_order_relaxed) / kNsPerUs;
   }
+  view.virtual_ns = virtual_times((view.waiting & view.best_effort) | owner_bit | bit(slot_), now);
+  view.offered = view.word != turn_word_;
   view.turn_used = 2 * turn_used_ns_ >= turn_ns_;
-  view.owner_idle = owner >= 0 && owner != slot_ && (view.waiting & bit(owner)) == 0 && idle(owner, now);
   const schedule::TurnDecision decision = schedule::take_turn(view);
   if (!decision.swap) return decision.mine;
   if (!layout.turn.compare_exchange_strong(view.word, decision.new_word, std::memory_order_acq_rel)) return false;
@@ -180,28 +180,37 @@ void Neighbours::came_back(std::int64_t now) noexcept {
   for_each_slot(others, [&](int other) {
     if (!idle(other, now)) at_work |= bit(other);
   });
-  const std::int64_t own = virtual_times(bit(slot_), now)[slot_];
-  std::int64_t joined = schedule::joined_ns(own, at_work, virtual_times(at_work, now));
-  if (at_work == 0) {
-    // All begin anew. Whoever comes next may not find itself far ahead of this one, for what it had while alone.
-    const std::int64_t* const others_ns = virtual_times(others, now);
-    for_each_slot(others, [&](int other) { joined = std::max(joined, others_ns[other]); });
-  }
-  table_->slot(slot_).virtual_ns.store(joined, std::memory_order_relaxed);
+  const schedule::JoinView view{slot_, others, at_work, virtual_times(others | bit(slot_), now)};
+  table_->slot(slot_).virtual_ns.store(schedule::joined_ns(view), std::memory_order_relaxed);
 }
 
-void Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
+bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
+  if (seen.latency_active && !take_from_slack(seen, own_latency_slot)) return false;
   arbiter::Slot& self = table_->slot(slot_);
   const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
   // By atomic addition, which wraps where a damaged word would overflow.
   self.virtual_ns.fetch_add(schedule::charge_ns(seen.predicted_ns, priority), std::memory_order_relaxed);
   turn_used_ns_ += seen.predicted_ns;
-  if (!seen.latency_active) return;
+  return true;
+}
+
+// Where the slack is known, only as the last look saw it: another gate that admits from it at the same moment, under
+// MPS, must not take the same time. Else, all that enters is noted.
+bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
   // Latency work of this process runs in the same context.
   const std::uint64_t own = own_latency_slot >= 0 ? bit(own_latency_slot) : 0;
   const bool switches = !mps_ && (active_ & ~own) != 0;
   const std::int64_t cost = schedule::admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switches ? kSwitchNs : 0);
-  table_->layout().admitted_ns.fetch_add(cost, std::memory_order_relaxed);
+  auto& admitted = table_->layout().admitted_ns;
+  if (seen.slack_ns == schedule::Snapshot::kUnknownNs) {
+    admitted.fetch_add(cost, std::memory_order_relaxed);
+    return true;
+  }
+  std::int64_t before = admitted_ns_;
+  std::int64_t after = 0;
+  // A damaged word may overflow: it then wraps, as by atomic addition.
+  static_cast<void>(__builtin_add_overflow(before, cost, &after));
+  return admitted.compare_exchange_strong(before, after, std::memory_order_relaxed);
 }
 
 void Neighbours::publish(std::int64_t in_flight_until_ns) noexcept {

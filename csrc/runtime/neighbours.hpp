@@ -30,8 +30,10 @@ class Neighbours {
   // A launch asks, and nothing of this client is in flight: where it has been idle for long, no time is owed to it.
   void came_back(std::int64_t now_ns) noexcept;
 
-  // A launch was admitted by this snapshot. `own_latency_slot`: of this process's latency client, -1 if there is none.
-  void admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept;
+  // A launch is to be admitted by the snapshot of the last look. `own_latency_slot`: of this process's latency client,
+  // -1 if there is none. False: another gate was quicker to take from the slack that was seen. Then nothing is noted,
+  // and the launch has to look anew.
+  bool admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept;
 
   // What is in flight is predicted to last until then.
   void publish(std::int64_t in_flight_until_ns) noexcept;
@@ -42,14 +44,14 @@ class Neighbours {
   bool feeds_with_others() const noexcept { return mps_; }
 
  private:
-  static constexpr std::int64_t kIdleOwnerNs = 300'000;  // without work in flight: a client is idle
-  static constexpr std::int64_t kSwitchNs = 130'000;     // between two processes' contexts, without MPS
+  static constexpr std::int64_t kSwitchNs = 130'000;  // between two processes' contexts, without MPS
 
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
-  void look_at_requests(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
+  void look_at_requests(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
   void look_ahead(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
+  bool take_from_slack(const schedule::Snapshot& seen, int own_latency_slot) noexcept;
   const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
   bool fresh(int slot, std::int64_t now_ns) const noexcept;
@@ -60,8 +62,9 @@ class Neighbours {
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::int64_t looked_ns_ = 0;     // 0: not yet
-  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active
-  std::uint64_t turn_word_ = 0;    // this client's last turn,
+  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active,
+  std::int64_t admitted_ns_ = 0;   // and what it saw admitted beside them
+  std::uint64_t turn_word_ = 0;    // the last turn that this client began,
   std::int64_t turn_used_ns_ = 0;  // and the predicted time of what was admitted in it
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};
   std::array<std::uint64_t, arbiter::kSlotCount> requests_seen_{};

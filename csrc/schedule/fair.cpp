@@ -23,9 +23,13 @@ std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept {
   return std::max<std::int64_t>(step >= 0 ? bounded_ns >> step : bounded_ns << -step, 1);
 }
 
-std::int64_t joined_ns(std::int64_t own_ns, std::uint64_t others, const std::int64_t* virtual_ns) noexcept {
-  const std::int64_t least_ns = least_of(others, virtual_ns);
-  return least_ns == kNobodyNs ? own_ns : std::max(own_ns, least_ns);
+std::int64_t joined_ns(const JoinView& view) noexcept {
+  std::int64_t joined_ns = view.virtual_ns[view.self];
+  if (view.at_work != 0) return std::max(joined_ns, least_of(view.at_work, view.virtual_ns));
+  for (std::uint64_t others = view.others; others != 0; others &= others - 1) {
+    joined_ns = std::max(joined_ns, view.virtual_ns[__builtin_ctzll(others)]);
+  }
+  return joined_ns;
 }
 
 bool may_feed(const FairView& view) noexcept {

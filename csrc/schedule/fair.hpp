@@ -12,15 +12,29 @@
 
 namespace cudasched::schedule {
 
-inline constexpr int kLargestPriority = 8;  // and its negative; priorities beyond count as these
+inline constexpr int kLargestPriority = 8;        // and its negative; priorities beyond count as these
+inline constexpr std::int64_t kIdleNs = 300'000;  // without work in flight: a client is idle, if it does not wait
+
+// Is nothing in flight, and has been so for a while? What is in flight is predicted to last until `in_flight_until_ns`.
+constexpr bool is_idle(std::int64_t in_flight_until_ns, std::int64_t now_ns) noexcept {
+  return in_flight_until_ns < now_ns - kIdleNs;
+}
 
 // What `gpu_ns` of GPU time add to the virtual time of a client with this priority. One step of priority doubles a
 // client's share. Never 0, so that a client that launches moves on.
 std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept;
 
+struct JoinView {
+  int self = 0;
+  std::uint64_t others = 0;                  // bitmap: the other best-effort clients of the device
+  std::uint64_t at_work = 0;                 // of these, those that wait or are not idle
+  const std::int64_t* virtual_ns = nullptr;  // of 64 slots; those of `others` and self are read
+};
+
 // The virtual time of a client that starts, or comes back after having been idle: time in which it wanted nothing is
-// not owed to it. `others` are the best-effort clients that feed or wait now; without any, its own stays.
-std::int64_t joined_ns(std::int64_t own_ns, std::uint64_t others, const std::int64_t* virtual_ns) noexcept;
+// not owed to it, so it begins at the least of those at work. Where nobody is, all begin anew, and it begins at the
+// most of all: whoever comes next may not find itself far ahead of it for what it had while it was alone.
+std::int64_t joined_ns(const JoinView& view) noexcept;
 
 struct FairView {
   static constexpr std::int64_t kQuantumNs = 3'000'000;

@@ -1,37 +1,26 @@
 #include "schedule/turn.hpp"
 
+#include <algorithm>
+
+#include "schedule/fair.hpp"
+
 namespace cudasched::schedule {
 namespace {
 
 constexpr int kSlots = 64;
 constexpr int kExpiryBits = 56;
+constexpr std::int64_t kIdleUs = kIdleNs / 1'000;
 
 constexpr std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
 
-// The first slot of `slots` after `from` in ring order, or -1.
-int next_after(std::uint64_t slots, int from) noexcept {
-  for (int step = 1; step <= kSlots; ++step) {
-    const int slot = (from + step) % kSlots;
-    if ((slots & bit(slot)) != 0) return slot;
+// Who of `slots`, which are not none, has the least virtual time: of equals the first.
+int furthest_behind(std::uint64_t slots, const std::int64_t* virtual_ns) noexcept {
+  int found = __builtin_ctzll(slots);
+  for (; slots != 0; slots &= slots - 1) {
+    const int slot = __builtin_ctzll(slots);
+    if (virtual_ns[slot] < virtual_ns[found]) found = slot;
   }
-  return -1;
-}
-
-// Who of `slots` is next: the one with the least virtual time, or by ring order where there are none or they are equal.
-int next_of(const TurnView& view, std::uint64_t slots, int from) noexcept {
-  if (view.virtual_ns == nullptr) return next_after(slots, from);
-  std::uint64_t least = 0;
-  std::int64_t least_ns = 0;
-  for (std::uint64_t rest = slots; rest != 0; rest &= rest - 1) {
-    const int slot = __builtin_ctzll(rest);
-    const std::int64_t virtual_ns = view.virtual_ns[slot];
-    if (least == 0 || virtual_ns < least_ns) {
-      least = 0;
-      least_ns = virtual_ns;
-    }
-    if (virtual_ns == least_ns) least |= bit(slot);
-  }
-  return next_after(least, from);
+  return found;
 }
 
 }  // namespace
@@ -51,26 +40,37 @@ TurnDecision take_turn(const TurnView& view) noexcept {
 
   const Turn turn = Turn::unpack(view.word);
   const TurnDecision take{true, true, Turn{view.self, view.now_us + view.turn_us}.pack()};
-  if (turn.owner < 0) return take;
+  const auto offer = [&](int next) { return TurnDecision{false, true, Turn{next, view.now_us}.pack()}; };
+  const std::uint64_t others = view.waiting & view.best_effort & ~bit(view.self);
+  const bool expired = turn.expiry_us <= view.now_us;
   // An expiry further away than a turn was not written by a client of this table.
-  const bool valid = view.now_us < turn.expiry_us && turn.expiry_us <= view.now_us + view.turn_us;
+  const bool runs = !expired && turn.expiry_us <= view.now_us + view.turn_us;
 
-  const std::uint64_t others_waiting = view.waiting & view.best_effort & ~bit(turn.owner);
   if (turn.owner == view.self) {
-    if (valid) return {true, false, 0};
-    const int next = next_of(view, others_waiting, view.self);
-    if (next < 0) return take;
-    const bool behind = view.virtual_ns != nullptr && view.virtual_ns[view.self] < view.virtual_ns[next];
-    if (behind && view.turn_used) return take;
-    return {false, true, Turn{next, view.now_us + view.turn_us}.pack()};
+    if (runs) return {true, false, 0};
+    if (others == 0 || view.offered) return take;
+    const int next = furthest_behind(others | bit(view.self), view.virtual_ns);
+    if (next == view.self && view.turn_used) return take;
+    return offer(furthest_behind(others, view.virtual_ns));
   }
 
-  const bool owner_gone = (view.best_effort & bit(turn.owner)) == 0;
-  if (valid && !view.owner_idle && !owner_gone) return {};
-  const bool long_expired = !valid && view.now_us - turn.expiry_us > view.turn_us / 2;
-  if (long_expired || owner_gone || next_of(view, others_waiting | bit(view.self), turn.owner) == view.self)
-    return take;
-  return {};
+  const std::uint64_t owner = turn.owner >= 0 ? bit(turn.owner) & view.best_effort : 0;
+  const bool owner_waits = (owner & view.waiting) != 0;
+  const bool owner_at_work = owner_waits || (owner != 0 && view.owner_until_us >= view.now_us - kIdleUs);
+  if (runs && owner_at_work) return {};
+  const auto take_after_grace = [&](std::int64_t since_us) {
+    return view.now_us - since_us > TurnView::kGraceUs ? take : TurnDecision{};
+  };
+  // Offered. That stands, even to one who asks and is behind: it may have passed the turn on because it hardly feeds.
+  if (expired && owner_waits) return take_after_grace(turn.expiry_us);
+  const int next = furthest_behind(others | bit(view.self) | (owner_at_work ? owner : 0), view.virtual_ns);
+  if (next == view.self) return take;
+  if (expired && next == turn.owner) {
+    // A prediction that is far too long, or a damaged word, holds nobody up for more than a turn.
+    const std::int64_t busy_until_us = std::min(view.owner_until_us, turn.expiry_us + view.turn_us);
+    return take_after_grace(std::max(turn.expiry_us, busy_until_us));
+  }
+  return offer(next);
 }
 
 }  // namespace cudasched::schedule

@@ -10,6 +10,7 @@
 namespace cudasched::schedule {
 
 // The turn word: the owner's slot + 1 in the upper 8 bits (0: nobody), expiry in CLOCK_MONOTONIC us in the lower 56.
+// A turn is offered by naming its next owner with an expiry that has come.
 struct Turn {
   int owner = -1;
   std::int64_t expiry_us = 0;
@@ -19,15 +20,19 @@ struct Turn {
 };
 
 struct TurnView {
+  static constexpr std::int64_t kGraceUs = 200;  // how long an open turn is left to the client that is next
+
   std::uint64_t word = 0;
   int self = 0;
-  std::uint64_t best_effort = 0;  // bitmap: best-effort clients on the device, self included
-  std::uint64_t waiting = 0;      // bitmap: those that wait at the gate
-  bool owner_idle = false;        // the owner has had nothing in flight for a while and does not wait
+  std::uint64_t best_effort = 0;    // bitmap: best-effort clients on the device, self included
+  std::uint64_t waiting = 0;        // bitmap: those that wait at the gate, heartbeat fresh
+  std::int64_t owner_until_us = 0;  // what the owner has in flight is predicted to last until then
   std::int64_t now_us = 0;
   std::int64_t turn_us = 3'000;
-  const std::int64_t* virtual_ns = nullptr;  // of 64 slots (fair.hpp): the least is next; null: ring order
-  bool turn_used = true;                     // with virtual times: the owner fed for half of its turn or more
+  const std::int64_t* virtual_ns = nullptr;  // of 64 slots (fair.hpp); those of `waiting`, self and the owner are read
+  // Of an owner that asks:
+  bool offered = false;   // another one named it, and it has not begun its turn
+  bool turn_used = true;  // it fed for half of its turn or more
 };
 
 struct TurnDecision {
@@ -36,12 +41,17 @@ struct TurnDecision {
   std::uint64_t new_word = 0;
 };
 
-// Alone: always mine, the word untouched. The owner keeps an unexpired turn, and takes another if nobody waits; else
-// the next waiting slot in ring order has it. A turn that is expired or whose owner is idle goes to the next waiting
-// slot after the owner; if that one does not take it within half a turn (killed, stopped), to whoever asks.
+// Alone: always mine, the word untouched. Else the owner has the turn until it expires, or the owner goes or is idle
+// (fair.hpp). Then it is open, and the client with the least virtual time is next (of equals the first slot): of those
+// that wait, the one that asks, and the owner, if it is at work. It takes the turn when it asks; whoever else finds
+// it open offers it to that one, and takes it only where that one has not come within the grace. So one that does not
+// come (killed, stopped, slow) cannot keep the GPU idle for longer.
 //
-// With virtual times, "next" is the one with the least, and an owner that is behind all who wait takes another turn, if
-// it used the last one: one that holds the GPU and hardly feeds it would not advance, and starve the others.
+// An owner that is next takes another turn, but only if it used the last one: one that holds the GPU and hardly feeds
+// it would not advance, and starve the others. Its grace begins when what it has in flight is done: it may sleep until
+// then.
+//
+// A swap without `mine` is an offer: the caller wakes those that wait.
 TurnDecision take_turn(const TurnView& view) noexcept;
 
 }  // namespace cudasched::schedule

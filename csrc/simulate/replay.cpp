@@ -25,8 +25,7 @@ constexpr int kMostClients = 64;
 constexpr int kNobody = -1;
 constexpr std::int64_t kForeverNs = INT64_MAX;
 constexpr std::int64_t kTurnLookNs = 100'000;
-constexpr std::int64_t kIdleNs = 300'000;  // without work: the turn's owner is idle, a client comes back
-constexpr double kBoundSigmas = 1.2816;    // covers 90%
+constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
 
 std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
@@ -56,6 +55,9 @@ struct Client {
 
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
   bool ready() const { return ready_jobs > 0; }
+  std::int64_t in_flight_until_ns(std::int64_t now_ns) const {
+    return jobs.empty() ? complete_ns : now_ns + in_flight.remaining_ns(now_ns);
+  }
 
   const ReplayClient* trace;
   int slot;
@@ -86,8 +88,8 @@ struct Client {
   std::int64_t predicted_ns = 0;  // of the head
   std::int64_t longest_ns = 0;
   bool latency_was_active = false;
-  std::int64_t turn_used_ns = 0;  // in the turn that ends at turn_expiry_us
-  std::int64_t turn_expiry_us = 0;
+  std::uint64_t turn_word = 0;    // the last turn that it began,
+  std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
 
   // Requests, of latency clients.
@@ -142,6 +144,7 @@ class Replay {
   void look(Client& client);
   schedule::Snapshot snapshot(Client& client);
   bool my_turn(Client& client);
+  void came_back(const Client& client);
   std::int64_t slack_ns();
   void submit(Client& client, const schedule::Snapshot* seen);
   void wake_gates();
@@ -339,13 +342,6 @@ void Replay::host_reaches_launch(Client& client) {
     client.waits_for_room = true;
     return;
   }
-  const bool idle = client.jobs.empty() && client.handed_ns.empty() && now_ns_ - client.complete_ns > kIdleNs;
-  if (idle) {
-    std::uint64_t others = waiting_;
-    for (const Client* other : best_effort_) others |= other->jobs.empty() ? 0 : bit(other->slot);
-    auto& own_ns = virtual_ns_[static_cast<std::size_t>(client.slot)];
-    own_ns = schedule::joined_ns(own_ns, others & ~bit(client.slot), virtual_ns_.data());
-  }
   client.handed_ns.push_back(now_ns_);
   ++client.pushed;
   if (settings_.offload) host_goes_on(client, settings_.push_ns);
@@ -465,6 +461,7 @@ void Replay::wake_gates() {
 void Replay::look(Client& client) {
   if (client.pushed == client.submitted || client.submitted - client.completed >= kRing) return;
   if (client.asked_ns < 0) {
+    came_back(client);
     client.asked_ns = now_ns_;
     client.active_before_ns = active_ns();
     client.held_ns = 0;
@@ -482,14 +479,17 @@ void Replay::look(Client& client) {
     waiting_ &= ~bit(client.slot);
     return submit(client, &seen);
   }
-  waiting_ |= bit(client.slot);
   std::int64_t wait_ns = kForeverNs;
+  bool announced = true;
   if (decision.answer == schedule::Answer::kWaitForTime) {
     wait_ns = decision.wait_ns;
-    if (seen.in_flight_ns > seen.lead_ns) client.held_since_ns = now_ns_;
+    const bool for_lead = seen.in_flight_ns > seen.lead_ns;
+    if (for_lead) client.held_since_ns = now_ns_;
+    announced = for_lead && settings_.sharing != Sharing::kTimeSlice;
   } else if (decision.answer == schedule::Answer::kWaitForTurn) {
     wait_ns = kTurnLookNs;
   }
+  waiting_ = announced ? waiting_ | bit(client.slot) : waiting_ & ~bit(client.slot);
   if (wait_ns != kForeverNs) look_at(client, now_ns_ + std::max(wait_ns, settings_.reaction_ns));
 }
 
@@ -547,26 +547,39 @@ bool Replay::my_turn(Client& client) {
   view.word = turn_;
   view.self = client.slot;
   for (const Client* other : best_effort_) view.best_effort |= bit(other->slot);
-  view.waiting = waiting_ | bit(client.slot);
+  view.waiting = waiting_;
   view.now_us = now_ns_ / 1'000;
   view.turn_us = settings_.turn_ns / 1'000;
   view.virtual_ns = virtual_ns_.data();
-  const schedule::Turn turn = schedule::Turn::unpack(turn_);
-  if (turn.owner >= 0) {
-    Client& owner = *clients_[static_cast<std::size_t>(turn.owner)];
-    view.owner_idle = (waiting_ & bit(turn.owner)) == 0 && owner.jobs.empty() && now_ns_ - owner.complete_ns > kIdleNs;
-    if (owner.turn_expiry_us != turn.expiry_us) {
-      owner.turn_expiry_us = turn.expiry_us;
-      owner.turn_used_ns = 0;
-    }
-    view.turn_used = 2 * owner.turn_used_ns >= settings_.turn_ns;
+  const int owner = schedule::Turn::unpack(turn_).owner;
+  if (owner >= 0) {
+    view.owner_until_us = clients_[static_cast<std::size_t>(owner)]->in_flight_until_ns(now_ns_) / 1'000;
   }
+  view.offered = turn_ != client.turn_word;
+  view.turn_used = 2 * client.turn_used_ns >= settings_.turn_ns;
   const schedule::TurnDecision decision = schedule::take_turn(view);
-  if (decision.swap) {
-    turn_ = decision.new_word;
-    if (!decision.mine) wake_gates();
+  if (!decision.swap) return decision.mine;
+  turn_ = decision.new_word;
+  if (decision.mine) {
+    client.turn_word = turn_;
+    client.turn_used_ns = 0;
+  } else {
+    wake_gates();
   }
   return decision.mine;
+}
+
+// As the gate does when a launch asks.
+void Replay::came_back(const Client& client) {
+  if (!schedule::is_idle(client.in_flight_until_ns(now_ns_), now_ns_)) return;
+  schedule::JoinView view{client.slot, 0, 0, virtual_ns_.data()};
+  for (const Client* other : best_effort_) {
+    if (other == &client) continue;
+    view.others |= bit(other->slot);
+    const bool waits = (waiting_ & bit(other->slot)) != 0;
+    if (waits || !schedule::is_idle(other->in_flight_until_ns(now_ns_), now_ns_)) view.at_work |= bit(other->slot);
+  }
+  virtual_ns_[static_cast<std::size_t>(client.slot)] = schedule::joined_ns(view);
 }
 
 std::int64_t Replay::slack_ns() {
@@ -730,7 +743,7 @@ void Replay::complete() {
   client.complete_ns = now_ns_;
   if (settings_.log) result_.log[job.record].end_ns = now_ns_;
   if (client.best_effort) {
-    client.in_flight.complete(job.entry, now_ns_);
+    client.in_flight.complete(job.entry, now_ns_, now_ns_);
     wake_gates();
   }
   host_looks_at_completion(client);

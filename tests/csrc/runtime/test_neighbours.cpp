@@ -6,7 +6,9 @@
 #include "arbiter/processes.hpp"
 #include "runtime/neighbours.hpp"
 #include "runtime/requests.hpp"
+#include "schedule/fair.hpp"
 #include "schedule/policy.hpp"
+#include "schedule/turn.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -143,6 +145,78 @@ TEST_F(NeighboursTest, ContextsDoNotSwitchInOneProcessNorUnderMps) {
   const int foreign = claim(Class::kLatency);
   begin(foreign, 3 * kNsPerMs, 10 * kNsPerMs);
   EXPECT_EQ(cost(/*mps=*/false, latency), 500'000 + 2 * 130'000);
+}
+
+// Two gates that feed at once, under MPS, look at the same moment and both find that their launch fits.
+TEST_F(NeighboursTest, OneSlackIsNotGivenAwayTwice) {
+  const int latency = claim(Class::kLatency);
+  begin(latency, 3 * kNsPerMs, 10 * kNsPerMs);
+  Neighbours one = neighbours(self_, /*mps=*/true);
+  const int other = claim(Class::kBestEffort);
+  Neighbours two = neighbours(other, /*mps=*/true);
+  Snapshot seen_by_one = look(one);
+  Snapshot seen_by_two = look(two);
+  seen_by_one.predicted_ns = seen_by_two.predicted_ns = 4 * kNsPerMs;
+  ASSERT_EQ(schedule::slack(seen_by_one).answer, Answer::kSubmit);
+  ASSERT_EQ(schedule::slack(seen_by_two).answer, Answer::kSubmit);
+  EXPECT_TRUE(one.admitted(seen_by_one, -1));
+  EXPECT_FALSE(two.admitted(seen_by_two, -1));
+  EXPECT_EQ(table_->slot(other).virtual_ns.load(), 0);  // refused: nothing is noted
+  EXPECT_EQ(table_->layout().admitted_ns.load(), 4 * kNsPerMs);
+  seen_by_two = look(two);
+  EXPECT_EQ(seen_by_two.slack_ns, 3 * kNsPerMs);
+  seen_by_two.predicted_ns = 4 * kNsPerMs;
+  EXPECT_EQ(schedule::slack(seen_by_two).answer, Answer::kWaitForLatency);
+  seen_by_two.predicted_ns = 2 * kNsPerMs;
+  EXPECT_TRUE(two.admitted(seen_by_two, -1));
+}
+
+// Several gates under MPS, of which one looks while another one is between its look and its admission, in any order:
+// all that they admit into a request fits what it brought along.
+TEST_F(NeighboursTest, HoweverTheirLooksInterleaveGatesAdmitNoMoreThanTheSlack) {
+  const int latency = claim(Class::kLatency);
+  struct Asking {
+    Neighbours neighbours;
+    Snapshot seen;
+    bool decided = false;
+  };
+  std::vector<Asking> gates;
+  for (int i = 0; i < 4; ++i) gates.push_back({neighbours(claim(Class::kBestEffort), /*mps=*/true), {}, false});
+  std::mt19937_64 random(17);
+  int refused = 0;
+  for (int round = 0; round < 300; ++round) {
+    begin(latency, 3 * kNsPerMs, 10 * kNsPerMs);
+    const std::int64_t before_ns = table_->layout().admitted_ns.load();
+    for (Asking& gate : gates) gate.decided = false;
+    for (int step = 0; step < 100; ++step) {
+      Asking& gate = gates[random() % gates.size()];
+      if (gate.decided) {
+        gate.decided = false;
+        if (!gate.neighbours.admitted(gate.seen, -1)) ++refused;
+        continue;
+      }
+      gate.seen = look(gate.neighbours);
+      gate.seen.predicted_ns = static_cast<std::int64_t>(random() % (2 * kNsPerMs));
+      gate.decided = schedule::slack(gate.seen).answer == Answer::kSubmit;
+    }
+    const std::int64_t admitted_ns = table_->layout().admitted_ns.load() - before_ns;
+    ASSERT_LE(admitted_ns, 7 * kNsPerMs - Snapshot{}.margin_ns);
+    ASSERT_GT(admitted_ns, 4 * kNsPerMs);
+  }
+  EXPECT_GT(refused, 300);
+}
+
+TEST_F(NeighboursTest, WithoutAKnownSlackWhatIsAdmittedIsAlwaysNoted) {
+  const int latency = claim(Class::kLatency);
+  table_->set_active(latency, now_);
+  Neighbours one = neighbours(self_, /*mps=*/true);
+  Neighbours two = neighbours(claim(Class::kBestEffort), /*mps=*/true);
+  Snapshot seen_by_one = look(one);
+  Snapshot seen_by_two = look(two);
+  ASSERT_EQ(seen_by_two.slack_ns, kUnknown);
+  seen_by_one.predicted_ns = seen_by_two.predicted_ns = 100'000;
+  EXPECT_TRUE(one.admitted(seen_by_one, -1) && two.admitted(seen_by_two, -1));
+  EXPECT_EQ(table_->layout().admitted_ns.load(), 200'000);
 }
 
 TEST_F(NeighboursTest, WhatOneOfTheRequestsDoesNotSayIsNoSlack) {
@@ -299,13 +373,13 @@ class Contest {
     return clients_.back();
   }
 
-  // Until `end_ns`, in steps of 20 us. Who feeds looks more often than who waits, so it comes first in each.
+  // Until `end_ns`, in steps of 20 us. Who waits comes first in each, so it is the first to see that a turn expired.
   void run(std::int64_t& now, std::int64_t end_ns, std::int64_t launch_ns) {
     for (; now < end_ns; now += 20'000) {
       for (Client& client : clients_) {
         if (!client.stopped) table_.slot(client.slot).heartbeat_ns = now;
       }
-      for (const bool waits : {false, true}) {
+      for (const bool waits : {true, false}) {
         for (Client& client : clients_) {
           if (!client.stopped && waiting(client) == waits && client.in_flight_until_ns <= now) {
             ask(client, now, launch_ns);
@@ -391,6 +465,59 @@ TEST_P(Shares, OneThatIsStoppedAtTheGateHoldsNobodyUpAndIsOwedNothing) {
   contest[1].launched = 0;
   contest.run(now_, now_ + kNsPerSecond, 400'000);
   EXPECT_NEAR((contest[0].launched - before) / static_cast<double>(contest[1].launched), 1, 0.1);
+}
+
+// Without MPS: a kernel of the owner, which is furthest behind, runs on when its turn expires.
+TEST_F(NeighboursTest, AnExpiredTurnIsLeftToAnOwnerThatIsFurthestBehind) {
+  const int waiter = claim(Class::kBestEffort);
+  const int third = claim(Class::kBestEffort);
+  table_->slot(waiter).virtual_ns = 20 * kNsPerMs;
+  table_->slot(third).virtual_ns = 30 * kNsPerMs;
+  Neighbours owner = neighbours(self_);
+  Neighbours other = neighbours(waiter);
+  Snapshot seen = look(owner);
+  ASSERT_TRUE(seen.my_turn);
+  go_on(settings_.turn_ns - kNsPerMs / 2);
+  wait_at_gate(waiter);
+  wait_at_gate(third);
+  seen.predicted_ns = 2 * kNsPerMs;
+  owner.admitted(seen, -1);
+  owner.publish(now_ + seen.predicted_ns);
+  go_on(kNsPerMs);
+  EXPECT_FALSE(look(other).my_turn);
+  go_on(kNsPerMs);
+  EXPECT_TRUE(look(owner).my_turn);  // it renews it in time
+  owner.publish(now_);
+  go_on(schedule::kIdleNs);
+  EXPECT_FALSE(look(other).my_turn);
+  go_on(kNsPerUs);  // it has nothing to do
+  EXPECT_TRUE(look(other).my_turn);
+}
+
+TEST_F(NeighboursTest, ATurnOfferedToOneThatDoesNotComeIsTakenAfterTheGrace) {
+  const int stopped = claim(Class::kBestEffort);
+  const int waiter = claim(Class::kBestEffort);
+  table_->slot(self_).virtual_ns = 30 * kNsPerMs;
+  table_->slot(waiter).virtual_ns = 20 * kNsPerMs;
+  Neighbours owner = neighbours(self_);
+  Neighbours other = neighbours(waiter);
+  ASSERT_TRUE(look(owner).my_turn);
+  wait_at_gate(stopped);
+  wait_at_gate(waiter);
+  const std::uint32_t wakes = table_->layout().wake_sequence.load();
+  go_on(settings_.turn_ns);
+  EXPECT_FALSE(look(owner).my_turn);
+  EXPECT_EQ(schedule::Turn::unpack(table_->layout().turn).owner, stopped);
+  EXPECT_NE(table_->layout().wake_sequence.load(), wakes);  // it may sleep
+  go_on(schedule::TurnView::kGraceUs * kNsPerUs);
+  EXPECT_FALSE(look(other).my_turn);
+  go_on(kNsPerUs);
+  EXPECT_TRUE(look(other).my_turn);
+  // Had it come, it would have had it, though it has not fed yet.
+  table_->layout().turn = schedule::Turn{stopped, now_ / kNsPerUs}.pack();
+  EXPECT_FALSE(look(other).my_turn);
+  Neighbours back = neighbours(stopped);
+  EXPECT_TRUE(look(back).my_turn);
 }
 
 // One that holds the turn and hardly feeds does not starve the others, however far behind it stays.

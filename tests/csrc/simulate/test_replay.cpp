@@ -256,6 +256,41 @@ TEST(Replay, SharesOfBestEffortClientsFollowPriorities) {
   }
 }
 
+// One program works alone, and pauses; in the pause another one starts. What the first one had is not held against it.
+TEST(Replay, WhatAProgramHadWhileItWasAloneIsNotHeldAgainstIt) {
+  constexpr std::size_t kAlone = 2'000;
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
+    ReplaySettings settings;
+    settings.sharing = sharing;
+    settings.log = true;
+    settings.end_ns = kSecond;
+    ReplayClient idle_server = server(1, 5, settings.end_ns);
+    idle_server.arrivals_ns.clear();
+    ReplayClient first;
+    first.name = "first";
+    first.launches.assign(2 * kAlone, {0, 200 * kUs, false});
+    first.launches[kAlone] = {4 * kMs, 200 * kUs, true};
+    std::vector<ReplayClient> clients{idle_server, first};
+    const ReplayResult alone = run(clients, settings);
+    const std::int64_t pause_ns = alone.log.at(kAlone - 1).end_ns;
+    ASSERT_GE(alone.log.at(kAlone).start_ns, pause_ns + 4 * kMs);
+
+    ReplayClient second = first;
+    second.name = "second";
+    second.launches.assign(4 * kAlone, {0, 200 * kUs, false});
+    second.launches.front().gap_ns = pause_ns + 2 * kMs;
+    clients.push_back(second);
+    const ReplayResult both = run(clients, settings);
+    std::array<double, 2> shares{};
+    for (const LaunchRecord& launch : both.log) {
+      if (launch.start_ns >= pause_ns + 4 * kMs && launch.start_ns < pause_ns + 200 * kMs) {
+        ++shares[static_cast<std::size_t>(launch.client - 1)];
+      }
+    }
+    EXPECT_NEAR(shares[0] / shares[1], 1, 0.1) << static_cast<int>(sharing);
+  }
+}
+
 TEST(Replay, TheAdaptiveLeadKeepsTheGpuBusyWithLessInFlight) {
   ReplaySettings settings;
   settings.sharing = Sharing::kOneProcess;
