@@ -202,7 +202,8 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       waiting.note(seen, decision, now);
       if (decision.answer != schedule::Answer::kSubmit && must_not_wait(waiver)) decision = {};
       if (decision.answer == schedule::Answer::kSubmit) {
-        neighbours_.admitted(seen, own_latency_->slot());
+        // Another gate was quicker to take from the slack that this one saw.
+        if (!neighbours_.admitted(seen, own_latency_->slot())) continue;
         // Where something else held it, latency work or a turn, a GPU that ran dry says nothing about the lead.
         if (lead_adapts_ && with_events && waiting.only_for_lead && !waiting.late && latency_seen_ns_ < admitted_ns_) {
           pass.admitted_ns = now;
@@ -340,7 +341,7 @@ void Gate::retire(std::int64_t now) noexcept {
       case Phase::kFree:
         break;
     }
-    in_flight_.complete(entry, now);
+    in_flight_.complete(entry, retired_ns_, now);
     release(entry, measured);
     return true;
   });
@@ -539,9 +540,9 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
   if (!announced && waiting.announced) leave();
   waiting.announced = announced;
   if (for_time) {
-    // Sleeping is worth it only when it leaves room for its own tardiness.
-    if (decision.wait_ns > 4 * kSpinNs) {
-      sleep_for(std::min(decision.wait_ns - 2 * kSpinNs, kNsPerMs));
+    // A sleeper wakes late, the more so where its core slept too: the last of the wait is spent awake.
+    if (decision.wait_ns > 2 * kAwakeNs) {
+      sleep_for(std::min(decision.wait_ns - kAwakeNs, kNsPerMs));
     } else {
       pause_until(now + std::min(decision.wait_ns, kPollNs));
     }
@@ -553,16 +554,21 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
     const int owner = schedule::Turn::unpack(layout.turn.load(std::memory_order_relaxed)).owner;
     table_->reap(table_->active() | (owner >= 0 ? bit(owner) : 0));
   }
+  const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
   if (now - waiting.since_ns < kSpinNs) {
-    pause_until(now + kPollNs / 4);
+    // A look asks the driver for what is in flight, by locks that latency work needs at this moment.
+    const std::int64_t until = for_latency ? now + kSpinNs / 3 : now;
+    for (std::int64_t at = now; at <= until;) {
+      pause_until(at + kPollNs / 4);
+      at = now_ns();
+      if (for_latency && (!neighbours_.latency_active(at) || must_not_wait(waiver))) break;
+    }
     return;
   }
   const std::uint32_t seen = layout.wake_sequence.load(std::memory_order_acquire);
   if (must_not_wait(waiver)) return;  // an opening between the last look and this one has woken nobody
-  const bool still_waiting =
-      decision.answer == schedule::Answer::kWaitForLatency ? neighbours_.latency_active(now) : true;
-  const std::int64_t longest = decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kNsPerMs / 2;
-  if (still_waiting) table_->sleep(seen, longest);
+  const bool still_waiting = !for_latency || neighbours_.latency_active(now);
+  if (still_waiting) table_->sleep(seen, for_latency ? kReapNs : kNsPerMs / 2);
 }
 
 }  // namespace cudasched::runtime

@@ -117,6 +117,7 @@ class Gate {
   static constexpr std::int64_t kBacklogNs = 100'000'000;    // for what was submitted before the gate came on
   static constexpr std::int64_t kEventGapNs = 1'300;         // what two timing events add to a kernel between them
   static constexpr std::int64_t kSpinNs = 60'000;            // before a waiter sleeps
+  static constexpr std::int64_t kAwakeNs = 200'000;          // the end of a wait for a time, which is not slept through
   static constexpr std::int64_t kPollNs = 4'000;             // between two looks at completion events
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
   static constexpr std::int64_t kReapNs = 5'000'000;         // between two looks for dead clients, while waiting
