@@ -217,7 +217,7 @@ bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& 
       kind_known = kind_known || order_.find_kind(word(stream), kind);
       if (kind_known) {
         std::byte* data = nullptr;
-        if (Operation* operation = ring_.reserve(bytes, data)) {
+        if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kRoom)) {
           operation->thread = caller.thread;
           operation->context = caller.context;
           operation->stream = stream;
@@ -228,7 +228,8 @@ bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& 
           ring_.publish();
           return true;
         }
-        room = ring_.position_with_room();
+        // What may not wait behind the gate opens it for no more than it must.
+        room = opens_the_gate(caller, wait) ? ring_.passed() + 1 : ring_.position_with_room();
       }
     }
     if (kind_known) {
@@ -377,14 +378,21 @@ Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent othe
   return position > ring_.passed() ? position : 0;
 }
 
+Waiter Queue::waiter(const Caller& caller, Waiter::For what) const noexcept {
+  const bool asks = !caller.latency && what != Waiter::For::kOther;
+  return {what, caller.latency, asks && holds_gil_()};
+}
+
+bool Queue::opens_the_gate(const Caller& caller, Waiter::For what) const noexcept {
+  return !may_wait_behind_the_gate(waiter(caller, what), process_has_latency_.load(std::memory_order_seq_cst));
+}
+
 void Queue::open_for(const Caller& caller, Position position, Waiter::For what) noexcept {
-  Waiter waiter{what, caller.latency, false};
-  if (!caller.latency && what != Waiter::For::kOther) waiter.holds_gil = holds_gil_();
-  if (!may_wait_behind_the_gate(waiter, process_has_latency_.load(std::memory_order_seq_cst))) {
+  if (opens_the_gate(caller, what)) {
     launcher_.open_until(position);
     return;
   }
-  if (may_wait_behind_the_gate(waiter, true)) return;
+  if (may_wait_behind_the_gate(waiter(caller, what), true)) return;
   // Should latency work come to this process while this thread waits, it must not go on waiting behind a closed gate.
   Position claimed = claimed_.load(std::memory_order_relaxed);
   while (claimed < position && !claimed_.compare_exchange_weak(claimed, position, std::memory_order_seq_cst)) {

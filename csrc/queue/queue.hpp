@@ -123,6 +123,8 @@ class Queue {
   template <typename May, typename Fill>
   bool push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept;
   bool kind_of(CUstream stream, StreamKind& kind) noexcept;
+  Waiter waiter(const Caller& caller, Waiter::For what) const noexcept;
+  bool opens_the_gate(const Caller& caller, Waiter::For what) const noexcept;
   void open_for(const Caller& caller, Position position, Waiter::For what) noexcept;
   bool answer_not_ready(const Caller& caller, Position position) noexcept;
 

@@ -32,16 +32,19 @@ Ring::~Ring() {
   if (memory_ != nullptr) munmap(memory_, memory_bytes_);
 }
 
-Operation* Ring::reserve(std::size_t bytes, std::byte*& data) noexcept {
+Operation* Ring::reserve(std::size_t bytes, std::byte*& data, bool for_launch) noexcept {
   const Position pushed = pushed_.load(std::memory_order_relaxed);
   const Position passed = this->passed();
-  if (pushed - passed >= slot_count_ - 1) return nullptr;  // the slot of `passed` is still read below
+  const std::uint32_t spare_slots = for_launch ? slot_count_ / kSpare : 0;
+  const std::uint32_t spare_bytes = for_launch ? arena_bytes_ / kSpare : 0;
+  // The slot of `passed` is still read below.
+  if (pushed - passed >= slot_count_ - 1 - spare_slots) return nullptr;
   const std::uint64_t arena_free_from = passed == 0 ? 0 : slot(passed).arena_end;
   std::uint64_t begin = (arena_used_ + kAlignment - 1) & ~(kAlignment - 1);
   // In one piece: what does not fit before the arena's end lies at its beginning.
   const std::uint64_t room_to_end = arena_bytes_ - (begin & (arena_bytes_ - 1));
   if (bytes > room_to_end) begin += room_to_end;
-  if (begin + bytes - arena_free_from > arena_bytes_) return nullptr;
+  if (begin + bytes - arena_free_from > arena_bytes_ - spare_bytes) return nullptr;
   Slot& place = slot(pushed + 1);
   place.arena_end = begin + bytes;
   data = arena_ + (begin & (arena_bytes_ - 1));

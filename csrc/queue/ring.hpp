@@ -30,8 +30,10 @@ class Ring {
   std::size_t max_bytes() const noexcept { return arena_bytes_ / 4; }
 
   // The next operation's place, and `bytes` (at most max_bytes()) for what it carries, aligned for anything. Null where
-  // the ring is full: wait for position_with_room() and ask again. Nothing is in the ring before publish().
-  Operation* reserve(std::size_t bytes, std::byte*& data) noexcept;
+  // the ring is full: wait for position_with_room() and ask again. Nothing is in the ring before publish(). For a
+  // launch it is full when a sixteenth is left: launches wait at the gate's pace, and what comes between them (records,
+  // copies, made under locks at times) finds room.
+  Operation* reserve(std::size_t bytes, std::byte*& data, bool for_launch) noexcept;
   Position publish() noexcept;
   Position position_with_room() const noexcept;
 
@@ -56,6 +58,7 @@ class Ring {
 
  private:
   static constexpr std::int64_t kSpinNs = 20'000;  // before a waiter sleeps
+  static constexpr std::uint32_t kSpare = 16;      // one in so many, of slots and bytes, is kept from launches
   static constexpr Position kNobody = ~Position{0};
 
   struct Slot {

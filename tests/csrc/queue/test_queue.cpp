@@ -525,6 +525,35 @@ TEST_F(SmallQueueTest, AFullRingOpensTheGateForAThreadThatHoldsTheGilBesideLaten
   EXPECT_GE(gate_.forced(), 1);
 }
 
+// By no more than the room it needs: every launch let through early is in the way of latency work.
+TEST_F(SmallQueueTest, WhatMayNotWaitForRoomOpensTheGateForOneLaunch) {
+  queue().latency_came();
+  block();
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(launch());
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(queue().passed(), 1U);
+}
+
+class RoomyQueueTest : public QueueTest {
+ protected:
+  RoomyQueueTest() : QueueTest(64, 1U << 14) {}
+};
+
+TEST_F(RoomyQueueTest, BehindAsManyLaunchesAsGoInThereIsRoomForARecord) {
+  queue().latency_came();
+  expect_opening_ = false;
+  block();
+  for (int i = 0; i < 58; ++i) ASSERT_TRUE(launch());
+  std::thread pusher([&] { EXPECT_TRUE(launch()); });  // and waits
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(queue().pushed(), 59U);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(queue().passed(), 0U);
+  EXPECT_EQ(gate_.forced(), 0);
+  gate_.open();
+  pusher.join();
+}
+
 TEST_F(SmallQueueTest, WhatCanNeverFitIsNotDeferred) {
   KernelCall call = plain();
   queue().kernel_launched(call);

@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::int64_t kForever = 60 * kNsPerSecond;
 
-Position push(Ring& ring, std::uint64_t value, std::size_t bytes) {
+Position push(Ring& ring, std::uint64_t value, std::size_t bytes, bool for_launch = false) {
   std::byte* data = nullptr;
-  Operation* operation = ring.reserve(bytes, data);
+  Operation* operation = ring.reserve(bytes, data, for_launch);
   if (operation == nullptr) return 0;
   operation->thread = static_cast<unsigned>(value);
   operation->copy = {reinterpret_cast<CUdeviceptr>(data), value, bytes, Operation::Direction::kAny};
@@ -64,6 +64,22 @@ TEST(Ring, IsFullBySlotsAndByBytes) {
   EXPECT_NE(push(small, 1, 0), 0U);
   small.pass();
   EXPECT_NE(push(small, 1, 256), 0U);
+}
+
+TEST(Ring, KeepsASixteenthFromLaunches) {
+  Ring ring(32, 4096);
+  for (int i = 0; i < 29; ++i) ASSERT_NE(push(ring, 1, 0, /*for_launch=*/true), 0U);
+  EXPECT_EQ(push(ring, 1, 0, /*for_launch=*/true), 0U);
+  EXPECT_NE(push(ring, 1, 0), 0U);
+  EXPECT_NE(push(ring, 1, 0), 0U);
+  EXPECT_EQ(push(ring, 1, 0), 0U);
+
+  Ring small(64, 1024);
+  for (int i = 0; i < 3; ++i) ASSERT_NE(push(small, 1, 256, /*for_launch=*/true), 0U);
+  EXPECT_EQ(push(small, 1, 256, /*for_launch=*/true), 0U);
+  EXPECT_NE(push(small, 1, 192, /*for_launch=*/true), 0U);
+  EXPECT_EQ(push(small, 1, 16, /*for_launch=*/true), 0U);
+  EXPECT_NE(push(small, 1, 64), 0U);
 }
 
 // Sizes of all kinds over many rounds: no two that are queued overlap, and what fits an empty ring always finds room.
@@ -122,7 +138,7 @@ TEST(Ring, ManyPushersManyWaiters) {
           {
             const std::scoped_lock held(lock);
             std::byte* data = nullptr;
-            if (Operation* operation = ring.reserve(i % 100, data)) {
+            if (Operation* operation = ring.reserve(i % 100, data, false)) {
               operation->thread = thread;
               operation->copy = {reinterpret_cast<CUdeviceptr>(data), i, i % 100, Operation::Direction::kAny};
               std::memset(data, static_cast<int>(i & 0xff), i % 100);
