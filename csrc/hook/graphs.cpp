@@ -35,12 +35,13 @@ Class class_of(CUgraph graph) noexcept {
   return runtime::classify(nullptr, runtime::this_thread());
 }
 
-// The priority that the kernel nodes of `graph` are to have for its caller's class. None for a caller who takes care of
-// priorities himself, and for graphs that the device launches.
+constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+
+// The priority that the kernel nodes of `graph` are to have for its caller's class. None for graphs that the device
+// launches. The flag for node priorities says nothing of a caller's wishes: PyTorch passes it for every graph.
 std::optional<int> wanted_priority(CUgraph graph, unsigned long long flags) noexcept {
-  constexpr auto kLeftAlone = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
   if (!runtime::hot().scheduling.load(std::memory_order_relaxed) || !runtime::engine().node_priority() ||
-      (flags & kLeftAlone) != 0 || table().context_get_priority_range == nullptr) {
+      (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 || table().context_get_priority_range == nullptr) {
     return {};
   }
   const Class caller = class_of(graph);
@@ -60,9 +61,9 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
   driver::NodePriorities nodes(graph);
   if (!nodes.complete() || nodes.chosen()) return false;
   telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
-  if (nodes.set(*priority) && instantiate(flags | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY) == CUDA_SUCCESS) {
+  if (nodes.set(*priority) && instantiate(flags | kUseNodePriority) == CUDA_SUCCESS) {
     // Whoever updates it must find the priority, or the driver refuses the update.
-    if (runtime::engine().note_priority(*exec, *priority)) {
+    if (runtime::engine().note_priority(*exec, {*priority, (flags & kUseNodePriority) == 0})) {
       count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
@@ -76,10 +77,10 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
 // given; where they cannot be made alike, the driver refuses the update, and says so.
 template <typename Update>
 CUresult update_prioritised(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
-  const std::optional<int> priority = runtime::engine().graphs().priority(exec);
-  if (!priority) return update();
+  const std::optional<runtime::GivenPriority> given = runtime::engine().graphs().priority(exec);
+  if (!given) return update();
   driver::NodePriorities nodes(graph);
-  nodes.set(*priority);
+  nodes.set(given->priority);
   return update();
 }
 
@@ -165,9 +166,9 @@ CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* para
 // The flag is no business of a user who did not give it.
 CUresult get_flags(CUgraphExec exec, cuuint64_t* flags) noexcept {
   const CUresult status = table().graph_get_flags(exec, flags);
-  if (status == CUDA_SUCCESS && runtime::engine().graphs().priority(exec)) {
-    *flags &= ~cuuint64_t{CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY};
-  }
+  if (status != CUDA_SUCCESS) return status;
+  const std::optional<runtime::GivenPriority> given = runtime::engine().graphs().priority(exec);
+  if (given && given->flag_is_ours) *flags &= ~cuuint64_t{kUseNodePriority};
   return status;
 }
 

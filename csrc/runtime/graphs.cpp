@@ -194,7 +194,7 @@ void Graphs::forget(CUgraphExec exec) noexcept {
   priorities_.erase(exec);
 }
 
-bool Graphs::note_priority(CUgraphExec exec, int priority) noexcept {
+bool Graphs::note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
   const std::scoped_lock lock(mutex_);
   try {
     priorities_.insert_or_assign(exec, priority);
@@ -204,7 +204,7 @@ bool Graphs::note_priority(CUgraphExec exec, int priority) noexcept {
   }
 }
 
-std::optional<int> Graphs::priority(CUgraphExec exec) const noexcept {
+std::optional<GivenPriority> Graphs::priority(CUgraphExec exec) const noexcept {
   const std::scoped_lock lock(mutex_);
   const auto found = priorities_.find(exec);
   return found == priorities_.end() ? std::nullopt : std::optional(found->second);
@@ -212,7 +212,7 @@ std::optional<int> Graphs::priority(CUgraphExec exec) const noexcept {
 
 void Graphs::reset_in_child() noexcept {
   new (&mutex_) std::mutex;
-  new (&priorities_) std::unordered_map<CUgraphExec, int>;
+  new (&priorities_) std::unordered_map<CUgraphExec, GivenPriority>;
   by_handle_.clear();
 }
 

@@ -29,6 +29,12 @@ struct GraphFacts {
                        // from outside its stream
 };
 
+// To the kernel nodes of an executable graph, by its caller's class.
+struct GivenPriority {
+  int priority = 0;
+  bool flag_is_ours = false;  // its caller did not ask for node priorities
+};
+
 class Graphs {
  public:
   using Estimate = std::function<std::int64_t(const predict::Query&)>;  // of one kernel, in ns
@@ -41,15 +47,15 @@ class Graphs {
   const GraphFacts* find(const void* exec) const noexcept { return by_handle_.find(exec); }
 
   // The kernel nodes of `exec` have this priority, though those of its graph have not. False without memory.
-  bool note_priority(CUgraphExec exec, int priority) noexcept;
-  std::optional<int> priority(CUgraphExec exec) const noexcept;
+  bool note_priority(CUgraphExec exec, GivenPriority priority) noexcept;
+  std::optional<GivenPriority> priority(CUgraphExec exec) const noexcept;
 
   void reset_in_child() noexcept;
 
  private:
   HandleTable<GraphFacts, 4096> by_handle_;
   mutable std::mutex mutex_;
-  std::unordered_map<CUgraphExec, int> priorities_;
+  std::unordered_map<CUgraphExec, GivenPriority> priorities_;
   // Graphs of the same kernels may differ in what these are given, and so in how long they take.
   std::map<std::pair<std::uint64_t, std::int64_t>, std::unique_ptr<const GraphFacts>> known_;
 };

@@ -204,7 +204,13 @@ TEST_F(NodePriority, IsNotGivenToWhoChoseHisOwn) {
   EXPECT_EQ(flags(instantiate_in(CUDASCHED_LATENCY, chosen)), 0U);
   const auto own = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
   EXPECT_TRUE(takes(instantiate_in(CUDASCHED_LATENCY, chosen, own), chosen));
-  EXPECT_TRUE(takes(instantiate_in(CUDASCHED_LATENCY, graph_, own), graph_));
+}
+
+// As PyTorch does for every graph.
+TEST_F(NodePriority, IsGivenToWhoAsksForNodePrioritiesAndChoseNone) {
+  const CUgraphExec exec = instantiate_in(CUDASCHED_LATENCY, graph_, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
+  EXPECT_TRUE(has(exec, graph_of({kHighest, kHighest})));
+  EXPECT_EQ(update(exec, graph_), CUDA_SUCCESS);
 }
 
 TEST_F(NodePriority, TheFlagIsNotShownToWhoDidNotGiveIt) {
@@ -221,7 +227,7 @@ TEST_F(NodePriority, TheFlagIsNotShownToWhoDidNotGiveIt) {
 TEST_F(NodePriority, OfAClassOfTheCapturingStreamGoesBeforeTheRegions) {
   const CUstream stream = Program::new_stream();
   Program::check(program_.launch(1, stream));  // loads the code
-  ASSERT_EQ(cudasched_bind_stream(reinterpret_cast<std::uintptr_t>(stream), CUDASCHED_LATENCY, 0), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_bind_stream(reinterpret_cast<std::uintptr_t>(stream), CUDASCHED_LATENCY), CUDASCHED_OK);
   CUgraph graph = nullptr;
   Program::check(call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(
       stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
