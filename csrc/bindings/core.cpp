@@ -75,6 +75,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gate_wait_ns", &cudasched_state::gate_wait_ns)
       .def_readonly("offloaded_launches", &cudasched_state::offloaded_launches)
       .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
+      .def_readonly("stood_aside", &cudasched_state::stood_aside)
       .def_readonly("prioritised_graphs", &cudasched_state::prioritised_graphs)
       .def_readonly("unprioritised_graphs", &cudasched_state::unprioritised_graphs)
       .def_readonly("device_launches", &cudasched_state::device_launches)
@@ -112,6 +113,7 @@ PYBIND11_MODULE(_core, module) {
     check(cudasched_find_driver(path.data(), path.size()));
     return std::string(path.data());
   });
+  module.def("install", [] { check(cudasched_install()); });
   module.def("state", [] {
     cudasched_state state{};
     cudasched_get_state(&state);
@@ -131,14 +133,20 @@ PYBIND11_MODULE(_core, module) {
         return token;
       },
       py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
+  module.def(
+      "region_enter_until",
+      [](const std::string& name, std::int32_t priority, std::int64_t deadline_ns) {
+        std::uint64_t token = 0;
+        check(cudasched_region_enter_until(class_number(name), priority, deadline_ns, &token));
+        return token;
+      },
+      py::arg("name"), py::arg("priority"), py::arg("deadline_ns"));
   module.def("region_exit", [](std::uint64_t token) { check(cudasched_region_exit(token)); }, py::arg("token"));
   module.def("expect", [](double within_ms) { check(cudasched_expect(within_ms)); }, py::arg("within_ms"));
   module.def(
       "bind_stream",
-      [](std::uint64_t stream, const std::string& name, std::int32_t priority) {
-        check(cudasched_bind_stream(stream, class_number(name), priority));
-      },
-      py::arg("stream"), py::arg("name"), py::arg("priority"));
+      [](std::uint64_t stream, const std::string& name) { check(cudasched_bind_stream(stream, class_number(name))); },
+      py::arg("stream"), py::arg("name"));
   module.def(
       "partition_stream",
       [](double fraction) {

@@ -68,6 +68,7 @@ CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Sub
 // Deferred if it may be, else launched here.
 template <typename Submit>
 CUresult launch(const queue::KernelCall& call, bool may_time, const predict::Launch& what, Submit&& submit) noexcept {
+  runtime::stand_aside(call.stream);
   CUresult status = CUDA_SUCCESS;
   if (Offload::push_kernel(call, status)) return status;
   status = launch(what, call.stream, may_time, submit);
@@ -170,6 +171,7 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   what.function = graph;
   what.is_graph = true;
   const CUstream meant = meant_stream<kPerThread>(stream);
+  runtime::stand_aside(meant);
   CUresult status = CUDA_SUCCESS;
   const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
   if (Offload::push_graph(graph, facts != nullptr && facts->plain, meant, status)) return status;

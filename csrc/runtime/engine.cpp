@@ -162,6 +162,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   }
   for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
+  hot().courtesy.configure(settings_.stand_aside_ns);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -343,7 +344,7 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
   });
 }
 
-std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int64_t slo_ns) {
+std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns) {
   ThreadState& thread = this_thread();
   if (thread.depth == RegionStack::kCapacity) {
     throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
@@ -356,8 +357,9 @@ std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int6
   region.region_class = value;
   region.priority = priority;
   region.slo_ns = slo_ns;
-  region.deadline_ns = slo_ns == 0 ? 0 : now_ns() + slo_ns;
+  region.deadline_ns = deadline_ns;
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
+  if (value == Class::kLatency) hot().courtesy.enter();
   // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
   // thread's context says which one; without a context the first launch does.
   if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
@@ -383,6 +385,7 @@ void Engine::exit_region(std::uint64_t token) {
 }
 
 void Engine::leave_devices(const Region& region) noexcept {
+  if (region.region_class == Class::kLatency) hot().courtesy.leave();
   for_each_device([&](Device& device) {
     if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
   });
@@ -410,9 +413,9 @@ void Engine::expect(std::int64_t within_ns) {
 
 void Engine::configure(const std::string& name, const std::string& value) {
   // What the engine looks at anew after it has begun.
-  static constexpr std::string_view kAtAnyTime[] = {"CUDASCHED_POLICY",        "CUDASCHED_LEAD_US",
-                                                    "CUDASCHED_MAX_INFLATION", "CUDASCHED_LONG_US",
-                                                    "CUDASCHED_LINGER_US",     "CUDASCHED_MARGIN_US"};
+  static constexpr std::string_view kAtAnyTime[] = {
+      "CUDASCHED_POLICY",    "CUDASCHED_LEAD_US",   "CUDASCHED_MAX_INFLATION", "CUDASCHED_LONG_US",
+      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_STAND_ASIDE_MS"};
   std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (variable == "CUDASCHED_LOG") return log::set_level(value);
@@ -425,6 +428,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
   }
   if (!attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
+  hot().courtesy.configure(settings_.stand_aside_ns);
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();
   for_each_device([&](Device& device) {
@@ -628,6 +632,7 @@ void Engine::reset_in_child() noexcept {
   hot().only_device.store(nullptr);
   hot().captures.store(0);
   hot().counters.reset();
+  hot().courtesy.reset(latency_regions(this_thread()));
   for (auto& place : devices_) {
     Device* const device = place.exchange(nullptr);
     if (device == nullptr) continue;

@@ -121,9 +121,10 @@ class Engine {
   void decline(const std::string& why);
 
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
-  std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns);  // throws Error
-  void exit_region(std::uint64_t token);                                                // throws Error
-  void leave_all_regions() noexcept;  // of the calling thread, which ends
+  // Throws Error. What requests take is known by their `slo_ns` (0: nothing is known of this one).
+  std::uint64_t enter_region(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns);
+  void exit_region(std::uint64_t token);  // throws Error
+  void leave_all_regions() noexcept;      // of the calling thread, which ends
   // Latency work of this thread's device comes within that time; one second counts as the longest. Throws Error.
   void expect(std::int64_t within_ns);
   // A setting by its name in configuration files ("lead_us"). Throws ConfigError: there is none of that name, the value
@@ -146,7 +147,9 @@ class Engine {
   void note_graph(CUgraphExec exec, CUgraph graph) noexcept;
   void forget_graph(CUgraphExec exec) noexcept { graphs_.forget(exec); }
   const Graphs& graphs() const noexcept { return graphs_; }
-  bool note_priority(CUgraphExec exec, int priority) noexcept { return graphs_.note_priority(exec, priority); }
+  bool note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
+    return graphs_.note_priority(exec, priority);
+  }
   bool node_priority() const noexcept { return settings_.node_priority; }
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
@@ -231,6 +234,19 @@ inline bool is_captured(CUstream stream) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return driver::table().stream_is_capturing(stream, &status) != CUDA_SUCCESS ||
          status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// First of all in a launch (runtime/courtesy.hpp).
+inline void stand_aside(CUstream stream) noexcept {
+  Hot& state = hot();
+  if (!state.courtesy.asked()) [[likely]]
+    return;
+  const ThreadState& thread = this_thread();
+  if (!state.scheduling.load(std::memory_order_relaxed) || in_latency_region(thread) ||
+      classify(stream, thread) != Class::kBestEffort || is_captured(stream)) {
+    return;
+  }
+  state.courtesy.stand_aside(state.counters.shard(thread.index).stood_aside);
 }
 
 inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool may_time) noexcept {

@@ -117,6 +117,7 @@ void cudasched_get_state(cudasched_state* state) {
     state->gate_waits = report.totals.waits;
     state->gate_wait_ns = report.totals.wait_ns;
     state->offloaded_launches = report.totals.offloaded;
+    state->stood_aside = report.totals.stood_aside;
     state->untracked_launches = report.totals.untracked;
     state->prioritised_graphs = report.totals.prioritised_graphs;
     state->unprioritised_graphs = report.totals.unprioritised_graphs;
@@ -134,7 +135,17 @@ int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority
 
 int cudasched_region_enter(std::int32_t client_class, std::int32_t priority, double slo_ms, std::uint64_t* token) {
   return guarded([&] {
-    *token = cudasched::runtime::engine().enter_region(checked_class(client_class), priority, checked_slo_ns(slo_ms));
+    const Class region_class = checked_class(client_class);
+    const std::int64_t slo_ns = checked_slo_ns(slo_ms);
+    const std::int64_t deadline_ns = slo_ns == 0 ? 0 : cudasched::now_ns() + slo_ns;
+    *token = cudasched::runtime::engine().enter_region(region_class, priority, slo_ns, deadline_ns);
+  });
+}
+
+int cudasched_region_enter_until(std::int32_t client_class, std::int32_t priority, std::int64_t deadline_ns,
+                                 std::uint64_t* token) {
+  return guarded([&] {
+    *token = cudasched::runtime::engine().enter_region(checked_class(client_class), priority, 0, deadline_ns);
   });
 }
 
@@ -142,7 +153,7 @@ int cudasched_region_exit(std::uint64_t token) {
   return guarded([&] { cudasched::runtime::engine().exit_region(token); });
 }
 
-int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class, std::int32_t /*priority*/) {
+int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class) {
   return guarded([&] { cudasched::runtime::engine().bind_stream(stream, checked_class(client_class)); });
 }
 

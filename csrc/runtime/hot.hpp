@@ -6,6 +6,7 @@
 
 #include "base/class.hpp"
 #include "runtime/classify.hpp"
+#include "runtime/courtesy.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -18,6 +19,7 @@ struct Hot {
   std::atomic<int> captures{0};                 // streams of the process that are being captured
   std::atomic<unsigned> next_thread{1};
   StreamClasses streams;
+  Courtesy courtesy;
   telemetry::Counters counters;
 };
 

@@ -96,6 +96,8 @@ constexpr Variable kVariables[] = {
      [](Settings& s, const std::string& value) { s.earliest_deadline_first = one_of(value, "free", "deadline"); }},
     {"CUDASCHED_NODE_PRIORITY",
      [](Settings& s, const std::string& value) { s.node_priority = one_of(value, "0", "1"); }},
+    {"CUDASCHED_STAND_ASIDE_MS",
+     [](Settings& s, const std::string& value) { s.stand_aside_ns = duration(value, kNsPerMs, 0); }},
     {"CUDASCHED_LINGER_US", [](Settings& s, const std::string& value) { s.linger_ns = duration(value, kNsPerUs, 0); }},
     {"CUDASCHED_MAX_IDLE_HOLD_MS",
      [](Settings& s, const std::string& value) { s.max_idle_hold_ns = duration(value, kNsPerMs, 0.1); }},

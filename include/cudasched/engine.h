@@ -59,6 +59,7 @@ struct cudasched_state {
   uint64_t gate_waits;     /* of these, those that waited */
   uint64_t gate_wait_ns;
   uint64_t offloaded_launches;   /* made by the launcher thread, the program's own having gone on */
+  uint64_t stood_aside;          /* best-effort launches that let a request of their own program go first on the host */
   uint64_t untracked_launches;   /* gated, but with no completion event (none was free) */
   uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
   uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
@@ -73,10 +74,16 @@ CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t p
 
 /* Opens a region on the calling thread; *token closes it, on the same thread. */
 CUDASCHED_EXPORT int cudasched_region_enter(int32_t client_class, int32_t priority, double slo_ms, uint64_t* token);
+
+/* The same for one step of a request, whose deadline (CLOCK_MONOTONIC, 0: none) all its steps share. What its later
+ * steps need cannot be told, so the policy "slack" admits nothing into it. */
+CUDASCHED_EXPORT int cudasched_region_enter_until(int32_t client_class, int32_t priority, int64_t deadline_ns,
+                                                  uint64_t* token);
+
 CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
 
 /* Binds a CUstream to a class, whichever thread launches on it; unbind forgets it. At most 256 streams. */
-CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class, int32_t priority);
+CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class);
 CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
 
 /* A CUstream whose kernels run on that fraction of the SMs of the current device alone (over 0, below 1; rounded to

@@ -130,8 +130,11 @@ struct Metrics {
   std::uint64_t gated_launches = 0;      // of the best-effort ones, those that found the gate on
   std::uint64_t gate_waits = 0;          // of the gated ones, those that waited
   std::chrono::nanoseconds gate_wait{0};
-  std::uint64_t untracked_launches = 0;  // gated, and their completion not seen
-  std::uint64_t device_launches = 0;     // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t stood_aside = 0;           // best-effort launches that let a request of this program go first
+  std::uint64_t untracked_launches = 0;    // gated, and their completion not seen
+  std::uint64_t prioritised_graphs = 0;    // instantiated with a priority for their kernel nodes, by the caller's class
+  std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
+  std::uint64_t device_launches = 0;       // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
 };
 
 // What Scheduler::stop_collecting leaves.
@@ -274,7 +277,7 @@ class Scheduler {
   // Throws Error: a default stream, or more than 256 of them.
   void bind_stream(const void* stream, Class stream_class) {
     detail::check(
-        cudasched_bind_stream(reinterpret_cast<std::uintptr_t>(stream), static_cast<std::int32_t>(stream_class), 0));
+        cudasched_bind_stream(reinterpret_cast<std::uintptr_t>(stream), static_cast<std::int32_t>(stream_class)));
   }
   void unbind_stream(const void* stream) {
     detail::check(cudasched_unbind_stream(reinterpret_cast<std::uintptr_t>(stream)));
@@ -305,7 +308,10 @@ class Scheduler {
     metrics.gated_launches = state.gated_launches;
     metrics.gate_waits = state.gate_waits;
     metrics.gate_wait = std::chrono::nanoseconds(state.gate_wait_ns);
+    metrics.stood_aside = state.stood_aside;
     metrics.untracked_launches = state.untracked_launches;
+    metrics.prioritised_graphs = state.prioritised_graphs;
+    metrics.unprioritised_graphs = state.unprioritised_graphs;
     metrics.device_launches = state.device_launches;
     return metrics;
   }

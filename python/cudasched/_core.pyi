@@ -35,6 +35,8 @@ class State:
     @property
     def untracked_launches(self) -> int: ...
     @property
+    def stood_aside(self) -> int: ...
+    @property
     def prioritised_graphs(self) -> int: ...
     @property
     def unprioritised_graphs(self) -> int: ...
@@ -97,6 +99,9 @@ def version() -> str:
 def find_driver() -> str:
     """Path of the real driver. Raises HookError; the message says what was searched."""
 
+def install() -> None:
+    """Puts the shim beside the engine in front of the driver. Raises HookError."""
+
 def state() -> State:
     """What the engine does and has seen. Never raises."""
 
@@ -106,13 +111,16 @@ def set_process_class(name: str, priority: int, slo_ms: float) -> None:
 def region_enter(name: str, priority: int, slo_ms: float) -> int:
     """Opens a region on the calling thread; the token closes it. Raises ConfigError, Error (nested too deep)."""
 
+def region_enter_until(name: str, priority: int, deadline_ns: int) -> int:
+    """The same for a step of a request, with the deadline of all its steps, as time.monotonic_ns() counts. 0: none."""
+
 def region_exit(token: int) -> None:
     """Closes a region, on the thread that opened it. Raises Error."""
 
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 
-def bind_stream(stream: int, name: str, priority: int) -> None:
+def bind_stream(stream: int, name: str) -> None:
     """Gives a CUstream a class. Raises ConfigError, Error (the default stream, or too many)."""
 
 def partition_stream(fraction: float) -> int:

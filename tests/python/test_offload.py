@@ -14,8 +14,8 @@ import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
 from support import PATIENCE_S, Run
 
-RING = 4095
-"""Operations that the ring has room for."""
+RING = 4095 - 256
+"""Launches that the ring has room for; a sixteenth of it is for what comes between them."""
 
 LOG = "from logged import *; gpu = Gpu(); log = Log(gpu); log.note(0); gpu.synchronize()"
 """The first launch of its kind is never deferred; its like are from then on."""
@@ -81,6 +81,28 @@ def test_launches_are_offloaded_without_a_latency_client(stage: Stage) -> None:
     assert isinstance(seen, dict)
     assert [seen[name] for name in ("offloaded_launches", "best_effort_launches", "gated_launches")] == [1000, 1001, 0]
     ended_well(train)
+
+
+@pytest.mark.parametrize(("stand_aside_ms", "stands_aside"), [("3600000", True), ("0", False)])
+def test_best_effort_threads_stand_aside_for_a_request_of_their_program(
+    stage: Stage, stand_aside_ms: str, stands_aside: bool
+) -> None:
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_STAND_ASIDE_MS=stand_aside_ms)
+    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
+    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    program.call(ENTER)
+    program.call("gpu.launch(3, stream=stream)")  # in the region itself: of the thread that all wait for
+    program.call("helper = Worker(gpu, lambda: gpu.launch(3, stream=stream))")
+    if stands_aside:
+        eventually(lambda: program.count("stood_aside") == 1, "it stands aside")
+        assert program.call("helper.is_alive()")
+        program.call(LEAVE)
+    program.call("helper.join()")
+    assert program.count("stood_aside") == (1 if stands_aside else 0)
+    if not stands_aside:
+        program.call(LEAVE)
+    program.call("gpu.synchronize()")
+    ended_well(program)
 
 
 def test_what_observes_the_end_waits_for_it(stage: Stage) -> None:

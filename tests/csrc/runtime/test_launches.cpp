@@ -191,6 +191,18 @@ TEST_F(Launches, RegionsNestAndMayBeLeftInAnyOrder) {
   EXPECT_NE(std::string(cudasched_last_error()).find("left already"), std::string::npos);
 }
 
+TEST_F(Launches, AStepOfARequestKeepsTheDeadlineOfTheWhole) {
+  std::uint64_t token = 0;
+  const std::int64_t deadline = now_ns() - kNsPerMs;  // it may have passed
+  ASSERT_EQ(cudasched_region_enter_until(CUDASCHED_LATENCY, 0, deadline, &token), CUDASCHED_OK);
+  ASSERT_NE(driver_.table().latency_clients(), 0U);
+  const arbiter::Slot& client = driver_.table().slot(__builtin_ctzll(driver_.table().latency_clients()));
+  EXPECT_EQ(client.deadline_ns, deadline);
+  EXPECT_EQ(client.expected_ns, 0);
+  EXPECT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
+  EXPECT_EQ(client.deadline_ns, 0);
+}
+
 TEST_F(Launches, ARegionIsLeftOnItsOwnThreadOnly) {
   std::uint64_t token = 0;
   ASSERT_EQ(cudasched_region_enter(CUDASCHED_NORMAL, 0, 0, &token), CUDASCHED_OK);
@@ -211,7 +223,7 @@ TEST_F(Launches, AThreadThatEndsLeavesItsRegions) {
 TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
   const CUstream stream = Program::new_stream();
   const auto key = reinterpret_cast<std::uintptr_t>(stream);
-  ASSERT_EQ(cudasched_bind_stream(key, CUDASCHED_LATENCY, 0), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_bind_stream(key, CUDASCHED_LATENCY), CUDASCHED_OK);
   const std::uint64_t before = state().latency_launches;
   {
     const InRegion region(CUDASCHED_BEST_EFFORT);
@@ -221,7 +233,7 @@ TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
   EXPECT_EQ(state().latency_launches - before, 1U);
   // Destroying the stream forgets its class: the handle may come again for another stream.
   ASSERT_EQ(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
-  ASSERT_EQ(cudasched_bind_stream(0, CUDASCHED_LATENCY, 0), CUDASCHED_INTERNAL_ERROR);
+  ASSERT_EQ(cudasched_bind_stream(0, CUDASCHED_LATENCY), CUDASCHED_INTERNAL_ERROR);
 }
 
 TEST_F(Launches, AnotherProcessHoldsTheGateAndItsDeathOpensIt) {

@@ -95,6 +95,13 @@ class SchedulerTest : public ::testing::Test {
   Scheduler& scheduler = program.scheduler;
 };
 
+// What the example has no use for, looked up as it does.
+template <typename Signature, typename... Arguments>
+int driver_call(const char* name, Arguments... arguments) {
+  void* const found = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+  return reinterpret_cast<Signature*>(found)(arguments...);
+}
+
 // Ends a process of its own: 0 if `body` throws `Kind`, whose message goes to standard error.
 template <typename Kind, typename Body>
 [[noreturn]] void exit_with_refusal(Body&& body) {
@@ -151,6 +158,29 @@ TEST_F(SchedulerTest, AStreamsClassGoesBeforeTheRegions) {
   EXPECT_EQ(after.latency_launches - before.latency_launches, 1u);
   EXPECT_EQ(after.best_effort_launches - before.best_effort_launches, 1u);
   EXPECT_THROW(scheduler.bind_stream(nullptr, Class::kLatency), Error);
+}
+
+TEST_F(SchedulerTest, GraphsThatGetThePriorityOfTheirCallersClassAreCounted) {
+  const Gpu::Stream stream = program.gpu.new_stream();
+  program.gpu.launch(stream, 20us);  // loads the code
+  program.gpu.synchronize(stream);
+  void* graph = nullptr;
+  constexpr int kThreadLocal = 1;
+  ASSERT_EQ(driver_call<int(void*, int)>("cuStreamBeginCapture_v2", stream, kThreadLocal), 0);
+  program.gpu.launch(stream, 20us);
+  ASSERT_EQ(driver_call<int(void*, void**)>("cuStreamEndCapture", stream, &graph), 0);
+
+  const Metrics before = scheduler.metrics();
+  for (const Class caller : {Class::kLatency, Class::kNormal}) {
+    const Region region(caller);
+    void* executable = nullptr;
+    ASSERT_EQ(
+        (driver_call<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags", &executable, graph, 0ULL)),
+        0);
+    EXPECT_EQ(scheduler.metrics().prioritised_graphs - before.prioritised_graphs, 1u);
+    driver_call<int(void*)>("cuGraphExecDestroy", executable);
+  }
+  driver_call<int(void*)>("cuGraphDestroy", graph);
 }
 
 TEST_F(SchedulerTest, TheClassOfTheProcessIsThatOfLaunchesWithoutARegion) {
