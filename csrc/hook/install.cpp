@@ -1,6 +1,6 @@
 // cudasched_install (include/cudasched/engine.h): puts the shim that lies beside libcudasched.so in front of the
-// driver, for programs that link this library; python/cudasched/hook.py does the same for Python, before this library
-// is there. Looks only at what the loader has loaded, and makes no driver call. Called on any thread, by the program.
+// driver, for programs that link this library, and for Python. Looks only at what the loader has loaded, and makes no
+// driver call. Called on any thread, by the program.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -84,10 +84,12 @@ void install() {
   const bool first =
       std::any_of(drivers.begin(), drivers.end(), [&](const auto& path) { return same_file(path, shim); });
   if (!first && !drivers.empty()) {
-    throw HookError("CUDA is loaded already (" + drivers.front().string() +
-                    "), so its calls cannot be seen: create the scheduler before the first CUDA call; a program that "
-                    "links libcuda.so itself links " +
-                    shim.string() + " (cudasched::driver in CMake) in its place, or is started with `cudasched run`");
+    throw HookError(
+        "CUDA is loaded already (" + drivers.front().string() +
+        "), so its calls cannot be seen: create the scheduler before the first CUDA call (in Python: import "
+        "cudasched before torch and whatever else loads CUDA); a program that links libcuda.so itself "
+        "links " +
+        shim.string() + " (cudasched::driver in CMake) in its place, or is started with `cudasched run`");
   }
   if (!first) {
     std::array<char, 4096> driver{};

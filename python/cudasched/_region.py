@@ -13,14 +13,13 @@ from numbers import Real
 from typing import Any, TypeVar, cast
 
 from cudasched import _partition, hook, mps
-from cudasched.config import check_region
+from cudasched.config import Config, check_region
 from cudasched.errors import ConfigError, Error, HookWarning
 
 __all__ = ["bind_stream", "expect", "region", "set_class", "unbind_stream"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_LEAST_SLO_MS = 1e-3
 _LONGEST_HINT_MS = 1000
 
 
@@ -41,8 +40,9 @@ class region:  # noqa: N801  used like a function
 
     Decorated ``async def`` functions, generators and asynchronous generators are in the region while their own code
     runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
-    latency target counts from their first step. A ``with`` block cannot tell that it is suspended: keep ``await`` and
-    ``yield`` out of it, or decorate.
+    latency target counts from their first step, and as nobody can tell what their later steps need, the policy
+    ``slack`` admits nothing into them. A ``with`` block cannot tell that it is suspended: keep ``await`` and ``yield``
+    out of it, or decorate.
 
     With `sm_fraction`, a best-effort region's PyTorch work runs on a part of the SMs, whatever happens on the others.
     Entering makes a stream of that part PyTorch's current one, after the work of the stream that was current; leaving
@@ -58,7 +58,8 @@ class region:  # noqa: N801  used like a function
     Args:
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"`` (``"best-effort"``).
         slo_ms: Latency target, ms from entry, over 0 and at most an hour; None: none.
-        priority: Within the class, higher first.
+        priority: Of a latency region: higher enters first where clients enter by deadline. Best-effort programs share
+            the GPU by the priority of the program (`set_class`).
         sm_fraction: Part of the SMs that the region may use, over 0 and under 1; None: all. Best effort alone.
 
     Raises:
@@ -74,12 +75,11 @@ class region:  # noqa: N801  used like a function
         priority: int = 0,
         sm_fraction: float | None = None,
     ) -> None:
-        config = check_region(client_class, priority, slo_ms)
-        self._sm_fraction = _partition.check_fraction(config.client_class, sm_fraction)
+        config = _checked(client_class, priority, slo_ms)
+        self._sm_fraction = None if sm_fraction is None else _partition.check_fraction(config.client_class, sm_fraction)
         self._class = config.client_class
         self._priority = config.priority
         self._slo_ms = config.slo_ms or 0.0
-        self._open = threading.local()
 
     def __repr__(self) -> str:
         target = f", slo_ms={self._slo_ms:g}" if self._slo_ms else ""
@@ -100,19 +100,25 @@ class region:  # noqa: N801  used like a function
         return _partition.stream(self._sm_fraction)
 
     def __enter__(self) -> region:
-        self._enter(self._slo_ms)
+        self._enter()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        entries: list[tuple[int | None, Callable[[], None] | None]] = getattr(self._open, "entries", [])
-        if not entries:
+        entries = _open_regions()
+        for place in range(len(entries) - 1, -1, -1):
+            if entries[place][0] is self:
+                break
+        else:
             raise Error(
                 f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
                 "region belongs to the thread that entered it"
             )
-        token, leave_part = entries.pop()
+        _, token, leave_part = entries.pop(place)
         if token is not None:
-            _harmless(hook.load_core().region_exit, token)
+            try:
+                hook.load_core().region_exit(token)
+            except Error as error:
+                _warn_once(error)
         if leave_part is not None:
             leave_part()
 
@@ -130,16 +136,17 @@ class region:  # noqa: N801  used like a function
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
                 items = function(*args, **kwargs)
+                deadline_ns = self._deadline_ns()
                 step, value = items.asend, None
                 while True:
                     try:
-                        item = await _Awaited(self._steps(step(value)))
+                        item = await _Awaited(self._steps(step(value), deadline_ns))
                     except StopAsyncIteration:
                         return
                     try:
                         step, value = items.asend, (yield item)
                     except GeneratorExit:
-                        await _Awaited(self._steps(items.aclose()))
+                        await _Awaited(self._steps(items.aclose(), deadline_ns))
                         raise
                     except BaseException as error:
                         step, value = items.athrow, error
@@ -159,24 +166,31 @@ class region:  # noqa: N801  used like a function
 
         return cast(_Function, wrapper)
 
-    def _enter(self, slo_ms: float) -> None:
+    def _enter(self, deadline_ns: int | None = None) -> None:
         token = None
         leave_part = None if self._sm_fraction is None else _partition.enter(self._sm_fraction)
         if hook.installed():
-            token = _harmless(hook.load_core().region_enter, self._class, self._priority, slo_ms)
-        if not hasattr(self._open, "entries"):
-            self._open.entries = []
-        self._open.entries.append((token, leave_part))
+            core = hook.load_core()
+            try:
+                if deadline_ns is None:
+                    token = core.region_enter(self._class, self._priority, self._slo_ms)
+                else:
+                    token = core.region_enter_until(self._class, self._priority, deadline_ns)
+            except Error as error:
+                _warn_once(error)
+        _open_regions().append((self, token, leave_part))
 
-    def _steps(self, body: Any) -> Generator[Any, Any, Any]:
+    def _deadline_ns(self) -> int:
+        """Of a request that begins now, as `time.monotonic_ns` counts; 0: none."""
+        return time.monotonic_ns() + int(self._slo_ms * 1e6) if self._slo_ms else 0
+
+    def _steps(self, body: Any, deadline_ns: int | None = None) -> Generator[Any, Any, Any]:
         """Drives a generator or a coroutine; each of its steps runs in the region, its suspensions do not."""
-        first_ns = time.monotonic_ns()
+        if deadline_ns is None:
+            deadline_ns = self._deadline_ns()
         step, value = body.send, None
         while True:
-            slo_ms = self._slo_ms
-            if slo_ms:
-                slo_ms = max(slo_ms - (time.monotonic_ns() - first_ns) / 1e6, _LEAST_SLO_MS)
-            self._enter(slo_ms)
+            self._enter(deadline_ns)
             try:
                 yielded = step(value)
             except StopIteration as stop:
@@ -186,11 +200,27 @@ class region:  # noqa: N801  used like a function
             try:
                 step, value = body.send, (yield yielded)
             except GeneratorExit:
-                with self:
+                self._enter(deadline_ns)
+                try:
                     body.close()
+                finally:
+                    self.__exit__()
                 raise
             except BaseException as error:
                 step, value = body.throw, error
+
+
+_thread = threading.local()
+
+
+def _open_regions() -> list[tuple[region, int | None, Callable[[], None] | None]]:
+    """Of the calling thread, in the order of entry; with the engine's token, and what leaves a part of the SMs."""
+    regions: list[tuple[region, int | None, Callable[[], None] | None]]
+    try:
+        regions = _thread.regions
+    except AttributeError:
+        regions = _thread.regions = []
+    return regions
 
 
 class _Awaited:
@@ -230,22 +260,33 @@ def expect(*, within_ms: float) -> None:
             "it again for latency work that comes later"
         )
     if hook.installed():
-        _harmless(hook.load_core().expect, float(within_ms))
+        try:
+            hook.load_core().expect(float(within_ms))
+        except Error as error:
+            _warn_once(error)
 
 
 _warned = False
 
 
-def _harmless(call: Callable[..., Any], *arguments: object) -> Any:
-    """Calls the engine; its first failure becomes a warning, later ones are silent. Returns None where it failed."""
+def _warn_once(error: Error) -> None:
+    """What fails inside the engine does not reach the program: the first failure is a warning, others are silent."""
     global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=4)
+
+
+# A request makes a region where every microsecond counts, mostly with arguments that were seen before. By their types
+# too: True is no priority, though it equals 1.
+_known = functools.lru_cache(maxsize=64, typed=True)(check_region)
+
+
+def _checked(client_class: object, priority: object, slo_ms: object) -> Config:
     try:
-        return call(*arguments)
-    except Error as error:
-        if not _warned:
-            _warned = True
-            warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=4)
-        return None
+        return _known(client_class, priority, slo_ms)
+    except TypeError:  # what cannot be looked up is wrong too, and is told so
+        return check_region(client_class, priority, slo_ms)
 
 
 def _stream_handle(stream: object) -> int:
@@ -262,24 +303,24 @@ def _stream_handle(stream: object) -> int:
     return stream
 
 
-def bind_stream(stream: object, client_class: str, *, priority: int = 0) -> None:
+def bind_stream(stream: object, client_class: str) -> None:
     """Gives a stream's launches a class, whichever thread launches them; it goes before a region's.
 
-    PyTorch takes its streams from pools: unbind one before it goes back. Without the hook this does nothing.
+    A priority is a program's or a region's, and a stream has none. PyTorch takes its streams from pools: unbind one
+    before it goes back. Without the hook this does nothing.
 
     Args:
         stream: A ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, or a CUstream's address as an integer.
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.
-        priority: Within the class, higher first.
 
     Raises:
         ConfigError: An argument has no meaning, or the stream is a default stream.
         Error: More than 256 streams have a class.
     """
     handle = _stream_handle(stream)
-    config = check_region(client_class, priority, None)
+    config = check_region(client_class, 0, None)
     if hook.installed():
-        hook.load_core().bind_stream(handle, config.client_class, config.priority)
+        hook.load_core().bind_stream(handle, config.client_class)
 
 
 def unbind_stream(stream: object) -> None:

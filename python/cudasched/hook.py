@@ -12,9 +12,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Files", "install", "installed", "load_core", "locate", "switched_off"]
 
-_DRIVER_NAME = re.compile(r"libcuda\.so(\.\d+)*")
 _ENGINE_NAME = "libcudasched.so"
 
 
@@ -35,12 +33,14 @@ class _Core(Protocol):
 
     def version(self) -> str: ...
     def find_driver(self) -> str: ...
+    def install(self) -> None: ...
     def state(self) -> stub.State: ...
     def set_process_class(self, name: str, priority: int, slo_ms: float) -> None: ...
     def region_enter(self, name: str, priority: int, slo_ms: float) -> int: ...
+    def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int: ...
     def region_exit(self, token: int) -> None: ...
     def expect(self, within_ms: float) -> None: ...
-    def bind_stream(self, stream: int, name: str, priority: int) -> None: ...
+    def bind_stream(self, stream: int, name: str) -> None: ...
     def partition_stream(self, fraction: float) -> int: ...
     def unbind_stream(self, stream: int) -> None: ...
     def coverage_start(self, cupti_path: str | None) -> None: ...
@@ -138,10 +138,6 @@ def _shim_version(path: str) -> str | None:
     return cast(bytes, ask()).decode(errors="replace")
 
 
-def _drivers(mapped: Iterable[str]) -> list[str]:
-    return [path for path in mapped if _DRIVER_NAME.fullmatch(os.path.basename(path))]
-
-
 def _refuse_second_engine(files: Files, mapped: Sequence[str]) -> None:
     """There is one engine a process. Raises HookError if another installation's is loaded, or will be by its shim."""
     for path in mapped:
@@ -172,6 +168,8 @@ def load_core() -> _Core:
         HookError: The package was not built, or another installation's engine is in this process.
     """
     global _core
+    if _core is not None:
+        return _core
     with _lock:
         if _core is None:
             files = locate()
@@ -207,24 +205,5 @@ def install() -> None:
     global _installed
     if _installed or switched_off():
         return
-    core = load_core()
-    files = locate()
-    with _lock:
-        mapped = _mapped_libraries()
-        _refuse_second_engine(files, mapped)
-        preloaded = any(_same(path, files.shim) for path in _drivers(mapped))
-        if not preloaded:
-            others = [path for path in _drivers(mapped) if not _same(path, files.stub)]
-            if others:
-                raise HookError(
-                    f"CUDA is loaded already ({others[0]}), so its calls cannot be seen: import cudasched before torch "
-                    "and whatever else loads CUDA, or start the program with `cudasched run`"
-                )
-            core.find_driver()
-        # The stub's only need is libcuda.so.1, which by then is the shim.
-        for library in (files.shim, files.stub):
-            try:
-                ctypes.CDLL(str(library), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
-            except OSError as error:
-                raise HookError(f"the driver shim cannot be loaded: {error}; reinstall cudasched") from error
-        _installed = True
+    load_core().install()
+    _installed = True

@@ -86,6 +86,9 @@ class Engine:
         self.depth += 1
         return self.depth
 
+    def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int:
+        return self.region_enter(name, priority, 0)
+
     def region_exit(self, token: int) -> None:
         self.depth -= 1
 

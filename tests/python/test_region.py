@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import threading
+import time
 import warnings
 from fractions import Fraction
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ class Engine:
     def __init__(self) -> None:
         self.open: dict[int, list[tuple[int, str]]] = {}
         self.entered: list[tuple[str, int, float]] = []
+        self.deadlines: list[int] = []
         self.streams: dict[int, str] = {}
         self.process: tuple[str, int, float] | None = None
         self.expected: list[float] = []
@@ -39,11 +41,15 @@ class Engine:
         self.entered.append((name, priority, slo_ms))
         return token
 
+    def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int:
+        self.deadlines.append(deadline_ns)
+        return self.region_enter(name, priority, 0)
+
     def region_exit(self, token: int) -> None:
         regions = self.open[threading.get_ident()]
         regions.remove(next(entry for entry in regions if entry[0] == token))
 
-    def bind_stream(self, stream: int, name: str, priority: int) -> None:
+    def bind_stream(self, stream: int, name: str) -> None:
         self.streams[stream] = name
 
     def unbind_stream(self, stream: int) -> None:
@@ -204,11 +210,31 @@ def test_the_target_of_a_coroutine_counts_from_its_first_step(engine: Engine) ->
         for _ in range(3):
             await asyncio.sleep(0.001)
 
+    @cudasched.region("latency", slo_ms=1000)
+    async def items():  # type: ignore[no-untyped-def]
+        for i in range(3):
+            await asyncio.sleep(0.001)
+            yield i
+
+    async def collect() -> list[int]:
+        return [i async for i in items()]
+
+    for request in (work, collect):
+        engine.deadlines.clear()
+        before_ns = time.monotonic_ns()
+        asyncio.run(request())
+        assert len(engine.deadlines) >= 4
+        assert set(engine.deadlines) == {engine.deadlines[0]}
+        assert before_ns <= engine.deadlines[0] - 10**9 <= time.monotonic_ns()
+
+
+def test_a_coroutine_without_a_target_has_no_deadline(engine: Engine) -> None:
+    @cudasched.region("latency")
+    async def work() -> None:
+        await asyncio.sleep(0)
+
     asyncio.run(work())
-    targets = [slo_ms for _, _, slo_ms in engine.entered]
-    assert len(targets) >= 4
-    assert targets == sorted(targets, reverse=True)
-    assert 0 < targets[-1] < targets[0] <= 1000
+    assert set(engine.deadlines) == {0}
 
 
 def test_exceptions_pass_through_a_coroutine(engine: Engine) -> None:
@@ -368,7 +394,7 @@ def test_the_hook_may_come_while_a_region_is_open(engine: Engine, monkeypatch: p
     "stream", [1234, SimpleNamespace(cuda_stream=1234), SimpleNamespace(ptr=1234)], ids=["int", "torch", "cupy"]
 )
 def test_streams_of_all_kinds(engine: Engine, stream: object) -> None:
-    cudasched.bind_stream(stream, "best-effort", priority=1)
+    cudasched.bind_stream(stream, "best-effort")
     assert engine.streams == {1234: "best_effort"}
     cudasched.unbind_stream(stream)
     assert engine.streams == {}
