@@ -39,8 +39,8 @@ else:
 
 #: A latency client that cannot keep up stops this long after the end of its run.
 OVERTIME_S = 2.0
-#: Best-effort work runs this long before a run starts, so that the first request meets a busy GPU.
-LEAD_IN_S = 0.3
+#: All work runs this long before what is measured: the first request meets a busy GPU, and a rhythm has been heard.
+LEAD_IN_S = 0.5
 SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
 #: One request in so many is put between two timing events, which cost the GPU 4 us, to tell its wait from its work.
@@ -157,10 +157,11 @@ class Client:
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
         tasks: list[tuple[str, str, Callable[[], Any]]] = []
         for name, workload in self.latency.items():
-            times = schedule(arrivals, rates_hz[name], seconds / self.scale, seed + 1000 * list(rates_hz).index(name))
-            due_ns = [start_ns + int(at * self.scale * 1e9) for at in times]
+            length_s = (LEAD_IN_S + seconds) / self.scale
+            times = schedule(arrivals, rates_hz[name], length_s, seed + 1000 * list(rates_hz).index(name))
+            due_ns = [start_ns + int((at * self.scale - LEAD_IN_S) * 1e9) for at in times]
             give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
-            drive = partial(self._drive_latency, workload, due_ns, give_up_ns, hint_ms, slo_ms)
+            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms)
             tasks.append(("latency", name, drive))
         for name, workload in self.best_effort.items():
             tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
@@ -193,7 +194,13 @@ class Client:
         return {"kernel_us": sorted(counts.items()), "per_item_us": sum(durations_us) / max(items, 1)}
 
     def _drive_latency(
-        self, workload: Workload, due_ns: Iterable[int], give_up_ns: int, hint_ms: float, slo_ms: float
+        self,
+        workload: Workload,
+        start_ns: int,
+        due_ns: Iterable[int],
+        give_up_ns: int,
+        hint_ms: float,
+        slo_ms: float,
     ) -> dict[str, Any]:
         hint_ns = int(hint_ms * self.scale * 1e6)
         latency_ms: list[float] = []
@@ -214,6 +221,8 @@ class Client:
                         else:
                             workload.step()
                         workload.synchronize()
+                if due < start_ns:
+                    continue
                 latency_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
                 if timed:
                     wait_ms.append(round(max(0.0, latency_ms[-1] - timed()), 5))

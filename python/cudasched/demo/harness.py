@@ -30,8 +30,8 @@ from cudasched.config import VARIABLES, Config
 CLIENT = Path(__file__).with_name("client.py")
 START_TIMEOUT_S = 240.0
 ANSWER_SLACK_S = 60.0
-#: From the command to the start of a run: all workers have read it, and best-effort work has its lead-in.
-HEAD_START_S = 0.6
+#: From the command to the start of a run: all workers have read it, and the lead-in is over.
+HEAD_START_S = 0.8
 #: Runs that a worker may spoil before it is given up.
 MAX_STRIKES = 2
 DEFAULT_SCALE = 20.0
