@@ -80,6 +80,8 @@ void Driver::load(void* handle) {
   optional(handle, library_unload, "cuLibraryUnload");
 
   required(handle, memory_allocate, "cuMemAlloc_v2");
+  required(handle, memory_free, "cuMemFree_v2");
+  required(handle, memory_fill, "cuMemsetD32Async");
   optional(handle, memory_allocate_pitch, "cuMemAllocPitch_v2");
   optional(handle, memory_allocate_managed, "cuMemAllocManaged");
   optional(handle, memory_allocate_host, "cuMemAllocHost_v2");
@@ -130,6 +132,7 @@ void Driver::load(void* handle) {
   optional(handle, stream_begin_capture_to_graph.per_thread, "cuStreamBeginCaptureToGraph_ptsz");
   twins(handle, stream_end_capture, "cuStreamEndCapture");
   required(handle, stream_is_capturing, "cuStreamIsCapturing");
+  required(handle, stream_create, "cuStreamCreate");
   required(handle, stream_destroy, "cuStreamDestroy_v2");
   required(handle, exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
 
@@ -180,6 +183,11 @@ int device_attribute(CUdevice device, CUdevice_attribute attribute) {
   const CUresult status = table().device_get_attribute(&value, attribute, device);
   if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetAttribute", status);
   return value;
+}
+
+bool under_mps(CUdevice device) noexcept {
+  int mps = 0;
+  return table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps != 0;
 }
 
 CUcontext shareable_context() noexcept {

@@ -75,6 +75,8 @@ struct Driver {
   decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
 
   decltype(cuMemAlloc)* memory_allocate = nullptr;
+  decltype(cuMemFree)* memory_free = nullptr;
+  decltype(cuMemsetD32Async)* memory_fill = nullptr;
   decltype(cuMemAllocPitch)* memory_allocate_pitch = nullptr;
   decltype(cuMemAllocManaged)* memory_allocate_managed = nullptr;
   decltype(cuMemAllocHost)* memory_allocate_host = nullptr;
@@ -124,6 +126,7 @@ struct Driver {
   Twins<decltype(cuStreamBeginCaptureToGraph)> stream_begin_capture_to_graph;  // 12.3 and later
   Twins<decltype(cuStreamEndCapture)> stream_end_capture;
   decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
+  decltype(cuStreamCreate)* stream_create = nullptr;
   decltype(cuStreamDestroy)* stream_destroy = nullptr;
   decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
 
@@ -176,6 +179,9 @@ class CurrentContext {
 
 // The program has made a green context.
 inline constinit std::atomic<bool> green_contexts_exist{false};
+
+// Are contexts of several processes on the GPU at once? Drivers before 12.3 do not know; they count as without MPS.
+bool under_mps(CUdevice device) noexcept;
 
 // The calling thread's current context, for other threads to make current. Null where there is none, or where it is a
 // green one: that may be current to one thread at a time. On the launch path.

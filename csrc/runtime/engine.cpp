@@ -143,7 +143,10 @@ void Device::register_client(Class client_class, const Settings& settings, const
   client.slo_ns = settings.slo_ns;
   client.name = settings.name.empty() ? program_name() : settings.name;
   const int slot = table_->claim(client);
-  if (client_class == Class::kLatency) latency.register_client(table_.get(), slot, settings);
+  if (client_class == Class::kLatency) {
+    latency.register_client(table_.get(), slot, settings, driver::under_mps(handle_));
+  }
+  if (client_class == Class::kBestEffort) latency.note_own_best_effort(slot);
   if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
 }

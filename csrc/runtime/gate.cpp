@@ -101,11 +101,7 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   graphs_ = graphs;
   in_flight_ = schedule::InFlight(settings.straggler_ns);
   sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-  // Drivers before 12.3 do not know the attribute; they count as without MPS.
-  int mps = 0;
-  const bool known =
-      driver::table().device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS;
-  neighbours_.join(table, slot, known && mps != 0, settings);
+  neighbours_.join(table, slot, driver::under_mps(device), settings);
   if (const schedule::Policy* const policy = schedule::find_policy(settings.policy)) {
     use_policy(schedule::Decider(*policy));
   }

@@ -32,8 +32,9 @@ std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
 
 }  // namespace
 
-void LatencyActivity::register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept {
+void LatencyActivity::register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept {
   table_ = table;
+  mps_ = mps;
   max_idle_hold_ns_ = settings.max_idle_hold_ns;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   priority_ = settings.priority;
@@ -171,10 +172,17 @@ void LatencyActivity::publish_regions() noexcept {
   self.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
 }
 
+// Without MPS, by whoever works while this client has nothing to do.
+bool LatencyActivity::gpu_is_anothers() const noexcept {
+  const std::uint64_t others = table_->layout().best_effort.load(std::memory_order_relaxed) & ~own_best_effort_.load();
+  return !mps_ && others != 0;
+}
+
 void LatencyActivity::enter_region(const Region& region) noexcept {
+  bool alone = false;
   {
     const std::scoped_lock lock(probe_);
-    const bool alone = regions_.fetch_add(1, std::memory_order_acq_rel) == 0 && !active_.load();
+    alone = regions_.fetch_add(1, std::memory_order_acq_rel) == 0 && !active_.load();
     if (region.deadline_ns != 0) {
       const auto free = std::find(deadlines_.begin(), deadlines_.end(), 0);
       if (free != deadlines_.end()) *free = region.deadline_ns;
@@ -191,6 +199,11 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
     last_launch_ns_ = now_ns();  // from when on it may lapse
   }
   activate();
+  if (!alone) return;
+  // Best effort holds back by now.
+  const std::scoped_lock lock(probe_);
+  if (foothold_.worth() && gpu_is_anothers()) foothold_.take();
+  foothold_.entered(now_ns());
 }
 
 void LatencyActivity::exit_region(const Region& region) noexcept {
@@ -202,6 +215,7 @@ void LatencyActivity::exit_region(const Region& region) noexcept {
       if (ours != deadlines_.end()) *ours = 0;
     }
     publish_regions();
+    foothold_.left();
     if (last) table_->slot(slot()).priority.store(priority_, std::memory_order_relaxed);
   }
   on_synchronised();
@@ -247,6 +261,7 @@ void LatencyActivity::wait_for_entry() noexcept {
 void LatencyActivity::expect(std::int64_t within_ns) noexcept {
   const std::scoped_lock lock(probe_);
   requests_.expect(within_ns, now_ns());
+  if (gpu_is_anothers()) foothold_.take();
 }
 
 void LatencyActivity::tick(std::int64_t now) noexcept {
@@ -279,6 +294,7 @@ void LatencyActivity::forget_stream(CUstream stream) noexcept {
 
 void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
+  foothold_.let_go();
   for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
   context_.store(nullptr, std::memory_order_relaxed);
   per_thread_owner_.store(nullptr, std::memory_order_relaxed);

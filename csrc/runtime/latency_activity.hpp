@@ -20,7 +20,9 @@
 #include <mutex>
 
 #include "arbiter/table.hpp"
+#include "base/clock.hpp"
 #include "runtime/classify.hpp"
+#include "runtime/foothold.hpp"
 #include "runtime/requests.hpp"
 #include "runtime/settings.hpp"
 
@@ -31,13 +33,17 @@ class LatencyActivity {
   static constexpr int kMaxStreams = 64;
 
   // The client's place in the arbiter. Once, before the first launch is reported.
-  void register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept;
+  // `mps`: the contexts of several processes are on the GPU at once.
+  void register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept;
+  // This process has a best-effort client too, in the same context.
+  void note_own_best_effort(int slot) noexcept { own_best_effort_.store(std::uint64_t{1} << slot); }
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
   // Best-effort work holds back from here on.
   void before_launch() noexcept {
     if (!active_.load(std::memory_order_relaxed)) activate();
+    if (foothold_.awaits_launch()) foothold_.first_launch(now_ns());
   }
 
   // The driver has accepted the launch. Only now is it counted: who finds the streams idle before it was submitted, and
@@ -89,6 +95,7 @@ class LatencyActivity {
   Work probe(bool by_ticker) noexcept;  // probe_ is held
   void publish_regions() noexcept;      // probe_ is held
   void wait_for_entry() noexcept;
+  bool gpu_is_anothers() const noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};
@@ -96,7 +103,10 @@ class LatencyActivity {
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int32_t priority_ = 0;  // of the client
   bool by_deadline_ = false;
+  bool mps_ = false;
+  std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
   Requests requests_;
+  Foothold foothold_;  // under probe_
 
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> regions_{0};

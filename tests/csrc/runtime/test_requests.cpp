@@ -229,7 +229,7 @@ class Entry : public RequestsTest {
     find_gil_check();
     settings_.earliest_deadline_first = true;
     settings_.stale_heartbeat_ns = 3600 * kNsPerSecond;  // on a busy machine nothing is stale
-    activity_.register_client(table_.get(), slot_, settings_);
+    activity_.register_client(table_.get(), slot_, settings_, /*mps=*/true);
   }
 
   // Another client, in a region with a deadline so far from now.

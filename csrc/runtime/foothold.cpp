@@ -1,0 +1,47 @@
+#include "runtime/foothold.hpp"
+
+#include <algorithm>
+
+#include "driver/driver.hpp"
+#include "runtime/hot.hpp"
+
+namespace cudasched::runtime {
+
+void Foothold::first_launch(std::int64_t now) noexcept {
+  const std::int64_t since = entered_ns_.exchange(0, std::memory_order_relaxed);
+  if (since == 0) return;
+  const std::int64_t ahead = std::max<std::int64_t>(now - since, 0);
+  ahead_ns_.store((ahead_ns_.load(std::memory_order_relaxed) + ahead) / 2, std::memory_order_relaxed);
+}
+
+bool Foothold::prepare(CUcontext context) noexcept {
+  if (context_ == context) return !refused_;
+  let_go();
+  const driver::Driver& driver = driver::table();
+  context_ = context;
+  refused_ = driver.stream_create(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
+             driver.memory_allocate(&memory_, sizeof(unsigned)) != CUDA_SUCCESS;
+  return !refused_;
+}
+
+void Foothold::take() noexcept {
+  CUcontext const context = driver::shareable_context();
+  if (context == nullptr || hot().captures.load(std::memory_order_relaxed) > 0) return;
+  const driver::RelaxedCapture relaxed;
+  if (!prepare(context)) return;
+  refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;
+}
+
+void Foothold::let_go() noexcept {
+  if (context_ == nullptr) return;
+  const driver::CurrentContext current(context_);
+  const driver::RelaxedCapture relaxed;
+  if (current.ok() && stream_ != nullptr) driver::table().stream_destroy(stream_);
+  if (current.ok() && memory_ != 0) driver::table().memory_free(memory_);
+  context_ = nullptr;
+  stream_ = nullptr;
+  memory_ = 0;
+  refused_ = false;
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,107 @@
+// Who says ahead that work comes has the GPU in its context by then; over the simulated driver.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "hooked_driver.hpp"
+
+namespace cudasched::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constinit int fills = 0;
+constinit decltype(cuMemsetD32Async)* real_fill = nullptr;
+
+class Foothold : public ::testing::Test {
+ protected:
+  Foothold() {
+    fills = 0;
+    real_fill = driver::table().memory_fill;
+    driver::table().memory_fill = +[](CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
+      ++fills;
+      return real_fill(to, value, count, stream);
+    };
+  }
+
+  ~Foothold() override {
+    driver::table().memory_fill = real_fill;
+    if (other_ >= 0) HookedDriver::instance().table().release(other_);
+  }
+
+  // A best-effort client of another process, as far as the table shows.
+  void somebody_trains() {
+    arbiter::ClientInfo client;
+    client.client_class = Class::kBestEffort;
+    client.name = "train";
+    other_ = HookedDriver::instance().table().claim(client);
+  }
+
+  void request(std::chrono::milliseconds prepared_for) {
+    std::uint64_t token = 0;
+    ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 0, 0, &token), CUDASCHED_OK);
+    std::this_thread::sleep_for(prepared_for);
+    Program::check(program_.launch(1, program_.stream()));
+    program_.synchronize();
+    ASSERT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
+  }
+
+  Program program_;
+  int other_ = -1;
+};
+
+TEST_F(Foothold, IsTakenAtTheEntryOfRegionsInWhichRequestsArePrepared) {
+  somebody_trains();
+  request(5ms);  // which is how it is known
+  EXPECT_EQ(fills, 0);
+  request(5ms);
+  EXPECT_EQ(fills, 1);
+  // Once launches follow at once again, it is no longer worth it.
+  for (int i = 0; i < 20; ++i) request(0ms);
+  const int before = fills;
+  request(0ms);
+  EXPECT_EQ(fills, before);
+}
+
+TEST_F(Foothold, IsTakenForAHint) {
+  somebody_trains();
+  ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  EXPECT_EQ(fills, 1);
+}
+
+TEST_F(Foothold, IsLeftAloneWhereNobodyElseWorks) {
+  ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  for (int i = 0; i < 3; ++i) request(5ms);
+  EXPECT_EQ(fills, 0);
+}
+
+TEST_F(Foothold, IsLeftAloneWhileAStreamIsCaptured) {
+  somebody_trains();
+  auto& driver = HookedDriver::instance();
+  const auto begin = driver.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  const auto end = driver.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  const CUstream stream = Program::new_stream();
+  CUgraph graph = nullptr;
+  Program::check(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  Program::check(end(stream, &graph));
+  EXPECT_EQ(fills, 0);
+  ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  EXPECT_EQ(fills, 1);
+}
+
+TEST_F(Foothold, IsNotAskedForAgainOfADriverThatRefuses) {
+  somebody_trains();
+  driver::table().memory_fill = +[](CUdeviceptr, unsigned, std::size_t, CUstream) {
+    ++fills;
+    return CUDA_ERROR_NOT_SUPPORTED;
+  };
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  EXPECT_EQ(fills, 1);
+  // In the next context it is.
+  HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0);
+}
+
+}  // namespace
+}  // namespace cudasched::test
