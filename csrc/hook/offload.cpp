@@ -153,7 +153,7 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 }
 
 // push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
-// `what`: kSynchronise for calls that wait for the device themselves.
+// `what`: kSynchronise for calls that wait for the device themselves, kLaunch for those that the gate may hold anyway.
 template <typename Push, typename Direct>
 CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
                   const For& what = For::kOther) noexcept {
@@ -455,7 +455,8 @@ bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexc
       [&] {
         direct = true;
         return CUDA_SUCCESS;
-      });
+      },
+      For::kLaunch);
   return !direct;
 }
 
@@ -466,7 +467,8 @@ bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresul
       [&] {
         direct = true;
         return CUDA_SUCCESS;
-      });
+      },
+      For::kLaunch);
   // Its event nodes may wait for, or record, what is queued.
   if (direct && !plain && !all_empty())
     drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);

@@ -100,7 +100,7 @@ struct Waiter {
   enum class For : std::uint8_t {
     kSynchronise,  // a stream, event or context synchronise, a copy that waits for the device (pageable memory), or a
                    // query that will be repeated
-    kRoom,         // a launch, while the ring is full
+    kLaunch,       // a launch, for room in the ring or for what is queued before it: the gate may hold it anyway
     kOther,        // anything else: locks may be held meanwhile; PyTorch's allocator frees and records under its own
   };
   For what = For::kOther;

@@ -217,7 +217,7 @@ bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& 
       kind_known = kind_known || order_.find_kind(word(stream), kind);
       if (kind_known) {
         std::byte* data = nullptr;
-        if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kRoom)) {
+        if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kLaunch)) {
           operation->thread = caller.thread;
           operation->context = caller.context;
           operation->stream = stream;
@@ -266,7 +266,7 @@ bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
                        attributes.events.begin() + static_cast<std::ptrdiff_t>(attributes.event_count),
                        [&](CUevent event) { return order_.may_defer_record(word(event)); });
   };
-  return push(caller, call.stream, Waiter::For::kRoom, may,
+  return push(caller, call.stream, Waiter::For::kLaunch, may,
               [&](Operation& operation, std::byte* data, Position position) {
                 operation.kind = Operation::Kind::kKernel;
                 operation.kernel = {};
@@ -303,7 +303,7 @@ bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
 
 bool Queue::push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept {
   return push(
-      caller, stream, Waiter::For::kRoom, [&](std::size_t&) { return functions_.may_defer_graph(word(graph)); },
+      caller, stream, Waiter::For::kLaunch, [&](std::size_t&) { return functions_.may_defer_graph(word(graph)); },
       [&](Operation& operation, std::byte*, Position) {
         operation.kind = Operation::Kind::kGraph;
         operation.graph = {graph};

@@ -126,7 +126,7 @@ TEST_F(OrderTest, AContextThatGoesLeavesOtherContextsOrdered) {
 // What docs/order.md says of who may wait behind a closed gate, case by case.
 TEST(WaitBehindTheGate, LatencyWorkNever) {
   for (const bool process_has_latency : {false, true}) {
-    for (const auto what : {Waiter::For::kSynchronise, Waiter::For::kRoom, Waiter::For::kOther}) {
+    for (const auto what : {Waiter::For::kSynchronise, Waiter::For::kLaunch, Waiter::For::kOther}) {
       EXPECT_FALSE(may_wait_behind_the_gate({what, true, false}, process_has_latency));
     }
   }
@@ -134,7 +134,7 @@ TEST(WaitBehindTheGate, LatencyWorkNever) {
 
 TEST(WaitBehindTheGate, AProcessWithoutLatencyRegionsSimplyWaits) {
   for (const bool gil : {false, true}) {
-    for (const auto what : {Waiter::For::kSynchronise, Waiter::For::kRoom, Waiter::For::kOther}) {
+    for (const auto what : {Waiter::For::kSynchronise, Waiter::For::kLaunch, Waiter::For::kOther}) {
       EXPECT_TRUE(may_wait_behind_the_gate({what, false, gil}, false));
     }
   }
@@ -142,9 +142,9 @@ TEST(WaitBehindTheGate, AProcessWithoutLatencyRegionsSimplyWaits) {
 
 TEST(WaitBehindTheGate, BesideLatencyRegionsOnlySynchronisesAndRoomWithoutTheGil) {
   EXPECT_TRUE(may_wait_behind_the_gate({Waiter::For::kSynchronise, false, false}, true));
-  EXPECT_TRUE(may_wait_behind_the_gate({Waiter::For::kRoom, false, false}, true));
+  EXPECT_TRUE(may_wait_behind_the_gate({Waiter::For::kLaunch, false, false}, true));
   EXPECT_FALSE(may_wait_behind_the_gate({Waiter::For::kSynchronise, false, true}, true));
-  EXPECT_FALSE(may_wait_behind_the_gate({Waiter::For::kRoom, false, true}, true));
+  EXPECT_FALSE(may_wait_behind_the_gate({Waiter::For::kLaunch, false, true}, true));
   EXPECT_FALSE(may_wait_behind_the_gate({Waiter::For::kOther, false, false}, true));
   EXPECT_FALSE(may_wait_behind_the_gate({Waiter::For::kOther, false, true}, true));
 }

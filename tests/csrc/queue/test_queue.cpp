@@ -402,7 +402,7 @@ TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
 
 TEST_F(QueueTest, ABestEffortProcessesOwnDrainsLeaveTheGateClosed) {
   expect_opening_ = false;
-  for (const For what : {For::kSynchronise, For::kRoom, For::kOther}) {
+  for (const For what : {For::kSynchronise, For::kLaunch, For::kOther}) {
     block();
     EXPECT_FALSE(opens(caller_, queue().pushed(), what));
   }
@@ -428,7 +428,7 @@ TEST_F(QueueTest, BesideLatencyRegionsOtherDrainsOpenTheGate) {
 TEST_F(QueueTest, BesideLatencyRegionsASynchroniseWithoutTheGilWaits) {
   queue().latency_came();
   expect_opening_ = false;
-  for (const For what : {For::kSynchronise, For::kRoom}) {
+  for (const For what : {For::kSynchronise, For::kLaunch}) {
     block();
     EXPECT_FALSE(opens(caller_, queue().pushed(), what));
   }
@@ -437,7 +437,7 @@ TEST_F(QueueTest, BesideLatencyRegionsASynchroniseWithoutTheGilWaits) {
 TEST_F(QueueTest, BesideLatencyRegionsAThreadWithTheGilOpensTheGate) {
   queue().latency_came();
   holds_gil = true;
-  for (const For what : {For::kSynchronise, For::kRoom}) {
+  for (const For what : {For::kSynchronise, For::kLaunch}) {
     block();
     EXPECT_TRUE(opens(caller_, queue().pushed(), what));
     gate_.open();

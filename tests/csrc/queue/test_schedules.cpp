@@ -267,7 +267,7 @@ class Process {
     if (ring_.size() == kPlaces) {
       thread.push = operation;
       thread.repeat_push = true;
-      drain(thread, passed_ + 1, operation.launch ? Waiter::For::kRoom : Waiter::For::kOther);
+      drain(thread, passed_ + 1, operation.launch ? Waiter::For::kLaunch : Waiter::For::kOther);
       return;
     }
     thread.repeat_push = false;
