@@ -87,11 +87,12 @@ struct Gate::Waiting {
   bool active = false;         // what the last look saw: latency work,
   bool for_turn = false;       // and what the launch was held for
   bool for_lead = false;
-  std::int64_t calm_ns = 0;   // waited in all: while no latency work was active,
-  std::int64_t turn_ns = 0;   // for the turn,
-  std::int64_t lead_ns = 0;   // and because the lead was in flight
-  bool only_for_lead = true;  // nothing else has held it
-  bool late = false;          // the GPU ran out of work because the program had none for it
+  std::int64_t calm_ns = 0;      // waited in all: while no latency work was active,
+  std::int64_t turn_ns = 0;      // for the turn,
+  std::int64_t lead_ns = 0;      // and because the lead was in flight
+  bool only_for_lead = true;     // nothing else has held it
+  std::int64_t next_end_ns = 0;  // of what is in flight, from the last look
+  bool late = false;             // the GPU ran out of work because the program had none for it
 };
 
 void Gate::register_client(arbiter::Table* table, int slot, const Settings& settings,
@@ -196,6 +197,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       const schedule::Snapshot seen = look(prediction, waiting, now);
       decision = decider_(seen);
       waiting.note(seen, decision, now);
+      waiting.next_end_ns = in_flight_.next_end_ns(now);
       if (decision.answer != schedule::Answer::kSubmit && must_not_wait(waiver)) decision = {};
       if (decision.answer == schedule::Answer::kSubmit) {
         // Another gate was quicker to take from the slack that this one saw.
@@ -419,7 +421,11 @@ bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
 // The bit stands for all threads of the process that wait; the last one takes it away.
 void Gate::announce() noexcept {
   const std::scoped_lock lock(lock_);
-  if (announced_++ == 0) table_->layout().waiting.fetch_or(bit(slot_.load(std::memory_order_relaxed)));
+  if (announced_++ != 0) return;
+  const int slot = slot_.load(std::memory_order_relaxed);
+  table_->slot(slot).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
+  table_->layout().waiting.fetch_or(bit(slot));
+  hot().ticker.wake();
 }
 
 void Gate::leave() noexcept {
@@ -536,9 +542,8 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
   if (!announced && waiting.announced) leave();
   waiting.announced = announced;
   if (for_time) {
-    // A sleeper wakes late, the more so where its core slept too: the last of the wait is spent awake.
-    if (decision.wait_ns > 2 * kAwakeNs) {
-      sleep_for(std::min(decision.wait_ns - kAwakeNs, kNsPerMs));
+    if (const std::int64_t asleep = schedule::sleep_ns(decision.wait_ns, waiting.next_end_ns); asleep > 0) {
+      sleep_for(asleep);
     } else {
       pause_until(now + std::min(decision.wait_ns, kPollNs));
     }

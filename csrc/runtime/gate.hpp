@@ -90,6 +90,9 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
+  // Somebody does, and others look whether he still lives.
+  bool waits() const noexcept { return announced_.load() > 0; }
+
   // Whoever waits looks again.
   void wake() noexcept {
     if (registered()) table_->wake_all();
@@ -117,7 +120,6 @@ class Gate {
   static constexpr std::int64_t kBacklogNs = 100'000'000;    // for what was submitted before the gate came on
   static constexpr std::int64_t kEventGapNs = 1'300;         // what two timing events add to a kernel between them
   static constexpr std::int64_t kSpinNs = 60'000;            // before a waiter sleeps
-  static constexpr std::int64_t kAwakeNs = 200'000;          // the end of a wait for a time, which is not slept through
   static constexpr std::int64_t kPollNs = 4'000;             // between two looks at completion events
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
   static constexpr std::int64_t kReapNs = 5'000'000;         // between two looks for dead clients, while waiting
@@ -184,7 +186,7 @@ class Gate {
   std::int64_t submitted_ns_ = 0;     // and when it had reached the driver
   std::int64_t retired_ns_ = 0;       // when completions were last looked for
   std::int64_t dry_since_ns_ = 0;     // since when nothing of ours has been in flight; 0: something is
-  int announced_ = 0;                 // threads that the arbiter's `waiting` bit stands for
+  std::atomic<int> announced_{0};     // threads that the arbiter's `waiting` bit stands for
   std::uint32_t generation_ = 0;      // see Pass
   schedule::InFlight in_flight_;
   predict::Predictor predictor_;

@@ -81,6 +81,16 @@ void InFlight::restart(std::int64_t now_ns) noexcept {
   for (Stream& stream : streams_) stream.first_started_ns = now_ns;
 }
 
+std::int64_t InFlight::next_end_ns(std::int64_t now_ns) const noexcept {
+  std::int64_t next_ns = kNothingNs;
+  for (const Stream& stream : streams_) {
+    if (stream.first == kNone) continue;
+    const std::int64_t end_ns = stream.first_started_ns + entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
+    if (now_ns - end_ns <= straggler_ns_) next_ns = std::min(next_ns, std::max<std::int64_t>(end_ns - now_ns, 0));
+  }
+  return next_ns;
+}
+
 std::int64_t InFlight::remaining_ns(std::int64_t now_ns) const noexcept {
   std::int64_t total = 0;
   for (const Stream& stream : streams_) {

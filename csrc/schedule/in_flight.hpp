@@ -38,6 +38,12 @@ class InFlight {
   void restart(std::int64_t now_ns) noexcept;
 
   std::int64_t remaining_ns(std::int64_t now_ns) const noexcept;
+
+  // Until the next end that is predicted, of whatever stream: 0 where one is due, kNothingNs where nothing is in
+  // flight.
+  static constexpr std::int64_t kNothingNs = INT64_MAX;
+  std::int64_t next_end_ns(std::int64_t now_ns) const noexcept;
+
   int count() const noexcept { return count_; }
 
   // Calls visit(entry) for each entry, stream by stream in order of submission; stops a stream's walk when visit
@@ -78,5 +84,16 @@ class InFlight {
   std::array<Stream, kStreams> streams_{};
   int count_ = 0;
 };
+
+// How long whoever is told to wait for `wait_ns` may sleep over it; 0: not at all. A sleeper wakes late, so the last of
+// the wait is spent awake. So is the next end of a launch in flight: a gate that slept through them all would know each
+// by its prediction alone, and what predictions are wrong by would add up.
+constexpr std::int64_t sleep_ns(std::int64_t wait_ns, std::int64_t next_end_ns) noexcept {
+  constexpr std::int64_t kAwakeNs = 200'000;
+  constexpr std::int64_t kLongestNs = 1'000'000;
+  const std::int64_t asleep_ns = (wait_ns < next_end_ns ? wait_ns : next_end_ns) - kAwakeNs;
+  if (asleep_ns < kAwakeNs) return 0;
+  return asleep_ns < kLongestNs ? asleep_ns : kLongestNs;
+}
 
 }  // namespace cudasched::schedule

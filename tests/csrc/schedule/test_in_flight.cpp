@@ -80,32 +80,65 @@ TEST(InFlight, ALateLookDoesNotGiveTheNextLaunchItsWholeTimeAnew) {
   EXPECT_EQ(late.count(), 0);
 }
 
-// Whoever sleeps through an end, and so looks late, submits the next launch in time all the same: nothing runs dry.
-TEST(InFlight, LooksFarApartKeepTheGpuFed) {
+TEST(InFlight, KnowsItsNextEnd) {
+  InFlight in_flight;
+  EXPECT_EQ(in_flight.next_end_ns(0), InFlight::kNothingNs);
+  in_flight.submit(1, 500'000, 0);
+  in_flight.submit(1, 10'000, 0);
+  EXPECT_EQ(in_flight.next_end_ns(0), 500'000);
+  in_flight.submit(2, 300'000, 0);
+  EXPECT_EQ(in_flight.next_end_ns(100'000), 200'000);
+  EXPECT_EQ(in_flight.next_end_ns(400'000), 0);
+  // A straggler's end is nobody's to wait for.
+  EXPECT_EQ(in_flight.next_end_ns(300'001 + InFlight::kStragglerNs), 0);
+  EXPECT_EQ(in_flight.next_end_ns(500'001 + InFlight::kStragglerNs), InFlight::kNothingNs);
+}
+
+TEST(InFlight, SleepsOverNeitherTheEndOfAWaitNorThatOfALaunch) {
+  EXPECT_EQ(sleep_ns(399'999, InFlight::kNothingNs), 0);
+  EXPECT_EQ(sleep_ns(700'000, InFlight::kNothingNs), 500'000);
+  EXPECT_EQ(sleep_ns(700'000, 600'000), 400'000);
+  EXPECT_EQ(sleep_ns(700'000, 0), 0);
+  EXPECT_EQ(sleep_ns(5'000'000, InFlight::kNothingNs), 1'000'000);
+}
+
+// A gate that feeds long kernels, sleeps where it may and wakes late. However wrong predictions are, by a constant too,
+// it submits each launch while the one before it runs, and not long before that one ends.
+TEST(InFlight, LongKernelsAreFedInTimeWhateverPredictionsAreWrongBy) {
   constexpr std::int64_t kKernelNs = 1'600'000;
   constexpr std::int64_t kLeadNs = 20'000;
-  constexpr std::int64_t kAsleepNs = 1'000'000;
-  InFlight in_flight;
-  std::deque<std::pair<int, std::int64_t>> running;  // and when each ends
-  std::int64_t now = 0;
-  std::int64_t looked = 0;
-  std::int64_t dry = 0;
-  for (int launch = 0; launch < 100; ++launch) {
-    while (true) {
-      while (!running.empty() && running.front().second <= now) {
-        in_flight.complete(running.front().first, looked, now);
-        running.pop_front();
+  constexpr std::int64_t kLateNs = 100'000;  // a sleeper wakes
+  constexpr std::int64_t kPollNs = 4'000;
+  for (const std::int64_t wrong_ns : {-150'000, -20'000, 0, 20'000, 150'000}) {
+    InFlight in_flight;
+    std::deque<std::pair<int, std::int64_t>> running;  // and when each ends
+    std::int64_t now = 0;
+    std::int64_t looked = 0;
+    for (int launch = 0; launch < 1'000; ++launch) {
+      while (true) {
+        while (!running.empty() && running.front().second <= now) {
+          in_flight.complete(running.front().first, looked, now);
+          running.pop_front();
+        }
+        looked = now;
+        const std::int64_t wait = in_flight.remaining_ns(now) - kLeadNs;
+        if (wait <= 0) break;
+        const std::int64_t asleep = sleep_ns(wait, in_flight.next_end_ns(now));
+        now += asleep > 0 ? asleep + kLateNs : std::min(wait, kPollNs);
       }
-      looked = now;
-      const std::int64_t wait = in_flight.remaining_ns(now) - kLeadNs;
-      if (wait <= 0) break;
-      now += std::min(wait, kAsleepNs);
+      if (launch > 0) {
+        ASSERT_LE(running.size(), 1U) << wrong_ns << " " << launch;
+        const std::int64_t left = running.empty() ? 0 : running.front().second - now;
+        ASSERT_LE(left, kLeadNs + kPollNs - std::min<std::int64_t>(wrong_ns, 0)) << launch;
+        if (wrong_ns <= 0) {
+          ASSERT_FALSE(running.empty()) << launch;
+        }
+      }
+      const std::int64_t start = running.empty() ? now : running.back().second;
+      running.emplace_back(in_flight.submit(1, kKernelNs + wrong_ns, now), start + kKernelNs);
+      now += kPollNs;
     }
-    dry += launch > 0 && running.empty() ? 1 : 0;
-    const std::int64_t start = running.empty() ? now : running.back().second;
-    running.emplace_back(in_flight.submit(1, kKernelNs, now), start + kKernelNs);
   }
-  EXPECT_EQ(dry, 0);
 }
 
 TEST(InFlight, RefusesWhatItHasNoRoomForAndRecovers) {
