@@ -30,10 +30,11 @@
 namespace cudasched::runtime {
 namespace {
 
-constexpr std::int64_t kActiveTickNs = kNsPerMs;      // while a latency client of this process is active
-constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;    // while it launches
-constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;   // else; a heartbeat must not grow stale
-constexpr std::int64_t kQuietTickNs = 50 * kNsPerMs;  // in a process that schedules nothing, for what `status` shows
+constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client of this process is active
+constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
+constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
+constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
+constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
 
 // Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
 class ThreadRegions {
@@ -507,22 +508,34 @@ void Engine::start_ticker() {
 void Engine::tick_forever() noexcept {
   pthread_setname_np(pthread_self(), "cudasched");
   std::uint64_t launches_before = 0;
+  int idle_ticks = 0;
   while (hot().scheduling.load(std::memory_order_relaxed)) {
-    const std::int64_t now = now_ns();
-    const bool active = tick(now);
+    const bool active = tick(now_ns());
     const std::uint64_t launches = hot().counters.totals().all_launches();
-    bool quiet = true;
-    for_each_device([&](const Device& device) {
-      quiet = quiet && !device.registered(Class::kLatency) && !device.registered(Class::kBestEffort);
-    });
-    const std::int64_t pause = active                        ? kActiveTickNs
-                               : quiet                       ? kQuietTickNs
-                               : launches != launches_before ? kBusyTickNs
-                                                             : kIdleTickNs;
+    const bool launching = launches != launches_before;
     launches_before = launches;
-    const timespec time{0, pause};
+    bool schedules = false;
+    for_each_device([&](const Device& device) {
+      schedules = schedules || device.registered(Class::kLatency) || device.registered(Class::kBestEffort);
+    });
+    idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
+    if (idle_ticks == kIdleTicks && !needs_ticks()) {
+      hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
+      continue;
+    }
+    const timespec time{0, active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs};
     nanosleep(&time, nullptr);
   }
+}
+
+// Does somebody look for a sign of life of this process, now or at any moment?
+bool Engine::needs_ticks() noexcept {
+  bool found = false;
+  for_each_device([&](Device& device) {
+    found = found || (device.registered(Class::kLatency) && device.latency.expected(now_ns())) ||
+            (device.registered(Class::kBestEffort) && (device.gate.waits() || device.holds_launches()));
+  });
+  return found;
 }
 
 bool Engine::tick(std::int64_t now) noexcept {

@@ -54,6 +54,7 @@ class Device {
 
   // Null where there is none.
   queue::Queue* queue() const noexcept { return queue_.load(std::memory_order_acquire); }
+  bool holds_launches() const noexcept { return queue() != nullptr && !queue()->empty(); }
   bool registered(Class client_class) const noexcept { return slot(client_class) >= 0; }
   int slot(Class client_class) const noexcept {
     return slots_[static_cast<std::size_t>(client_class)].load(std::memory_order_acquire);
@@ -183,6 +184,7 @@ class Engine {
   void start_ticker();
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
+  bool needs_ticks() noexcept;
   void stop() noexcept;
   void write_coverage_report() noexcept;
   void reset_in_child() noexcept;

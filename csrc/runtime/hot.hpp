@@ -7,6 +7,7 @@
 #include "base/class.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/courtesy.hpp"
+#include "runtime/ticker.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -20,6 +21,7 @@ struct Hot {
   std::atomic<unsigned> next_thread{1};
   StreamClasses streams;
   Courtesy courtesy;
+  TickerSleep ticker;
   telemetry::Counters counters;
 };
 

@@ -74,6 +74,19 @@ void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
   requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
   publish();
+  hot().ticker.wake();
+}
+
+bool LatencyActivity::expected(std::int64_t now) const noexcept {
+  const arbiter::Slot& self = table_->slot(slot());
+  return active_.load() || regions_.load() != 0 || self.hint_until_ns.load() > now ||
+         self.foreseen_over_ns.load() > now || launches_.load() != launches_when_idle_.load();
+}
+
+// Others believe nothing of a client that has been silent.
+void LatencyActivity::give_sign_of_life(std::int64_t now) noexcept {
+  table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);
+  hot().ticker.wake();
 }
 
 // Makes the arbiter say what active_ says. Whoever changed active_ calls this; two that do at once may write in either
@@ -188,6 +201,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
       if (free != deadlines_.end()) *free = region.deadline_ns;
     }
     publish_regions();
+    give_sign_of_life(now_ns());
     if (region.priority != 0) table_->slot(slot()).priority.store(region.priority, std::memory_order_relaxed);
     requests_.enter(region.slo_ns, alone);
     last_launch_ns_ = now_ns();
@@ -260,7 +274,9 @@ void LatencyActivity::wait_for_entry() noexcept {
 
 void LatencyActivity::expect(std::int64_t within_ns) noexcept {
   const std::scoped_lock lock(probe_);
-  requests_.expect(within_ns, now_ns());
+  const std::int64_t now = now_ns();
+  requests_.expect(within_ns, now);
+  give_sign_of_life(now);
   if (gpu_is_anothers()) foothold_.take();
 }
 

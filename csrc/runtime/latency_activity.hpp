@@ -71,6 +71,9 @@ class LatencyActivity {
   // By the ticker thread, about every millisecond while active.
   void tick(std::int64_t now_ns) noexcept;
 
+  // Is it active, or do others know that it will be?
+  bool expected(std::int64_t now_ns) const noexcept;
+
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
   void forget_stream(CUstream stream) noexcept;
@@ -96,6 +99,7 @@ class LatencyActivity {
   void publish_regions() noexcept;      // probe_ is held
   void wait_for_entry() noexcept;
   bool gpu_is_anothers() const noexcept;
+  void give_sign_of_life(std::int64_t now_ns) noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};
