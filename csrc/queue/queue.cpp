@@ -453,11 +453,13 @@ void Queue::kernel_launched(const KernelCall& call) noexcept {
       return;
     }
   }
-  // A CUkernel comes as a CUfunction; only its own function describes it.
   std::array<Parameter, Functions::kMaxParameters> parameters;
   std::size_t count = 0;
+  // What was launched without parameters has none.
+  const bool has_none = call.parameters == nullptr && call.extra == nullptr;
+  // A CUkernel comes as a CUfunction; only its own function describes it.
   bool is_kernel = false;
-  for (; count < parameters.size(); ++count) {
+  for (; !has_none && count < parameters.size(); ++count) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
     CUresult status = CUDA_ERROR_INVALID_VALUE;

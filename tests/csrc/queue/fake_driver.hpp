@@ -140,11 +140,11 @@ class FakeDriver {
       return word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     };
     calls.function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
-      return parameter(word(function), i, offset, bytes);
+      return word(function) < 0x1000 ? parameter(word(function), i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
     };
     // Odd thousands are kernels that only their own function describes.
     calls.kernel_get_parameter = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
-      return parameter(word(kernel) - 0x1000, i, offset, bytes);
+      return word(kernel) >= 0x1000 ? parameter(word(kernel) - 0x1000, i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
     };
     return calls;
   }

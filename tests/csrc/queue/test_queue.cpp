@@ -370,7 +370,12 @@ TEST_F(QueueTest, ParametersThatCannotBeReadAreTheDriversToRefuse) {
   KernelCall call;
   call.function = kFunction;
   call.stream = kStream;
+  std::uint64_t first = 1;
+  std::uint32_t second = 2;
+  void* parameters[] = {&first, &second};
+  call.parameters = parameters;
   queue().kernel_launched(call);
+  call.parameters = nullptr;
   EXPECT_FALSE(queue().push_kernel(caller_, call));  // two parameters, none given
   void* extra[] = {CU_LAUNCH_PARAM_END};
   call.extra = extra;
