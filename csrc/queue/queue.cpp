@@ -229,7 +229,7 @@ bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& 
           return true;
         }
         // What may not wait behind the gate opens it for no more than it must.
-        room = opens_the_gate(caller, wait) ? ring_.passed() + 1 : ring_.position_with_room();
+        room = opens_the_gate(caller, wait) ? std::min(ring_.passed() + 1, ring_.pushed()) : ring_.position_with_room();
       }
     }
     if (kind_known) {
@@ -455,18 +455,18 @@ void Queue::kernel_launched(const KernelCall& call) noexcept {
   }
   std::array<Parameter, Functions::kMaxParameters> parameters;
   std::size_t count = 0;
-  // What was launched without parameters has none.
-  const bool has_none = call.parameters == nullptr && call.extra == nullptr;
-  // A CUkernel comes as a CUfunction; only its own function describes it.
+  // A CUkernel comes as a CUfunction; each is described by its own call alone, and the other refuses the handle.
   bool is_kernel = false;
-  for (; !has_none && count < parameters.size(); ++count) {
+  for (; count < parameters.size(); ++count) {
     std::size_t offset = 0;
     std::size_t bytes = 0;
     CUresult status = CUDA_ERROR_INVALID_VALUE;
     if (!is_kernel) status = calls_.function_get_parameter(call.function, count, &offset, &bytes);
     if (status != CUDA_SUCCESS && (is_kernel || count == 0)) {
-      status = calls_.kernel_get_parameter(reinterpret_cast<CUkernel>(call.function), count, &offset, &bytes);
-      is_kernel = is_kernel || status == CUDA_SUCCESS;
+      const CUresult as_kernel =
+          calls_.kernel_get_parameter(reinterpret_cast<CUkernel>(call.function), count, &offset, &bytes);
+      is_kernel = is_kernel || as_kernel == CUDA_SUCCESS;
+      if (as_kernel != CUDA_ERROR_INVALID_HANDLE) status = as_kernel;
     }
     if (status == CUDA_ERROR_INVALID_VALUE) break;  // no such parameter: all are known
     if (status != CUDA_SUCCESS || offset > UINT16_MAX || bytes > UINT16_MAX) return;

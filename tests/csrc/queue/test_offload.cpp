@@ -308,6 +308,26 @@ TEST_F(OffloadTest, TheFirstLaunchGoesDirectlyAndIsLearned) {
   EXPECT_TRUE(Offload::push_graph(kGraph, false, kStream, status));
 }
 
+// The gate would hold it anyway; what it waits for is let through for other calls alone.
+TEST_F(OffloadTest, BesideLatencyRegionsALaunchThatIsNotDeferredLeavesTheGateClosed) {
+  queue().latency_came();
+  block();
+  std::atomic<bool> done{false};
+  std::thread thread([&] {
+    here = {&queue(), caller_};
+    KernelCall call = plain();
+    call.function = kFunction;  // not launched before
+    CUresult status = CUDA_SUCCESS;
+    EXPECT_FALSE(Offload::push_kernel(call, status));
+    done = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  EXPECT_FALSE(done);
+  EXPECT_EQ(gate_.forced(), 0);
+  gate_.open();
+  thread.join();
+}
+
 // Two devices: an event recorded through one queue is waited for through the other.
 TEST_F(OffloadTest, WhatIsQueuedOnAnotherDeviceIsDrained) {
   FakeGate other_gate;
