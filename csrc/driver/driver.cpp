@@ -52,6 +52,7 @@ void Driver::load(void* handle) {
   if (device_get_uuid == nullptr) required(handle, device_get_uuid, "cuDeviceGetUuid");
   required(handle, device_get_attribute, "cuDeviceGetAttribute");
   required(handle, primary_context_retain, "cuDevicePrimaryCtxRetain");
+  required(handle, primary_context_get_state, "cuDevicePrimaryCtxGetState");
   required(handle, primary_context_reset, "cuDevicePrimaryCtxReset_v2");
   required(handle, primary_context_release, "cuDevicePrimaryCtxRelease_v2");
 
@@ -80,7 +81,6 @@ void Driver::load(void* handle) {
   optional(handle, library_unload, "cuLibraryUnload");
 
   required(handle, memory_allocate, "cuMemAlloc_v2");
-  required(handle, memory_free, "cuMemFree_v2");
   required(handle, memory_fill, "cuMemsetD32Async");
   optional(handle, memory_allocate_pitch, "cuMemAllocPitch_v2");
   optional(handle, memory_allocate_managed, "cuMemAllocManaged");

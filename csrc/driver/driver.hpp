@@ -47,6 +47,7 @@ struct Driver {
   decltype(cuDeviceGetUuid)* device_get_uuid = nullptr;
   decltype(cuDeviceGetAttribute)* device_get_attribute = nullptr;
   decltype(cuDevicePrimaryCtxRetain)* primary_context_retain = nullptr;
+  decltype(cuDevicePrimaryCtxGetState)* primary_context_get_state = nullptr;
   decltype(cuDevicePrimaryCtxReset)* primary_context_reset = nullptr;
   decltype(cuDevicePrimaryCtxRelease)* primary_context_release = nullptr;
 
@@ -75,7 +76,6 @@ struct Driver {
   decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
 
   decltype(cuMemAlloc)* memory_allocate = nullptr;
-  decltype(cuMemFree)* memory_free = nullptr;
   decltype(cuMemsetD32Async)* memory_fill = nullptr;
   decltype(cuMemAllocPitch)* memory_allocate_pitch = nullptr;
   decltype(cuMemAllocManaged)* memory_allocate_managed = nullptr;

@@ -80,6 +80,8 @@ CUresult update_prioritised(CUgraphExec exec, CUgraph graph, Update&& update) no
   const std::optional<runtime::GivenPriority> given = runtime::engine().graphs().priority(exec);
   if (!given) return update();
   driver::NodePriorities nodes(graph);
+  // Who asked for node priorities, and has chosen some by now, gets the driver's answer.
+  if (!given->flag_is_ours && nodes.chosen()) return update();
   nodes.set(given->priority);
   return update();
 }

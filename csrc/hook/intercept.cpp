@@ -233,7 +233,9 @@ void primary_context_goes(CUdevice handle) noexcept {
 CUresult context_destroy(CUcontext context) noexcept {
   for_each_device([&](runtime::Device& device) {
     device.latency.forget_all_streams();
-    if (context != nullptr) device.gate.forget_context(context);
+    if (context == nullptr) return;
+    device.latency.forget_context(context);
+    device.gate.forget_context(context);
   });
   if (context != nullptr) telemetry::forget_context(context);
   context_is_gone();
@@ -248,14 +250,27 @@ CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, C
   return status;
 }
 
+void primary_context_went(CUdevice handle) noexcept {
+  for_each_device([&](runtime::Device& device) {
+    if (device.ordinal() == handle) device.latency.forget_context(nullptr);
+  });
+}
+
 CUresult primary_context_reset(CUdevice device) noexcept {
   primary_context_goes(device);
+  primary_context_went(device);
   return table().primary_context_reset(device);
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
   primary_context_goes(device);
-  return table().primary_context_release(device);
+  const CUresult status = table().primary_context_release(device);
+  unsigned flags = 0;
+  int lives_on = 0;  // others have it too
+  if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
+    primary_context_went(device);
+  }
+  return status;
 }
 
 template <typename Begin>
@@ -375,6 +390,8 @@ const cudasched_override* exported_points(void* real_driver) {
   // The first versions of these took the same arguments.
   taken.emplace("cuStreamDestroy", address(&stream_destroy));
   taken.emplace("cuCtxDestroy", address(&context_destroy));
+  taken.emplace("cuDevicePrimaryCtxReset", address(&primary_context_reset));
+  taken.emplace("cuDevicePrimaryCtxRelease", address(&primary_context_release));
 
   static std::vector<cudasched_override> list;
   list.clear();

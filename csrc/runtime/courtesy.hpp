@@ -2,9 +2,10 @@
 // threads stand aside at their next launch: what they would prepare meanwhile, the gate would hold, and preparing it
 // takes the interpreter's lock and the driver's from the thread that answers the request.
 //
-// Bounded, because the thread in the region may wait for one that stands aside: at most Settings::stand_aside_ns of a
-// request, counted from the moment when the first of the open regions was entered. Never a thread that holds the
-// interpreter's lock, or that is in a latency region itself.
+// Bounded, because the thread in the region may wait for one that stands aside: at most Settings::stand_aside_ns,
+// counted from the moment when the first of the open regions was entered; where regions overlap for ever, once. Never a
+// thread that holds the interpreter's lock, or that is in a latency region itself. It goes by process, whatever GPU a
+// region is for: it is the host that is shared.
 //
 // Costs a launch one load while no region is open.
 #pragma once

@@ -166,7 +166,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   }
   for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
-  hot().courtesy.configure(settings_.stand_aside_ns);
+  hot().courtesy.configure(settings_.courtesy_ns());
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -432,7 +432,8 @@ void Engine::configure(const std::string& name, const std::string& value) {
   }
   if (!attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
-  hot().courtesy.configure(settings_.stand_aside_ns);
+  hot().courtesy.configure(settings_.courtesy_ns());
+  if (variable == "CUDASCHED_STAND_ASIDE_MS") return;
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();
   for_each_device([&](Device& device) {

@@ -15,8 +15,7 @@ void Foothold::first_launch(std::int64_t now) noexcept {
 }
 
 bool Foothold::prepare(CUcontext context) noexcept {
-  if (context_ == context) return !refused_;
-  let_go();
+  if (context_ != nullptr) return context_ == context && !refused_;
   const driver::Driver& driver = driver::table();
   context_ = context;
   refused_ = driver.stream_create(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
@@ -25,6 +24,8 @@ bool Foothold::prepare(CUcontext context) noexcept {
 }
 
 void Foothold::take() noexcept {
+  // At exit, nothing calls the driver from here once stop() has passed the lock.
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   CUcontext const context = driver::shareable_context();
   if (context == nullptr || hot().captures.load(std::memory_order_relaxed) > 0) return;
   const driver::RelaxedCapture relaxed;
@@ -32,12 +33,8 @@ void Foothold::take() noexcept {
   refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;
 }
 
-void Foothold::let_go() noexcept {
-  if (context_ == nullptr) return;
-  const driver::CurrentContext current(context_);
-  const driver::RelaxedCapture relaxed;
-  if (current.ok() && stream_ != nullptr) driver::table().stream_destroy(stream_);
-  if (current.ok() && memory_ != 0) driver::table().memory_free(memory_);
+void Foothold::forget(CUcontext context) noexcept {
+  if (context != nullptr && context != context_) return;
   context_ = nullptr;
   stream_ = nullptr;
   memory_ = 0;

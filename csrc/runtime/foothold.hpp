@@ -32,8 +32,8 @@ class Foothold {
   // On a thread with the context in which the work will be; nothing happens without one, or while something captures.
   void take() noexcept;
 
-  // Before its context goes.
-  void let_go() noexcept;
+  // This context goes, or has gone (null: any), and takes with it what was made in it.
+  void forget(CUcontext context) noexcept;
 
  private:
   static constexpr std::int64_t kWorthNs = 100'000;
@@ -42,7 +42,7 @@ class Foothold {
 
   std::atomic<std::int64_t> entered_ns_{0};  // 0: the request has launched
   std::atomic<std::int64_t> ahead_ns_{0};    // from entry to first launch, the later requests counting for more
-  CUcontext context_ = nullptr;
+  CUcontext context_ = nullptr;              // one, until it goes: work in others has no foothold
   CUstream stream_ = nullptr;
   CUdeviceptr memory_ = 0;
   bool refused_ = false;  // by the driver: not asked again in this context

@@ -420,11 +420,13 @@ bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
 
 // The bit stands for all threads of the process that wait; the last one takes it away.
 void Gate::announce() noexcept {
-  const std::scoped_lock lock(lock_);
-  if (announced_++ != 0) return;
-  const int slot = slot_.load(std::memory_order_relaxed);
-  table_->slot(slot).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
-  table_->layout().waiting.fetch_or(bit(slot));
+  {
+    const std::scoped_lock lock(lock_);
+    if (announced_++ != 0) return;
+    const int slot = slot_.load(std::memory_order_relaxed);
+    table_->slot(slot).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
+    table_->layout().waiting.fetch_or(bit(slot));
+  }
   hot().ticker.wake();
 }
 

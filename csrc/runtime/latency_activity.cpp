@@ -74,19 +74,13 @@ void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
   requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
   publish();
-  hot().ticker.wake();
 }
 
 bool LatencyActivity::expected(std::int64_t now) const noexcept {
   const arbiter::Slot& self = table_->slot(slot());
   return active_.load() || regions_.load() != 0 || self.hint_until_ns.load() > now ||
-         self.foreseen_over_ns.load() > now || launches_.load() != launches_when_idle_.load();
-}
-
-// Others believe nothing of a client that has been silent.
-void LatencyActivity::give_sign_of_life(std::int64_t now) noexcept {
-  table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);
-  hot().ticker.wake();
+         self.foreseen_over_ns.load() > now || self.rate_free_ns.load() > 0 ||
+         launches_.load() != launches_when_idle_.load();
 }
 
 // Makes the arbiter say what active_ says. Whoever changed active_ calls this; two that do at once may write in either
@@ -201,11 +195,12 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
       if (free != deadlines_.end()) *free = region.deadline_ns;
     }
     publish_regions();
-    give_sign_of_life(now_ns());
+    table_->slot(slot()).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
     if (region.priority != 0) table_->slot(slot()).priority.store(region.priority, std::memory_order_relaxed);
     requests_.enter(region.slo_ns, alone);
     last_launch_ns_ = now_ns();
   }
+  hot().ticker.wake();
   // Within a request nothing waits.
   if (by_deadline_ && latency_regions(this_thread()) <= 1) {
     wait_for_entry();
@@ -273,11 +268,14 @@ void LatencyActivity::wait_for_entry() noexcept {
 }
 
 void LatencyActivity::expect(std::int64_t within_ns) noexcept {
-  const std::scoped_lock lock(probe_);
-  const std::int64_t now = now_ns();
-  requests_.expect(within_ns, now);
-  give_sign_of_life(now);
-  if (gpu_is_anothers()) foothold_.take();
+  {
+    const std::scoped_lock lock(probe_);
+    const std::int64_t now = now_ns();
+    requests_.expect(within_ns, now);
+    table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);  // or nobody believes it
+    if (gpu_is_anothers()) foothold_.take();
+  }
+  hot().ticker.wake();
 }
 
 void LatencyActivity::tick(std::int64_t now) noexcept {
@@ -310,13 +308,17 @@ void LatencyActivity::forget_stream(CUstream stream) noexcept {
 
 void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
-  foothold_.let_go();
   for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
   context_.store(nullptr, std::memory_order_relaxed);
   per_thread_owner_.store(nullptr, std::memory_order_relaxed);
   // A primary context that is released may live on, and other contexts do.
   if (active_.load()) unaccounted_.store(true, std::memory_order_relaxed);
   epoch_.store(new_epoch(), std::memory_order_release);
+}
+
+void LatencyActivity::forget_context(CUcontext context) noexcept {
+  const std::scoped_lock lock(probe_);
+  foothold_.forget(context);
 }
 
 void LatencyActivity::capture_begins() noexcept {

@@ -23,6 +23,7 @@
 #include "base/clock.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/foothold.hpp"
+#include "runtime/hot.hpp"
 #include "runtime/requests.hpp"
 #include "runtime/settings.hpp"
 
@@ -53,6 +54,8 @@ class LatencyActivity {
     launches_.fetch_add(1);
     if (!noted(thread)) note(stream, thread);
     if (!active_.load()) activate();
+    hot()
+        .ticker.wake();  // a system call for the first launch after a long silence, which has reached the device by now
   }
 
   // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
@@ -78,6 +81,8 @@ class LatencyActivity {
 
   void forget_stream(CUstream stream) noexcept;
   void forget_all_streams() noexcept;
+  // A context goes, or has gone; null: any of the device.
+  void forget_context(CUcontext context) noexcept;
 
   // Of any stream of the process.
   static void capture_begins() noexcept;
@@ -99,7 +104,6 @@ class LatencyActivity {
   void publish_regions() noexcept;      // probe_ is held
   void wait_for_entry() noexcept;
   bool gpu_is_anothers() const noexcept;
-  void give_sign_of_life(std::int64_t now_ns) noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};

@@ -40,6 +40,9 @@ struct Settings {
   std::string model_path;                            // CUDASCHED_MODEL, empty: what the package ships, "off": no trees
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
+  // Where nothing is held back on the GPU, nothing is on the host.
+  std::int64_t courtesy_ns() const noexcept { return policy == "open" ? 0 : stand_aside_ns; }
+
   // What the lead is to begin with: with a launcher thread that feeds the GPU, and where the gate holds the program's
   // own thread, whose time between launches the lead must cover then.
   static constexpr std::int64_t kLeadNs = 20 * kNsPerUs;

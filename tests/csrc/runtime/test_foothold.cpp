@@ -100,7 +100,7 @@ TEST_F(Foothold, IsNotAskedForAgainOfADriverThatRefuses) {
   for (int i = 0; i < 3; ++i) ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
   EXPECT_EQ(fills, 1);
   // In the next context it is.
-  HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0);
+  Program::check(HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
 }
 
 }  // namespace
