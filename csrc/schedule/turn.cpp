@@ -43,8 +43,8 @@ TurnDecision take_turn(const TurnView& view) noexcept {
   const auto offer = [&](int next) { return TurnDecision{false, true, Turn{next, view.now_us}.pack()}; };
   const std::uint64_t others = view.waiting & view.best_effort & ~bit(view.self);
   const bool expired = turn.expiry_us <= view.now_us;
-  // An expiry further away than a turn was not written by a client of this table.
-  const bool runs = !expired && turn.expiry_us <= view.now_us + view.turn_us;
+  // An expiry further away was not written by a client of this table. The word may be younger than `now_us`, though.
+  const bool runs = !expired && turn.expiry_us <= view.now_us + 2 * view.turn_us;
 
   if (turn.owner == view.self) {
     if (runs) return {true, false, 0};

@@ -160,6 +160,13 @@ TEST_F(TurnTest, ATurnOfNobodyOrOfOneThatIsGoneIsOpen) {
   }
 }
 
+// A turn may begin between a look at the clock and the look at the word.
+TEST_F(TurnTest, ATurnThatIsYoungerThanTheLookRuns) {
+  const Turn younger{2, 10'000 + kTurnUs + 500};
+  expect_waits(view(7, younger, 10'000));
+  EXPECT_TRUE(take_turn(view(2, younger, 10'000)).mine);
+}
+
 TEST_F(TurnTest, AGarbledWordIsOpen) {
   const Turn garbled{2, 999'999'999};  // an expiry further off than any turn
   expect_takes(view(7, garbled, 10'000));
