@@ -118,7 +118,7 @@ class region:  # noqa: N801  used like a function
             try:
                 hook.load_core().region_exit(token)
             except Error as error:
-                _warn_once(error)
+                _warn_once(error, 2)
         if leave_part is not None:
             leave_part()
 
@@ -169,15 +169,14 @@ class region:  # noqa: N801  used like a function
     def _enter(self, deadline_ns: int | None = None) -> None:
         token = None
         leave_part = None if self._sm_fraction is None else _partition.enter(self._sm_fraction)
-        if hook.installed():
-            core = hook.load_core()
+        if (core := hook.engine()) is not None:
             try:
                 if deadline_ns is None:
                     token = core.region_enter(self._class, self._priority, self._slo_ms)
                 else:
                     token = core.region_enter_until(self._class, self._priority, deadline_ns)
             except Error as error:
-                _warn_once(error)
+                _warn_once(error, 3)
         _open_regions().append((self, token, leave_part))
 
     def _deadline_ns(self) -> int:
@@ -259,22 +258,27 @@ def expect(*, within_ms: float) -> None:
             f"within_ms = {within_ms!r}: must be a number of milliseconds, over 0 and at most {_LONGEST_HINT_MS}; say "
             "it again for latency work that comes later"
         )
-    if hook.installed():
+    if (core := hook.engine()) is not None:
         try:
-            hook.load_core().expect(float(within_ms))
+            core.expect(float(within_ms))
         except Error as error:
-            _warn_once(error)
+            _warn_once(error, 2)
 
 
 _warned = False
 
 
-def _warn_once(error: Error) -> None:
-    """What fails inside the engine does not reach the program: the first failure is a warning, others are silent."""
+def _warn_once(error: Error, frames: int) -> None:
+    """What fails inside the engine does not reach the program: the first failure is a warning, others are silent.
+
+    Args:
+        error: What failed.
+        frames: So many calls of ours lie between the program and this one, this one among them.
+    """
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=4)
+        warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=frames + 1)
 
 
 # A request makes a region where every microsecond counts, mostly with arguments that were seen before. By their types
@@ -319,8 +323,8 @@ def bind_stream(stream: object, client_class: str) -> None:
     """
     handle = _stream_handle(stream)
     config = check_region(client_class, 0, None)
-    if hook.installed():
-        hook.load_core().bind_stream(handle, config.client_class)
+    if (core := hook.engine()) is not None:
+        core.bind_stream(handle, config.client_class)
 
 
 def unbind_stream(stream: object) -> None:
@@ -333,8 +337,8 @@ def unbind_stream(stream: object) -> None:
         ConfigError: This is no stream, or a default stream.
     """
     handle = _stream_handle(stream)
-    if hook.installed():
-        hook.load_core().unbind_stream(handle)
+    if (core := hook.engine()) is not None:
+        core.unbind_stream(handle)
 
 
 def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:

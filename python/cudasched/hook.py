@@ -187,6 +187,11 @@ def switched_off() -> bool:
     return os.environ.get("CUDASCHED_OFF") == "1"
 
 
+def engine() -> _Core | None:
+    """The engine, where the shim stands in front of the driver in this process; else None."""
+    return _core if _installed else None
+
+
 def installed() -> bool:
     """Whether the shim stands in front of the driver in this process."""
     return _installed

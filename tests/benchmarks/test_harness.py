@@ -11,12 +11,14 @@ import time
 import pytest
 from cudasched import demo
 from cudasched.demo import harness
+from cudasched.demo.arrivals import schedule
 from cudasched.demo.harness import ARMS, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
 
 from benchmarks.colocation import __main__ as colocation
 from benchmarks.results.schema import load
 
 GENEROUS_S = 120.0
+LEAD_IN_S = 0.5  # as client.py has it
 
 
 @pytest.fixture
@@ -170,6 +172,9 @@ def test_a_worker_killed_between_runs_is_replaced(backend):
         assert pool._workers[spec]._process.pid != pid
     latency_ms = result["latency"]["mlp"]["latency_ms"]
     assert latency_ms and min(latency_ms) > 0
+    # Those of the lead-in are served and not counted.
+    times = schedule("poisson", 400, (LEAD_IN_S + 0.5) / backend.scale, 0)
+    assert len(latency_ms) == sum(at * backend.scale >= LEAD_IN_S for at in times) < len(times)
 
 
 def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
