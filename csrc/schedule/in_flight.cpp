@@ -21,7 +21,7 @@ int InFlight::submit(std::uint64_t stream_id, std::int64_t predicted_ns, std::in
   entries_[static_cast<std::size_t>(entry)] = {std::max<std::int64_t>(predicted_ns, 0), chosen, kNone};
   Stream& stream = streams_[static_cast<std::size_t>(chosen)];
   if (stream.first == kNone) {
-    stream = {stream_id, 0, now_ns, entry, entry};
+    stream = {.id = stream_id, .first_started_ns = now_ns, .first = entry, .last = entry};
   } else {
     entries_[static_cast<std::size_t>(stream.last)].next = entry;
     stream.last = entry;
@@ -35,6 +35,7 @@ void InFlight::unlink_first(Stream& stream) noexcept {
   Entry& first = entries_[static_cast<std::size_t>(stream.first)];
   stream.queued_ns -= first.predicted_ns;
   stream.first = first.next;
+  stream.restarts = 0;
   if (stream.first == kNone) stream.last = kNone;
   first = Entry{};
   --count_;
@@ -78,15 +79,24 @@ void InFlight::withdraw(int entry, std::int64_t now_ns) noexcept {
 }
 
 void InFlight::restart(std::int64_t now_ns) noexcept {
-  for (Stream& stream : streams_) stream.first_started_ns = now_ns;
+  for (Stream& stream : streams_) {
+    if (stream.first == kNone) continue;
+    stream.first_started_ns = now_ns;
+    stream.restarts = std::min(stream.restarts + 1, kMostRestarts);
+  }
+}
+
+bool InFlight::straggles(const Stream& stream, std::int64_t now_ns) const noexcept {
+  const std::int64_t predicted_ns = entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
+  return stream.restarts == kMostRestarts || now_ns - stream.first_started_ns > predicted_ns + straggler_ns_;
 }
 
 std::int64_t InFlight::next_end_ns(std::int64_t now_ns) const noexcept {
   std::int64_t next_ns = kNothingNs;
   for (const Stream& stream : streams_) {
-    if (stream.first == kNone) continue;
+    if (stream.first == kNone || straggles(stream, now_ns)) continue;
     const std::int64_t end_ns = stream.first_started_ns + entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
-    if (now_ns - end_ns <= straggler_ns_) next_ns = std::min(next_ns, std::max<std::int64_t>(end_ns - now_ns, 0));
+    next_ns = std::min(next_ns, std::max<std::int64_t>(end_ns - now_ns, 0));
   }
   return next_ns;
 }
@@ -94,10 +104,9 @@ std::int64_t InFlight::next_end_ns(std::int64_t now_ns) const noexcept {
 std::int64_t InFlight::remaining_ns(std::int64_t now_ns) const noexcept {
   std::int64_t total = 0;
   for (const Stream& stream : streams_) {
-    if (stream.first == kNone) continue;
+    if (stream.first == kNone || straggles(stream, now_ns)) continue;
     const std::int64_t first_ns = entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
     const std::int64_t running_ns = now_ns - stream.first_started_ns;
-    if (running_ns > first_ns + straggler_ns_) continue;
     total += std::clamp<std::int64_t>(first_ns - running_ns, 0, first_ns) + stream.queued_ns - first_ns;
   }
   return total;

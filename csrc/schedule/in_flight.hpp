@@ -4,7 +4,8 @@
 //
 // A stream whose first launch is late by straggler_ns counts for nothing until it completes: it may be a collective or
 // a wait for a value that needs our next launch, which must not be held for its sake. Being late because the GPU did
-// other work is not that: after such a time, restart() starts the clocks anew.
+// other work is not that: after such a time, restart() starts the clocks anew. But not for ever: where requests are so
+// dense that the GPU is never free for straggler_ns, a launch that has seen kMostRestarts is taken for one.
 //
 // Pure: no clock, no driver. Not thread-safe: the gate holds a lock.
 #pragma once
@@ -19,6 +20,7 @@ class InFlight {
   static constexpr int kEntries = 64;
   static constexpr int kStreams = 16;
   static constexpr std::int64_t kStragglerNs = 1'000'000;
+  static constexpr int kMostRestarts = 8;
   static constexpr int kNone = -1;
 
   explicit InFlight(std::int64_t straggler_ns = kStragglerNs) noexcept : straggler_ns_(straggler_ns) {}
@@ -72,10 +74,12 @@ class InFlight {
     std::uint64_t id = 0;
     std::int64_t queued_ns = 0;         // predicted time of all its entries
     std::int64_t first_started_ns = 0;  // since when the first is taken to run
+    int restarts = 0;                   // since then
     int first = kNone;                  // kNone: the stream has none
     int last = kNone;
   };
 
+  bool straggles(const Stream& stream, std::int64_t now_ns) const noexcept;
   std::int64_t end_ns(const Stream& stream, std::int64_t running_ns, std::int64_t now_ns) const noexcept;
   void unlink_first(Stream& stream) noexcept;
 

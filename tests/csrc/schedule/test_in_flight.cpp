@@ -234,6 +234,24 @@ TEST(InFlight, AgreesWithAPlainModel) {
   }
 }
 
+// Requests so dense that the GPU is never free for long must not hold back for ever what a straggler waits for.
+TEST(InFlight, AStragglerIsKnownWhereTheClocksStartAnewAgainAndAgain) {
+  InFlight in_flight;
+  const int collective = in_flight.submit(1, 50'000, 0);
+  in_flight.submit(1, 200'000, 0);
+  std::int64_t now = 0;
+  for (int request = 1; request < InFlight::kMostRestarts; ++request) {
+    in_flight.restart(now += 500'000);
+    ASSERT_GT(in_flight.remaining_ns(now), 0) << request;
+  }
+  in_flight.restart(now += 500'000);
+  EXPECT_EQ(in_flight.remaining_ns(now), 0);
+  EXPECT_EQ(in_flight.next_end_ns(now), InFlight::kNothingNs);
+  // What is behind it is not one for that.
+  in_flight.complete(collective, now, now);
+  EXPECT_EQ(in_flight.remaining_ns(now), 200'000);
+}
+
 // The promise of docs/order.md: nothing holds the next launch longer than the predicted time in flight plus 1 ms.
 TEST(InFlight, NoLaunchIsHeldLongerThanPredictedPlusAMillisecond) {
   std::mt19937_64 random(8);
