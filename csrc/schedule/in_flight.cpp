@@ -88,7 +88,8 @@ void InFlight::restart(std::int64_t now_ns) noexcept {
 
 bool InFlight::straggles(const Stream& stream, std::int64_t now_ns) const noexcept {
   const std::int64_t predicted_ns = entries_[static_cast<std::size_t>(stream.first)].predicted_ns;
-  return stream.restarts == kMostRestarts || now_ns - stream.first_started_ns > predicted_ns + straggler_ns_;
+  const std::int64_t late_ns = now_ns - stream.first_started_ns - predicted_ns;
+  return stream.restarts == kMostRestarts || late_ns > std::max(straggler_ns_, predicted_ns / kWrongBy);
 }
 
 std::int64_t InFlight::next_end_ns(std::int64_t now_ns) const noexcept {

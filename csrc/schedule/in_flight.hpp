@@ -2,10 +2,11 @@
 // clock: its first launch runs since it was submitted or since the one before it completed, the others wait. What is
 // in flight shrinks with that clock, and is corrected by every completion.
 //
-// A stream whose first launch is late by straggler_ns counts for nothing until it completes: it may be a collective or
-// a wait for a value that needs our next launch, which must not be held for its sake. Being late because the GPU did
-// other work is not that: after such a time, restart() starts the clocks anew. But not for ever: where requests are so
-// dense that the GPU is never free for straggler_ns, a launch that has seen kMostRestarts is taken for one.
+// A stream whose first launch is late by straggler_ns, and by a quarter of its time, counts for nothing until it
+// completes: it may be a collective or a wait for a value that needs our next launch, which must not be held for its
+// sake. Being late because the GPU did other work is not that: after such a time, restart() starts the clocks anew. But
+// not for ever: where requests are so dense that the GPU is never free for straggler_ns, a launch that has seen
+// kMostRestarts is taken for one.
 //
 // Pure: no clock, no driver. Not thread-safe: the gate holds a lock.
 #pragma once
@@ -21,6 +22,7 @@ class InFlight {
   static constexpr int kStreams = 16;
   static constexpr std::int64_t kStragglerNs = 1'000'000;
   static constexpr int kMostRestarts = 8;
+  static constexpr std::int64_t kWrongBy = 4;  // a prediction may be by one in so many
   static constexpr int kNone = -1;
 
   explicit InFlight(std::int64_t straggler_ns = kStragglerNs) noexcept : straggler_ns_(straggler_ns) {}

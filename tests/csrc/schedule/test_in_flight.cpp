@@ -234,6 +234,15 @@ TEST(InFlight, AgreesWithAPlainModel) {
   }
 }
 
+// What is behind a long launch does not all go because its prediction was wrong by a tenth.
+TEST(InFlight, ALongLaunchMayBeLateByAQuarter) {
+  InFlight in_flight;
+  in_flight.submit(1, 20 * InFlight::kStragglerNs, 0);
+  in_flight.submit(1, 10'000, 0);
+  EXPECT_EQ(in_flight.remaining_ns(25 * InFlight::kStragglerNs), 10'000);
+  EXPECT_EQ(in_flight.remaining_ns(25 * InFlight::kStragglerNs + 1), 0);
+}
+
 // Requests so dense that the GPU is never free for long must not hold back for ever what a straggler waits for.
 TEST(InFlight, AStragglerIsKnownWhereTheClocksStartAnewAgainAndAgain) {
   InFlight in_flight;
