@@ -343,6 +343,7 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
   for_each_device([&](Device& device) {
     const int slot = device.slot(value);
     if (slot < 0 || device.table().lost()) return;
+    if (value == Class::kLatency) device.latency.set_priority(priority);
     device.table().slot(slot).priority.store(priority, std::memory_order_relaxed);
     device.table().slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
   });

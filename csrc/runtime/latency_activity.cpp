@@ -316,6 +316,11 @@ void LatencyActivity::forget_all_streams() noexcept {
   epoch_.store(new_epoch(), std::memory_order_release);
 }
 
+void LatencyActivity::set_priority(std::int32_t priority) noexcept {
+  const std::scoped_lock lock(probe_);
+  priority_ = priority;
+}
+
 void LatencyActivity::forget_context(CUcontext context) noexcept {
   const std::scoped_lock lock(probe_);
   foothold_.forget(context);

@@ -36,6 +36,8 @@ class LatencyActivity {
   // The client's place in the arbiter. Once, before the first launch is reported.
   // `mps`: the contexts of several processes are on the GPU at once.
   void register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept;
+  // The client's own, which regions go back to.
+  void set_priority(std::int32_t priority) noexcept;
   // This process has a best-effort client too, in the same context.
   void note_own_best_effort(int slot) noexcept { own_best_effort_.store(std::uint64_t{1} << slot); }
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }

@@ -191,6 +191,19 @@ TEST_F(Launches, RegionsNestAndMayBeLeftInAnyOrder) {
   EXPECT_NE(std::string(cudasched_last_error()).find("left already"), std::string::npos);
 }
 
+TEST_F(Launches, ARegionsPriorityEndsWithItAndTheProgramsOwnMayChange) {
+  std::uint64_t token = 0;
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 7, 0, &token), CUDASCHED_OK);
+  const arbiter::Slot& client = driver_.table().slot(__builtin_ctzll(driver_.table().latency_clients()));
+  EXPECT_EQ(client.priority, 7);
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 3, 0), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
+  EXPECT_EQ(client.priority, 3);
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  EXPECT_EQ(client.priority, 0);
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
+}
+
 TEST_F(Launches, AStepOfARequestKeepsTheDeadlineOfTheWhole) {
   std::uint64_t token = 0;
   const std::int64_t deadline = now_ns() - kNsPerMs;  // it may have passed
