@@ -4,7 +4,8 @@
  *
  * Each batch is LAUNCHES launches timed together, then a synchronise outside the timing, so that the launch queue never
  * fills. Prints one line for each kernel: its name, then ns a launch in each batch; and a line "idle": the CPU time of
- * the whole process, its driver's and its hook's threads too, in ns a second, while it sleeps. Single-threaded. */
+ * the whole process, its driver's and its hook's threads too, in ns a second, while it sleeps, once it has slept for
+ * half a second. Single-threaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { kWarmUpBatches = 50, kTenParameters = 10, kIdleSpells = 3, kIdleSpellMs = 100 };
+enum { kWarmUpBatches = 50, kTenParameters = 10, kIdleSpells = 2, kIdleSpellMs = 500 };
 
 static const char kPtx[] =
     ".version 7.0\n.target sm_50\n.address_size 64\n"
@@ -101,8 +102,9 @@ int main(int argc, char** argv) {
     printf("\n");
   }
   printf("idle");
+  const struct timespec length = {0, kIdleSpellMs * 1000000L};
+  nanosleep(&length, NULL);
   for (int spell = 0; spell < kIdleSpells; ++spell) {
-    const struct timespec length = {0, kIdleSpellMs * 1000000L};
     const int64_t before = read_ns(CLOCK_PROCESS_CPUTIME_ID);
     nanosleep(&length, NULL);
     printf(" %.2f", (double)(read_ns(CLOCK_PROCESS_CPUTIME_ID) - before) * 1000 / kIdleSpellMs);
