@@ -140,13 +140,15 @@ class Words:
         for place in places:
             struct.pack_into("q", self._map, 8 * place, value)
 
-    def heartbeat(self) -> int:
-        """Where the one client's heartbeat is: the time that moves on by itself, again and again."""
+    def heartbeat(self, client: Program) -> int:
+        """Where the one client's heartbeat is: the time that moves on by itself, again and again, in a region."""
+        client.call(ENTER)
         seen = [self.read()]
         for _ in range(4):
             time.sleep(0.15)
             seen.append(self.read())
         now = time.monotonic_ns()
+        client.call(LEAVE)
         (place,) = [
             place
             for place, times in enumerate(zip(*seen, strict=True))
@@ -168,7 +170,7 @@ def words(stage: Stage) -> Iterator[Words]:
 def test_a_heartbeat_from_another_time_is_no_sign_of_life(stage: Stage, words: Words, beat: int) -> None:
     """A stopped client in a region, whose clock is not ours, holds nobody back; when it goes on, it counts again."""
     serve = server(stage)
-    heartbeat = words.heartbeat()
+    heartbeat = words.heartbeat(serve)
     train = trainer(stage)
     serve.call(ENTER)
     os.kill(serve.pid, signal.SIGSTOP)
@@ -202,7 +204,7 @@ def test_all_clients_stop_and_go_on_as_with_a_suspended_machine(stage: Stage) ->
 def test_a_table_of_foreign_words_stops_nobody(stage: Stage, words: Words, value: int) -> None:
     """Whatever a client's own words say, from its class to its deadlines, the others go on and end."""
     first = server(stage, **PATIENT)
-    heartbeat = words.heartbeat()
+    heartbeat = words.heartbeat(first)
     train = trainer(stage)
     os.kill(first.pid, signal.SIGSTOP)
     words.write(list(range(heartbeat - 1, heartbeat + 24)), value)
