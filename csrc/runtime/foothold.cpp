@@ -33,7 +33,14 @@ void Foothold::take() noexcept {
   refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;
 }
 
+void Foothold::take_again() noexcept {
+  if (worked_in_ == nullptr || !hot().scheduling.load(std::memory_order_relaxed)) return;
+  const driver::CurrentContext current(worked_in_);
+  if (current.ok()) take();
+}
+
 void Foothold::forget(CUcontext context) noexcept {
+  if (context == nullptr || context == worked_in_) worked_in_ = nullptr;
   if (context != nullptr && context != context_) return;
   context_ = nullptr;
   stream_ = nullptr;

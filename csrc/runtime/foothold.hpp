@@ -1,7 +1,7 @@
 // A foothold on the GPU for work that is still to come. Without MPS the GPU has one process's context at a time, and
-// changing to another takes 0.13 ms: the first launch of a request pays that. A client that says ahead that work comes
-// (a hint, or a region in which the request is prepared) can have it paid by then: four bytes are set, on a stream of
-// our own, which makes the GPU change to its context as soon as it is free.
+// changing to another takes 0.13 ms: the first launch of a request pays that. Where it is known ahead that work comes
+// (a hint, a region in which the request is prepared, a rhythm of requests) it can be paid by then: four bytes are set,
+// on a stream of our own, which makes the GPU change to the client's context as soon as it is free.
 //
 // Not worth its 10 us on the host where the request's launch follows at once: `worth` says how long after its region's
 // entry it came of late.
@@ -32,6 +32,10 @@ class Foothold {
   // On a thread with the context in which the work will be; nothing happens without one, or while something captures.
   void take() noexcept;
 
+  // By the ticker, which has no context: in the one where the client last worked.
+  void worked_in(CUcontext context) noexcept { worked_in_ = context; }
+  void take_again() noexcept;
+
   // This context goes, or has gone (null: any), and takes with it what was made in it.
   void forget(CUcontext context) noexcept;
 
@@ -42,7 +46,8 @@ class Foothold {
 
   std::atomic<std::int64_t> entered_ns_{0};  // 0: the request has launched
   std::atomic<std::int64_t> ahead_ns_{0};    // from entry to first launch, the later requests counting for more
-  CUcontext context_ = nullptr;              // one, until it goes: work in others has no foothold
+  CUcontext worked_in_ = nullptr;
+  CUcontext context_ = nullptr;  // one, until it goes: work in others has no foothold
   CUstream stream_ = nullptr;
   CUdeviceptr memory_ = 0;
   bool refused_ = false;  // by the driver: not asked again in this context

@@ -101,6 +101,8 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   if (launches_.load() != launches_seen) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
+    if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr)
+      foothold_.worked_in(context);
     for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
     unaccounted_.store(false, std::memory_order_relaxed);
     context_.store(nullptr, std::memory_order_relaxed);
@@ -287,7 +289,10 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
       last_launch_ns_ = now;
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
     }
-    if (!active_.load(std::memory_order_relaxed)) requests_.look_ahead(now);
+    if (!active_.load(std::memory_order_relaxed)) {
+      if (gpu_is_anothers() && requests_.get_ready(now)) foothold_.take_again();
+      requests_.look_ahead(now);
+    }
   }
   if (active_.load(std::memory_order_acquire)) {
     settle(/*by_ticker=*/true, now);

@@ -73,8 +73,11 @@ class LatencyActivity {
     if (active_.load(std::memory_order_relaxed)) settle(/*by_ticker=*/false, 0);
   }
 
-  // By the ticker thread, about every millisecond while active.
+  // By the ticker thread, about every millisecond while active, and at ready_ns().
   void tick(std::int64_t now_ns) noexcept;
+
+  // When foreseen work wants the GPU to be made ready; 0: none does.
+  std::int64_t ready_ns() const noexcept { return gpu_is_anothers() ? requests_.ready_ns() : 0; }
 
   // Is it active, or do others know that it will be?
   bool expected(std::int64_t now_ns) const noexcept;

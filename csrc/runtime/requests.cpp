@@ -99,6 +99,17 @@ void Requests::look_ahead(std::int64_t now) noexcept {
   self.foreseen_ns.store(by_period ? now + foresight.free_ns : 0, std::memory_order_relaxed);
   self.foreseen_over_ns.store(by_period ? now + foresight.over_ns : 0, std::memory_order_relaxed);
   self.rate_free_ns.store(any && !by_period ? foresight.free_ns : 0, std::memory_order_relaxed);
+  ready_ns_.store(by_period && foresight.ready_ns > 0 ? now + foresight.ready_ns : 0, std::memory_order_relaxed);
+}
+
+bool Requests::get_ready(std::int64_t now) noexcept {
+  const std::int64_t ready = ready_ns();
+  if (ready == 0 || now < ready) return false;
+  ready_ns_.store(0, std::memory_order_relaxed);
+  const std::int64_t over = slot().foreseen_over_ns.load(std::memory_order_relaxed);
+  if (over <= now) return false;
+  expect(over - now, now);
+  return true;
 }
 
 void Requests::expect(std::int64_t within_ns, std::int64_t now) noexcept {

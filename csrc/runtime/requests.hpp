@@ -39,6 +39,12 @@ class Requests {
   // The client says that it comes.
   void expect(std::int64_t within_ns, std::int64_t now_ns) noexcept;
 
+  // When the GPU is to be made ready for the next request, as look_ahead() last found; 0: not at all. Any thread.
+  std::int64_t ready_ns() const noexcept { return ready_ns_.load(std::memory_order_relaxed); }
+
+  // Is that now? From then on best effort holds back until the request has come or stayed away.
+  bool get_ready(std::int64_t now_ns) noexcept;
+
  private:
   static constexpr int kHistories = 8;
   static constexpr int kNone = -1;
@@ -57,6 +63,7 @@ class Requests {
   arbiter::Table* table_ = nullptr;
   int slot_ = kNone;
   schedule::Arrivals arrivals_;
+  std::atomic<std::int64_t> ready_ns_{0};
   std::array<History, kHistories> histories_;
   int replaced_ = 0;                        // the history that a new target takes next
   std::atomic<int> region_history_{kNone};  // of the region that is about to begin a request

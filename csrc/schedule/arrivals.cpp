@@ -118,7 +118,10 @@ Arrivals::Foresight Arrivals::look(std::int64_t now_ns) const noexcept {
     // The first predicted one, after the last that came, whose window is not over.
     const double past = std::floor((silent - static_cast<double>(window_ns_) - phase_ns_) / period_ns_) + 1;
     const auto in_ns = static_cast<std::int64_t>(phase_ns_ + std::max(past, 1.0) * period_ns_ - silent);
-    return {std::max<std::int64_t>(in_ns - window_ns_, 0), std::max<std::int64_t>(in_ns + window_ns_, 1)};
+    const std::int64_t ahead_ns = window_ns_ + kReadyAheadNs;
+    const bool closely = static_cast<double>(ahead_ns * kReadyShare) <= period_ns_;
+    return {std::max<std::int64_t>(in_ns - window_ns_, 0), std::max<std::int64_t>(in_ns + window_ns_, 1),
+            closely ? std::max<std::int64_t>(in_ns - ahead_ns, 0) : 0};
   }
   const std::size_t gaps = count_ - 1;
   if (rate_factor_[gaps] == 0) return {};

@@ -22,16 +22,20 @@ namespace cudasched::schedule {
 
 class Arrivals {
  public:
-  static constexpr std::size_t kTimes = 8;                       // arrivals that an estimate stands on
-  static constexpr int kPredictions = 8;                         // of the last so many predictions,
-  static constexpr int kTrue = 6;                                // so many must have come true
-  static constexpr int kSilentPeriods = 4;                       // after so many without arrival, nothing is foreseen
+  static constexpr std::size_t kTimes = 8;                // arrivals that an estimate stands on
+  static constexpr int kPredictions = 8;                  // of the last so many predictions,
+  static constexpr int kTrue = 6;                         // so many must have come true
+  static constexpr int kSilentPeriods = 4;                // after so many without arrival, nothing is foreseen
+  static constexpr std::int64_t kReadyAheadNs = 250'000;  // a timer that ends late, and a change of contexts
+  static constexpr std::int64_t kReadyShare = 32;         // of best effort's time, what being ready costs at most
   static constexpr std::int64_t kLongestHintNs = 1'000'000'000;  // a hint further ahead counts as this
 
-  // For Snapshot::free_ns and foreseen_over_ns.
+  // For Snapshot::free_ns and foreseen_over_ns; and in how long the client should see to it that the GPU is its own
+  // when the next one comes (0: not at all, as it is not foreseen so closely that best effort would lose little by it).
   struct Foresight {
     std::int64_t free_ns = Snapshot::kLongAgoNs;
     std::int64_t over_ns = 0;
+    std::int64_t ready_ns = 0;
   };
 
   // `miss_probability`: for the rate, how probable an arrival within free_ns may be; 0: rates are not used. Values

@@ -66,6 +66,36 @@ TEST_F(RequestsTest, WhatOneTakesIsKnownAfterEightOfItsTarget) {
   EXPECT_EQ(expected_, 2 * kNsPerMs);
 }
 
+TEST_F(RequestsTest, TheGpuIsMadeReadyForTheNextOneOfARhythm) {
+  const auto request = [&] {
+    requests_.begin(now_, !kInRegion);
+    requests_.end(now_ + kNsPerMs, !kInRegion);
+  };
+  request();
+  EXPECT_EQ(requests_.ready_ns(), 0) << "no rhythm yet";
+  for (int i = 0; i < 20; ++i) {
+    now_ += 33 * kNsPerMs;
+    request();
+  }
+  now_ += 33 * kNsPerMs;
+  for (int i = 0; i < 5; ++i, now_ += 33 * kNsPerMs) {
+    const std::int64_t ready = requests_.ready_ns();
+    ASSERT_GT(ready, now_ - kNsPerMs);
+    ASSERT_LT(ready, now_ - 100 * kNsPerUs);
+    EXPECT_FALSE(requests_.get_ready(ready - 1));
+    EXPECT_EQ(slot().hint_until_ns, 0);
+    EXPECT_TRUE(requests_.get_ready(ready));
+    EXPECT_EQ(slot().hint_until_ns, slot().foreseen_over_ns);
+    requests_.look_ahead(ready + 1);
+    EXPECT_FALSE(requests_.get_ready(ready + 1)) << "once";
+    request();
+    EXPECT_EQ(slot().hint_until_ns, 0);
+  }
+  // Looked at too late: what is over is not waited for.
+  EXPECT_FALSE(requests_.get_ready(slot().foreseen_over_ns + 1));
+  EXPECT_EQ(slot().hint_until_ns, 0);
+}
+
 TEST_F(RequestsTest, OneInSixteenIsKeptClean) {
   learn(kSlo, 2 * kNsPerMs);
   int clean = 0;
@@ -284,7 +314,7 @@ TEST_F(Entry, OthersWaitForItButNotForEver) {
 }
 
 TEST_F(Entry, OneWhoseProgramStoppedIsNotWaitedFor) {
-  table_->slot(other(kSlo)).heartbeat_ns = 0;
+  table_->slot(other(kSlo)).heartbeat_ns = now_ns() - settings_.stale_heartbeat_ns - 1;
   EXPECT_FALSE(waits(region(1000 * kNsPerSecond)));
 }
 

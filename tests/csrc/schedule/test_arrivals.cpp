@@ -56,6 +56,32 @@ TEST(Arrivals, ARhythmThatPausesIsTakenUpAgain) {
   EXPECT_EQ(arrivals.confidence(), 0);
 }
 
+// Being ready costs best effort the time from then on, so it is told only of arrivals far enough apart.
+TEST(Arrivals, BeingReadyCostsBestEffortASmallShareAtMost) {
+  for (const std::int64_t period_ns : {5 * kMs, 9 * kMs, 10 * kMs, 33 * kMs, 500 * kMs}) {
+    Arrivals arrivals;
+    std::int64_t now = 0;
+    for (int i = 0; i < 30; ++i) arrivals.arrived(now += period_ns);
+    now += period_ns / 2;
+    const Arrivals::Foresight next = arrivals.look(now);
+    ASSERT_GT(next.over_ns, 0);
+    if (period_ns < 10 * kMs) {
+      EXPECT_EQ(next.ready_ns, 0) << period_ns;
+      continue;
+    }
+    EXPECT_EQ(next.ready_ns, next.free_ns - Arrivals::kReadyAheadNs) << period_ns;
+    // At that moment, and while the work is due, there is nothing more to come.
+    EXPECT_EQ(arrivals.look(now + next.ready_ns).ready_ns, 0);
+    EXPECT_EQ(arrivals.look(now + next.over_ns - 1'000).ready_ns, 0);
+    EXPECT_GT(arrivals.look(now + next.over_ns + 1'000).ready_ns, 0) << "it stayed away: the one after it";
+  }
+  // So loose a rhythm that it would wait for long.
+  Arrivals loose;
+  for (int i = 0; i < 30; ++i) loose.arrived(33 * kMs * (i + 1) + (i % 2) * 2 * kMs);
+  EXPECT_GT(loose.confidence(), 0);
+  EXPECT_EQ(loose.look(33 * kMs * 31 + kMs).ready_ns, 0);
+}
+
 // A burst, as of a warm-up, has a rhythm too; the slower one that follows is found all the same.
 TEST(Arrivals, ASlowerRhythmAfterABurstIsFound) {
   Arrivals arrivals;
