@@ -281,16 +281,16 @@ inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool 
 
 inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) noexcept {
   if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, stream, status);
+  const bool latency = ticket.launch_class == Class::kLatency && ticket.device != nullptr;
   if (status == CUDA_SUCCESS && !ticket.captured) {
     ThreadState& thread = this_thread();
-    if (ticket.launch_class == Class::kLatency && ticket.device != nullptr) {
-      ticket.device->latency.after_launch(stream, thread);
-    }
+    if (latency) ticket.device->latency.after_launch(stream, thread);
     hot()
         .counters.shard(thread.index)
         .launches[static_cast<std::size_t>(ticket.launch_class)]
         .fetch_add(1, std::memory_order_relaxed);
   }
+  if (latency) ticket.device->latency.launch_over();
 }
 
 // The calling thread has waited for work (a synchronise or a query that found it complete).

@@ -97,8 +97,10 @@ void LatencyActivity::publish() noexcept {
   } while (active_.load() != active);
 }
 
-void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams) noexcept {
-  if (launches_.load() != launches_seen) return;
+void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept {
+  // One that never comes back (its thread was ended in the driver) holds the gate until the client lapses.
+  const auto launching = [&] { return !lapsed && launching_.load() != 0; };
+  if (launches_.load() != launches_seen || launching()) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
     if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr)
@@ -115,6 +117,9 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   // forgotten. One counted later finds it inactive, and the epoch changed.
   if (launches_.load() != launches_seen) {
     unaccounted_.store(true, std::memory_order_relaxed);
+    active_.store(true);
+  } else if (launching()) {
+    // It may have found the client active still, and will note its stream anew.
     active_.store(true);
   } else if (!was_active) {
     return;
@@ -171,7 +176,7 @@ void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
     work = probe(false);
   }
   if (work == Work::kRunning || (work == Work::kUnknown && !long_quiet)) return;
-  deactivate(seen, /*forget_streams=*/!in_region);
+  deactivate(seen, /*forget_streams=*/!in_region, /*lapsed=*/long_quiet);
 }
 
 // What the arbiter says of the regions that are open.
@@ -282,11 +287,16 @@ void LatencyActivity::expect(std::int64_t within_ns) noexcept {
 
 void LatencyActivity::tick(std::int64_t now) noexcept {
   const std::uint64_t launches_now = launches_.load(std::memory_order_acquire);
+  const bool launched = launches_now != launches_at_tick_;
+  const bool active = active_.load(std::memory_order_acquire);
+  const std::int64_t active_since = table_->slot(slot()).active_since_ns.load(std::memory_order_relaxed);
+  const bool begun = launched || active_since != active_since_at_tick_;  // something, since the last tick
+  active_since_at_tick_ = active_since;
   {
     const std::scoped_lock lock(probe_);
-    if (launches_now != launches_at_tick_) {
+    if (begun) last_launch_ns_ = now;
+    if (launched) {
       launches_at_tick_ = launches_now;
-      last_launch_ns_ = now;
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
     }
     if (!active_.load(std::memory_order_relaxed)) {
@@ -294,8 +304,8 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
       requests_.look_ahead(now);
     }
   }
-  if (active_.load(std::memory_order_acquire)) {
-    settle(/*by_ticker=*/true, now);
+  if (active) {
+    if (!begun) settle(/*by_ticker=*/true, now);
   } else if (launches_now != launches_when_idle_.load(std::memory_order_relaxed)) {
     activate();
   }

@@ -1,10 +1,11 @@
 // When is this process's latency client active on a device? From region entry, or from the first launch after idle, to
 // the completion of its work (docs/design.md). While it is, best-effort work on the device waits.
 //
-// before_launch and after_launch are on the launch path: an increment and a few comparisons; the first launch after
-// idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by which it
-// synchronised, the streams that it launched on are queried. What the program never waits for, the ticker finds within
-// a tick.
+// before_launch, after_launch and launch_over are on the launch path: increments and a few comparisons; the first
+// launch after idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by
+// which it synchronised, the streams that it launched on are queried. What the program never waits for, the ticker
+// finds within two ticks: a request is not over when its input is on the GPU and its kernels are still on their way, so
+// the ticker leaves alone what was launched since it last looked, and nobody ends it in the middle of a launch.
 //
 // Backstop: a client with a region open but nothing on the GPU for max_idle_hold lapses until its next launch.
 //
@@ -45,6 +46,7 @@ class LatencyActivity {
 
   // Best-effort work holds back from here on.
   void before_launch() noexcept {
+    launching_.fetch_add(1);
     if (!active_.load(std::memory_order_relaxed)) activate();
     if (foothold_.awaits_launch()) foothold_.first_launch(now_ns());
   }
@@ -59,6 +61,9 @@ class LatencyActivity {
     hot()
         .ticker.wake();  // a system call for the first launch after a long silence, which has reached the device by now
   }
+
+  // The driver has accepted or refused it.
+  void launch_over() noexcept { launching_.fetch_sub(1); }
 
   // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
   // not in a region that lies within another one of the thread.
@@ -103,7 +108,7 @@ class LatencyActivity {
   void note(CUstream stream, ThreadState& thread) noexcept;
   void activate() noexcept;
   void publish() noexcept;
-  void deactivate(std::uint64_t launches_seen, bool forget_streams) noexcept;  // probe_ is held
+  void deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
   Work probe(bool by_ticker) noexcept;  // probe_ is held
   void publish_regions() noexcept;      // probe_ is held
@@ -124,6 +129,7 @@ class LatencyActivity {
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> regions_{0};
   alignas(64) std::atomic<std::uint64_t> launches_{0};
+  std::atomic<std::int64_t> launching_{0};  // launches between before_launch and launch_over
   std::atomic<std::uint64_t> launches_when_idle_{0};
   std::atomic<std::uint64_t> epoch_{1};  // changes when the noted streams are forgotten
 
@@ -134,6 +140,7 @@ class LatencyActivity {
 
   // The ticker's own.
   std::uint64_t launches_at_tick_ = 0;
+  std::int64_t active_since_at_tick_ = 0;
   std::int64_t last_launch_ns_ = 0;
 
   static inline constinit std::mutex probe_;  // Hot::captures changes under it

@@ -44,6 +44,15 @@ def keeper_of(run: Path) -> int:
     raise AssertionError(f"nobody keeps the daemon of {run}")
 
 
+def test_a_path_as_long_as_is_accepted_works(tmp_path: Path) -> None:
+    room = mps._LONGEST_SOCKET_PATH - len("/mps/pipe/control_privileged")
+    directory = tmp_path / ("x" * (room - len(f"{tmp_path}/")))
+    membership = mps.join(directory)
+    assert keeper.answers(directory / "mps" / "pipe")
+    membership.leave()
+    wait_for(lambda: not (directory / "mps" / "pipe").exists())
+
+
 def test_two_clients_share_a_private_daemon_and_the_last_one_ends_it(start: Start, tmp_path: Path) -> None:
     pipe = tmp_path / "run" / "mps" / "pipe"
     server = start("server.py", "100000", client_class="latency", options=("--mps",))

@@ -308,7 +308,7 @@ def test_a_directory_of_somebody_else_is_refused(machine: Machine, monkeypatch: 
 
 
 def test_a_path_too_long_for_sockets_is_refused(machine: Machine) -> None:
-    room = 107 - len("/mps/pipe/control_privileged")  # for what stands before
+    room = 106 - len("/mps/pipe/control_privileged")  # for what stands before
     name = "x" * (room - len(f"{machine.directory}/"))
     mps.join(machine.directory / name).leave()
     with pytest.raises(mps.MpsError, match="set CUDASCHED_RUN_DIR to one that is 7 bytes shorter"):

@@ -33,7 +33,7 @@ _PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 _PRIORITIES = {"latency": "0", "normal": "0", "best_effort": "1"}  # all that MPS has: normal, and below normal
 _JOIN_S = 60.0
 _LOOK_S = 0.05
-_LONGEST_SOCKET_PATH = 107
+_LONGEST_SOCKET_PATH = 106  # one byte less than a socket has room for: with 107 the daemon ends at once
 _ENTRIES = ("control", "control_privileged", "control_lock")
 
 

@@ -1,0 +1,85 @@
+// When a latency client is active: by ticks of the test's own clock, over streams of the simulated driver.
+#include "arbiter/processes.hpp"
+#include "hooked_driver.hpp"
+#include "runtime/latency_activity.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+class LatencyActivityTest : public arbiter::testing::TableTest {
+ protected:
+  void SetUp() override {
+    TableTest::SetUp();
+    table_ = open();
+    arbiter::ClientInfo client;
+    client.client_class = Class::kLatency;
+    slot_ = table_->claim(client);
+    activity_.register_client(table_.get(), slot_, settings_, /*mps=*/true);
+  }
+
+  bool active() const { return (table_->active() >> slot_ & 1) != 0; }
+  void launch() {
+    activity_.before_launch();
+    activity_.after_launch(program_.stream(), thread_);
+    activity_.launch_over();
+  }
+  bool active_after_tick() {
+    activity_.tick(now_ += kNsPerMs);
+    return active();
+  }
+
+  test::Program program_;
+  Settings settings_;
+  std::unique_ptr<arbiter::Table> table_;
+  int slot_ = -1;
+  ThreadState thread_;
+  LatencyActivity activity_;
+  std::int64_t now_ = 1000 * kNsPerSecond;
+};
+
+// Its input is on the GPU, and what reads it is still on its way: the streams are idle.
+TEST_F(LatencyActivityTest, TheTickerLeavesAloneWhatWasLaunchedSinceItsLastTick) {
+  for (int i = 0; i < 3; ++i) {
+    launch();
+    EXPECT_TRUE(active_after_tick()) << i;
+    launch();
+    EXPECT_TRUE(active_after_tick()) << i;
+    EXPECT_FALSE(active_after_tick()) << i;
+  }
+}
+
+TEST_F(LatencyActivityTest, ARequestThatFollowsRightBehindAnotherIsNotTakenForIt) {
+  launch();
+  EXPECT_TRUE(active_after_tick());
+  activity_.on_synchronised();
+  EXPECT_FALSE(active());
+  activity_.before_launch();
+  activity_.launch_over();  // refused, so that it counts for nothing
+  EXPECT_TRUE(active_after_tick());
+  EXPECT_FALSE(active_after_tick());
+}
+
+TEST_F(LatencyActivityTest, NobodyEndsItInTheMiddleOfALaunch) {
+  launch();
+  active_after_tick();
+  activity_.before_launch();
+  for (int i = 0; i < 3; ++i) {
+    activity_.on_synchronised();
+    EXPECT_TRUE(active()) << i;
+    EXPECT_TRUE(active_after_tick()) << i;
+  }
+  activity_.launch_over();
+  activity_.on_synchronised();
+  EXPECT_FALSE(active());
+}
+
+// As of a thread that was ended within the driver.
+TEST_F(LatencyActivityTest, ALaunchThatNeverReturnsHoldsItUntilItLapses) {
+  activity_.before_launch();
+  EXPECT_TRUE(active_after_tick());
+  now_ += settings_.max_idle_hold_ns;
+  EXPECT_FALSE(active_after_tick());
+}
+
+}  // namespace
+}  // namespace cudasched::runtime
