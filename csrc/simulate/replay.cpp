@@ -417,7 +417,8 @@ void Replay::enter(Client& client) {
     launches = ends[request] - (request == 0 ? 0 : ends[request - 1]);
   }
   client.request_end = client.pushed + launches;
-  add(now_ns_ + client.trace->prepare_ns + client.launch(client.pushed).gap_ns, What::kHost, client.slot);
+  // What was recorded before a request's first launch is how long the program waited for it.
+  add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
 }
 
 void Replay::leave(Client& client) {

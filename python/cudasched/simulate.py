@@ -66,6 +66,7 @@ ADAPTIVE = "auto"
 """A lead that is found on line."""
 
 _MS = 1e6
+_REQUEST_GAP_MS = 1.0
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
 _LOADS = (
     "bert_graph",
@@ -423,7 +424,7 @@ def latency(
     arrivals: str = "poisson",
     slo_ms: float | None = None,
     priority: int = 0,
-    request_gap_ms: float = 1.0,
+    request_gap_ms: float | None = None,
     prepare_ms: float = 0,
     expect_ms: float = 0,
     seed: int = 1,
@@ -437,7 +438,8 @@ def latency(
         arrivals: ``poisson``, ``periodic`` or ``bursts``.
         slo_ms: Target from the arrival, ms.
         priority: Among latency clients, higher first; counts with `Arm.earliest_deadline_first`.
-        request_gap_ms: In a trace of kernels, a request ends where the GPU had nothing for so long, ms.
+        request_gap_ms: A request of the trace ends where the GPU had nothing for so long, ms. None: in a trace of
+            graphs each is a request, in others 1 ms ends one.
         prepare_ms: From a region's entry to its first launch, ms: the server prepares the input inside the region.
         expect_ms: How long ahead of an arrival it is announced (`cudasched.expect`), ms.
         seed: Of the arrivals.
@@ -455,7 +457,10 @@ def latency(
         times = tuple(schedule(arrivals, rate_hz, seconds, seed))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    ends = trace.ends or tuple(trace.core.request_ends(round(request_gap_ms * _MS)))
+    ends = trace.ends if request_gap_ms is None else ()
+    if not ends:
+        gap_ms = _REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
+        ends = tuple(trace.core.request_ends(round(gap_ms * _MS)))
     return Client(trace, "latency", priority, times, ends, slo_ms, prepare_ms, expect_ms, rate_hz, arrivals)
 
 
@@ -613,7 +618,7 @@ def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _measured_arms(arm: Arm) -> tuple[str, ...]:
     """What the benchmark calls an arm like this one."""
     if arm.policy != "open":
-        return (f"cudasched_{arm.sharing}",)
+        return (f"cudasched_{arm.sharing}", f"cudasched_{arm.sharing}_{arm.policy_name}")
     if arm.sharing == "mps":
         return ("mps_priority",) if arm.stream_priorities else ("mps",)
     return ("one_process_priority",) if arm.sharing == "one_process" else ("processes",)

@@ -43,6 +43,21 @@ def row_of(rows: list[simulate.Row], arm: str) -> simulate.Row:
     return next(row for row in rows if row.arm == arm)
 
 
+def test_a_request_of_several_graphs_ends_where_the_gpu_has_nothing() -> None:
+    # Tokens of 1.3 ms, three a request, each read by the host before the next; the server slept between requests.
+    submitted = [request * 20_000_000 + token * 1_350_000 for request in range(10) for token in range(3)]
+    started: list[int | None] = [at + 5_000 for at in submitted]
+    trace = simulate.trace_of(submitted, started, [1_300_000] * 30, requests=True)
+
+    def latency_alone(**options: Any) -> simulate.Row:
+        return simulate.compare([served(trace, arrivals="periodic", rate_hz=40, **options)], [simulate.Arm()])[0]
+
+    alone = latency_alone()
+    assert alone.latency_ms and alone.latency_ms.p99 == pytest.approx(1.3, abs=0.02)
+    alone = latency_alone(request_gap_ms=5)
+    assert alone.latency_ms.p50 == alone.latency_ms.p99 == pytest.approx(4.0, abs=0.05)
+
+
 def test_policies_have_names_and_the_default_comes_first() -> None:
     known = simulate.policies()
     assert list(known) == ["strict", "slack", "open"]
@@ -317,6 +332,9 @@ def test_errors_against_measured_figures_are_told(tmp_path: Path) -> None:
     assert p50.simulated == pytest.approx(compared[2].latency_ms.p50 / compared[0].latency_ms.p50)
     assert p50.error == pytest.approx(p50.simulated / 1.6 - 1)
     assert compared[3].comparisons == ()  # another lead
+    rows = simulate.measured(results(tmp_path, arm="cudasched_two_processes_slack", policy="slack"))
+    compared = simulate.compare(clients, [simulate.Arm("slack"), simulate.Arm()], seconds=0.2, results=rows)
+    assert (len(compared[2].comparisons), compared[3].comparisons) == (3, ())
     for other in ({"best_effort_load": "gemm"}, {"rate_hz": 30.0}, {"arrivals": "periodic"}, {"latency_ms": None}):
         rows = simulate.measured(results(tmp_path, **other))
         assert simulate.compare(clients, [simulate.Arm()], seconds=0.2, results=rows)[2].comparisons == ()

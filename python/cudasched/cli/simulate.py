@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_MEASURED = Path("benchmarks/results/colocation.json")
+_MEASURED = Path("benchmarks/results/scheduler.json")
 _PIPE_COLUMNS = 200
 
 
@@ -123,8 +123,11 @@ def command(
         str | None, typer.Option(help="Latency requests: a data set; in place of --request-ms.")
     ] = None,
     request_gap_ms: Annotated[
-        float, typer.Option(help="In it, a request ends where the GPU had nothing for so long, ms.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="In it, a request ends where the GPU had nothing for so long, ms; default: 1, or each graph."
+        ),
+    ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, periodic or bursts.")] = "poisson",
     rate_hz: Annotated[float, typer.Option(help="Requests a second.")] = 60.0,
     slo_ms: Annotated[float | None, typer.Option(help="Latency target, ms, from the arrival.")] = None,
