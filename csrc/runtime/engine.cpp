@@ -514,7 +514,8 @@ void Engine::tick_forever() noexcept {
   std::uint64_t launches_before = 0;
   int idle_ticks = 0;
   while (hot().scheduling.load(std::memory_order_relaxed)) {
-    const bool active = tick(now_ns());
+    const std::int64_t now = now_ns();
+    const bool active = tick(now);
     const std::uint64_t launches = hot().counters.totals().all_launches();
     const bool launching = launches != launches_before;
     launches_before = launches;
@@ -528,10 +529,9 @@ void Engine::tick_forever() noexcept {
       continue;
     }
     std::int64_t asleep = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
-    const std::int64_t now = now_ns();
     for_each_device([&](const Device& device) {
       const std::int64_t ready = device.registered(Class::kLatency) ? device.latency.ready_ns() : 0;
-      if (ready > now) asleep = std::min(asleep, ready - now);
+      if (ready > now) asleep = std::clamp<std::int64_t>(ready - now_ns(), 1, asleep);
     });
     const timespec time{0, asleep};
     nanosleep(&time, nullptr);
@@ -576,7 +576,7 @@ bool Engine::tick(std::int64_t now) noexcept {
     }
     if (device.registered(Class::kLatency)) {
       device.latency.tick(now);
-      active = active || device.latency.active();
+      active = active || device.latency.imminent(now);
     }
     device.gate.report_overdue(now);
     if (device.gate.registered()) {

@@ -289,8 +289,9 @@ inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) n
         .counters.shard(thread.index)
         .launches[static_cast<std::size_t>(ticket.launch_class)]
         .fetch_add(1, std::memory_order_relaxed);
+  } else if (latency) {
+    ticket.device->latency.launch_refused();
   }
-  if (latency) ticket.device->latency.launch_over();
 }
 
 // The calling thread has waited for work (a synchronise or a query that found it complete).

@@ -16,6 +16,9 @@
 namespace cudasched::runtime {
 namespace {
 
+// So long does the ticker leave alone a client that goes on launching.
+constexpr std::int64_t kGraceNs = 100 * kNsPerMs;
+
 // Epochs are unique in the process, so that a thread's note never fits another device's activity.
 std::uint64_t new_epoch() noexcept {
   static constinit std::atomic<std::uint64_t> next{2};
@@ -98,9 +101,8 @@ void LatencyActivity::publish() noexcept {
 }
 
 void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept {
-  // One that never comes back (its thread was ended in the driver) holds the gate until the client lapses.
-  const auto launching = [&] { return !lapsed && launching_.load() != 0; };
-  if (launches_.load() != launches_seen || launching()) return;
+  const auto on_its_way = [&] { return !lapsed && launching(); };
+  if (launches_.load() != launches_seen || on_its_way()) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
     if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr)
@@ -118,11 +120,11 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   if (launches_.load() != launches_seen) {
     unaccounted_.store(true, std::memory_order_relaxed);
     active_.store(true);
-  } else if (launching()) {
+  } else if (!was_active) {
+    return;  // a launch that begins now finds it inactive, too
+  } else if (on_its_way()) {
     // It may have found the client active still, and will note its stream anew.
     active_.store(true);
-  } else if (!was_active) {
-    return;
   } else {
     requests_.end(now, regions_.load(std::memory_order_acquire) != 0);
   }
@@ -176,7 +178,10 @@ void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
     work = probe(false);
   }
   if (work == Work::kRunning || (work == Work::kUnknown && !long_quiet)) return;
-  deactivate(seen, /*forget_streams=*/!in_region, /*lapsed=*/long_quiet);
+  // A launch that does not come back (its thread was ended in the driver, or it waits for best-effort work).
+  const bool lapsed = by_ticker && launching_since_ns_ != 0 && now - launching_since_ns_ > max_idle_hold_ns_;
+  deactivate(seen, /*forget_streams=*/!in_region, lapsed);
+  if (!active_.load()) ends_itself_ = !by_ticker;
 }
 
 // What the arbiter says of the regions that are open.
@@ -292,9 +297,12 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
   const std::int64_t active_since = table_->slot(slot()).active_since_ns.load(std::memory_order_relaxed);
   const bool begun = launched || active_since != active_since_at_tick_;  // something, since the last tick
   active_since_at_tick_ = active_since;
+  bool leave_alone = false;
   {
     const std::scoped_lock lock(probe_);
     if (begun) last_launch_ns_ = now;
+    launching_since_ns_ = !launching() ? 0 : launching_since_ns_ == 0 ? now : launching_since_ns_;
+    leave_alone = begun && ends_itself_ && now - active_since < kGraceNs;
     if (launched) {
       launches_at_tick_ = launches_now;
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
@@ -305,7 +313,7 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
     }
   }
   if (active) {
-    if (!begun) settle(/*by_ticker=*/true, now);
+    if (!leave_alone) settle(/*by_ticker=*/true, now);
   } else if (launches_now != launches_when_idle_.load(std::memory_order_relaxed)) {
     activate();
   }
@@ -325,6 +333,7 @@ void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
   for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
   context_.store(nullptr, std::memory_order_relaxed);
+  foothold_.worked_in(nullptr);
   per_thread_owner_.store(nullptr, std::memory_order_relaxed);
   // A primary context that is released may live on, and other contexts do.
   if (active_.load()) unaccounted_.store(true, std::memory_order_relaxed);

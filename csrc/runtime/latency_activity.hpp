@@ -1,11 +1,14 @@
 // When is this process's latency client active on a device? From region entry, or from the first launch after idle, to
 // the completion of its work (docs/design.md). While it is, best-effort work on the device waits.
 //
-// before_launch, after_launch and launch_over are on the launch path: increments and a few comparisons; the first
+// before_launch, after_launch and launch_refused are on the launch path: increments and a few comparisons; the first
 // launch after idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by
 // which it synchronised, the streams that it launched on are queried. What the program never waits for, the ticker
-// finds within two ticks: a request is not over when its input is on the GPU and its kernels are still on their way, so
-// the ticker leaves alone what was launched since it last looked, and nobody ends it in the middle of a launch.
+// finds within a tick.
+//
+// A request is not over when its input is on the GPU and its kernels are still on their way: nobody ends it in the
+// middle of a launch, and where the program ends its requests itself, the ticker leaves alone what was launched since
+// its last tick.
 //
 // Backstop: a client with a region open but nothing on the GPU for max_idle_hold lapses until its next launch.
 //
@@ -46,8 +49,8 @@ class LatencyActivity {
 
   // Best-effort work holds back from here on.
   void before_launch() noexcept {
-    launching_.fetch_add(1);
-    if (!active_.load(std::memory_order_relaxed)) activate();
+    begun_.fetch_add(1);
+    if (!active_.load()) activate();
     if (foothold_.awaits_launch()) foothold_.first_launch(now_ns());
   }
 
@@ -62,8 +65,8 @@ class LatencyActivity {
         .ticker.wake();  // a system call for the first launch after a long silence, which has reached the device by now
   }
 
-  // The driver has accepted or refused it.
-  void launch_over() noexcept { launching_.fetch_sub(1); }
+  // Or it has refused it.
+  void launch_refused() noexcept { refused_.fetch_add(1); }
 
   // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
   // not in a region that lies within another one of the thread.
@@ -86,6 +89,11 @@ class LatencyActivity {
 
   // Is it active, or do others know that it will be?
   bool expected(std::int64_t now_ns) const noexcept;
+
+  // Is it active, or will be any moment now?
+  bool imminent(std::int64_t now_ns) const noexcept {
+    return active() || table_->slot(slot()).hint_until_ns.load(std::memory_order_relaxed) > now_ns;
+  }
 
   bool active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
@@ -110,6 +118,11 @@ class LatencyActivity {
   void publish() noexcept;
   void deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
+  // Is a launch under way? What is over is read first, so that one that begins meanwhile counts.
+  bool launching() const noexcept {
+    const std::uint64_t over = launches_.load() + refused_.load();
+    return begun_.load() != over;
+  }
   Work probe(bool by_ticker) noexcept;  // probe_ is held
   void publish_regions() noexcept;      // probe_ is held
   void wait_for_entry() noexcept;
@@ -129,7 +142,8 @@ class LatencyActivity {
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> regions_{0};
   alignas(64) std::atomic<std::uint64_t> launches_{0};
-  std::atomic<std::int64_t> launching_{0};  // launches between before_launch and launch_over
+  std::atomic<std::uint64_t> begun_{0};    // of these and
+  std::atomic<std::uint64_t> refused_{0};  // of these
   std::atomic<std::uint64_t> launches_when_idle_{0};
   std::atomic<std::uint64_t> epoch_{1};  // changes when the noted streams are forgotten
 
@@ -141,10 +155,12 @@ class LatencyActivity {
   // The ticker's own.
   std::uint64_t launches_at_tick_ = 0;
   std::int64_t active_since_at_tick_ = 0;
+  std::int64_t launching_since_ns_ = 0;  // at ticks one after the other; 0: not at the last one
   std::int64_t last_launch_ns_ = 0;
 
   static inline constinit std::mutex probe_;  // Hot::captures changes under it
   std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
+  bool ends_itself_ = true;                   // the last activity's end was found where the program synchronised; too
 };
 
 }  // namespace cudasched::runtime

@@ -21,7 +21,6 @@ class LatencyActivityTest : public arbiter::testing::TableTest {
   void launch() {
     activity_.before_launch();
     activity_.after_launch(program_.stream(), thread_);
-    activity_.launch_over();
   }
   bool active_after_tick() {
     activity_.tick(now_ += kNsPerMs);
@@ -34,7 +33,7 @@ class LatencyActivityTest : public arbiter::testing::TableTest {
   int slot_ = -1;
   ThreadState thread_;
   LatencyActivity activity_;
-  std::int64_t now_ = 1000 * kNsPerSecond;
+  std::int64_t now_ = now_ns();
 };
 
 // Its input is on the GPU, and what reads it is still on its way: the streams are idle.
@@ -44,8 +43,36 @@ TEST_F(LatencyActivityTest, TheTickerLeavesAloneWhatWasLaunchedSinceItsLastTick)
     EXPECT_TRUE(active_after_tick()) << i;
     launch();
     EXPECT_TRUE(active_after_tick()) << i;
+    activity_.on_synchronised();
+    EXPECT_FALSE(active()) << i;
+  }
+  launch();
+  EXPECT_TRUE(active_after_tick());
+  EXPECT_FALSE(active_after_tick()) << "nobody waited for it";
+}
+
+TEST_F(LatencyActivityTest, WhereOnlyTheTickerFindsTheEndItDoesSoAtOnce) {
+  launch();
+  EXPECT_TRUE(active_after_tick());
+  EXPECT_FALSE(active_after_tick());
+  for (int i = 0; i < 10; ++i) {
+    launch();
     EXPECT_FALSE(active_after_tick()) << i;
   }
+  launch();
+  activity_.on_synchronised();
+  launch();
+  EXPECT_TRUE(active_after_tick()) << "it does end its requests itself";
+}
+
+TEST_F(LatencyActivityTest, OneThatGoesOnLaunchingIsLeftAloneForAWhileOnly) {
+  for (int i = 0; i < 50; ++i) {
+    launch();
+    EXPECT_TRUE(active_after_tick()) << i;
+  }
+  now_ += 100 * kNsPerMs;
+  launch();
+  EXPECT_FALSE(active_after_tick());
 }
 
 TEST_F(LatencyActivityTest, ARequestThatFollowsRightBehindAnotherIsNotTakenForIt) {
@@ -54,7 +81,7 @@ TEST_F(LatencyActivityTest, ARequestThatFollowsRightBehindAnotherIsNotTakenForIt
   activity_.on_synchronised();
   EXPECT_FALSE(active());
   activity_.before_launch();
-  activity_.launch_over();  // refused, so that it counts for nothing
+  activity_.launch_refused();  // so that it counts for nothing
   EXPECT_TRUE(active_after_tick());
   EXPECT_FALSE(active_after_tick());
 }
@@ -62,22 +89,37 @@ TEST_F(LatencyActivityTest, ARequestThatFollowsRightBehindAnotherIsNotTakenForIt
 TEST_F(LatencyActivityTest, NobodyEndsItInTheMiddleOfALaunch) {
   launch();
   active_after_tick();
+  now_ += 8 * kNsPerMs;  // its kernel ran, and the next launch is under way when that is found
   activity_.before_launch();
   for (int i = 0; i < 3; ++i) {
     activity_.on_synchronised();
     EXPECT_TRUE(active()) << i;
     EXPECT_TRUE(active_after_tick()) << i;
   }
-  activity_.launch_over();
+  activity_.launch_refused();
   activity_.on_synchronised();
   EXPECT_FALSE(active());
 }
 
-// As of a thread that was ended within the driver.
+// The ticker stays awake for it.
+TEST_F(LatencyActivityTest, ItIsImminentWhileAHintHolds) {
+  EXPECT_FALSE(activity_.imminent(now_));
+  activity_.expect(kNsPerMs);
+  EXPECT_TRUE(activity_.imminent(now_));
+  EXPECT_FALSE(activity_.active());
+  EXPECT_FALSE(activity_.imminent(now_ns() + 2 * kNsPerMs));
+}
+
+// As of a thread that was ended within the driver, whatever the others do.
 TEST_F(LatencyActivityTest, ALaunchThatNeverReturnsHoldsItUntilItLapses) {
   activity_.before_launch();
   EXPECT_TRUE(active_after_tick());
-  now_ += settings_.max_idle_hold_ns;
+  const auto ticks = static_cast<int>(settings_.max_idle_hold_ns / kNsPerMs);
+  for (int i = 0; i < ticks; ++i) {
+    activity_.before_launch();
+    activity_.launch_refused();
+    EXPECT_TRUE(active_after_tick()) << i;
+  }
   EXPECT_FALSE(active_after_tick());
 }
 
