@@ -185,7 +185,7 @@ def _bounds(
     """The bound in each mode and what it starts from, as far as what it needs was measured.
 
     It starts from the hinted arm where that was measured: a request on a GPU that best effort has just left finds other
-    data in the caches. That arm has the context switch in it.
+    data in the caches. Its change of contexts was paid ahead; a request without a hint pays it.
     """
     if len(best_efforts) != 1 or best_efforts[0] not in kernels or alone_per_s is None:
         return {}
@@ -195,7 +195,7 @@ def _bounds(
     bounds = {}
     for mode in ("one_process", "mps", "two_processes"):
         hinted = named.get(f"cudasched_{mode}_hint", Repeats()).latencies_ms(load)
-        switch_ms = CONTEXT_SWITCH_MS if mode == "two_processes" and not hinted else 0.0
+        switch_ms = CONTEXT_SWITCH_MS if mode == "two_processes" else 0.0
         start = hinted or named.get("latency_alone", Repeats()).latencies_ms(load)
         each = [bound_p99_ms(values, durations, busy, switch_ms) for values in start]
         if each:

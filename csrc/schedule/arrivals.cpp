@@ -114,14 +114,15 @@ Arrivals::Foresight Arrivals::look(std::int64_t now_ns) const noexcept {
   const std::int64_t silent_ns = std::max<std::int64_t>(now_ns - time(0), 0);
   if (periodic()) {
     const auto silent = static_cast<double>(silent_ns);
+    const auto share_ns = static_cast<std::int64_t>(period_ns_) / kShare;
+    const std::int64_t late_ns = std::max(window_ns_, std::min(kLateNs, share_ns));
     if (silent > kSilentPeriods * period_ns_) return {};
-    // The first predicted one, after the last that came, whose window is not over.
-    const double past = std::floor((silent - static_cast<double>(window_ns_) - phase_ns_) / period_ns_) + 1;
+    // The first predicted one, after the last that came, that may still come.
+    const double past = std::floor((silent - static_cast<double>(late_ns) - phase_ns_) / period_ns_) + 1;
     const auto in_ns = static_cast<std::int64_t>(phase_ns_ + std::max(past, 1.0) * period_ns_ - silent);
     const std::int64_t ahead_ns = window_ns_ + kReadyAheadNs;
-    const bool closely = static_cast<double>(ahead_ns * kReadyShare) <= period_ns_;
-    return {std::max<std::int64_t>(in_ns - window_ns_, 0), std::max<std::int64_t>(in_ns + window_ns_, 1),
-            closely ? std::max<std::int64_t>(in_ns - ahead_ns, 0) : 0};
+    return {std::max<std::int64_t>(in_ns - window_ns_, 0), std::max<std::int64_t>(in_ns + late_ns, 1),
+            ahead_ns <= share_ns ? std::max<std::int64_t>(in_ns - ahead_ns, 0) : 0};
   }
   const std::size_t gaps = count_ - 1;
   if (rate_factor_[gaps] == 0) return {};

@@ -4,7 +4,8 @@
 //
 // Periodic: a line is fitted through the last arrivals (a left-out one is allowed for), and what it predicts is
 // compared with what comes. Only predictions that have come true of late are told, or those of a line so good that
-// chance does not draw it.
+// chance does not draw it. What is due is waited for a while longer than the line is wide: a long kernel that starts
+// just before it comes after all costs it far more than best effort loses by waiting.
 // Rate: arrivals as of a Poisson process whose rate is known from the last gaps and the silence since; `free_ns` is the
 // time within which the next one comes with the miss probability at most. Off by default: where arrivals are
 // memoryless, waiting for a better moment brings none.
@@ -27,7 +28,8 @@ class Arrivals {
   static constexpr int kTrue = 6;                         // so many must have come true
   static constexpr int kSilentPeriods = 4;                // after so many without arrival, nothing is foreseen
   static constexpr std::int64_t kReadyAheadNs = 250'000;  // a timer that ends late, and a change of contexts
-  static constexpr std::int64_t kReadyShare = 32;         // of best effort's time, what being ready costs at most
+  static constexpr std::int64_t kShare = 32;  // of best effort's time, what being ready or waiting for late ones costs
+  static constexpr std::int64_t kLateNs = 1'000'000;  // a program that wakes up late is waited for so long at least
   static constexpr std::int64_t kLongestHintNs = 1'000'000'000;  // a hint further ahead counts as this
 
   // For Snapshot::free_ns and foreseen_over_ns; and in how long the client should see to it that the GPU is its own

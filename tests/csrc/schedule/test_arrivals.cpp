@@ -56,6 +56,22 @@ TEST(Arrivals, ARhythmThatPausesIsTakenUpAgain) {
   EXPECT_EQ(arrivals.confidence(), 0);
 }
 
+// A program that wakes up late finds the GPU kept free, for as long as costs best effort little.
+TEST(Arrivals, ALateOneIsWaitedForAWhile) {
+  for (const std::int64_t period_ns : {4 * kMs, 33 * kMs, 500 * kMs}) {
+    Arrivals arrivals;
+    std::int64_t now = 0;
+    for (int i = 0; i < 30; ++i) arrivals.arrived(now += period_ns);
+    const std::int64_t due = now + period_ns;
+    const std::int64_t waits = std::min(kMs, period_ns / 32);
+    EXPECT_EQ(arrivals.look(due).free_ns, 0);
+    const Arrivals::Foresight late = arrivals.look(due + waits - 2'000);
+    EXPECT_EQ(late.free_ns, 0) << period_ns;
+    EXPECT_LE(late.over_ns, 3'000) << period_ns;
+    EXPECT_GT(arrivals.look(due + waits + 2'000).free_ns, period_ns / 2) << period_ns;
+  }
+}
+
 // Being ready costs best effort the time from then on, so it is told only of arrivals far enough apart.
 TEST(Arrivals, BeingReadyCostsBestEffortASmallShareAtMost) {
   for (const std::int64_t period_ns : {5 * kMs, 9 * kMs, 10 * kMs, 33 * kMs, 500 * kMs}) {
