@@ -183,7 +183,13 @@ def test_living_clients_are_shown_and_dead_ones_go(simulated: Path, cudasched: R
 
 
 def test_watch_goes_on_until_interrupted(simulated: Path, command: str) -> None:
-    watch = subprocess.Popen([command, "status", "--json", "--watch"], stdout=subprocess.PIPE, text=True)
+    # What the tests' own parent ignores, as a shell has its background jobs do, the program would ignore as well.
+    watch = subprocess.Popen(
+        [command, "status", "--json", "--watch"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert watch.stdout is not None
     assert [watch.stdout.readline(), watch.stdout.readline()] == ["[]\n", "[]\n"]
     watch.send_signal(signal.SIGINT)
