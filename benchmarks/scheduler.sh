@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Measures all that benchmarks/results/scheduler.json holds, on as many GPUs as there are, and puts it together:
 #
-#     benchmarks/scheduler.sh OUT [PART...]        # OUT/scheduler.json, and plots; 8 minutes on 4 H200s, 25 on one
+#     benchmarks/scheduler.sh OUT [PART...]        # OUT/scheduler.json, and plots; 8 minutes on 4 H200s, 30 on one
 #     DRY=1 benchmarks/scheduler.sh OUT            # only says what it would run
 #
-# Parts, all by default: resnet50 transformer four decode gemm elementwise periodic offload. A GPU takes the next part when
-# it is done with one; OUT/PART.cells has what is done, and another run goes on from there. REPEATS (5) and SECONDS_EACH
-# (4; 6 with several clients, and for decode) may be set, LIMIT_S after which no cell begins, COMMIT where there is no
-# clone to ask, and PYTHON.
+# Parts, all by default: resnet50 transformer four decode gemm elementwise periodic offload. Each GPU takes one, and the next
+# ones begin together when all are done: programs that start disturb what is measured beside them. OUT/PART.cells has what
+# is done, and another run goes on from there. REPEATS (5) and SECONDS_EACH (4; 6 with several clients, and for decode) may
+# be set, LIMIT_S after which no cell begins, COMMIT where there is no clone to ask, and PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,34 +52,27 @@ measure() {
   return "$status"
 }
 
-# A GPU's worker: the parts that nobody has taken yet, one after the other.
-take_parts() {
-  local status=0 part
-  export CUDA_VISIBLE_DEVICES=$1
-  shift
-  for part in "$@"; do
-    mkdir "$taken/$part" 2>/dev/null || continue
-    measure "$part" || status=$?
-  done
-  return "$status"
-}
-
 for part in "$@"; do options "$part" >/dev/null; done
 if [ -n "${DRY:-}" ]; then
   for part in "$@"; do measure "$part"; done
   exit
 fi
+mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+[ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
 mkdir -p "$out"
-taken=$(mktemp -d)
-trap 'rm -rf "$taken"' EXIT
-workers=()
-for gpu in $(nvidia-smi --query-gpu=uuid --format=csv,noheader); do
-  take_parts "$gpu" "$@" &
-  workers+=($!)
-done
 status=0
-for worker in "${workers[@]}"; do wait "$worker" || status=$?; done
+for ((first = 1; first <= $#; first += ${#gpus[@]})); do
+  together=("${@:first:${#gpus[@]}}")
+  running=()
+  for i in "${!together[@]}"; do
+    CUDA_VISIBLE_DEVICES=${gpus[i]} measure "${together[i]}" &
+    running+=($!)
+  done
+  for one in "${running[@]}"; do wait "$one" || status=$?; done
+done
 cells=()
-for part in "$@"; do [ -f "$out/$part.cells" ] && cells+=("$out/$part.cells"); done
+for part in "$@"; do
+  if [ -f "$out/$part.cells" ]; then cells+=("$out/$part.cells"); fi
+done
 "$python" -m benchmarks.colocation merge --out "$out/scheduler.json" "${cells[@]}"
 exit "$status"

@@ -1,4 +1,4 @@
-"""benchmarks/scheduler.sh: what it runs is what the benchmark takes, and each part runs once, whatever GPU takes it."""
+"""benchmarks/scheduler.sh: what it runs is what the benchmark takes, and each part runs once, on whatever GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,14 @@ def test_an_unknown_part_is_refused_before_anything_runs(tmp_path: Path) -> None
     assert run().returncode == 2
 
 
-@pytest.mark.parametrize("failing", ["", "gemm"])
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = run(str(tmp_path / "out"), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2 and "no GPU" in done.stderr
+
+
+@pytest.mark.parametrize("failing", ["", "gemm", "four"])
 def test_each_part_runs_once_and_what_is_there_is_put_together(tmp_path: Path, failing: str) -> None:
     tools, log, out = tmp_path / "tools", tmp_path / "log", tmp_path / "out"
     tools.mkdir()
