@@ -61,6 +61,7 @@ void Driver::load(void* handle) {
   required(handle, context_push, "cuCtxPushCurrent_v2");
   required(handle, context_pop, "cuCtxPopCurrent_v2");
   required(handle, context_destroy, "cuCtxDestroy_v2");
+  optional(handle, context_detach, "cuCtxDetach");
   required(handle, context_synchronize, "cuCtxSynchronize");
   optional(handle, context_get_priority_range, "cuCtxGetStreamPriorityRange");
 

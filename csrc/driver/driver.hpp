@@ -56,6 +56,7 @@ struct Driver {
   decltype(cuCtxPushCurrent)* context_push = nullptr;
   decltype(cuCtxPopCurrent)* context_pop = nullptr;
   decltype(cuCtxDestroy)* context_destroy = nullptr;
+  decltype(cuCtxDestroy)* context_detach = nullptr;  // its own name is deprecated
   decltype(cuCtxSynchronize)* context_synchronize = nullptr;
   decltype(cuCtxGetStreamPriorityRange)* context_get_priority_range = nullptr;
 

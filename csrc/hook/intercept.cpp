@@ -230,7 +230,7 @@ void primary_context_goes(CUdevice handle) noexcept {
   context_is_gone();
 }
 
-CUresult context_destroy(CUcontext context) noexcept {
+void context_goes(CUcontext context) noexcept {
   for_each_device([&](runtime::Device& device) {
     device.latency.forget_all_streams();
     if (context == nullptr) return;
@@ -239,7 +239,17 @@ CUresult context_destroy(CUcontext context) noexcept {
   });
   if (context != nullptr) telemetry::forget_context(context);
   context_is_gone();
+}
+
+CUresult context_destroy(CUcontext context) noexcept {
+  context_goes(context);
   return table().context_destroy(context);
+}
+
+// Deprecated, and what PyCUDA ends its contexts by.
+CUresult context_detach(CUcontext context) noexcept {
+  context_goes(context);
+  return table().context_detach(context);
 }
 
 // From here on a current context may be one that no other thread may use.
@@ -362,6 +372,7 @@ std::span<const EntryPoint> launch_entry_points() noexcept {
       EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr, "cuEventQuery"},
       EntryPoint{"cuCtxSynchronize", 2000, address(&context_synchronize), nullptr, "cuCtxSynchronize"},
       EntryPoint{"cuCtxDestroy", 4000, address(&context_destroy), nullptr, "cuCtxDestroy_v2"},
+      EntryPoint{"cuCtxDetach", 2000, address(&context_detach), nullptr, "cuCtxDetach"},
       EntryPoint{"cuGreenCtxCreate", 12040, address(&green_context_create), nullptr, "cuGreenCtxCreate"},
       EntryPoint{"cuDevicePrimaryCtxReset", 11000, address(&primary_context_reset), nullptr,
                  "cuDevicePrimaryCtxReset_v2"},

@@ -714,6 +714,9 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   });
 }
 
+// Nobody attaches, so that a context has one user.
+CUresult cuCtxDetach(CUcontext handle) { return cuCtxDestroy_v2(handle); }
+
 CUresult cuCtxSetCurrent(CUcontext handle) {
   return with_driver([&](Lock&) {
     std::vector<Context*>& stack = context_stack();

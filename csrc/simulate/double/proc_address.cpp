@@ -30,6 +30,7 @@ const Entry kEntries[] = {
     {"cuCtxCreate", 11040, address(cuCtxCreate_v3), nullptr},
     {"cuCtxCreate", 12050, address(cuCtxCreate_v4), nullptr},
     {"cuCtxDestroy", 4000, address(cuCtxDestroy_v2), nullptr},
+    {"cuCtxDetach", 2000, address(cuCtxDetach), nullptr},
     {"cuCtxFromGreenCtx", 12040, address(cuCtxFromGreenCtx), nullptr},
     {"cuCtxGetApiVersion", 3020, address(cuCtxGetApiVersion), nullptr},
     {"cuCtxGetCurrent", 4000, address(cuCtxGetCurrent), nullptr},

@@ -115,5 +115,21 @@ TEST_F(Foothold, IsNotAskedForAgainOfADriverThatRefuses) {
   Program::check(HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
 }
 
+TEST_F(Foothold, GoesWithItsContextHoweverThatEnds) {
+  somebody_trains();
+  auto& driver = HookedDriver::instance();
+  int expected = 0;
+  for (const char* const end : {"cuCtxDestroy_v2", "cuCtxDetach"}) {
+    CUcontext other = nullptr;
+    Program::check(driver.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
+    ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+    EXPECT_EQ(fills, ++expected) << end;
+    Program::check(driver.function<CUresult(CUcontext)>(end)(other));
+    Program::check(driver.function<CUresult(CUcontext)>("cuCtxSetCurrent")(program_.context()));
+  }
+  ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
+  EXPECT_EQ(fills, ++expected);
+}
+
 }  // namespace
 }  // namespace cudasched::test
