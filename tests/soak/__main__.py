@@ -207,6 +207,7 @@ def main() -> int:
             PYTHONPATH=str(ROOT / "tests" / "python"),
             PYTHONWARNINGS="ignore:This process:DeprecationWarning",
         )
+        meta = describe(simulated=True)  # of what is run, not of what the tree is by the end
         soak = Soak(random.Random(options.seed), directory)
         soak.run(60 * options.minutes)
         soak.look_for_what_is_left()
@@ -215,7 +216,6 @@ def main() -> int:
         soak.complaints.append(f"{left} descriptors are left open here")
     for complaint in soak.complaints:
         print(complaint, file=sys.stderr)
-    meta = describe(simulated=True)
     counts = {name: soak.counts[name] for name in SoakRow.model_fields if name not in ("minutes", "seed")}
     row = SoakRow(minutes=options.minutes, seed=options.seed, **counts)
     result = Results(meta=meta.model_copy(update={"command": command(options)}), rows=[row]).model_dump_json(indent=1)
