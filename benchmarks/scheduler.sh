@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out=$1
 shift
 [ $# -ge 1 ] || set -- resnet50 transformer four decode gemm elementwise periodic offload
@@ -41,7 +41,7 @@ options() {
 
 measure() {
   local part=$1 chosen
-  chosen=$(options "$part") || return 2
+  chosen=$(options "$part")
   local -a command=("$python" -m benchmarks.colocation --no-plots --resume --repeats "$repeats" --out "$out/$part.json")
   command+=(--seconds "${SECONDS_EACH:-4}" $chosen ${COMMIT:+--commit "$COMMIT"})
   if [ -n "${LIMIT_S:-}" ]; then command+=(--budget-s $((LIMIT_S - (SECONDS - began)))); fi

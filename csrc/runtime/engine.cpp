@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -520,20 +521,19 @@ void Engine::tick_forever() noexcept {
     const bool launching = launches != launches_before;
     launches_before = launches;
     bool schedules = false;
+    std::int64_t ready = std::numeric_limits<std::int64_t>::max();  // when the first device wants to be made so
     for_each_device([&](const Device& device) {
-      schedules = schedules || device.registered(Class::kLatency) || device.registered(Class::kBestEffort);
+      const bool latency = device.registered(Class::kLatency);
+      schedules = schedules || latency || device.registered(Class::kBestEffort);
+      if (const std::int64_t at = latency ? device.latency.ready_ns() : 0; at > now) ready = std::min(ready, at);
     });
     idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
     if (idle_ticks == kIdleTicks && !needs_ticks()) {
       hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
       continue;
     }
-    std::int64_t asleep = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
-    for_each_device([&](const Device& device) {
-      const std::int64_t ready = device.registered(Class::kLatency) ? device.latency.ready_ns() : 0;
-      if (ready > now) asleep = std::clamp<std::int64_t>(ready - now_ns(), 1, asleep);
-    });
-    const timespec time{0, asleep};
+    const std::int64_t longest = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
+    const timespec time{0, std::clamp<std::int64_t>(ready - now_ns(), 1, longest)};
     nanosleep(&time, nullptr);
   }
 }

@@ -105,8 +105,9 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   if (launches_.load() != launches_seen || on_its_way()) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
-    if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr)
+    if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr) {
       foothold_.worked_in(context);
+    }
     for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
     unaccounted_.store(false, std::memory_order_relaxed);
     context_.store(nullptr, std::memory_order_relaxed);

@@ -160,7 +160,7 @@ class LatencyActivity {
 
   static inline constinit std::mutex probe_;  // Hot::captures changes under it
   std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
-  bool ends_itself_ = true;                   // the last activity's end was found where the program synchronised; too
+  bool ends_itself_ = true;                   // its last end was found where the program synchronised; under probe_
 };
 
 }  // namespace cudasched::runtime

@@ -29,7 +29,7 @@ class Arrivals {
   static constexpr int kSilentPeriods = 4;                // after so many without arrival, nothing is foreseen
   static constexpr std::int64_t kReadyAheadNs = 250'000;  // a timer that ends late, and a change of contexts
   static constexpr std::int64_t kShare = 32;  // of best effort's time, what being ready or waiting for late ones costs
-  static constexpr std::int64_t kLateNs = 1'000'000;  // a program that wakes up late is waited for so long at least
+  static constexpr std::int64_t kLateNs = 1'000'000;  // a late program is waited for so long, if kShare allows
   static constexpr std::int64_t kLongestHintNs = 1'000'000'000;  // a hint further ahead counts as this
 
   // For Snapshot::free_ns and foreseen_over_ns; and in how long the client should see to it that the GPU is its own

@@ -455,7 +455,7 @@ TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
   second.join();
 }
 
-TEST_F(Launches, OneThatIsRefusedEndsWithItsCall) {
+TEST_F(Launches, OneThatIsRefusedLeavesTheClientIdle) {
   ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
   const runtime::Ticket ticket = runtime::begin_launch({}, program_.stream(), true);
   EXPECT_NE(driver_.table().active(), 0U);
