@@ -28,7 +28,7 @@ struct Settings {
   bool earliest_deadline_first = false;              // CUDASCHED_LATENCY_ORDER=deadline
   bool node_priority = true;                         // CUDASCHED_NODE_PRIORITY
   std::int64_t stand_aside_ns = 2 * kNsPerMs;        // CUDASCHED_STAND_ASIDE_MS
-  std::int64_t linger_ns = 50 * kNsPerUs;            // CUDASCHED_LINGER_US
+  std::int64_t linger_ns = 100 * kNsPerUs;           // CUDASCHED_LINGER_US
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
   std::int64_t turn_ns = 3 * kNsPerMs;               // CUDASCHED_TURN_MS

@@ -15,9 +15,7 @@ Decision wait_for_time(std::int64_t wait_ns) noexcept {
 Decision just_in_time(const Snapshot& snapshot) noexcept {
   if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
   if (snapshot.in_flight_ns > snapshot.lead_ns) return wait_for_time(snapshot.in_flight_ns - snapshot.lead_ns);
-  const std::int64_t longest_ns = snapshot.longest_ns();
-  const bool collides = longest_ns > snapshot.long_ns && snapshot.in_flight_ns + longest_ns > snapshot.free_ns;
-  if (collides && snapshot.waited_ns < snapshot.max_hold_ns) {
+  if (snapshot.looks_out() && snapshot.in_flight_ns + snapshot.longest_ns() > snapshot.free_ns) {
     return wait_for_time(std::min(snapshot.foreseen_over_ns, snapshot.max_hold_ns - snapshot.waited_ns));
   }
   return kGo;
@@ -31,9 +29,8 @@ Decision strict(const Snapshot& snapshot) noexcept {
   if (!snapshot.latency_clients) return kGo;
   if (snapshot.latency_active) return {Answer::kWaitForLatency, 0};
   if (snapshot.hint_ns > 0) return wait_for_time(snapshot.hint_ns);
-  if (snapshot.since_latency_ns < snapshot.linger_ns) {
-    return wait_for_time(snapshot.linger_ns - snapshot.since_latency_ns);
-  }
+  const std::int64_t linger_ns = snapshot.linger_ns * (snapshot.looks_out() ? Snapshot::kLongLinger : 1);
+  if (snapshot.since_latency_ns < linger_ns) return wait_for_time(linger_ns - snapshot.since_latency_ns);
   return just_in_time(snapshot);
 }
 

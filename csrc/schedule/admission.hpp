@@ -14,6 +14,7 @@ namespace cudasched::schedule {
 struct Snapshot {
   static constexpr std::int64_t kLongAgoNs = std::int64_t{1} << 60;
   static constexpr std::int64_t kUnknownNs = std::numeric_limits<std::int64_t>::min();
+  static constexpr std::int64_t kLongLinger = 2;  // a long launch lingers for so many lingers
 
   bool latency_clients = false;                // a latency client is on the device, active or not
   bool latency_active = false;                 // one holds the gate closed
@@ -29,11 +30,12 @@ struct Snapshot {
   std::int64_t hint_ns = 0;                    // a latency client said that it comes: hold for so long still
   std::int64_t free_ns = kLongAgoNs;           // no latency work is foreseen for so long (arrivals.hpp)
   std::int64_t foreseen_over_ns = 0;           // after so long, the foreseen work has come or stayed away
-  std::int64_t long_ns = 300'000;              // a launch with a longer bound looks out for foreseen latency work
+  std::int64_t long_ns = 300'000;              // a launch with a longer bound is long: it looks out for latency work
   std::int64_t waited_ns = 0;                  // how long this launch has waited while no latency client was active
-  std::int64_t max_hold_ns = 20'000'000;       // how long foreseen latency work may hold one launch at most
+  std::int64_t max_hold_ns = 20'000'000;       // how long latency work to come may hold one long launch at most
 
   std::int64_t longest_ns() const noexcept { return bound_ns > predicted_ns ? bound_ns : predicted_ns; }
+  bool looks_out() const noexcept { return longest_ns() > long_ns && waited_ns < max_hold_ns; }
 };
 
 enum class Answer {
@@ -61,8 +63,8 @@ Decision open(const Snapshot& snapshot) noexcept;
 // Just-in-time submission with strict admission (docs/policies.md): nothing while a latency client is active or has
 // said that it comes; nor for a moment after, because a request that has been waiting comes right behind the one that
 // is done; else the next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and
-// holds one best-effort kernel and a few microseconds. A long launch waits until no foreseen latency work falls into
-// its bound, max_hold_ns at most.
+// holds one best-effort kernel and a few microseconds. A long launch, which costs a request more, waits twice that
+// moment, and until no foreseen latency work falls into its bound, max_hold_ns at most.
 Decision strict(const Snapshot& snapshot) noexcept;
 
 // As strict, but while latency work is active, a launch goes whose bound, with what is in flight, fits the slack that

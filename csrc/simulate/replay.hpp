@@ -80,7 +80,7 @@ struct ReplaySettings {
   double miss_probability = 0;           // for learned rates, 0: only periodic arrivals are foreseen
   bool earliest_deadline_first = false;  // between latency clients, at region entry
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are
-  std::int64_t linger_ns = 50'000;
+  std::int64_t linger_ns = 100'000;
   std::int64_t margin_ns = 200'000;
   std::int64_t long_ns = 300'000;
   std::int64_t max_hold_ns = 20'000'000;

@@ -91,7 +91,7 @@ class Config(pydantic.BaseModel):
             and best-effort ones the lowest.
         stand_aside_ms: How long best-effort threads of a program stand aside at their next launch while another thread
             of it is in a latency region, ms; 0: they do not.
-        linger_us: How long the gate stays closed after latency work is done, us.
+        linger_us: How long the gate stays closed after latency work is done, us; to a long launch twice as long.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
@@ -121,7 +121,7 @@ class Config(pydantic.BaseModel):
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
     stand_aside_ms: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS, allow_inf_nan=False)] = 2.0
-    linger_us: _Microseconds = 50.0
+    linger_us: _Microseconds = 100.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0

@@ -168,7 +168,7 @@ class Arm:
         earliest_deadline_first: Latency clients enter their regions in the order of their deadlines.
         stream_priorities: In one process and under MPS, kernels of latency clients go first where both are ready; on
             an H200 such priorities are hardly obeyed.
-        linger_us: How long the gate stays closed after latency work, us.
+        linger_us: How long the gate stays closed after latency work, us; to a launch over 300 us twice as long.
         margin_us: What `slack` leaves of a request's slack, us; None: 0.2 ms and two context switches.
         switch_us: What changing from one process to the other costs, us; None: as measured on an H200.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
@@ -184,7 +184,7 @@ class Arm:
     max_inflation: float = 0.0
     earliest_deadline_first: bool = False
     stream_priorities: bool = False
-    linger_us: float = 50.0
+    linger_us: float = 100.0
     margin_us: float | None = None
     switch_us: float | None = None
     prediction_sigma: float = 0.05

@@ -43,6 +43,7 @@ TEST(Strict, RulesHoldForAnySnapshot) {
   std::mt19937_64 random(20);
   for (int i = 0; i < 2'000'000; ++i) {
     const Snapshot snapshot = random_snapshot(random);
+    const std::int64_t linger_ns = snapshot.linger_ns * (snapshot.predicted_ns > snapshot.long_ns ? 2 : 1);
     const Decision decision = strict(snapshot);
     const bool submits = decision.answer == Answer::kSubmit;
     ASSERT_EQ(decision.wait_ns > 0, decision.answer == Answer::kWaitForTime);
@@ -55,22 +56,22 @@ TEST(Strict, RulesHoldForAnySnapshot) {
     }
     if (submits) {
       ASSERT_FALSE(snapshot.latency_active);
-      ASSERT_GE(snapshot.since_latency_ns, snapshot.linger_ns);
+      ASSERT_GE(snapshot.since_latency_ns, linger_ns);
       ASSERT_TRUE(snapshot.my_turn);
       ASSERT_LE(snapshot.in_flight_ns, snapshot.lead_ns);
     }
     // Nothing but the stated reasons ever holds a launch.
-    if (!snapshot.latency_active && snapshot.since_latency_ns >= snapshot.linger_ns && snapshot.my_turn &&
+    if (!snapshot.latency_active && snapshot.since_latency_ns >= linger_ns && snapshot.my_turn &&
         snapshot.in_flight_ns <= snapshot.lead_ns) {
       ASSERT_TRUE(submits);
     }
     // After the wait it asks for, and nothing else happening, the launch goes.
     if (decision.answer == Answer::kWaitForTime) {
       Snapshot later = snapshot;
-      const bool lingers = snapshot.since_latency_ns < snapshot.linger_ns;
+      const bool lingers = snapshot.since_latency_ns < linger_ns;
       (lingers ? later.since_latency_ns : later.in_flight_ns) += lingers ? decision.wait_ns : -decision.wait_ns;
       if (lingers) {
-        ASSERT_GE(later.since_latency_ns, later.linger_ns);
+        ASSERT_EQ(later.since_latency_ns, linger_ns);
       } else {
         ASSERT_EQ(strict(later).answer, Answer::kSubmit);
       }
@@ -124,6 +125,26 @@ TEST(Strict, ALongLaunchGoesOnlyWhereNoneIsForeseenWithinItsBoundAndIsHeldForABo
     ASSERT_LE(snapshot.waited_ns + decision.wait_ns, snapshot.max_hold_ns);
   }
   EXPECT_GT(collisions, 100'000);
+}
+
+// A program that comes right behind its last request, again and again, holds a long launch for max_hold_ns at most, and
+// then as long as any other.
+TEST(Strict, ALongLaunchLingersTwiceAsLongUntilItHasBeenHeldOut) {
+  Snapshot snapshot;
+  snapshot.latency_clients = true;
+  snapshot.linger_ns = 100'000;
+  snapshot.since_latency_ns = 99'999;
+  snapshot.bound_ns = snapshot.long_ns;
+  EXPECT_EQ(strict(snapshot).wait_ns, 1);
+  snapshot.bound_ns += 1;
+  EXPECT_EQ(strict(snapshot).wait_ns, 100'001);
+  snapshot.since_latency_ns = 199'999;
+  EXPECT_EQ(strict(snapshot).wait_ns, 1);
+  snapshot.since_latency_ns = 100'000;
+  snapshot.waited_ns = snapshot.max_hold_ns;
+  EXPECT_EQ(strict(snapshot).answer, Answer::kSubmit);
+  snapshot.since_latency_ns = 99'999;
+  EXPECT_EQ(strict(snapshot).wait_ns, 1);
 }
 
 TEST(Slack, NeverAdmitsWhatDoesNotFitAndIsStrictWhereNothingIsKnown) {
