@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every test that needs no GPU, and those that do where there is one. A failing stage does not stop the others; the end
-# lists each stage with its outcome and closing line, and the exit code is 0 only if all passed. Logs: build/logs/.
+# lists each stage with its outcome and closing line, and what failed in it; the exit code is 0 only if all passed.
+# Logs: build/logs/.
 #
 # test.sh [STAGE...] runs only the stages named: lint headers cpp asan tsan python other-pythons packaging.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -111,6 +112,12 @@ passed=()
 running="" # a process that lives while a stage does
 trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true' EXIT
 
+# Prints which tests of a log failed, as ctest and pytest name them, and what GoogleTest and the sanitizers said of it.
+failures() {
+  grep -E '^\s+[0-9]+ - .* \([A-Za-z][A-Za-z ]*\)|^(FAILED|ERROR) ' "$1" || true
+  grep -E -A 4 ': Failure$|ERROR: [A-Za-z]*Sanitizer|WARNING: ThreadSanitizer|: runtime error: ' "$1" | head -n 40 || true
+}
+
 # stage NAME FUNCTION ARGUMENT...: runs it, its output in a log and from there here, and notes how it ended. A process that
 # a crashed test leaves behind holds the log open, not our output, so nothing waits for it.
 stage() {
@@ -141,6 +148,9 @@ stage() {
   fi
   closing="$(grep -E '(passed|failed|error|skipped).* in [0-9.]+s|% tests passed|^lint |headers passed' "$log" | tail -n 1 || true)"
   report+=("$(printf '%-14s %-6s %4d s  %s' "$name" "$outcome" "$((SECONDS - start))" "$closing")")
+  if [ "$status" -ne 0 ]; then
+    report+=("$(failures "$log" | sed 's/^/    /')")
+  fi
 }
 
 joined() {

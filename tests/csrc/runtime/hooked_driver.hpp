@@ -52,7 +52,9 @@ class HookedDriver {
     run_directory_ = base + "/run";
     setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
     setenv("CUDASCHED_SIM_DIR", (base + "/simulated").c_str(), 1);
-    setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "60", 1);
+    // Longer than a busy machine keeps a thread of a test waiting.
+    setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "2000", 1);
+    setenv("CUDASCHED_STALE_HEARTBEAT_MS", "2000", 1);
     setenv("CUDASCHED_NAME", "test", 1);
     setenv("CUDASCHED_CACHE_DIR", (base + "/cache").c_str(), 1);
     real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
