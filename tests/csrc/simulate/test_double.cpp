@@ -293,7 +293,7 @@ TEST_F(DoubleTest, EventsOrderStreams) {
   const CUstream b = stream();
   const CUevent done = event();
   EXPECT_EQ(cuEventQuery(done), CUDA_SUCCESS) << "never recorded";
-  ASSERT_EQ(append(a, 1, 5000), CUDA_SUCCESS);
+  ASSERT_EQ(append(a, 1, 500'000), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(done, a), CUDA_SUCCESS);
   EXPECT_EQ(cuEventQuery(done), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(cuStreamQuery(a), CUDA_ERROR_NOT_READY);
