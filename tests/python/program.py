@@ -30,8 +30,8 @@ PATIENCE_S = 60
 FOREVER_US = 2_000_000_000
 """A kernel that outlives the test."""
 
-PATIENT = {"CUDASCHED_STALE_HEARTBEAT_MS": "60000"}
-"""On a busy machine a heartbeat may come late: with this, nothing but its owner opens the gate."""
+PATIENT = {"CUDASCHED_STALE_HEARTBEAT_MS": "60000", "CUDASCHED_STRAGGLER_MS": "60000"}
+"""On a busy machine a heartbeat or a kernel's end may come late: with this, nothing but its owner opens the gate."""
 
 HOLDING = {"CUDASCHED_MAX_IDLE_HOLD_MS": "3600000"}
 """A latency region then holds the gate closed until it is left, whether or not there is work."""
@@ -126,15 +126,16 @@ class Worker(threading.Thread):
 class Feeder(Worker):
     """A thread that launches and launches, as a training loop does, until it is stopped."""
 
-    def __init__(self, gpu: Gpu, *, synchronize: bool = False) -> None:
+    def __init__(self, gpu: Gpu, *, us: int = 20, synchronize: bool = False) -> None:
         self.count = 0
+        self._us = us
         self._synchronize = synchronize
         self._enough = threading.Event()
         super().__init__(gpu, self._feed)
 
     def _feed(self) -> None:
         while not self._enough.is_set():
-            self._gpu.launch()
+            self._gpu.launch(us=self._us)
             self.count += 1
             if self._synchronize:
                 self._gpu.synchronize()
