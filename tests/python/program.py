@@ -124,12 +124,15 @@ class Worker(threading.Thread):
 
 
 class Feeder(Worker):
-    """A thread that launches and launches, as a training loop does, until it is stopped."""
+    """A thread that launches and launches, as a training loop does, until it is stopped.
 
-    def __init__(self, gpu: Gpu, *, us: int = 20, synchronize: bool = False) -> None:
+    With `requests`, as a server does: it waits for each launch, and pauses.
+    """
+
+    def __init__(self, gpu: Gpu, *, us: int = 20, requests: bool = False) -> None:
         self.count = 0
         self._us = us
-        self._synchronize = synchronize
+        self._requests = requests
         self._enough = threading.Event()
         super().__init__(gpu, self._feed)
 
@@ -137,8 +140,9 @@ class Feeder(Worker):
         while not self._enough.is_set():
             self._gpu.launch(us=self._us)
             self.count += 1
-            if self._synchronize:
+            if self._requests:
                 self._gpu.synchronize()
+                time.sleep(0.002)  # longer than the gate lingers after latency work
 
     def stop(self) -> int:
         self._enough.set()

@@ -175,7 +175,7 @@ def test_five_programs_killed_at_random(stage: Stage, cudasched: Run) -> None:
 
     def start(client_class: str) -> Program:
         program = stage.run(client_class)
-        program.send(f"{ONCE}; feeder = Feeder(gpu, synchronize={client_class == 'latency'})")
+        program.send(f"{ONCE}; feeder = Feeder(gpu, requests={client_class == 'latency'})")
         return program
 
     programs = [start(client_class) for client_class in classes]
@@ -400,7 +400,7 @@ def test_a_program_closes_all_descriptors_after_cuda(stage: Stage, client_class:
     loses_its_table(careless)
     serve, train = server(stage), trainer(stage)
     for program in (careless, serve, train):
-        program.call("feeder = Feeder(gpu, synchronize=True)")
+        program.call("feeder = Feeder(gpu, requests=True)")
     for program in (careless, serve, train):
         goes_on(program)
         program.call("feeder.stop()")
