@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +49,24 @@ def new_environment(directory: pathlib.Path) -> pathlib.Path:
     """Makes a virtual environment and returns its Python."""
     run([sys.executable, "-m", "venv", directory])
     return directory / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def sharing_compilations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which builds of equal sources find what the others compiled, if ccache does it.
+
+    For this they see CUDA's headers at one place. The wheel is built without, by headers of its own, as a user's is.
+    """
+    base = tmp_path_factory.getbasetemp()
+    temporary = base / "tmp"
+    temporary.mkdir()
+    cache = ROOT / "build/cpp/CMakeCache.txt"
+    headers = re.findall(r"^(CUDASCHED_\w+_INCLUDE):PATH=(.*)$", cache.read_text(), re.M) if cache.exists() else []
+    return os.environ | {
+        "CCACHE_BASEDIR": str(base),
+        "TMPDIR": str(temporary),
+        "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in headers),
+    }
 
 
 @pytest.fixture(scope="session")
