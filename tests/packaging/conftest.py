@@ -55,13 +55,15 @@ def new_environment(directory: pathlib.Path) -> pathlib.Path:
 def sharing_compilations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which builds of equal sources find what the others compiled, if ccache does it.
 
-    For this they see CUDA's headers at one place. The wheel is built without, by headers of its own, as a user's is.
+    For this they see the headers of CUDA and pybind11 at one place. The wheel is built without, with headers of its
+    own, as a user's is.
     """
     base = tmp_path_factory.getbasetemp()
     temporary = base / "tmp"
     temporary.mkdir()
     cache = ROOT / "build/cpp/CMakeCache.txt"
     headers = re.findall(r"^(CUDASCHED_\w+_INCLUDE):PATH=(.*)$", cache.read_text(), re.M) if cache.exists() else []
+    headers.append(("pybind11_DIR", run([sys.executable, "-m", "pybind11", "--cmakedir"]).strip()))
     return os.environ | {
         "CCACHE_BASEDIR": str(base),
         "TMPDIR": str(temporary),
