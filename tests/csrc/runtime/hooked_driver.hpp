@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,6 +25,25 @@ inline constexpr char kImage[] =
     "cudasched-sim 1\n"
     "kernel short params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"
     "kernel timed params=8,8,8,4 block_us=param:3 blocks_per_sm=4 effect=append\n";
+
+// Simulated devices, tables and what the predictor learned, of this process alone. Made before the engine is attached,
+// so that it is removed after the engine has written its last.
+inline const std::filesystem::path& private_directory() {
+  static const struct Directory {
+    Directory() {
+      std::string name = (std::filesystem::temp_directory_path() / "cudasched-test-XXXXXX").string();
+      if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+      path = name;
+    }
+    ~Directory() {
+      std::error_code ignored;
+      if (getpid() == owner) std::filesystem::remove_all(path, ignored);
+    }
+    std::filesystem::path path;
+    const pid_t owner = getpid();  // not a forked child
+  } directory;
+  return directory.path;
+}
 
 class HookedDriver {
  public:
@@ -47,16 +67,15 @@ class HookedDriver {
 
  private:
   HookedDriver() {
-    const std::string base = std::filesystem::temp_directory_path() / ("cudasched-test-" + std::to_string(getpid()));
-    std::filesystem::create_directories(base);
-    run_directory_ = base + "/run";
+    const std::filesystem::path& directory = private_directory();
+    run_directory_ = directory / "run";
     setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
-    setenv("CUDASCHED_SIM_DIR", (base + "/simulated").c_str(), 1);
+    setenv("CUDASCHED_SIM_DIR", (directory / "simulated").c_str(), 1);
     // Longer than a busy machine keeps a thread of a test waiting.
     setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "2000", 1);
     setenv("CUDASCHED_STALE_HEARTBEAT_MS", "2000", 1);
     setenv("CUDASCHED_NAME", "test", 1);
-    setenv("CUDASCHED_CACHE_DIR", (base + "/cache").c_str(), 1);
+    setenv("CUDASCHED_CACHE_DIR", (directory / "cache").c_str(), 1);
     real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (real_ == nullptr) throw std::runtime_error(dlerror());
     for (const auto* o = cudasched_attach(real_, CUDASCHED_SIMULATED_DRIVER); o->symbol != nullptr; ++o) {
