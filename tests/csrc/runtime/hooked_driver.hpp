@@ -5,7 +5,6 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +17,7 @@
 #include "arbiter/table.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
+#include "private_directory.hpp"
 
 namespace cudasched::test {
 
@@ -25,25 +25,6 @@ inline constexpr char kImage[] =
     "cudasched-sim 1\n"
     "kernel short params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"
     "kernel timed params=8,8,8,4 block_us=param:3 blocks_per_sm=4 effect=append\n";
-
-// Simulated devices, tables and what the predictor learned, of this process alone. Made before the engine is attached,
-// so that it is removed after the engine has written its last.
-inline const std::filesystem::path& private_directory() {
-  static const struct Directory {
-    Directory() {
-      std::string name = (std::filesystem::temp_directory_path() / "cudasched-test-XXXXXX").string();
-      if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-      path = name;
-    }
-    ~Directory() {
-      std::error_code ignored;
-      if (getpid() == owner) std::filesystem::remove_all(path, ignored);
-    }
-    std::filesystem::path path;
-    const pid_t owner = getpid();  // not a forked child
-  } directory;
-  return directory.path;
-}
 
 class HookedDriver {
  public:
@@ -67,7 +48,9 @@ class HookedDriver {
 
  private:
   HookedDriver() {
-    const std::filesystem::path& directory = private_directory();
+    // Made before the engine is attached, so that it is removed after the engine has written its last.
+    static const PrivateDirectory made;
+    const std::filesystem::path& directory = made.path();
     run_directory_ = directory / "run";
     setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
     setenv("CUDASCHED_SIM_DIR", (directory / "simulated").c_str(), 1);

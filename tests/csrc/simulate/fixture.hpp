@@ -3,33 +3,25 @@
 
 #include <cuda.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "private_directory.hpp"
+
 namespace cudasched::simulate {
 
-// One directory a test program, removed at its end. Set up before the first cuInit, so from every fixture.
+// One directory a test program. Set up before the first cuInit, so from every fixture.
 inline const std::string& device_directory() {
-  static const struct Directory {
-    std::string path;
-    Directory() {
-      std::string name = (std::filesystem::temp_directory_path() / "cudasched-sim-test-XXXXXX").string();
-      if (mkdtemp(name.data()) == nullptr) std::abort();
-      path = name;
-      setenv("CUDASCHED_SIM_DIR", path.c_str(), 1);
-      setenv("CUDASCHED_SIM_SCALE", "1", 1);
-    }
-    ~Directory() {
-      std::error_code ignored;
-      std::filesystem::remove_all(path, ignored);
-    }
-  } directory;
-  return directory.path;
+  static const std::string path = [] {
+    static const test::PrivateDirectory directory;
+    setenv("CUDASCHED_SIM_DIR", directory.path().c_str(), 1);
+    setenv("CUDASCHED_SIM_SCALE", "1", 1);
+    return directory.path().string();
+  }();
+  return path;
 }
 
 inline constexpr const char* kTestImage =
