@@ -1,4 +1,4 @@
-// A directory of a test program's own, removed at the end by the process that made it: not by a forked child.
+// A directory of a test's own, removed at its end by the process that made it: not by a forked child.
 #pragma once
 
 #include <unistd.h>
@@ -25,10 +25,10 @@ class PrivateDirectory {
   PrivateDirectory(const PrivateDirectory&) = delete;
   PrivateDirectory& operator=(const PrivateDirectory&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::string& path() const { return path_; }
 
  private:
-  std::filesystem::path path_;
+  std::string path_;
   const pid_t owner_ = getpid();
 };
 

@@ -62,12 +62,12 @@ def sharing_compilations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     temporary = base / "tmp"
     temporary.mkdir()
     cache = ROOT / "build/cpp/CMakeCache.txt"
-    headers = re.findall(r"^(CUDASCHED_\w+_INCLUDE):PATH=(.*)$", cache.read_text(), re.M) if cache.exists() else []
-    headers.append(("pybind11_DIR", run([sys.executable, "-m", "pybind11", "--cmakedir"]).strip()))
+    places = re.findall(r"^(CUDASCHED_\w+_INCLUDE):PATH=(.*)$", cache.read_text(), re.M) if cache.exists() else []
+    places.append(("pybind11_DIR", run([sys.executable, "-m", "pybind11", "--cmakedir"]).strip()))
     return os.environ | {
         "CCACHE_BASEDIR": str(base),
         "TMPDIR": str(temporary),
-        "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in headers),
+        "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in places),
     }
 
 

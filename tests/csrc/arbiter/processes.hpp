@@ -30,6 +30,7 @@
 #include "arbiter/table.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "private_directory.hpp"
 
 namespace cudasched::arbiter::testing {
 
@@ -201,17 +202,6 @@ inline constexpr const char* kDevice = "Test GPU";
 
 class TableTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "arbiter-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    base_ = pattern;
-    directory_ = base_ + "/run";
-    path_ = directory_ + "/" + kUuid + ".arbiter";
-  }
-  void TearDown() override {
-    if (!base_.empty()) std::filesystem::remove_all(base_);
-  }
-
   std::unique_ptr<Table> open() const { return Table::open(directory_, kUuid, kDevice); }
   ino_t inode() const {
     struct stat status {};
@@ -229,9 +219,10 @@ class TableTest : public ::testing::Test {
     std::filesystem::permissions(path_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   }
 
-  std::string base_;
-  std::string directory_;
-  std::string path_;
+  const test::PrivateDirectory private_;
+  const std::string base_ = private_.path();
+  const std::string directory_ = base_ + "/run";
+  const std::string path_ = directory_ + "/" + kUuid + ".arbiter";
 };
 
 }  // namespace cudasched::arbiter::testing

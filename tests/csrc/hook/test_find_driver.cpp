@@ -14,6 +14,7 @@
 #include "hook/find_driver.h"
 #include "hook/find_driver_internal.h"
 #include "hook/images.hpp"
+#include "private_directory.hpp"
 
 namespace cudasched::hook::test {
 namespace {
@@ -203,13 +204,6 @@ TEST(ScanCache, ReadsThisMachinesCache) {
 
 class Search : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "cudasched-hook-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = std::filesystem::canonical(pattern);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   std::string at(const std::string& name) const { return (root_ / name).string(); }
 
   std::string put(const std::string& name, const Bytes& bytes) const {
@@ -234,7 +228,8 @@ class Search : public testing::Test {
     return result == 0 ? path.data() : "";
   }
 
-  std::filesystem::path root_;
+  const cudasched::test::PrivateDirectory private_;
+  const std::filesystem::path root_ = std::filesystem::canonical(private_.path());
   std::string driver_, library_path_, cache_, why_;
   std::vector<std::string> directories_;
 };

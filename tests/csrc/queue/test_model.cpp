@@ -1,13 +1,13 @@
 // Runs the model checker spin over order.pml, where it is installed: the protocol holds in every interleaving, and the
 // model is not empty, because each part that is taken out of it breaks it.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
+
+#include "private_directory.hpp"
 
 namespace cudasched::queue {
 namespace {
@@ -30,19 +30,16 @@ class Model : public testing::Test {
  protected:
   void SetUp() override {
     if (!installed("spin") || !installed("cc")) GTEST_SKIP() << "needs the model checker spin, and cc";
-    directory_ = std::filesystem::temp_directory_path() / ("cudasched-model-" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory_);
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // What the checker says of the model without the part that `without` names.
   std::string check(const std::string& without) const {
     const std::string flag = without.empty() ? "" : " -D" + without;
-    return output_of("cd " + directory_.string() + " && spin -a" + flag +
+    return output_of("cd " + directory_.path() + " && spin -a" + flag +
                      " " CUDASCHED_MODEL " && cc -w -DSAFETY -o pan pan.c && ./pan -m100000");
   }
 
-  std::filesystem::path directory_;
+  const test::PrivateDirectory directory_;
 };
 
 TEST_F(Model, Holds) {

@@ -50,15 +50,15 @@ class HookedDriver {
   HookedDriver() {
     // Made before the engine is attached, so that it is removed after the engine has written its last.
     static const PrivateDirectory made;
-    const std::filesystem::path& directory = made.path();
-    run_directory_ = directory / "run";
+    const std::string& directory = made.path();
+    run_directory_ = directory + "/run";
     setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
-    setenv("CUDASCHED_SIM_DIR", (directory / "simulated").c_str(), 1);
+    setenv("CUDASCHED_SIM_DIR", (directory + "/simulated").c_str(), 1);
     // Longer than a busy machine keeps a thread of a test waiting.
     setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "2000", 1);
     setenv("CUDASCHED_STALE_HEARTBEAT_MS", "2000", 1);
     setenv("CUDASCHED_NAME", "test", 1);
-    setenv("CUDASCHED_CACHE_DIR", (directory / "cache").c_str(), 1);
+    setenv("CUDASCHED_CACHE_DIR", (directory + "/cache").c_str(), 1);
     real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
     if (real_ == nullptr) throw std::runtime_error(dlerror());
     for (const auto* o = cudasched_attach(real_, CUDASCHED_SIMULATED_DRIVER); o->symbol != nullptr; ++o) {

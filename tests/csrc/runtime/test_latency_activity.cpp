@@ -9,7 +9,6 @@ namespace {
 class LatencyActivityTest : public arbiter::testing::TableTest {
  protected:
   void SetUp() override {
-    TableTest::SetUp();
     table_ = open();
     arbiter::ClientInfo client;
     client.client_class = Class::kLatency;

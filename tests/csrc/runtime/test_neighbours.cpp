@@ -23,7 +23,6 @@ constexpr std::int64_t kUnknown = Snapshot::kUnknownNs;
 class NeighboursTest : public arbiter::testing::TableTest {
  protected:
   void SetUp() override {
-    TableTest::SetUp();
     table_ = open();
     self_ = claim(Class::kBestEffort);
   }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "private_directory.hpp"
 #include "runtime/predictor_files.hpp"
 
 namespace cudasched::runtime {
@@ -30,11 +31,8 @@ class Variable {
 
 class PredictorFiles : public ::testing::Test {
  protected:
-  PredictorFiles() { std::filesystem::create_directories(directory_); }
-  ~PredictorFiles() override { std::filesystem::remove_all(directory_); }
-
-  std::string directory_ =
-      std::filesystem::temp_directory_path() / ("cudasched-test-files-" + std::to_string(getpid()));
+  const test::PrivateDirectory private_;
+  const std::string directory_ = private_.path();
 };
 
 std::vector<std::byte> bytes(std::size_t count, unsigned char value) { return {count, std::byte{value}}; }

@@ -15,7 +15,6 @@ constexpr bool kInRegion = true;
 class RequestsTest : public arbiter::testing::TableTest {
  protected:
   void SetUp() override {
-    TableTest::SetUp();
     table_ = open();
     slot_ = claim(Class::kLatency);
     requests_.register_client(table_.get(), slot_, settings_);

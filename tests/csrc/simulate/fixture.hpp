@@ -19,7 +19,7 @@ inline const std::string& device_directory() {
     static const test::PrivateDirectory directory;
     setenv("CUDASCHED_SIM_DIR", directory.path().c_str(), 1);
     setenv("CUDASCHED_SIM_SCALE", "1", 1);
-    return directory.path().string();
+    return directory.path();
   }();
   return path;
 }

@@ -9,23 +9,11 @@
 #include <iterator>
 
 #include "base/error.hpp"
+#include "private_directory.hpp"
 #include "telemetry/journal.hpp"
 
 namespace cudasched::telemetry {
 namespace {
-
-class Directory {
- public:
-  Directory() {
-    std::string name = (std::filesystem::temp_directory_path() / "cudasched-journal-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -38,7 +26,7 @@ TEST(Journal, TheChecksumIsThatOfZlib) {
 }
 
 TEST(Journal, AppendsBlocksBehindItsHeader) {
-  const Directory directory;
+  const test::PrivateDirectory directory;
   std::string path;
   {
     Journal journal(directory.path());
@@ -54,7 +42,7 @@ TEST(Journal, AppendsBlocksBehindItsHeader) {
 }
 
 TEST(Journal, EachIsAFileOfItsOwn) {
-  const Directory directory;
+  const test::PrivateDirectory directory;
   const Journal first(directory.path());
   const Journal second(directory.path());
   EXPECT_NE(first.path(), second.path());
@@ -70,7 +58,7 @@ TEST(Journal, SaysWhyItCannotBegin) {
 }
 
 TEST(Journal, AFullDiskLeavesItWholeUpToTheLastBlock) {
-  const Directory directory;
+  const test::PrivateDirectory directory;
   Journal journal(directory.path());
   ASSERT_TRUE(journal.append(Journal::Block::kMeta, 0, {bytes_of("{}")}));
   const auto whole = std::filesystem::file_size(journal.path());
@@ -91,7 +79,7 @@ TEST(Journal, AFullDiskLeavesItWholeUpToTheLastBlock) {
 
 // Programs close descriptors that they did not open, and open files of their own in their place.
 TEST(Journal, NeverWritesIntoAFileThatIsNotItsOwn) {
-  const Directory directory;
+  const test::PrivateDirectory directory;
   Journal journal(directory.path());
   const std::string other = directory.path() + "/other";
   int file = -1;
