@@ -242,12 +242,15 @@ def test_hinted_arms_and_arms_with_repeats_of_their_own(simulated_driver, tmp_pa
 def test_a_duty_sets_the_rate_and_the_target(simulated_driver, tmp_path):
     options = ["--latency", "gpt_decode", "--duty", "0.5", "--arrivals", "periodic"]
     arms = "latency_alone,best_effort_alone,cudasched_one_process"
-    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "duty.json", *options, "--arms", arms)}
-    alone = rows["latency_alone"]
-    # 0.5 where the machine is idle; a busy one takes longer for one request than for the next.
-    assert 0.1 < alone.duty < 1
+    for attempt in range(5):  # a busy machine takes longer for one request than for the next
+        out = tmp_path / f"duty-{attempt}.json"
+        rows = {row.arm: row for row in rehearse(simulated_driver, out, *options, "--arms", arms)}
+        alone = rows["latency_alone"]
+        if 0.25 < alone.duty < 0.75:
+            break
+    assert 0.25 < alone.duty < 0.75
     assert alone.slo_ms == pytest.approx(2 * 0.5e3 / alone.rate_hz, rel=0.01)
-    assert alone.attainment > 0.1
+    assert alone.attainment > 0.5
     assert rows["cudasched_one_process"].best_effort_ratio
 
 
