@@ -9,12 +9,14 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
 #include "driver/driver.hpp"
+#include "private_directory.hpp"
 #include "telemetry/collector.hpp"
 #include "telemetry/cupti.hpp"
 #include "telemetry/journal.hpp"
@@ -32,9 +34,7 @@ Function* driver_call(void* library, const char* name) {
 class CollectorTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::string name = (std::filesystem::temp_directory_path() / "cudasched-collector-XXXXXX").string();
-    directory_ = mkdtemp(name.data());
-    setenv("CUDASCHED_SIM_DIR", directory_.c_str(), 1);
+    setenv("CUDASCHED_SIM_DIR", directory_.emplace().path().c_str(), 1);
     library_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(library_, nullptr) << dlerror();
     driver::table().load(library_);
@@ -50,13 +50,13 @@ class CollectorTest : public ::testing::Test {
     facts_.parameter_bytes = 16;
     facts_.registers = 32;
   }
-  static void TearDownTestSuite() { std::filesystem::remove_all(directory_); }
+  static void TearDownTestSuite() { directory_.reset(); }
 
   static void use_context() { driver_call<CUresult(CUcontext)>(library_, "cuCtxSetCurrent")(context_); }
 
   static CollectOptions options(Timing timing) {
     CollectOptions chosen;
-    chosen.directory = directory_;
+    chosen.directory = directory_->path();
     chosen.timing = timing;
     chosen.cupti_path = CUDASCHED_FAKE_CUPTI;
     return chosen;
@@ -129,7 +129,7 @@ class CollectorTest : public ::testing::Test {
     return result;
   }
 
-  static inline std::string directory_;
+  static inline std::optional<test::PrivateDirectory> directory_;
   static inline void* library_ = nullptr;
   static inline CUcontext context_ = nullptr;
   static inline CUfunction kernel_ = nullptr;
@@ -255,7 +255,7 @@ TEST_F(CollectorTest, ALaunchThatEndsAfterTheCollectionIsLeftOut) {
 
 TEST_F(CollectorTest, StartsThatFailLeaveNothingBehind) {
   CollectOptions chosen = options(Timing::kCupti);
-  chosen.directory = directory_ + "/fresh";
+  chosen.directory = directory_->path() + "/fresh";
   EXPECT_THROW(start_collecting(chosen), Error) << "no such directory";
   std::filesystem::create_directory(chosen.directory);
   setenv("FAKE_CUPTI_HELD", "1", 1);

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -14,12 +13,14 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
 
 #include "cudasched/scheduler.hpp"
 #include "gpu.hpp"
+#include "private_directory.hpp"
 
 namespace cudasched::test {
 namespace {
@@ -38,11 +39,8 @@ class PrivateMachine : public ::testing::Environment {
       directory_ = parents;
       return;
     }
-    std::string name = (std::filesystem::temp_directory_path() / "cudasched-scheduler-test-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    directory_ = name;
-    owner_ = true;
-    setenv(kVariable, name.c_str(), 1);
+    directory_ = made_.emplace().path();
+    setenv(kVariable, directory_.c_str(), 1);
     setenv("CUDASCHED_DRIVER", CUDASCHED_SIMULATED_DRIVER, 1);
     setenv("CUDASCHED_SIM_DIR", (directory_ / "simulated").c_str(), 1);
     setenv("CUDASCHED_RUN_DIR", (directory_ / "run").c_str(), 1);
@@ -51,16 +49,13 @@ class PrivateMachine : public ::testing::Environment {
     setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "3600000", 1);
     setenv("CUDASCHED_STALE_HEARTBEAT_MS", "60000", 1);
   }
-  void TearDown() override {
-    std::error_code ignored;
-    if (owner_) std::filesystem::remove_all(directory_, ignored);
-  }
+  void TearDown() override { made_.reset(); }
   const std::filesystem::path& directory() const { return directory_; }
 
  private:
   static constexpr const char* kVariable = "CUDASCHED_SCHEDULER_TEST_DIRECTORY";
   std::filesystem::path directory_;
-  bool owner_ = false;
+  std::optional<PrivateDirectory> made_;  // empty in a process that a test starts: it has its parent's
 };
 
 auto* const machine =
