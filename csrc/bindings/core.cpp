@@ -78,6 +78,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("stood_aside", &cudasched_state::stood_aside)
       .def_readonly("prioritised_graphs", &cudasched_state::prioritised_graphs)
       .def_readonly("unprioritised_graphs", &cudasched_state::unprioritised_graphs)
+      .def_readonly("normal_beside_best_effort", &cudasched_state::normal_beside_best_effort)
+      .def_readonly("contested_streams", &cudasched_state::contested_streams)
       .def_readonly("device_launches", &cudasched_state::device_launches)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
       .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });

@@ -33,11 +33,12 @@ using driver::table;
 // ---- launches
 
 // What the launch queues want to know of a call (hook/offload.hpp).
-Site find_site(CUstream stream) noexcept {
+Site find_site(CUstream stream, CUevent event) noexcept {
   Site site;
   runtime::ThreadState& thread = runtime::this_thread();
   runtime::engine().name_thread(thread);
-  const Class call_class = runtime::classify(stream, thread);
+  const Class call_class =
+      stream != nullptr ? runtime::classify(stream, thread) : runtime::classify_event(event, thread);
   const bool in_latency_region = runtime::in_latency_region(thread);
   site.caller.thread = thread.index;
   site.caller.latency = call_class != Class::kBestEffort || in_latency_region;
@@ -68,6 +69,7 @@ CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Sub
 // Deferred if it may be, else launched here.
 template <typename Submit>
 CUresult launch(const queue::KernelCall& call, bool may_time, const predict::Launch& what, Submit&& submit) noexcept {
+  runtime::note_stream_use(call.stream);
   runtime::stand_aside(call.stream);
   CUresult status = CUDA_SUCCESS;
   if (Offload::push_kernel(call, status)) return status;
@@ -171,6 +173,7 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   what.function = graph;
   what.is_graph = true;
   const CUstream meant = meant_stream<kPerThread>(stream);
+  runtime::note_stream_use(meant);
   runtime::stand_aside(meant);
   CUresult status = CUDA_SUCCESS;
   const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
@@ -210,12 +213,12 @@ void for_each_device(Visit&& visit) noexcept {
 }
 
 CUresult stream_destroy(CUstream stream) noexcept {
-  for_each_device([&](runtime::Device& device) { device.latency.forget_stream(stream); });
-  if (!runtime::hot().streams.empty()) runtime::engine().unbind_stream(reinterpret_cast<std::uintptr_t>(stream));
+  runtime::engine().forget_stream(stream);
   return table().stream_destroy(stream);
 }
 
-void context_is_gone() noexcept {
+void context_is_gone(CUcontext context) noexcept {
+  runtime::engine().forget_streams_of(context);
   runtime::hot().context_epoch.fetch_add(1);
   driver::functions().forget_handles();
 }
@@ -227,7 +230,7 @@ void primary_context_goes(CUdevice handle) noexcept {
     device.gate.forget_context(nullptr);
   });
   telemetry::forget_context(nullptr);
-  context_is_gone();
+  context_is_gone(nullptr);
 }
 
 void context_goes(CUcontext context) noexcept {
@@ -238,7 +241,7 @@ void context_goes(CUcontext context) noexcept {
     device.gate.forget_context(context);
   });
   if (context != nullptr) telemetry::forget_context(context);
-  context_is_gone();
+  context_is_gone(context);
 }
 
 CUresult context_destroy(CUcontext context) noexcept {
@@ -453,7 +456,9 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     }
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
     using cudasched::hook::Offload;
-    const bool can_defer = Offload::connect(real_driver, &cudasched_loader_find, &cudasched::hook::find_site);
+    const bool can_defer = Offload::connect(
+        real_driver, &cudasched_loader_find,
+        {&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait});
     cudasched::runtime::engine().use_offload(
         {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);

@@ -96,7 +96,7 @@ struct Guard {
 };
 
 struct State {
-  Offload::FindSite find = nullptr;
+  Offload::Engine engine;
   queue::Calls calls;
   decltype(cuPointerGetAttribute)* pointer_get_attribute = nullptr;
   decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
@@ -158,7 +158,7 @@ template <typename Push, typename Direct>
 CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
                   const For& what = For::kOther) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
-  const Site site = state.find(stream);
+  const Site site = state.engine.find_site(stream, nullptr);
   if (site.queue != nullptr) {
     if (const CUresult error = site.queue->take_error(site.caller.thread)) return error;
     drain_others(site, stream, event);
@@ -236,6 +236,7 @@ CUresult fill_rows(CUdeviceptr to, std::size_t pitch, Element value, std::size_t
 }
 
 CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
+  state.engine.note_record(event, stream);
   return defer_or(
       stream, event,
       [&](Queue& known, const Caller& caller) { return known.push_record(caller, event, stream, flags); },
@@ -262,6 +263,7 @@ CUresult event_record_with_flags(CUevent event, CUstream stream, unsigned flags)
 template <bool kPerThread>
 CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags) noexcept {
   const CUstream on = meant(kPerThread, stream);
+  state.engine.note_wait(event, on);
   return defer_or(
       on, event, [&](Queue& known, const Caller& caller) { return known.push_wait(caller, on, event, flags); },
       [&] { return state.calls.wait(on, event, flags); });
@@ -299,7 +301,7 @@ CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
 CUresult not_ready() noexcept { return CUDA_ERROR_NOT_READY; }
 
 CUresult hand_over_error() noexcept {
-  const Site site = state.find(nullptr);
+  const Site site = state.engine.find_site(nullptr, nullptr);
   CUresult found = CUDA_SUCCESS;
   for_each_queue([&](Queue& known) {
     if (found == CUDA_SUCCESS) found = known.take_error(site.caller.thread);
@@ -385,7 +387,7 @@ void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
   const bool empty = all_empty();
   const bool synchronises = guard.meaning == Meaning::kSynchronise;
   if (!empty || synchronises) {
-    const Site site = state.find(stream);
+    const Site site = state.engine.find_site(stream, event);
     bool queued = false;
     for_each_queue([&](Queue& known) {
       if (guard.meaning == Meaning::kStreamQuery) queued = queued || known.stream_not_ready(site.caller, stream);
@@ -406,7 +408,7 @@ void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
 
 }  // namespace
 
-bool Offload::connect(void* handle, queue::Calls::Find* find_function, FindSite find_site) noexcept {
+bool Offload::connect(void* handle, queue::Calls::Find* find_function, const Engine& engine) noexcept {
   bool complete = state.calls.load(handle, find_function);
   const auto look_up = [&]<typename Function>(Function*& function, const char* name) {
     function = reinterpret_cast<Function*>(find_function(handle, name));
@@ -418,7 +420,7 @@ bool Offload::connect(void* handle, queue::Calls::Find* find_function, FindSite 
   look_up(state.event_create, "cuEventCreate");
   // A program that shares no events may have a driver that cannot.
   state.open_event = reinterpret_cast<decltype(state.open_event)>(find_function(handle, "cuIpcOpenEventHandle"));
-  state.find = find_site;
+  state.engine = engine;
   return complete;
 }
 
@@ -471,13 +473,13 @@ bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresul
       For::kLaunch);
   // Its event nodes may wait for, or record, what is queued.
   if (direct && !plain && !all_empty())
-    drain(state.find(stream).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
+    drain(state.engine.find_site(stream, nullptr).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
   return !direct;
 }
 
 void Offload::launched(const queue::KernelCall& call) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return;
-  if (const Site site = state.find(call.stream); site.queue != nullptr) site.queue->kernel_launched(call);
+  if (const Site site = state.engine.find_site(call.stream, nullptr); site.queue != nullptr) site.queue->kernel_launched(call);
 }
 
 void Offload::launched(CUgraphExec graph) noexcept {

@@ -27,12 +27,22 @@ struct Site {
 
 class Offload {
  public:
-  // `stream` is the one meant; null for calls that have none: then the thread's region and process decide the class.
-  using FindSite = Site (*)(CUstream stream) noexcept;
+  // `stream` is the one meant, `event` what a call without a stream is about; null for calls that have none: then the
+  // thread's region and process decide the class.
+  using FindSite = Site (*)(CUstream stream, CUevent event) noexcept;
+  // A record of `event` on `stream`, or a wait of `stream` for `event`, is about to be made.
+  using NoteEvent = void (*)(CUevent event, CUstream stream) noexcept;
+
+  // What the engine does for this file, which knows none.
+  struct Engine {
+    FindSite find_site = nullptr;
+    NoteEvent note_record = nullptr;
+    NoteEvent note_wait = nullptr;
+  };
 
   // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is
   // deferred then.
-  static bool connect(void* handle, queue::Calls::Find* find, FindSite find_site) noexcept;
+  static bool connect(void* handle, queue::Calls::Find* find, const Engine& engine) noexcept;
 
   // A device's queue, once it has started; they are never taken away. At most 32.
   static void add(queue::Queue& queue) noexcept;

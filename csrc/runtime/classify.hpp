@@ -1,6 +1,6 @@
-// Which class a launch has: the class bound to its stream, else the calling thread's region, else the process's own.
-// Streams first, because autograd launches backward kernels from its own threads on the forward op's stream. The class
-// belongs to the call, never to a thread because of what it once did.
+// Which class a call has: the class bound to its stream, else that of the calling thread's region, else best effort
+// where a best-effort region has marked the stream (runtime/stream_marks.hpp), else the process's own. The class belongs
+// to the call, never to a thread because of what it once did.
 //
 // classify() runs on the launch path: a few loads. Binding streams and opening regions do not.
 #pragma once
@@ -42,6 +42,8 @@ struct ThreadState {
   Device* device = nullptr;
   const void* noted_stream = nullptr;  // the last stream that a latency launch was noted on,
   std::uint64_t noted_epoch = 0;       // and in which activity
+  const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
+  std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
   bool normal_registered = false;
 
   Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }

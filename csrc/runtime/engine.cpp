@@ -367,6 +367,10 @@ std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int6
   region.deadline_ns = deadline_ns;
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
   if (value == Class::kLatency) hot().courtesy.enter();
+  if (value == Class::kBestEffort) {
+    hot().marks.entered(region.token);
+    hot().carries_origins.store(true, std::memory_order_relaxed);
+  }
   // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
   // thread's context says which one; without a context the first launch does.
   if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
@@ -393,8 +397,105 @@ void Engine::exit_region(std::uint64_t token) {
 
 void Engine::leave_devices(const Region& region) noexcept {
   if (region.region_class == Class::kLatency) hot().courtesy.leave();
+  if (region.region_class == Class::kBestEffort) {
+    hot().marks.left(region.token);
+    if (hot().marks.in_use()) hot().ticker.wake();
+  }
   for_each_device([&](Device& device) {
     if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
+  });
+}
+
+// ---- marks of streams
+
+void Engine::note_stream_use(CUstream stream, ThreadState& thread) noexcept {
+  Hot& state = hot();
+  if (!state.scheduling.load(std::memory_order_relaxed) || is_captured(stream)) return;
+  const Class region = thread.depth > 0 ? thread.innermost().region_class : Class::kNormal;
+  name_thread(thread);
+  if (region == Class::kBestEffort) {
+    // In a program that is best effort as a whole, every thread is without a mark.
+    if (state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
+    const std::uint64_t stamp = thread.innermost().token + (state.marks.epoch() << 48);
+    // A default stream is another one in another context.
+    if (thread.marked_stream == stream && thread.marked_stamp == stamp && stream != CU_STREAM_LEGACY) return;
+    CUcontext context = nullptr;
+    if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
+    state.marks.mark(StreamMarks::key(stream, context), stream, context, thread.innermost().token);
+    thread.marked_stream = stream;
+    thread.marked_stamp = stamp;
+    return;
+  }
+  if (!state.marks.in_use()) return;
+  telemetry::Shard& count = state.counters.shard(thread.index);
+  const std::uint64_t key = mark_key(stream);
+  if (region == Class::kLatency) {
+    if (state.marks.contest(key)) count.contested_streams.fetch_add(1, std::memory_order_relaxed);
+  } else if (classify(stream, thread) == Class::kNormal && state.marks.marked(key)) {
+    count.normal_beside_best_effort.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Engine::note_record(CUevent event, CUstream stream) noexcept {
+  Hot& state = hot();
+  const ThreadState& thread = this_thread();
+  Class bound = Class::kNormal;
+  Origin origin = kNoOrigin;
+  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) {
+    origin = bound == Class::kBestEffort ? kBoundOrigin : kNoOrigin;
+  } else if (thread.depth > 0) {
+    const Region& region = thread.innermost();
+    origin = region.region_class == Class::kBestEffort ? region.token : kNoOrigin;
+  } else if (state.marks.in_use()) {
+    origin = state.marks.find(mark_key(stream));
+  }
+  state.event_origins.set(event, origin);
+}
+
+void Engine::note_wait(CUevent event, CUstream stream) noexcept {
+  Hot& state = hot();
+  // What a region does it does in its own class, and what is bound stays so.
+  if (this_thread().depth > 0 || state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
+  Class bound = Class::kNormal;
+  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) return;
+  const Origin origin = state.event_origins.find(event);
+  if (origin == kNoOrigin && !state.marks.in_use()) return;
+  CUcontext context = nullptr;
+  if (is_captured(stream) || driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
+  state.marks.inherit(StreamMarks::key(stream, context), stream, context, origin);
+}
+
+void Engine::forget_stream(CUstream stream) noexcept {
+  for_each_device([&](Device& device) { device.latency.forget_stream(stream); });
+  if (!hot().streams.empty()) unbind_stream(reinterpret_cast<std::uintptr_t>(stream));
+  const std::scoped_lock lock(LatencyActivity::probe_mutex());  // no sweep asks the driver for it meanwhile
+  hot().marks.forget(StreamMarks::key(stream, nullptr));
+}
+
+void Engine::forget_streams_of(CUcontext context) noexcept {
+  const std::scoped_lock lock(LatencyActivity::probe_mutex());
+  hot().marks.forget_context(context);
+  hot().event_origins.clear();
+}
+
+void Engine::sweep_marks() noexcept {
+  if (!hot().marks.in_use()) return;
+  const std::scoped_lock lock(LatencyActivity::probe_mutex());
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  const driver::RelaxedCapture relaxed;
+  hot().marks.sweep([&](CUstream stream, CUcontext context) {
+    bool queued = false;
+    for_each_device([&](Device& device) {
+      queued = queued || (device.queue() != nullptr && device.queue()->before(queue::Scope::kStream, stream) != 0);
+    });
+    if (queued) return false;
+    const driver::CurrentContext current(context);
+    if (!current.ok()) return true;
+    if (hot().captures.load(std::memory_order_relaxed) > 0) {
+      // Asking for the legacy stream while some stream is captured would invalidate the capture.
+      if (stream == CU_STREAM_LEGACY || is_captured(stream)) return false;
+    }
+    return driver::table().stream_query.legacy(stream) != CUDA_ERROR_NOT_READY;
   });
 }
 
@@ -461,14 +562,17 @@ void Engine::use_policy(schedule::UserPolicy policy) {
 void Engine::bind_stream(std::uint64_t stream, Class value) {
   const std::scoped_lock lock(mutex_);
   if (stream == 0) throw Error("the default stream cannot have a class of its own; use a region or another stream");
+  if (value == Class::kBestEffort) hot().carries_origins.store(true, std::memory_order_relaxed);
   if (!hot().streams.bind(stream, value)) {
     throw Error("more than " + std::to_string(StreamClasses::kCapacity) + " streams have a class; unbind some first");
   }
+  hot().marks.bound(true);
 }
 
 void Engine::unbind_stream(std::uint64_t stream) noexcept {
   const std::scoped_lock lock(mutex_);
   hot().streams.unbind(stream);
+  hot().marks.bound(!hot().streams.empty());
 }
 
 void Engine::start_coverage(const std::string& cupti_path) {
@@ -545,12 +649,18 @@ bool Engine::needs_ticks() noexcept {
     found = found || (device.registered(Class::kLatency) && device.latency.expected(now_ns())) ||
             (device.registered(Class::kBestEffort) && (device.gate.waits() || device.holds_launches()));
   });
-  return found;
+  return found || hot().marks.needs_sweep();
 }
 
 bool Engine::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
+  sweep_marks();
+  if (totals.contested_streams > 0 && !contest_said_.exchange(true)) {
+    log::warning(
+        "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "
+        "regions that launch there are not best effort; give each class a stream of its own");
+  }
   for_each_device([&](Device& device) {
     if (device.queue() != nullptr) device.queue()->check();
     if (!device.table().check()) {
@@ -658,6 +768,8 @@ void Engine::reset_in_child() noexcept {
   hot().only_device.store(nullptr);
   hot().captures.store(0);
   hot().counters.reset();
+  hot().marks.reset();
+  hot().event_origins.clear();
   hot().courtesy.reset(latency_regions(this_thread()));
   for (auto& place : devices_) {
     Device* const device = place.exchange(nullptr);
@@ -678,7 +790,12 @@ void Engine::reset_in_child() noexcept {
   thread.device = nullptr;
   thread.normal_registered = false;
   thread.noted_stream = nullptr;
-  for (int i = 0; i < thread.depth; ++i) thread.stack->regions[static_cast<std::size_t>(i)].devices = 0;
+  thread.marked_stream = nullptr;
+  for (int i = 0; i < thread.depth; ++i) {
+    Region& region = thread.stack->regions[static_cast<std::size_t>(i)];
+    region.devices = 0;
+    if (region.region_class == Class::kBestEffort) hot().marks.entered(region.token);
+  }
 }
 
 }  // namespace cudasched::runtime

@@ -164,6 +164,14 @@ class Engine {
   // the launch is to pass unscheduled.
   bool prepare(Device& device, Class launch_class, ThreadState& thread) noexcept;
 
+  // What the functions of these names below do where there may be something to do.
+  void note_stream_use(CUstream stream, ThreadState& thread) noexcept;
+  void note_record(CUevent event, CUstream stream) noexcept;
+  void note_wait(CUevent event, CUstream stream) noexcept;
+  // The stream, or all of the context (null: of any), goes.
+  void forget_stream(CUstream stream) noexcept;
+  void forget_streams_of(CUcontext context) noexcept;
+
   // Gives the thread its number, if it has none.
   void name_thread(ThreadState& thread) noexcept {
     if (thread.index == 0) thread.index = hot().next_thread.fetch_add(1, std::memory_order_relaxed);
@@ -185,6 +193,7 @@ class Engine {
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
+  void sweep_marks() noexcept;
   void stop() noexcept;
   void write_coverage_report() noexcept;
   void reset_in_child() noexcept;
@@ -199,6 +208,7 @@ class Engine {
   std::vector<std::pair<std::string, std::string>> configured_;  // variables and values by configure(), likewise
   std::optional<schedule::UserPolicy> user_policy_;
   std::atomic<bool> policy_refused_{false};  // and that was said
+  std::atomic<bool> contest_said_{false};    // that latency work is on a stream of best effort
   bool started_ = false;
   std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;
@@ -214,12 +224,51 @@ class Engine {
 
 Engine& engine() noexcept;
 
+// By which the marks know the stream; 0: they do not.
+inline std::uint64_t mark_key(CUstream stream) noexcept {
+  CUcontext context = nullptr;
+  if (stream == CU_STREAM_LEGACY && driver::table().context_get_current(&context) != CUDA_SUCCESS) return 0;
+  return StreamMarks::key(stream, context);
+}
+
+// `stream` is the one meant; null for calls that have none.
 inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
   Hot& state = hot();
   Class found = Class::kNormal;
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
   if (thread.depth > 0) return thread.innermost().region_class;
+  if (state.marks.in_use() && state.marks.find(mark_key(stream)) != kNoOrigin) return Class::kBestEffort;
   return state.process_class.load(std::memory_order_relaxed);
+}
+
+// The class of a call about `event`, or of one without a handle (null): a thread in no region that asks after an event
+// of best-effort work does so for it.
+inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
+  if (thread.depth > 0) return thread.innermost().region_class;
+  Hot& state = hot();
+  if (event != nullptr && state.carries_origins.load(std::memory_order_relaxed) &&
+      state.event_origins.find(event) != kNoOrigin) {
+    return Class::kBestEffort;
+  }
+  return state.process_class.load(std::memory_order_relaxed);
+}
+
+// Before a launch on `stream`: a best-effort region marks it, latency work contests a mark that is there, and normal
+// work on a stream that best effort uses is counted.
+inline void note_stream_use(CUstream stream) noexcept {
+  ThreadState& thread = this_thread();
+  Hot& state = hot();
+  if (thread.depth == 0 && !state.marks.in_use()) [[likely]]
+    return;
+  engine().note_stream_use(stream, thread);
+}
+
+// The calling thread records `event` on `stream`, or makes `stream` wait for it.
+inline void note_record(CUevent event, CUstream stream) noexcept {
+  if (hot().carries_origins.load(std::memory_order_relaxed)) engine().note_record(event, stream);
+}
+inline void note_wait(CUevent event, CUstream stream) noexcept {
+  if (hot().carries_origins.load(std::memory_order_relaxed)) engine().note_wait(event, stream);
 }
 
 // True if this launch needs prepare() first.

@@ -121,6 +121,8 @@ void cudasched_get_state(cudasched_state* state) {
     state->untracked_launches = report.totals.untracked;
     state->prioritised_graphs = report.totals.prioritised_graphs;
     state->unprioritised_graphs = report.totals.unprioritised_graphs;
+    state->normal_beside_best_effort = report.totals.normal_beside_best_effort;
+    state->contested_streams = report.totals.contested_streams;
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);

@@ -19,6 +19,8 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> stood_aside{0};
   std::atomic<std::uint64_t> prioritised_graphs{0};
   std::atomic<std::uint64_t> unprioritised_graphs{0};
+  std::atomic<std::uint64_t> normal_beside_best_effort{0};
+  std::atomic<std::uint64_t> contested_streams{0};
 };
 
 struct Totals {
@@ -31,6 +33,8 @@ struct Totals {
   std::uint64_t stood_aside = 0;
   std::uint64_t prioritised_graphs = 0;
   std::uint64_t unprioritised_graphs = 0;
+  std::uint64_t normal_beside_best_effort = 0;
+  std::uint64_t contested_streams = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -55,6 +59,8 @@ class Counters {
       sum.stood_aside += shard.stood_aside.load(std::memory_order_relaxed);
       sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
       sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
+      sum.normal_beside_best_effort += shard.normal_beside_best_effort.load(std::memory_order_relaxed);
+      sum.contested_streams += shard.contested_streams.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -71,6 +77,8 @@ class Counters {
       shard.stood_aside.store(0, std::memory_order_relaxed);
       shard.prioritised_graphs.store(0, std::memory_order_relaxed);
       shard.unprioritised_graphs.store(0, std::memory_order_relaxed);
+      shard.normal_beside_best_effort.store(0, std::memory_order_relaxed);
+      shard.contested_streams.store(0, std::memory_order_relaxed);
     }
   }
 

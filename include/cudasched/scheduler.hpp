@@ -134,6 +134,8 @@ struct Metrics {
   std::uint64_t untracked_launches = 0;    // gated, and their completion not seen
   std::uint64_t prioritised_graphs = 0;    // instantiated with a priority for their kernel nodes, by the caller's class
   std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
+  std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
+  std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
   std::uint64_t device_launches = 0;       // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
 };
 
@@ -312,6 +314,8 @@ class Scheduler {
     metrics.untracked_launches = state.untracked_launches;
     metrics.prioritised_graphs = state.prioritised_graphs;
     metrics.unprioritised_graphs = state.unprioritised_graphs;
+    metrics.normal_beside_best_effort = state.normal_beside_best_effort;
+    metrics.contested_streams = state.contested_streams;
     metrics.device_launches = state.device_launches;
     return metrics;
   }

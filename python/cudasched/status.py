@@ -119,6 +119,10 @@ class State:
         untracked_launches: Gated launches whose completion could not be followed.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
         unprioritised_graphs: Graphs for which the driver refused that.
+        normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
+            region of class ``normal``, or on a stream that latency work uses too. Much of this lets best-effort work
+            past the gate.
+        contested_streams: How often latency work was launched on a stream that a best-effort region uses.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
@@ -140,6 +144,8 @@ class State:
     untracked_launches: int = 0
     prioritised_graphs: int = 0
     unprioritised_graphs: int = 0
+    normal_beside_best_effort: int = 0
+    contested_streams: int = 0
     device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""

@@ -424,6 +424,32 @@ def test_who_waits_behind_the_gate_beside_latency_work(stage: Stage) -> None:
     ended_well(program)
 
 
+def test_the_threads_that_work_for_a_region_wait_with_it(stage: Stage) -> None:
+    """README's example of two classes in one process: autograd's threads launch backward passes, and are in no region."""
+    program = both_classes(stage)
+    program.call(
+        "go, passed = threading.Event(), threading.Event()\n"
+        "def trains():\n"
+        "    with cudasched.region('best_effort'):\n"
+        "        log.note(1)\n"
+        "        backward = Worker(gpu, lambda: log.note(*range(2, 31)))\n"
+        "        backward.join()\n"
+        "        go.wait()\n"
+    )
+    program.call(ENTER)
+    program.call("trainer = Worker(gpu, trains)")
+    wait_at_the_gate(program)
+    before = program.count("offloaded_launches")
+    program.call(SERVE)
+    assert program.count("offloaded_launches") == before
+    assert program.count("normal_beside_best_effort") == 0
+    program.call(LEAVE)
+    program.call("go.set(); trainer.join()")
+    assert program.call("log.read()") == list(range(31))
+    assert program.count("best_effort_launches") == 31
+    ended_well(program)
+
+
 def test_a_full_ring_beside_latency_work(stage: Stage) -> None:
     """A launch waits for room; another call that needs it, or a thread with the GIL, opens the gate instead."""
     program = both_classes(stage)

@@ -171,13 +171,32 @@ def test_a_latency_thread_holds_back_the_best_effort_thread_of_its_process(stage
     program.call(ENTER)
     program.call("worker = Worker(gpu, best_effort)")
     wait_at_the_gate(program)
-    program.call("gpu.launch(3); gpu.synchronize()")
+    program.call("gpu.launch(3, stream=gpu.stream()); gpu.synchronize()")
     assert program.call("worker.is_alive()")
     program.call(LEAVE)
     program.call("worker.join()")
     assert (program.count("latency_launches"), program.count("best_effort_launches")) == (4, 2)
     assert program.count("gate_waits") >= 1
     assert (program.end(), program.stderr) == (0, "")
+
+
+def test_both_classes_on_one_stream_are_warned_of_once(stage: Stage) -> None:
+    program = both_classes(stage)
+    program.call(
+        "launched, leave = threading.Event(), threading.Event()\n"
+        "def trains():\n"
+        "    with cudasched.region('best_effort'):\n"
+        "        gpu.launch()\n"
+        "        launched.set()\n"
+        "        leave.wait()\n"
+    )
+    for _ in range(2):
+        program.call("launched.clear(); leave.clear(); trainer = Worker(gpu, trains); launched.wait()")
+        program.call(f"{ENTER}; gpu.launch(3); gpu.synchronize(); {LEAVE}")
+        program.call("leave.set(); trainer.join()")
+    assert program.count("contested_streams") == 2
+    assert program.end() == 0
+    assert program.stderr.count("on one stream") == 1
 
 
 def test_a_best_effort_thread_with_the_gil_never_stops_the_latency_thread(stage: Stage) -> None:

@@ -15,7 +15,8 @@ using testing::ElementsAre;
 
 // What find_site() says.
 thread_local Site here;
-Site find_site(CUstream) noexcept { return here; }
+void note_nothing(CUevent, CUstream) noexcept {}
+Site find_site(CUstream, CUevent) noexcept { return here; }
 
 int attribute_value = 0;
 unsigned memory_type = 0;  // 0: pageable
@@ -80,7 +81,7 @@ void* find_function(void* handle, const char* name) {
 class OffloadTest : public QueueTest {
  protected:
   OffloadTest() {
-    EXPECT_TRUE(Offload::connect(&calls_, &find_function, &find_site));
+    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing}));
     Offload::add(queue());
     here = {&queue(), caller_};
     memory_type = CU_MEMORYTYPE_HOST;
