@@ -479,7 +479,8 @@ bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresul
 
 void Offload::launched(const queue::KernelCall& call) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return;
-  if (const Site site = state.engine.find_site(call.stream, nullptr); site.queue != nullptr) site.queue->kernel_launched(call);
+  if (const Site site = state.engine.find_site(call.stream, nullptr); site.queue != nullptr)
+    site.queue->kernel_launched(call);
 }
 
 void Offload::launched(CUgraphExec graph) noexcept {

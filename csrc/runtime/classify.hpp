@@ -1,6 +1,6 @@
 // Which class a call has: the class bound to its stream, else that of the calling thread's region, else best effort
-// where a best-effort region has marked the stream (runtime/stream_marks.hpp), else the process's own. The class belongs
-// to the call, never to a thread because of what it once did.
+// where a best-effort region has marked the stream (runtime/stream_marks.hpp), else the process's own. The class
+// belongs to the call, never to a thread because of what it once did.
 //
 // classify() runs on the launch path: a few loads. Binding streams and opening regions do not.
 #pragma once
@@ -40,8 +40,8 @@ struct ThreadState {
   const void* context = nullptr;  // the context that `device` was found for
   std::uint64_t context_epoch = 0;
   Device* device = nullptr;
-  const void* noted_stream = nullptr;  // the last stream that a latency launch was noted on,
-  std::uint64_t noted_epoch = 0;       // and in which activity
+  const void* noted_stream = nullptr;   // the last stream that a latency launch was noted on,
+  std::uint64_t noted_epoch = 0;        // and in which activity
   const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
   bool normal_registered = false;

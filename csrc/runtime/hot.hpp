@@ -20,7 +20,7 @@ struct Hot {
   std::atomic<std::uint64_t> context_epoch{1};  // changes when a context goes, so that threads look theirs up anew
   std::atomic<int> captures{0};                 // streams of the process that are being captured
   std::atomic<unsigned> next_thread{1};
-  std::atomic<bool> carries_origins{false};     // a stream of the process was marked, or bound to best effort
+  std::atomic<bool> carries_origins{false};  // a stream of the process was marked, or bound to best effort
   StreamClasses streams;
   StreamMarks marks;
   EventOrigins event_origins;

@@ -174,7 +174,8 @@ void EventOrigins::set(CUevent event, Origin origin) noexcept {
     Slot& slot = slots_[(home + step) % kSlots];
     const CUevent held = slot.event.load(std::memory_order_acquire);
     if (held == event) return slot.origin.store(origin, std::memory_order_release);
-    if (place == nullptr && (held == nullptr || slot.origin.load(std::memory_order_relaxed) == kNoOrigin)) place = &slot;
+    if (place == nullptr && (held == nullptr || slot.origin.load(std::memory_order_relaxed) == kNoOrigin))
+      place = &slot;
   }
   if (origin == kNoOrigin) return;
   if (place == nullptr) place = &slots_[home];

@@ -123,9 +123,9 @@ class StreamMarks {
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> overflows_{0};
   std::atomic<bool> any_bound_{false};
-  SpinLock lock_;                          // guards the two below
+  SpinLock lock_;                            // guards the two below
   std::array<Origin, kOpenRegions> open_{};  // kNoOrigin: free
-  int unlisted_ = 0;                       // regions that are open and found no place: no mark is swept meanwhile
+  int unlisted_ = 0;                         // regions that are open and found no place: no mark is swept meanwhile
 };
 
 // Of which origin an event's last record was. A table of fixed size that forgets the oldest of a place: a forgotten

@@ -136,7 +136,7 @@ struct Metrics {
   std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
   std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
-  std::uint64_t device_launches = 0;       // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t device_launches = 0;  // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
 };
 
 // What Scheduler::stop_collecting leaves.

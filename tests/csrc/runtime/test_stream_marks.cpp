@@ -1,7 +1,5 @@
 // Which class a call has by the stream that it is on: the table of marks by itself, and through the entry points of the
 // simulated driver.
-#include "runtime/stream_marks.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -14,6 +12,7 @@
 
 #include "hooked_driver.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/stream_marks.hpp"
 
 namespace cudasched::test {
 namespace {
