@@ -425,7 +425,7 @@ def test_who_waits_behind_the_gate_beside_latency_work(stage: Stage) -> None:
 
 
 def test_the_threads_that_work_for_a_region_wait_with_it(stage: Stage) -> None:
-    """README's example of two classes in one process: autograd's threads launch backward passes, and are in no region."""
+    """Two classes in one process, as README shows: autograd's threads launch the backward pass, and are in no region."""
     program = both_classes(stage)
     program.call(
         "go, passed = threading.Event(), threading.Event()\n"
