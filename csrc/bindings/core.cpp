@@ -75,7 +75,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gate_wait_ns", &cudasched_state::gate_wait_ns)
       .def_readonly("offloaded_launches", &cudasched_state::offloaded_launches)
       .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
-      .def_readonly("stood_aside", &cudasched_state::stood_aside)
+      .def_readonly("backed_off", &cudasched_state::backed_off)
       .def_readonly("prioritised_graphs", &cudasched_state::prioritised_graphs)
       .def_readonly("unprioritised_graphs", &cudasched_state::unprioritised_graphs)
       .def_readonly("normal_beside_best_effort", &cudasched_state::normal_beside_best_effort)

@@ -70,7 +70,7 @@ CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Sub
 template <typename Submit>
 CUresult launch(const queue::KernelCall& call, bool may_time, const predict::Launch& what, Submit&& submit) noexcept {
   runtime::note_stream_use(call.stream);
-  runtime::stand_aside(call.stream);
+  runtime::back_off(call.stream);
   CUresult status = CUDA_SUCCESS;
   if (Offload::push_kernel(call, status)) return status;
   status = launch(what, call.stream, may_time, submit);
@@ -174,7 +174,7 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   what.is_graph = true;
   const CUstream meant = meant_stream<kPerThread>(stream);
   runtime::note_stream_use(meant);
-  runtime::stand_aside(meant);
+  runtime::back_off(meant);
   CUresult status = CUDA_SUCCESS;
   const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
   if (Offload::push_graph(graph, facts != nullptr && facts->plain, meant, status)) return status;

@@ -168,7 +168,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   }
   for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
-  hot().courtesy.configure(settings_.courtesy_ns());
+  hot().host_backoff.configure(settings_.host_backoff_limit_ns());
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -366,7 +366,7 @@ std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int6
   region.slo_ns = slo_ns;
   region.deadline_ns = deadline_ns;
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
-  if (value == Class::kLatency) hot().courtesy.enter();
+  if (value == Class::kLatency) hot().host_backoff.enter();
   if (value == Class::kBestEffort) {
     hot().marks.entered(region.token);
     hot().carries_origins.store(true, std::memory_order_relaxed);
@@ -396,7 +396,7 @@ void Engine::exit_region(std::uint64_t token) {
 }
 
 void Engine::leave_devices(const Region& region) noexcept {
-  if (region.region_class == Class::kLatency) hot().courtesy.leave();
+  if (region.region_class == Class::kLatency) hot().host_backoff.leave();
   if (region.region_class == Class::kBestEffort) {
     hot().marks.left(region.token);
     if (hot().marks.in_use()) hot().ticker.wake();
@@ -522,8 +522,8 @@ void Engine::expect(std::int64_t within_ns) {
 void Engine::configure(const std::string& name, const std::string& value) {
   // What the engine looks at anew after it has begun.
   static constexpr std::string_view kAtAnyTime[] = {
-      "CUDASCHED_POLICY",    "CUDASCHED_LEAD_US",   "CUDASCHED_MAX_INFLATION", "CUDASCHED_LONG_US",
-      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_STAND_ASIDE_MS"};
+      "CUDASCHED_POLICY",    "CUDASCHED_LEAD_US",   "CUDASCHED_MAX_INFLATION",  "CUDASCHED_LONG_US",
+      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_HOST_BACKOFF_MS"};
   std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (variable == "CUDASCHED_LOG") return log::set_level(value);
@@ -536,8 +536,8 @@ void Engine::configure(const std::string& name, const std::string& value) {
   }
   if (!attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
-  hot().courtesy.configure(settings_.courtesy_ns());
-  if (variable == "CUDASCHED_STAND_ASIDE_MS") return;
+  hot().host_backoff.configure(settings_.host_backoff_limit_ns());
+  if (variable == "CUDASCHED_HOST_BACKOFF_MS") return;
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();
   for_each_device([&](Device& device) {
@@ -770,7 +770,7 @@ void Engine::reset_in_child() noexcept {
   hot().counters.reset();
   hot().marks.reset();
   hot().event_origins.clear();
-  hot().courtesy.reset(latency_regions(this_thread()));
+  hot().host_backoff.reset(latency_regions(this_thread()));
   for (auto& place : devices_) {
     Device* const device = place.exchange(nullptr);
     if (device == nullptr) continue;

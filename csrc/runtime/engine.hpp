@@ -287,17 +287,17 @@ inline bool is_captured(CUstream stream) noexcept {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// First of all in a launch (runtime/courtesy.hpp).
-inline void stand_aside(CUstream stream) noexcept {
+// Host back-off (runtime/host_backoff.hpp): the first step of a launch.
+inline void back_off(CUstream stream) noexcept {
   Hot& state = hot();
-  if (!state.courtesy.asked()) [[likely]]
+  if (!state.host_backoff.requested()) [[likely]]
     return;
   const ThreadState& thread = this_thread();
   if (!state.scheduling.load(std::memory_order_relaxed) || in_latency_region(thread) ||
       classify(stream, thread) != Class::kBestEffort || is_captured(stream)) {
     return;
   }
-  state.courtesy.stand_aside(state.counters.shard(thread.index).stood_aside);
+  state.host_backoff.back_off(state.counters.shard(thread.index).backed_off);
 }
 
 inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool may_time) noexcept {

@@ -117,7 +117,7 @@ void cudasched_get_state(cudasched_state* state) {
     state->gate_waits = report.totals.waits;
     state->gate_wait_ns = report.totals.wait_ns;
     state->offloaded_launches = report.totals.offloaded;
-    state->stood_aside = report.totals.stood_aside;
+    state->backed_off = report.totals.backed_off;
     state->untracked_launches = report.totals.untracked;
     state->prioritised_graphs = report.totals.prioritised_graphs;
     state->unprioritised_graphs = report.totals.unprioritised_graphs;

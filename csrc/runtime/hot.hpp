@@ -6,7 +6,7 @@
 
 #include "base/class.hpp"
 #include "runtime/classify.hpp"
-#include "runtime/courtesy.hpp"
+#include "runtime/host_backoff.hpp"
 #include "runtime/stream_marks.hpp"
 #include "runtime/ticker.hpp"
 #include "telemetry/counters.hpp"
@@ -24,7 +24,7 @@ struct Hot {
   StreamClasses streams;
   StreamMarks marks;
   EventOrigins event_origins;
-  Courtesy courtesy;
+  HostBackoff host_backoff;
   TickerSleep ticker;
   telemetry::Counters counters;
 };

@@ -106,7 +106,7 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
     if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr) {
-      foothold_.worked_in(context);
+      prewarmer_.worked_in(context);
     }
     for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
     unaccounted_.store(false, std::memory_order_relaxed);
@@ -224,8 +224,8 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
   if (!alone) return;
   // Best effort holds back by now.
   const std::scoped_lock lock(probe_);
-  if (foothold_.worth() && gpu_is_anothers()) foothold_.take();
-  foothold_.entered(now_ns());
+  if (prewarmer_.pays() && gpu_is_anothers()) prewarmer_.prewarm();
+  prewarmer_.entered(now_ns());
 }
 
 void LatencyActivity::exit_region(const Region& region) noexcept {
@@ -237,7 +237,7 @@ void LatencyActivity::exit_region(const Region& region) noexcept {
       if (ours != deadlines_.end()) *ours = 0;
     }
     publish_regions();
-    foothold_.left();
+    prewarmer_.left();
     if (last) table_->slot(slot()).priority.store(priority_, std::memory_order_relaxed);
   }
   on_synchronised();
@@ -286,7 +286,7 @@ void LatencyActivity::expect(std::int64_t within_ns) noexcept {
     const std::int64_t now = now_ns();
     requests_.expect(within_ns, now);
     table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);  // or nobody believes it
-    if (gpu_is_anothers()) foothold_.take();
+    if (gpu_is_anothers()) prewarmer_.prewarm();
   }
   hot().ticker.wake();
 }
@@ -309,7 +309,7 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
     }
     if (!active_.load(std::memory_order_relaxed)) {
-      if (gpu_is_anothers() && requests_.get_ready(now)) foothold_.take_again();
+      if (gpu_is_anothers() && requests_.get_ready(now)) prewarmer_.prewarm_last_context();
       requests_.look_ahead(now);
     }
   }
@@ -334,7 +334,7 @@ void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
   for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
   context_.store(nullptr, std::memory_order_relaxed);
-  foothold_.worked_in(nullptr);
+  prewarmer_.worked_in(nullptr);
   per_thread_owner_.store(nullptr, std::memory_order_relaxed);
   // A primary context that is released may live on, and other contexts do.
   if (active_.load()) unaccounted_.store(true, std::memory_order_relaxed);
@@ -348,7 +348,7 @@ void LatencyActivity::set_priority(std::int32_t priority) noexcept {
 
 void LatencyActivity::forget_context(CUcontext context) noexcept {
   const std::scoped_lock lock(probe_);
-  foothold_.forget(context);
+  prewarmer_.forget(context);
 }
 
 void LatencyActivity::capture_begins() noexcept {

@@ -26,7 +26,7 @@
 #include "arbiter/table.hpp"
 #include "base/clock.hpp"
 #include "runtime/classify.hpp"
-#include "runtime/foothold.hpp"
+#include "runtime/context_prewarmer.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/requests.hpp"
 #include "runtime/settings.hpp"
@@ -51,7 +51,7 @@ class LatencyActivity {
   void before_launch() noexcept {
     begun_.fetch_add(1);
     if (!active_.load()) activate();
-    if (foothold_.awaits_launch()) foothold_.first_launch(now_ns());
+    if (prewarmer_.awaits_launch()) prewarmer_.first_launch(now_ns());
   }
 
   // The driver has accepted the launch. Only now is it counted: who finds the streams idle before it was submitted, and
@@ -137,7 +137,7 @@ class LatencyActivity {
   bool mps_ = false;
   std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
   Requests requests_;
-  Foothold foothold_;  // under probe_
+  ContextPrewarmer prewarmer_;  // under probe_
 
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> regions_{0};

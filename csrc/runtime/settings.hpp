@@ -27,7 +27,7 @@ struct Settings {
   double miss_probability = 0;                       // CUDASCHED_MISS_PROBABILITY, 0: rates of arrival are not used
   bool earliest_deadline_first = false;              // CUDASCHED_LATENCY_ORDER=deadline
   bool node_priority = true;                         // CUDASCHED_NODE_PRIORITY
-  std::int64_t stand_aside_ns = 2 * kNsPerMs;        // CUDASCHED_STAND_ASIDE_MS
+  std::int64_t host_backoff_ns = 2 * kNsPerMs;       // CUDASCHED_HOST_BACKOFF_MS
   std::int64_t linger_ns = 100 * kNsPerUs;           // CUDASCHED_LINGER_US
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
@@ -41,7 +41,7 @@ struct Settings {
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
   // Where nothing is held back on the GPU, nothing is on the host.
-  std::int64_t courtesy_ns() const noexcept { return policy == "open" ? 0 : stand_aside_ns; }
+  std::int64_t host_backoff_limit_ns() const noexcept { return policy == "open" ? 0 : host_backoff_ns; }
 
   // What the lead is to begin with: with a launcher thread that feeds the GPU, and where the gate holds the program's
   // own thread, whose time between launches the lead must cover then.

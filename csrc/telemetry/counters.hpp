@@ -16,7 +16,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> wait_ns{0};
   std::atomic<std::uint64_t> untracked{0};
   std::atomic<std::uint64_t> offloaded{0};
-  std::atomic<std::uint64_t> stood_aside{0};
+  std::atomic<std::uint64_t> backed_off{0};
   std::atomic<std::uint64_t> prioritised_graphs{0};
   std::atomic<std::uint64_t> unprioritised_graphs{0};
   std::atomic<std::uint64_t> normal_beside_best_effort{0};
@@ -30,7 +30,7 @@ struct Totals {
   std::uint64_t wait_ns = 0;
   std::uint64_t untracked = 0;
   std::uint64_t offloaded = 0;
-  std::uint64_t stood_aside = 0;
+  std::uint64_t backed_off = 0;
   std::uint64_t prioritised_graphs = 0;
   std::uint64_t unprioritised_graphs = 0;
   std::uint64_t normal_beside_best_effort = 0;
@@ -56,7 +56,7 @@ class Counters {
       sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
       sum.untracked += shard.untracked.load(std::memory_order_relaxed);
       sum.offloaded += shard.offloaded.load(std::memory_order_relaxed);
-      sum.stood_aside += shard.stood_aside.load(std::memory_order_relaxed);
+      sum.backed_off += shard.backed_off.load(std::memory_order_relaxed);
       sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
       sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
       sum.normal_beside_best_effort += shard.normal_beside_best_effort.load(std::memory_order_relaxed);
@@ -74,7 +74,7 @@ class Counters {
       shard.wait_ns.store(0, std::memory_order_relaxed);
       shard.untracked.store(0, std::memory_order_relaxed);
       shard.offloaded.store(0, std::memory_order_relaxed);
-      shard.stood_aside.store(0, std::memory_order_relaxed);
+      shard.backed_off.store(0, std::memory_order_relaxed);
       shard.prioritised_graphs.store(0, std::memory_order_relaxed);
       shard.unprioritised_graphs.store(0, std::memory_order_relaxed);
       shard.normal_beside_best_effort.store(0, std::memory_order_relaxed);

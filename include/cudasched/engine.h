@@ -59,7 +59,7 @@ struct cudasched_state {
   uint64_t gate_waits;     /* of these, those that waited */
   uint64_t gate_wait_ns;
   uint64_t offloaded_launches;   /* made by the launcher thread, the program's own having gone on */
-  uint64_t stood_aside;          /* best-effort launches that let a request of their own program go first on the host */
+  uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
   uint64_t untracked_launches;   /* gated, but with no completion event (none was free) */
   uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
   uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */

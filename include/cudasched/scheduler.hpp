@@ -130,7 +130,7 @@ struct Metrics {
   std::uint64_t gated_launches = 0;      // of the best-effort ones, those that found the gate on
   std::uint64_t gate_waits = 0;          // of the gated ones, those that waited
   std::chrono::nanoseconds gate_wait{0};
-  std::uint64_t stood_aside = 0;           // best-effort launches that let a request of this program go first
+  std::uint64_t backed_off = 0;            // best-effort launches that let a request of this program go first
   std::uint64_t untracked_launches = 0;    // gated, and their completion not seen
   std::uint64_t prioritised_graphs = 0;    // instantiated with a priority for their kernel nodes, by the caller's class
   std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
@@ -310,7 +310,7 @@ class Scheduler {
     metrics.gated_launches = state.gated_launches;
     metrics.gate_waits = state.gate_waits;
     metrics.gate_wait = std::chrono::nanoseconds(state.gate_wait_ns);
-    metrics.stood_aside = state.stood_aside;
+    metrics.backed_off = state.backed_off;
     metrics.untracked_launches = state.untracked_launches;
     metrics.prioritised_graphs = state.prioritised_graphs;
     metrics.unprioritised_graphs = state.unprioritised_graphs;

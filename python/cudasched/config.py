@@ -89,7 +89,7 @@ class Config(pydantic.BaseModel):
             earliest first).
         node_priority: Whether graphs that latency clients instantiate get the highest priority for their kernel nodes,
             and best-effort ones the lowest.
-        stand_aside_ms: How long best-effort threads of a program stand aside at their next launch while another thread
+        host_backoff_ms: How long best-effort threads of a program pause at their next launch while another thread
             of it is in a latency region, ms; 0: they do not.
         linger_us: How long the gate stays closed after latency work is done, us; to a long launch twice as long.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
@@ -120,7 +120,7 @@ class Config(pydantic.BaseModel):
     miss_probability: Annotated[float, pydantic.Field(ge=0, le=0.999, allow_inf_nan=False)] = 0.0
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
-    stand_aside_ms: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS, allow_inf_nan=False)] = 2.0
+    host_backoff_ms: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS, allow_inf_nan=False)] = 2.0
     linger_us: _Microseconds = 100.0
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0

@@ -115,7 +115,7 @@ class State:
         gate_waits: Of these, those that waited.
         gate_wait_ns: Time they waited, ns.
         offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
-        stood_aside: Best-effort launches that let a request of their own program go first on the host.
+        backed_off: Best-effort launches that let a request of their own program go first on the host.
         untracked_launches: Gated launches whose completion could not be followed.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
         unprioritised_graphs: Graphs for which the driver refused that.
@@ -140,7 +140,7 @@ class State:
     gate_waits: int = 0
     gate_wait_ns: int = 0
     offloaded_launches: int = 0
-    stood_aside: int = 0
+    backed_off: int = 0
     untracked_launches: int = 0
     prioritised_graphs: int = 0
     unprioritised_graphs: int = 0

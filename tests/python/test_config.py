@@ -27,7 +27,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "miss_probability": st.floats(0, 0.999),
     "latency_order": st.sampled_from(["free", "deadline"]),
     "node_priority": st.booleans(),
-    "stand_aside_ms": st.floats(0, 3_600_000),
+    "host_backoff_ms": st.floats(0, 3_600_000),
     "linger_us": st.floats(0, 3.6e9),
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),

@@ -83,23 +83,23 @@ def test_launches_are_offloaded_without_a_latency_client(stage: Stage) -> None:
     ended_well(train)
 
 
-@pytest.mark.parametrize(("stand_aside_ms", "stands_aside"), [("3600000", True), ("0", False)])
-def test_best_effort_threads_stand_aside_for_a_request_of_their_program(
-    stage: Stage, stand_aside_ms: str, stands_aside: bool
+@pytest.mark.parametrize(("host_backoff_ms", "backs_off"), [("3600000", True), ("0", False)])
+def test_best_effort_threads_back_off_for_a_request_of_their_program(
+    stage: Stage, host_backoff_ms: str, backs_off: bool
 ) -> None:
-    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_STAND_ASIDE_MS=stand_aside_ms)
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS=host_backoff_ms)
     program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
     program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
     program.call(ENTER)
     program.call("gpu.launch(3, stream=stream)")  # in the region itself: of the thread that all wait for
     program.call("helper = Worker(gpu, lambda: gpu.launch(3, stream=stream))")
-    if stands_aside:
-        eventually(lambda: program.count("stood_aside") == 1, "it stands aside")
+    if backs_off:
+        eventually(lambda: program.count("backed_off") == 1, "it pauses")
         assert program.call("helper.is_alive()")
         program.call(LEAVE)
     program.call("helper.join()")
-    assert program.count("stood_aside") == (1 if stands_aside else 0)
-    if not stands_aside:
+    assert program.count("backed_off") == (1 if backs_off else 0)
+    if not backs_off:
         program.call(LEAVE)
     program.call("gpu.synchronize()")
     ended_well(program)
@@ -425,7 +425,7 @@ def test_who_waits_behind_the_gate_beside_latency_work(stage: Stage) -> None:
 
 
 def test_the_threads_that_work_for_a_region_wait_with_it(stage: Stage) -> None:
-    """Two classes in one process, as README shows: autograd's threads launch the backward pass, and are in no region."""
+    """Two classes in one process, as README shows: autograd's threads launch the backward pass outside any region."""
     program = both_classes(stage)
     program.call(
         "go, passed = threading.Event(), threading.Event()\n"

@@ -15,9 +15,9 @@ using namespace std::chrono_literals;
 constinit std::atomic<int> fills = 0;
 constinit decltype(cuMemsetD32Async)* real_fill = nullptr;
 
-class Foothold : public ::testing::Test {
+class ContextPrewarmer : public ::testing::Test {
  protected:
-  Foothold() {
+  ContextPrewarmer() {
     fills = 0;
     real_fill = driver::table().memory_fill;
     driver::table().memory_fill = +[](CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
@@ -26,7 +26,7 @@ class Foothold : public ::testing::Test {
     };
   }
 
-  ~Foothold() override {
+  ~ContextPrewarmer() override {
     driver::table().memory_fill = real_fill;
     if (other_ >= 0) HookedDriver::instance().table().release(other_);
   }
@@ -52,7 +52,7 @@ class Foothold : public ::testing::Test {
   int other_ = -1;
 };
 
-TEST_F(Foothold, IsTakenAtTheEntryOfRegionsInWhichRequestsArePrepared) {
+TEST_F(ContextPrewarmer, RunsAtTheEntryOfRegionsInWhichRequestsArePrepared) {
   somebody_trains();
   request(5ms);  // which is how it is known
   EXPECT_EQ(fills, 0);
@@ -65,14 +65,14 @@ TEST_F(Foothold, IsTakenAtTheEntryOfRegionsInWhichRequestsArePrepared) {
   EXPECT_EQ(fills, before);
 }
 
-TEST_F(Foothold, IsTakenForAHint) {
+TEST_F(ContextPrewarmer, RunsForAHint) {
   somebody_trains();
   ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
   EXPECT_EQ(fills, 1);
 }
 
 // Where the machine is so busy that a rhythm does not hold, a slower one does.
-TEST_F(Foothold, IsTakenAheadOfTheNextRequestOfARhythm) {
+TEST_F(ContextPrewarmer, RunsAheadOfTheNextRequestOfARhythm) {
   somebody_trains();
   for (auto period = 50ms; fills == 0 && period < 5s; period *= 3) {
     auto due = std::chrono::steady_clock::now();
@@ -84,13 +84,13 @@ TEST_F(Foothold, IsTakenAheadOfTheNextRequestOfARhythm) {
   EXPECT_GT(fills, 0);
 }
 
-TEST_F(Foothold, IsLeftAloneWhereNobodyElseWorks) {
+TEST_F(ContextPrewarmer, DoesNothingWhereNoOtherProcessWorks) {
   ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
   for (int i = 0; i < 3; ++i) request(5ms);
   EXPECT_EQ(fills, 0);
 }
 
-TEST_F(Foothold, IsLeftAloneWhileAStreamIsCaptured) {
+TEST_F(ContextPrewarmer, DoesNothingWhileAStreamIsCaptured) {
   somebody_trains();
   auto& driver = HookedDriver::instance();
   const auto begin = driver.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
@@ -105,7 +105,7 @@ TEST_F(Foothold, IsLeftAloneWhileAStreamIsCaptured) {
   EXPECT_EQ(fills, 1);
 }
 
-TEST_F(Foothold, IsNotAskedForAgainOfADriverThatRefuses) {
+TEST_F(ContextPrewarmer, IsNotTriedAgainWithADriverThatRefuses) {
   somebody_trains();
   driver::table().memory_fill = +[](CUdeviceptr, unsigned, std::size_t, CUstream) {
     ++fills;
@@ -117,7 +117,7 @@ TEST_F(Foothold, IsNotAskedForAgainOfADriverThatRefuses) {
   Program::check(HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
 }
 
-TEST_F(Foothold, GoesWithItsContextHoweverThatEnds) {
+TEST_F(ContextPrewarmer, GoesWithItsContextHoweverThatEnds) {
   somebody_trains();
   auto& driver = HookedDriver::instance();
   int expected = 0;

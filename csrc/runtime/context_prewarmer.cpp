@@ -1,4 +1,4 @@
-#include "runtime/foothold.hpp"
+#include "runtime/context_prewarmer.hpp"
 
 #include <algorithm>
 
@@ -7,14 +7,14 @@
 
 namespace cudasched::runtime {
 
-void Foothold::first_launch(std::int64_t now) noexcept {
+void ContextPrewarmer::first_launch(std::int64_t now) noexcept {
   const std::int64_t since = entered_ns_.exchange(0, std::memory_order_relaxed);
   if (since == 0) return;
   const std::int64_t ahead = std::max<std::int64_t>(now - since, 0);
   ahead_ns_.store((ahead_ns_.load(std::memory_order_relaxed) + ahead) / 2, std::memory_order_relaxed);
 }
 
-bool Foothold::prepare(CUcontext context) noexcept {
+bool ContextPrewarmer::prepare(CUcontext context) noexcept {
   if (context_ != nullptr) return context_ == context && !refused_;
   const driver::Driver& driver = driver::table();
   context_ = context;
@@ -23,7 +23,7 @@ bool Foothold::prepare(CUcontext context) noexcept {
   return !refused_;
 }
 
-void Foothold::take() noexcept {
+void ContextPrewarmer::prewarm() noexcept {
   // At exit, nothing calls the driver from here once stop() has passed the lock.
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   CUcontext const context = driver::shareable_context();
@@ -33,13 +33,13 @@ void Foothold::take() noexcept {
   refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;
 }
 
-void Foothold::take_again() noexcept {
+void ContextPrewarmer::prewarm_last_context() noexcept {
   if (worked_in_ == nullptr || !hot().scheduling.load(std::memory_order_relaxed)) return;
   const driver::CurrentContext current(worked_in_);
-  if (current.ok()) take();
+  if (current.ok()) prewarm();
 }
 
-void Foothold::forget(CUcontext context) noexcept {
+void ContextPrewarmer::forget(CUcontext context) noexcept {
   if (context == nullptr || context == worked_in_) worked_in_ = nullptr;
   if (context != nullptr && context != context_) return;
   context_ = nullptr;

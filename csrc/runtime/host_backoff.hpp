@@ -1,0 +1,42 @@
+// Host back-off: while a thread of this process is in a latency region, its best-effort threads pause at their next
+// launch. The gate would hold that launch anyway, and preparing it takes the interpreter's lock and the driver's locks
+// from the thread that answers the request.
+//
+// The pause is bounded, because the thread in the region may wait for one that pauses: at most
+// Settings::host_backoff_ns, counted from the entry of the first region that is open. A thread that holds the
+// interpreter's lock, or that is in a latency region itself, never pauses. Regions count for the whole process,
+// whatever GPU they are for: the host is what is shared.
+//
+// Costs a launch one load while no region is open.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace cudasched::runtime {
+
+class HostBackoff {
+ public:
+  void configure(std::int64_t longest_ns) noexcept { longest_ns_.store(longest_ns, std::memory_order_relaxed); }
+
+  // A latency region of the process was entered, or left.
+  void enter() noexcept;
+  void leave() noexcept { open_.fetch_sub(1, std::memory_order_relaxed); }
+
+  bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
+
+  // Before a best-effort launch of the calling thread. Adds one to `count` if it pauses.
+  void back_off(std::atomic<std::uint64_t>& count) const noexcept;
+
+  // In a forked child: the calling thread has so many regions open, and is the only thread.
+  void reset(int open) noexcept { open_.store(open, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::int64_t kPauseNs = 50'000;
+
+  std::atomic<int> open_{0};
+  std::atomic<std::int64_t> since_ns_{0};
+  std::atomic<std::int64_t> longest_ns_{0};
+};
+
+}  // namespace cudasched::runtime
