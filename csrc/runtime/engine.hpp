@@ -27,7 +27,7 @@
 #include "runtime/gate.hpp"
 #include "runtime/graphs.hpp"
 #include "runtime/hot.hpp"
-#include "runtime/latency_activity.hpp"
+#include "runtime/latency/latency_activity.hpp"
 #include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
 

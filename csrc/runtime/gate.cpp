@@ -14,7 +14,7 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "runtime/hot.hpp"
-#include "runtime/latency_activity.hpp"
+#include "runtime/latency/latency_activity.hpp"
 #include "schedule/turn.hpp"
 
 namespace cudasched::runtime {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "arbiter/processes.hpp"
+#include "runtime/latency/requests.hpp"
 #include "runtime/neighbours.hpp"
-#include "runtime/requests.hpp"
 #include "schedule/fair.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/turn.hpp"

@@ -1,4 +1,4 @@
-#include "runtime/latency_activity.hpp"
+#include "runtime/latency/latency_activity.hpp"
 
 #include <time.h>
 
@@ -15,15 +15,6 @@
 
 namespace cudasched::runtime {
 namespace {
-
-// So long does the ticker leave alone a client that goes on launching.
-constexpr std::int64_t kGraceNs = 100 * kNsPerMs;
-
-// Epochs are unique in the process, so that a thread's note never fits another device's activity.
-std::uint64_t new_epoch() noexcept {
-  static constinit std::atomic<std::uint64_t> next{2};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
 
 std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
   std::int64_t first = 0;
@@ -46,33 +37,6 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
   slot_.store(slot, std::memory_order_release);
 }
 
-void LatencyActivity::note(CUstream stream, ThreadState& thread) noexcept {
-  const std::uint64_t epoch = epoch_.load(std::memory_order_acquire);
-  bool held_now = false;
-  for (auto& held : streams_) {
-    CUstream seen = held.load(std::memory_order_relaxed);
-    if (seen == nullptr && held.compare_exchange_strong(seen, stream, std::memory_order_acq_rel)) seen = stream;
-    if (seen == stream) {
-      held_now = true;
-      break;
-    }
-  }
-  bool unaccounted = !held_now;
-  if (stream == CU_STREAM_PER_THREAD) {
-    const ThreadState* owner = nullptr;
-    unaccounted |= !per_thread_owner_.compare_exchange_strong(owner, &thread) && owner != &thread;
-  }
-  if (CUcontext const context = driver::shareable_context(); context != nullptr) {
-    CUcontext const before = context_.exchange(context, std::memory_order_relaxed);
-    unaccounted |= before != nullptr && before != context;
-  } else {
-    unaccounted = true;
-  }
-  if (unaccounted) unaccounted_.store(true, std::memory_order_relaxed);
-  thread.noted_stream = stream;
-  thread.noted_epoch = epoch;
-}
-
 void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
   requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
@@ -86,8 +50,8 @@ bool LatencyActivity::expected(std::int64_t now) const noexcept {
          launches_.load() != launches_when_idle_.load();
 }
 
-// Makes the arbiter say what active_ says. Whoever changed active_ calls this; two that do at once may write in either
-// order, so each looks again after it has written.
+// Makes the arbiter say what active_ says. A thread that changed active_ calls this; two that do at once may write in
+// either order, so each looks again after it has written.
 void LatencyActivity::publish() noexcept {
   bool active = false;
   do {
@@ -100,30 +64,24 @@ void LatencyActivity::publish() noexcept {
   } while (active_.load() != active);
 }
 
-void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept {
-  const auto on_its_way = [&] { return !lapsed && launching(); };
-  if (launches_.load() != launches_seen || on_its_way()) return;
+void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_streams, bool hangs) noexcept {
+  const auto under_way = [&] { return !hangs && launching(); };
+  if (launches_.load() != launches_seen || under_way()) return;
   launches_when_idle_.store(launches_seen, std::memory_order_relaxed);
   if (forget_streams) {
-    if (CUcontext const context = context_.load(std::memory_order_relaxed); context != nullptr) {
-      prewarmer_.worked_in(context);
-    }
-    for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
-    unaccounted_.store(false, std::memory_order_relaxed);
-    context_.store(nullptr, std::memory_order_relaxed);
-    per_thread_owner_.store(nullptr, std::memory_order_relaxed);
-    epoch_.store(new_epoch());
+    if (CUcontext const context = streams_.context(); context != nullptr) prewarmer_.worked_in(context);
+    streams_.clear();
   }
   const std::int64_t now = now_ns();  // before the next activity can begin
   const bool was_active = active_.exchange(false);
   // A launch counted since the check above may have found the client active still, and its stream may have been
   // forgotten. One counted later finds it inactive, and the epoch changed.
   if (launches_.load() != launches_seen) {
-    unaccounted_.store(true, std::memory_order_relaxed);
+    streams_.lose_count();
     active_.store(true);
   } else if (!was_active) {
     return;  // a launch that begins now finds it inactive, too
-  } else if (on_its_way()) {
+  } else if (under_way()) {
     // It may have found the client active still, and will note its stream anew.
     active_.store(true);
   } else {
@@ -132,56 +90,30 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   publish();
 }
 
-LatencyActivity::Work LatencyActivity::probe(bool by_ticker) noexcept {
-  if (unaccounted_.load(std::memory_order_relaxed)) return Work::kUnknown;
-  const driver::RelaxedCapture relaxed;
-  for (auto& held : streams_) {
-    const CUstream stream = held.load(std::memory_order_acquire);
-    if (stream == nullptr) continue;
-    // A default stream is another one on another thread or in another context.
-    if (stream == CU_STREAM_PER_THREAD && (by_ticker || per_thread_owner_.load() != &this_thread())) {
-      return Work::kUnknown;
-    }
-    if ((stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) && !by_ticker) {
-      CUcontext context = nullptr;
-      if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context != context_.load()) {
-        return Work::kUnknown;
-      }
-    }
-    // Asking for the legacy stream while some stream is captured would invalidate the capture.
-    if (hot().captures.load(std::memory_order_relaxed) > 0) {
-      if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
-      CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-      if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;
-      if (capture != CU_STREAM_CAPTURE_STATUS_NONE) continue;
-    }
-    if (driver::table().stream_query.legacy(stream) == CUDA_ERROR_NOT_READY) return Work::kRunning;
+schedule::ActivityView LatencyActivity::view(bool by_ticker, std::int64_t now) const noexcept {
+  schedule::ActivityView seen;
+  seen.by_ticker = by_ticker;
+  seen.in_region = regions_.load(std::memory_order_acquire) != 0;
+  seen.now_ns = now;
+  seen.last_launch_ns = last_launch_ns_;
+  seen.launching_since_ns = launching_since_ns_;
+  seen.ends_itself = ends_itself_;
+  seen.max_idle_hold_ns = max_idle_hold_ns_;
+  if (by_ticker) {
+    seen.active_since_ns = active_since_at_tick_;
+    seen.launched_since_last_tick = launched_since_last_tick_;
   }
-  return Work::kDone;
+  return seen;
 }
 
 void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
   const std::scoped_lock lock(probe_);
   // At exit, nothing calls the driver from here once stop() has passed probe_.
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
-  const std::uint64_t seen = launches_.load();
-  const bool in_region = regions_.load(std::memory_order_acquire) != 0;
-  if (in_region && !by_ticker) return;
-  const bool long_quiet = by_ticker && now - last_launch_ns_ > max_idle_hold_ns_;
-  if (in_region && !long_quiet) return;
-
-  Work work = Work::kUnknown;
-  if (by_ticker) {
-    const driver::CurrentContext current(context_.load(std::memory_order_relaxed));
-    // Without a context nothing of ours can be on the GPU, but what one took with it is unknown.
-    work = current.ok() || unaccounted_.load(std::memory_order_relaxed) ? probe(true) : Work::kDone;
-  } else {
-    work = probe(false);
-  }
-  if (work == Work::kRunning || (work == Work::kUnknown && !long_quiet)) return;
-  // A launch that does not come back (its thread was ended in the driver, or it waits for best-effort work).
-  const bool lapsed = by_ticker && launching_since_ns_ != 0 && now - launching_since_ns_ > max_idle_hold_ns_;
-  deactivate(seen, /*forget_streams=*/!in_region, lapsed);
+  const std::uint64_t launches_seen = launches_.load();
+  const schedule::ActivityView seen = view(by_ticker, now);
+  if (!schedule::may_have_ended(seen) || !schedule::has_ended(seen, streams_.work(by_ticker))) return;
+  deactivate(launches_seen, /*forget_streams=*/!seen.in_region, schedule::launch_hangs(seen));
   if (!active_.load()) ends_itself_ = !by_ticker;
 }
 
@@ -192,7 +124,6 @@ void LatencyActivity::publish_regions() noexcept {
   self.deadline_ns.store(earliest(deadlines_), std::memory_order_relaxed);
 }
 
-// Without MPS, by whoever works while this client has nothing to do.
 bool LatencyActivity::gpu_is_anothers() const noexcept {
   const std::uint64_t others = table_->layout().best_effort.load(std::memory_order_relaxed) & ~own_best_effort_.load();
   return !mps_ && others != 0;
@@ -296,14 +227,12 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
   const bool launched = launches_now != launches_at_tick_;
   const bool active = active_.load(std::memory_order_acquire);
   const std::int64_t active_since = table_->slot(slot()).active_since_ns.load(std::memory_order_relaxed);
-  const bool begun = launched || active_since != active_since_at_tick_;  // something, since the last tick
+  launched_since_last_tick_ = launched || active_since != active_since_at_tick_;
   active_since_at_tick_ = active_since;
-  bool leave_alone = false;
   {
     const std::scoped_lock lock(probe_);
-    if (begun) last_launch_ns_ = now;
+    if (launched_since_last_tick_) last_launch_ns_ = now;
     launching_since_ns_ = !launching() ? 0 : launching_since_ns_ == 0 ? now : launching_since_ns_;
-    leave_alone = begun && ends_itself_ && now - active_since < kGraceNs;
     if (launched) {
       launches_at_tick_ = launches_now;
       table_->slot(slot()).last_launch_ns.store(now, std::memory_order_relaxed);
@@ -314,7 +243,7 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
     }
   }
   if (active) {
-    if (!leave_alone) settle(/*by_ticker=*/true, now);
+    settle(/*by_ticker=*/true, now);
   } else if (launches_now != launches_when_idle_.load(std::memory_order_relaxed)) {
     activate();
   }
@@ -322,23 +251,14 @@ void LatencyActivity::tick(std::int64_t now) noexcept {
 
 void LatencyActivity::forget_stream(CUstream stream) noexcept {
   const std::scoped_lock lock(probe_);
-  bool found = false;
-  for (auto& held : streams_) {
-    CUstream seen = stream;
-    found |= held.compare_exchange_strong(seen, nullptr, std::memory_order_acq_rel);
-  }
-  if (found) epoch_.store(new_epoch(), std::memory_order_release);
+  streams_.forget_stream(stream);
 }
 
 void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
-  for (auto& stream : streams_) stream.store(nullptr, std::memory_order_relaxed);
-  context_.store(nullptr, std::memory_order_relaxed);
   prewarmer_.worked_in(nullptr);
-  per_thread_owner_.store(nullptr, std::memory_order_relaxed);
   // A primary context that is released may live on, and other contexts do.
-  if (active_.load()) unaccounted_.store(true, std::memory_order_relaxed);
-  epoch_.store(new_epoch(), std::memory_order_release);
+  streams_.forget_all(active_.load());
 }
 
 void LatencyActivity::set_priority(std::int32_t priority) noexcept {

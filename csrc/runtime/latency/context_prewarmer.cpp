@@ -1,4 +1,4 @@
-#include "runtime/context_prewarmer.hpp"
+#include "runtime/latency/context_prewarmer.hpp"
 
 #include <algorithm>
 

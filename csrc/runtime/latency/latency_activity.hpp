@@ -3,14 +3,12 @@
 //
 // before_launch, after_launch and launch_refused are on the launch path: increments and a few comparisons; the first
 // launch after idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by
-// which it synchronised, the streams that it launched on are queried. What the program never waits for, the ticker
-// finds within a tick.
+// which it synchronised, the streams that it launched on are queried (stream_probe.hpp). What the program never waits
+// for, the ticker finds within a tick. schedule/activity.hpp has the rules.
 //
-// A request is not over when its input is on the GPU and its kernels are still on their way: nobody ends it in the
-// middle of a launch, and where the program ends its requests itself, the ticker leaves alone what was launched since
-// its last tick.
-//
-// Backstop: a client with a region open but nothing on the GPU for max_idle_hold lapses until its next launch.
+// Three counters make the end safe without a lock on the launch path: launches begun, accepted and refused. A thread
+// that finds the streams idle ends the activity only if no launch was accepted since it began to look and none is under
+// way; a launch that was accepted meanwhile makes the client active again.
 //
 // Locks: probe_, one for the process, guards the queries against streams being destroyed and captures beginning; never
 // taken on the launch path.
@@ -26,17 +24,16 @@
 #include "arbiter/table.hpp"
 #include "base/clock.hpp"
 #include "runtime/classify.hpp"
-#include "runtime/context_prewarmer.hpp"
 #include "runtime/hot.hpp"
-#include "runtime/requests.hpp"
+#include "runtime/latency/context_prewarmer.hpp"
+#include "runtime/latency/requests.hpp"
+#include "runtime/latency/stream_probe.hpp"
 #include "runtime/settings.hpp"
 
 namespace cudasched::runtime {
 
 class LatencyActivity {
  public:
-  static constexpr int kMaxStreams = 64;
-
   // The client's place in the arbiter. Once, before the first launch is reported.
   // `mps`: the contexts of several processes are on the GPU at once.
   void register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept;
@@ -47,22 +44,21 @@ class LatencyActivity {
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
-  // Best-effort work holds back from here on.
+  // Best-effort work is held from here on.
   void before_launch() noexcept {
     begun_.fetch_add(1);
     if (!active_.load()) activate();
     if (prewarmer_.awaits_launch()) prewarmer_.first_launch(now_ns());
   }
 
-  // The driver has accepted the launch. Only now is it counted: who finds the streams idle before it was submitted, and
-  // takes the client for idle, is corrected here (see deactivate).
+  // The driver has accepted the launch.
   void after_launch(CUstream stream, ThreadState& thread) noexcept {
-    if (thread.noted_stream != stream || !noted(thread)) note(stream, thread);
+    streams_.note(stream, thread);
     launches_.fetch_add(1);
-    if (!noted(thread)) note(stream, thread);
+    if (!streams_.is_noted(thread)) streams_.note_anew(stream, thread);
     if (!active_.load()) activate();
-    hot()
-        .ticker.wake();  // a system call for the first launch after a long silence, which has reached the device by now
+    // A system call for the first launch after a long silence, which has reached the device by now.
+    hot().ticker.wake();
   }
 
   // Or it has refused it.
@@ -73,7 +69,7 @@ class LatencyActivity {
   void enter_region(const Region& region) noexcept;
   void exit_region(const Region& region) noexcept;
 
-  // Latency work comes within that time: best effort holds back from now on.
+  // Latency work is imminent, within that time: best effort is held from now on.
   void expect(std::int64_t within_ns) noexcept;
 
   // The calling thread has just waited for work of some stream, event or context.
@@ -84,10 +80,10 @@ class LatencyActivity {
   // By the ticker thread, about every millisecond while active, and at ready_ns().
   void tick(std::int64_t now_ns) noexcept;
 
-  // When foreseen work wants the GPU to be made ready; 0: none does.
+  // When the context is to be prewarmed for foreseen work; 0: not at all.
   std::int64_t ready_ns() const noexcept { return gpu_is_anothers() ? requests_.ready_ns() : 0; }
 
-  // Is it active, or do others know that it will be?
+  // Is it active, or does the arbiter say that it will be?
   bool expected(std::int64_t now_ns) const noexcept;
 
   // Is it active, or will be any moment now?
@@ -99,7 +95,7 @@ class LatencyActivity {
 
   void forget_stream(CUstream stream) noexcept;
   void forget_all_streams() noexcept;
-  // A context goes, or has gone; null: any of the device.
+  // A context is about to be destroyed, or was; null: any of the device.
   void forget_context(CUcontext context) noexcept;
 
   // Of any stream of the process.
@@ -110,22 +106,19 @@ class LatencyActivity {
   static std::mutex& probe_mutex() noexcept { return probe_; }
 
  private:
-  enum class Work { kDone, kRunning, kUnknown };
-
-  bool noted(const ThreadState& thread) const noexcept { return thread.noted_epoch == epoch_.load(); }
-  void note(CUstream stream, ThreadState& thread) noexcept;
   void activate() noexcept;
   void publish() noexcept;
-  void deactivate(std::uint64_t launches_seen, bool forget_streams, bool lapsed) noexcept;  // probe_ is held
+  void deactivate(std::uint64_t launches_seen, bool forget_streams, bool hangs) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
+  schedule::ActivityView view(bool by_ticker, std::int64_t now_ns) const noexcept;  // probe_ is held
   // Is a launch under way? What is over is read first, so that one that begins meanwhile counts.
   bool launching() const noexcept {
     const std::uint64_t over = launches_.load() + refused_.load();
     return begun_.load() != over;
   }
-  Work probe(bool by_ticker) noexcept;  // probe_ is held
-  void publish_regions() noexcept;      // probe_ is held
+  void publish_regions() noexcept;  // probe_ is held
   void wait_for_entry() noexcept;
+  // Without MPS, by another process that works while this client is idle.
   bool gpu_is_anothers() const noexcept;
 
   arbiter::Table* table_ = nullptr;
@@ -145,20 +138,16 @@ class LatencyActivity {
   std::atomic<std::uint64_t> begun_{0};    // of these and
   std::atomic<std::uint64_t> refused_{0};  // of these
   std::atomic<std::uint64_t> launches_when_idle_{0};
-  std::atomic<std::uint64_t> epoch_{1};  // changes when the noted streams are forgotten
-
-  std::array<std::atomic<CUstream>, kMaxStreams> streams_{};
-  std::atomic<bool> unaccounted_{false};  // work may be on streams that are not among these
-  std::atomic<CUcontext> context_{nullptr};
-  std::atomic<const ThreadState*> per_thread_owner_{nullptr};  // whose per-thread default stream is among them
+  StreamProbe streams_;
 
   // The ticker's own.
   std::uint64_t launches_at_tick_ = 0;
   std::int64_t active_since_at_tick_ = 0;
-  std::int64_t launching_since_ns_ = 0;  // at ticks one after the other; 0: not at the last one
-  std::int64_t last_launch_ns_ = 0;
+  bool launched_since_last_tick_ = false;
 
   static inline constinit std::mutex probe_;  // Hot::captures changes under it
+  std::int64_t launching_since_ns_ = 0;       // at ticks one after the other; 0: not at the last one; under probe_
+  std::int64_t last_launch_ns_ = 0;           // under probe_
   std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
   bool ends_itself_ = true;                   // its last end was found where the program synchronised; under probe_
 };

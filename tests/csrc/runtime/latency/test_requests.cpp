@@ -1,9 +1,9 @@
 // What a latency client says of its requests, on a clock of the test's own; and where it waits to enter a region.
 #include "arbiter/processes.hpp"
-#include "python.hpp"
 #include "runtime/gate.hpp"
-#include "runtime/latency_activity.hpp"
-#include "runtime/requests.hpp"
+#include "runtime/latency/latency_activity.hpp"
+#include "runtime/latency/requests.hpp"
+#include "runtime/python.hpp"
 
 namespace cudasched::runtime {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/requests.hpp"
+#include "runtime/latency/requests.hpp"
 
 #include <algorithm>
 

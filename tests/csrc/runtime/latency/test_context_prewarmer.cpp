@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "hooked_driver.hpp"
+#include "runtime/hooked_driver.hpp"
 
 namespace cudasched::test {
 namespace {

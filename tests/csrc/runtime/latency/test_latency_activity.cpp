@@ -1,7 +1,7 @@
 // When a latency client is active: by ticks of the test's own clock, over streams of the simulated driver.
 #include "arbiter/processes.hpp"
-#include "hooked_driver.hpp"
-#include "runtime/latency_activity.hpp"
+#include "runtime/hooked_driver.hpp"
+#include "runtime/latency/latency_activity.hpp"
 
 namespace cudasched::runtime {
 namespace {
