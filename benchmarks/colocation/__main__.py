@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["merge"]:
         return merge(arguments[1:])
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     path = cells_path(options.out)
     if path.exists() and not options.resume:
         print(f"{path} is there from another run: --resume goes on with it; else remove it", file=sys.stderr)
@@ -167,7 +167,7 @@ class Runner:
     def __init__(self, pool: Pool, cells: CellFile, options: argparse.Namespace) -> None:
         self.pool, self.cells, self.options = pool, cells, options
         self.began = time.monotonic()
-        self.lead_us = options.lead_us if options.lead_us is not None else _configured_lead_us(pool.backend)
+        self.lead_us = options.lead_us if options.lead_us is not None else configured_lead_us(pool.backend)
         self.failed = 0
         self.done = 0
 
@@ -273,7 +273,7 @@ class Runner:
             if clock and clock > (self.cells.meta.sm_clock_mhz or 0):
                 self.cells.meta.sm_clock_mhz = clock
         self.cells.save()
-        self._say(f"{cell.arm} {cell.repeat}: {problem or _brief(result)}")
+        self._say(f"{cell.arm} {cell.repeat}: {problem or brief(result)}")
 
     def _left_s(self) -> float:
         if self.options.budget_s is None:
@@ -336,13 +336,13 @@ def write_plots(made: Results, out: Path) -> None:
             return
 
 
-def _configured_lead_us(backend: Backend) -> float | str:
+def configured_lead_us(backend: Backend) -> float | str:
     if "CUDASCHED_LEAD_US" in backend.settings:
         return float(backend.settings["CUDASCHED_LEAD_US"]) / backend.scale
     return _lead(os.environ.get("CUDASCHED_LEAD_US") or str(Config().lead_us))
 
 
-def _brief(result: dict[str, Any] | None) -> str:
+def brief(result: dict[str, Any] | None) -> str:
     result = result or {}
     parts = []
     for name, served in result.get("latency", {}).items():
@@ -357,7 +357,7 @@ def _brief(result: dict[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
-def _interrupt(*_: object) -> NoReturn:
+def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 

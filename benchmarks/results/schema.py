@@ -15,8 +15,10 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Literal["one_process", "two_processes", "mps"]
-LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp"]
-_BEST_EFFORT = "(bert_training|bert_varying|transformer|resnet50|gemm|elementwise)"
+LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp", "vit_graph", "recommender"]
+#: Loads of the colocation benchmark, and programs of the breadth benchmark, which begin with their library.
+_PROGRAM = r"(torch|torchvision|transformers|cupy|jax)_\w+"
+_BEST_EFFORT = f"(bert_training|bert_varying|transformer|resnet50|gemm|elementwise|{_PROGRAM})"
 #: One load, or several that run at once, joined by +.
 BestEffortLoads = Annotated[str, Field(pattern=rf"^{_BEST_EFFORT}(\+{_BEST_EFFORT})*$")]
 ArrivalKind = Literal["poisson", "periodic", "bursts", "hinted"]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -317,30 +317,18 @@ def probe(backend: Backend | None = None) -> dict[str, Any]:
     return found
 
 
-class Worker:
-    """One process of client.py: commands in, answers out, its stderr in a file."""
+class Child:
+    """One process that reads commands from its stdin and answers on its stdout, in JSON lines; its stderr is in a file.
 
-    def __init__(self, spec: WorkerSpec, backend: Backend, extra_environment: Mapping[str, str]) -> None:
-        self.spec = spec
-        hooked = spec.managed
-        environment = {**backend.environment(hooked), **extra_environment}
-        command = [sys.executable, str(CLIENT), "--backend", backend.name, "--time-scale", f"{backend.scale:g}"]
-        if spec.latency:
-            command += ["--latency", spec.latency]
-        if spec.best_effort:
-            command += ["--best-effort", spec.best_effort]
-        if spec.history_only:
-            environment["CUDASCHED_MODEL"] = "off"
-        if spec.policy:
-            environment["CUDASCHED_POLICY"] = spec.policy
-        if spec.managed:
-            environment["CUDASCHED_NAME"] = spec.name[:63]
-            if spec.regions:
-                command.append("--managed")
-            else:
-                client_class = "latency" if spec.latency else "best-effort"
-                command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  as long-lived as the worker
+    Args:
+        name: For messages.
+        command: The program and its arguments.
+        environment: Its whole environment.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  as long-lived as the process
         self._process = subprocess.Popen(
             command,
             env=environment,
@@ -353,13 +341,6 @@ class Worker:
         )
         self._answers: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.startup_s = 0.0
-
-    def await_ready(self, timeout_s: float) -> None:
-        """Waits until its workloads are built and warm."""
-        began = time.monotonic()
-        self._answer("ready", timeout_s)
-        self.startup_s = time.monotonic() - began
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Sends a command; `answer` gets what comes of it."""
@@ -370,9 +351,9 @@ class Worker:
         except (BrokenPipeError, ValueError) as error:
             raise self._failure("died between runs") from error
 
-    def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The answer to the last command."""
-        return self._answer("result", timeout_s)
+    def answer(self, timeout_s: float, event: str = "result") -> dict[str, Any]:
+        """The next message with this event: the answer to the last command, or what it says of itself."""
+        return self._answer(event, timeout_s)
 
     @property
     def alive(self) -> bool:
@@ -427,7 +408,40 @@ class Worker:
         self._stderr.seek(0)
         tail = self._stderr.read().decode(errors="replace").strip().splitlines()[-12:]
         told = "\n".join(tail) if tail else "(nothing on its stderr)"
-        return HarnessError(f"worker [{self.spec.name}] {what}\n{told}")
+        return HarnessError(f"worker [{self.name}] {what}\n{told}")
+
+
+class Worker(Child):
+    """One process of client.py."""
+
+    def __init__(self, spec: WorkerSpec, backend: Backend, extra_environment: Mapping[str, str]) -> None:
+        self.spec = spec
+        hooked = spec.managed
+        environment = {**backend.environment(hooked), **extra_environment}
+        command = [sys.executable, str(CLIENT), "--backend", backend.name, "--time-scale", f"{backend.scale:g}"]
+        if spec.latency:
+            command += ["--latency", spec.latency]
+        if spec.best_effort:
+            command += ["--best-effort", spec.best_effort]
+        if spec.history_only:
+            environment["CUDASCHED_MODEL"] = "off"
+        if spec.policy:
+            environment["CUDASCHED_POLICY"] = spec.policy
+        if spec.managed:
+            environment["CUDASCHED_NAME"] = spec.name[:63]
+            if spec.regions:
+                command.append("--managed")
+            else:
+                client_class = "latency" if spec.latency else "best-effort"
+                command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
+        super().__init__(spec.name, command, environment)
+        self.startup_s = 0.0
+
+    def await_ready(self, timeout_s: float) -> None:
+        """Waits until its workloads are built and warm."""
+        began = time.monotonic()
+        self.answer(timeout_s, "ready")
+        self.startup_s = time.monotonic() - began
 
 
 class Pool:

@@ -200,18 +200,29 @@ class TorchWorkload:
 
     def kernel_durations(self) -> tuple[list[float], int]:
         """Durations in us of every kernel of `profiled_steps`, as CUPTI records them, and the items of those steps."""
-        from torch.profiler import ProfilerActivity, profile
-
         self.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+
+        def run() -> None:
             for _ in range(self.profiled_steps):
                 self.step()
             self.synchronize()
-        events = profiler.profiler.kineto_results.events()
-        durations_us = [event.duration_ns() / 1e3 for event in events if _is_kernel(event)]
-        if not durations_us:
-            raise RuntimeError("torch.profiler recorded no kernels (is another CUPTI subscriber in this process?)")
-        return durations_us, self.profiled_steps * self.items
+
+        return kernel_durations_us(run), self.profiled_steps * self.items
+
+
+def kernel_durations_us(run: Callable[[], None]) -> list[float]:
+    """Durations in us of every kernel that `run` launches and waits for, as CUPTI records them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.init()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    events = profiler.profiler.kineto_results.events()
+    durations_us = [event.duration_ns() / 1e3 for event in events if _is_kernel(event)]
+    if not durations_us:
+        raise RuntimeError("torch.profiler recorded no kernels (is another CUPTI subscriber in this process?)")
+    return durations_us
 
 
 def _is_kernel(event: Any) -> bool:

@@ -1,0 +1,602 @@
+"""Other people's models as best-effort programs beside servers, in every arm; a rerun does what is missing.
+
+    python -m benchmarks.breadth --out benchmarks/results/breadth.json --limit-s 590
+    python -m benchmarks.breadth --out benchmarks/results/breadth.json --servers vit_graph,bert_eager,recommender \
+        --programs torchvision_resnet50,transformers_llama,torch_recommender,jax_transformer
+    python -m benchmarks.breadth --rehearse --out /tmp/breadth.json
+    python -m benchmarks.breadth merge --out benchmarks/results/breadth.json first.cells second.cells
+
+Each program runs as its user would run it, and is started first; then the server comes and is measured. A program has
+three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. They import their libraries while
+the program before is measured and are built at the program's turn; nothing else uses the GPU while a cell is measured.
+Each outcome is saved at once, beside the results with the suffix .cells. The exit status is 0 when all cells have a
+result, 3 when time ran out first, 1 when a cell failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudasched import mps
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, HarnessError
+
+from benchmarks import meta
+from benchmarks.breadth.programs import PROGRAMS
+from benchmarks.breadth.summary import breadth_table, figures_table
+from benchmarks.colocation import rows as colocation_rows
+from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
+from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.results.schema import Results
+
+HERE = Path(__file__).parent
+#: Requests a second of each server. An eager BERT takes several ms of its own host's time.
+SERVERS = {"bert_graph": 60.0, "vit_graph": 60.0, "bert_eager": 30.0, "recommender": 60.0}
+MAIN_PROGRAMS = tuple(name for name in PROGRAMS if name != "jax_transformer_graphs")
+ARMS = ("latency_alone", "best_effort_alone", "processes", "cudasched_two_processes", "cudasched_mps")
+#: Which of a program's three processes an arm runs.
+MODES = {
+    "best_effort_alone": "plain",
+    "processes": "plain",
+    "cudasched_two_processes": "two_processes",
+    "cudasched_mps": "mps",
+}
+#: On the simulated driver, these stand for programs and servers.
+SIMULATED_PROGRAMS = ("transformer", "resnet50", "elementwise", "bert_training")
+SIMULATED_SERVERS = {"vit_graph": "bert_graph", "recommender": "resnet50_b4"}
+#: The server alone is measured before each so many programs, and at the end.
+ALONE_EVERY = 5
+#: A cell is long enough for so many readings of the loss, and no longer than the second figure.
+READINGS = 2.5
+LONGEST_S = 20.0
+#: A program that is not measured at once runs so long before its cell: predictions, clocks.
+SETTLE_S = 1.0
+START_TIMEOUT_S = 180.0
+ANSWER_S = 60.0
+#: What things take, s, for the estimate.
+BUILD_S, COMPILE_S, SERVER_S, KERNELS_S, CELL_EXTRA_S, CLOSING_S = 6.0, 25.0, 4.0, 2.5, 1.2, 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["merge"]:
+        return merge(arguments[1:])
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, interrupt)
+    backend: Backend | None = None
+    try:
+        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
+        cells = CellFile(cells_path(options.out), meta.describe(options.simulate, options.commit))
+        with Fleet(backend) as fleet:
+            runner = Runner(fleet, cells, options, configured_lead_us(backend))
+            runner.say(f"{runner.estimate()}")
+            status = runner.run()
+    except (HarnessError, ValueError) as error:
+        print(f"breadth: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"breadth: interrupted; {cells_path(options.out)} has what is done", file=sys.stderr)
+        return 130
+    finally:
+        if backend:
+            backend.close()
+    finish(cells, options.out)
+    return status
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options, with lists split and checked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.breadth", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
+    parser.add_argument("--programs", default=",".join(MAIN_PROGRAMS), help=f"by commas, of {', '.join(PROGRAMS)}")
+    parser.add_argument("--servers", default="bert_graph", help=f"by commas, of {', '.join(SERVERS)}")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"by commas, of {', '.join(ARMS)}")
+    parser.add_argument("--seconds", type=float, default=None, help="of each cell, at least (8; 2 in a rehearsal)")
+    parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
+    parser.add_argument("--part", default="1/1", help="I/N: every Nth program, from the Ith on; for a GPU a part")
+    parser.add_argument("--keep-servers", action="store_true", help="start servers once, not after each program")
+    parser.add_argument("--rehearse", "--simulate", dest="simulate", action="store_true", help="no GPU, no results")
+    parser.add_argument("--simulated-driver", type=Path, help="its libcuda.so.1, if not the installed one")
+    parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
+    parser.add_argument("--dry", action="store_true", help="say how long it would take, and do nothing")
+    options = parser.parse_args(arguments)
+    for name, known in (("programs", PROGRAMS), ("servers", SERVERS), ("arms", ARMS)):
+        chosen = [part for part in getattr(options, name).split(",") if part]
+        unknown = [part for part in chosen if part not in known]
+        if unknown or not chosen:
+            parser.error(f"--{name}: {', '.join(unknown) or 'none named'}; there are {', '.join(known)}")
+        setattr(options, name, chosen)
+    part, _, parts = options.part.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        parser.error("--part: I/N with 1 <= I <= N")
+    options.programs = options.programs[int(part) - 1 :: int(parts)]
+    if options.seconds is None:
+        options.seconds = 2.0 if options.simulate else 8.0
+    if options.seconds <= 0:
+        parser.error("--seconds: above 0")
+    if options.simulate and "cudasched_mps" in options.arms:
+        options.arms.remove("cudasched_mps")  # the simulated driver has no MPS
+    return options
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process: what it runs, and by whom it is scheduled.
+
+    Attributes:
+        role: `program` or `server`.
+        name: Which.
+        mode: `plain`, `two_processes` or `mps`, the latter two under cudasched.
+    """
+
+    role: str
+    name: str
+    mode: str
+
+
+class Fleet:
+    """The processes, from their imports to their end. Prepared ones wait for `build` and have not touched the GPU."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._prepared: dict[Place, Child] = {}
+        self._running: dict[Place, Child] = {}
+        self._leaving: list[threading.Thread] = []
+        self._mps: mps.Membership | None = None
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.scratch = Path(tempfile.mkdtemp(prefix="cudasched-breadth-", dir=shared))
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in [*self._prepared.values(), *self._running.values()]:
+            child.stop(grace_s=0.0)
+        for thread in self._leaving:
+            thread.join()
+        if self._mps:
+            self._mps.leave()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def prepare(self, places: Iterable[Place]) -> None:
+        """Starts processes that are missing, up to the end of their imports; returns at once."""
+        for place in places:
+            if place not in self._prepared and place not in self._running:
+                self._prepared[place] = Child(
+                    f"{place.name} {place.mode}", self._command(place), self._environment(place)
+                )
+
+    def build(self, place: Place) -> Callable[[], dict[str, Any]]:
+        """Tells a process to build; what it returns waits until that is done.
+
+        Raises:
+            HarnessError: It failed, here or there.
+        """
+        if place in self._running:
+            return dict
+        self.prepare([place])
+        child = self._running[place] = self._prepared.pop(place)
+
+        def wait() -> dict[str, Any]:
+            ready = child.answer(START_TIMEOUT_S, "ready")
+            if place.mode == "mps" and self._mps and not self._mps.server_runs():
+                raise HarnessError(f"worker [{child.name}] runs, but no MPS server does: MPS does not work here")
+            return ready
+
+        child.answer(START_TIMEOUT_S, "imported")
+        child.tell("build")
+        return wait
+
+    def __getitem__(self, place: Place) -> Child:
+        return self._running[place]
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._running and self._running[place].alive
+
+    def ask(self, place: Place, command: str, **arguments: Any) -> dict[str, Any]:
+        """Sends a command and waits for its answer."""
+        self._running[place].tell(command, **arguments)
+        return self._running[place].answer(ANSWER_S)
+
+    def retire(self, place: Place, grace_s: float = 5.0) -> None:
+        """Ends a process in the background."""
+        for children in (self._running, self._prepared):
+            child = children.pop(place, None)
+            if child:
+                thread = threading.Thread(target=child.stop, args=(grace_s,))
+                thread.start()
+                self._leaving.append(thread)
+
+    def settle(self) -> None:
+        """Waits until all that were retired are gone."""
+        while self._leaving:
+            self._leaving.pop().join()
+
+    def _command(self, place: Place) -> list[str]:
+        script = HERE / ("program.py" if place.role == "program" else "server.py")
+        command = [sys.executable, str(script)]
+        if self.backend.name == "simulated":
+            if place.role == "program":
+                number = list(PROGRAMS).index(place.name)
+                command += [SIMULATED_PROGRAMS[number % len(SIMULATED_PROGRAMS)], "--simulate"]
+            else:
+                command += [SIMULATED_SERVERS.get(place.name, place.name), "--simulate"]
+                command += ["--time-scale", f"{self.backend.scale:g}"]
+        else:
+            command.append(place.name)
+        if place.mode == "plain":
+            return command
+        client_class = "latency" if place.role == "server" else "best-effort"
+        mps_option = ["--mps"] if place.mode == "mps" else []
+        return [*CUDASCHED, "run", *mps_option, "--class", client_class, "--", *command]
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        environment = self.backend.environment(hooked=place.mode != "plain")
+        cache = self.scratch / "jax"
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        if place.mode == "plain":
+            return environment
+        table = self.scratch / place.mode
+        table.mkdir(mode=0o700, exist_ok=True)
+        environment["CUDASCHED_RUN_DIR"] = str(table)
+        environment["CUDASCHED_NAME"] = f"{place.name} {place.mode}"[:63]
+        if place.mode == "mps" and self._mps is None:
+            # Held here too, so that the daemon does not end and start again between two programs.
+            try:
+                self._mps = mps.join(table, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            except mps.MpsError as error:
+                raise HarnessError(str(error)) from error
+        return environment
+
+
+class Runner:
+    """Does the cells that are missing while there is time: for each server, program after program."""
+
+    def __init__(self, fleet: Fleet, cells: CellFile, options: argparse.Namespace, lead_us: float | str) -> None:
+        self.fleet, self.cells, self.options, self.lead_us = fleet, cells, options, lead_us
+        self.began = time.monotonic()
+        self.failed = 0
+        self.step_ms: dict[str, float] = {}
+
+    # ---- what there is to do ----
+
+    def cell(self, arm: str, server: str, program: str, repeat: int = 0) -> Cell:
+        """The cell of an arm; the server alone stands for all programs of this run."""
+        lead_us = self.lead_us if arm.startswith("cudasched") else 0.0
+        beside = "+".join(self.options.programs) if arm == "latency_alone" else program
+        rate = f"{SERVERS[server]:g}"
+        return Cell(arm, server, beside, "poisson", rate, self.options.seconds, lead_us, repeat)
+
+    def missing(self, server: str, program: str) -> list[Cell]:
+        """Of one program beside one server, kernel durations last: profiling leaves traces in a process."""
+        arms = [arm for arm in self.options.arms if arm != "latency_alone"]
+        planned = [self.cell(arm, server, program) for arm in arms]
+        if planned:
+            planned.append(Cell.kernels(program))
+        return self.cells.missing(planned)
+
+    def alone_missing(self, server: str, place: int) -> list[Cell]:
+        """The server's own cell that is due before the program at `place`; one place past the last is the end."""
+        count = len(self.options.programs)
+        if "latency_alone" not in self.options.arms or (place % ALONE_EVERY and place != count):
+            return []
+        return self.cells.missing([self.cell("latency_alone", server, "", -(-place // ALONE_EVERY))])
+
+    def estimate_s(self) -> float:
+        """How long the missing cells take, about."""
+        cell_s = self.options.seconds + CELL_EXTRA_S
+        total = CLOSING_S
+        for server in self.options.servers:
+            total += SERVER_S
+            for place in range(len(self.options.programs) + 1):
+                total += cell_s * len(self.alone_missing(server, place))
+            for program in self.options.programs:
+                missing = self.missing(server, program)
+                measured = [cell for cell in missing if cell.arm != KERNELS]
+                total += cell_s * len(measured) + KERNELS_S * (len(missing) - len(measured))
+                if missing:
+                    total += COMPILE_S if PROGRAMS[program].compiles else BUILD_S
+                managed = sum(cell.arm.startswith("cudasched") for cell in measured)
+                total += managed * (SETTLE_S if self.options.keep_servers else SERVER_S)
+        return total
+
+    def estimate(self) -> str:
+        """The same in words."""
+        count = sum(
+            len(self.missing(server, program)) for server in self.options.servers for program in self.options.programs
+        )
+        limit = f", limit {self.options.limit_s:.0f} s" if self.options.limit_s is not None else ""
+        return f"{count} cells of programs are missing: about {self.estimate_s():.0f} s{limit}"
+
+    # ---- doing it ----
+
+    def run(self) -> int:
+        """Returns the exit status."""
+        if self.options.dry:
+            return 0
+        units = [(server, program) for server in self.options.servers for program in self.options.programs]
+        units = [unit for unit in units if self.missing(*unit)]
+        for server in self.options.servers:
+            plain = Place("server", server, "plain")
+            self.fleet.prepare([plain])
+            for place, program in enumerate([*self.options.programs, None]):
+                if not self._alone(plain, server, place):
+                    return self._out_of_time()
+                if program is None or not self.missing(server, program):
+                    continue
+                after = units[units.index((server, program)) + 1 :]
+                if not self._unit(server, program, after[0] if after else None):
+                    return self._out_of_time()
+            for mode in ("plain", "two_processes", "mps"):
+                self.fleet.retire(Place("server", server, mode))
+        return 1 if self.failed else 0
+
+    def _alone(self, plain: Place, server: str, place: int) -> bool:
+        for cell in self.alone_missing(server, place):
+            if self._left_s() < cell.seconds + CELL_EXTRA_S + SERVER_S:
+                return False
+            self._measure(cell, lambda cell=cell: self._window(cell, None, self._server(plain)))
+        return True
+
+    def _unit(self, server: str, program: str, following: tuple[str, str] | None) -> bool:
+        """All missing cells of one program; False when time ran out."""
+        missing = self.missing(server, program)
+        modes = dict.fromkeys(MODES.get(cell.arm, "plain") for cell in missing)
+        if self._left_s() < BUILD_S + self.options.seconds + CELL_EXTRA_S:
+            return False
+        self.say(f"{program} beside {server}: {len(missing)} cells")
+        self.fleet.settle()
+        processes = [Place("program", program, mode) for mode in modes]
+        # What is needed next imports its libraries meanwhile, and is done with that before much is measured.
+        self.fleet.prepare(processes)
+        self.fleet.prepare(Place("server", server, mode) for mode in modes if mode != "plain")
+        if following:
+            self.fleet.prepare(self._places(*following))
+        broken = self._build(processes, one_by_one=PROGRAMS[program].compiles)
+        try:
+            for cell in missing:
+                needed_s = KERNELS_S if cell.arm == KERNELS else cell.seconds + CELL_EXTRA_S + SERVER_S
+                if self._left_s() < needed_s:
+                    return False
+                process = Place("program", program, MODES.get(cell.arm, "plain"))
+                if process in broken:
+                    self._keep(cell, None, str(broken[process]))
+                    continue
+                try:
+                    self._measure(cell, lambda cell=cell, process=process: self._cell(cell, process))
+                finally:
+                    if process not in self.fleet:
+                        broken[process] = HarnessError(f"the program's process of the mode {process.mode} is gone")
+        finally:
+            for process in processes:
+                self.fleet.retire(process)
+        return True
+
+    def _places(self, server: str, program: str) -> list[Place]:
+        modes = dict.fromkeys(MODES.get(cell.arm, "plain") for cell in self.missing(server, program))
+        return [Place("program", program, mode) for mode in modes]
+
+    def _build(self, processes: list[Place], one_by_one: bool) -> dict[Place, HarnessError]:
+        """Builds a program's processes at once, or one by one where they find each other's compiled kernels."""
+        broken: dict[Place, HarnessError] = {}
+        waits: list[tuple[Place, Callable[[], dict[str, Any]]]] = []
+
+        def collect() -> None:
+            for process, wait in waits:
+                try:
+                    self.step_ms[process.name] = wait().get("step_ms") or self.step_ms.get(process.name, 0.0)
+                except HarnessError as error:
+                    broken[process] = error
+                    self.fleet.retire(process, grace_s=0.0)
+                    self.say(str(error))
+            waits.clear()
+
+        for process in processes:
+            try:
+                waits.append((process, self.fleet.build(process)))
+            except HarnessError as error:
+                broken[process] = error
+                self.fleet.retire(process, grace_s=0.0)
+                self.say(str(error))
+            if one_by_one:
+                collect()
+        collect()
+        return broken
+
+    def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
+        """One cell of a program that is built and paused; it is paused again afterwards."""
+        if cell.arm == KERNELS:
+            return _without_event(self.fleet.ask(process, "kernels"))
+        served = Place("server", cell.latency, process.mode)
+        beside = cell.arm != "best_effort_alone"
+        fresh = beside and served not in self.fleet
+        self.fleet.ask(process, "start")
+        try:
+            if beside:
+                server = self._server(served)
+                if not fresh:
+                    time.sleep(SETTLE_S)
+            result = self._window(cell, process, server if beside else None)
+            if process.mode != "plain":
+                result["state"] = _without_event(self.fleet.ask(process, "state"))
+            return result
+        finally:
+            if process in self.fleet:
+                self.fleet.ask(process, "pause")
+            if beside and process.mode != "plain" and not self.options.keep_servers:
+                self.fleet.retire(served)
+
+    def _server(self, place: Place) -> Place:
+        if place not in self.fleet:
+            self.fleet.retire(place, grace_s=0.0)
+            try:
+                self.fleet.build(place)()
+            except HarnessError:
+                self.fleet.retire(place, grace_s=0.0)
+                raise
+        return place
+
+    def _window(self, cell: Cell, process: Place | None, server: Place | None) -> dict[str, Any]:
+        """Measures for a cell's seconds, longer for a program whose steps are long."""
+        scale = self.fleet.backend.scale
+        seconds = cell.seconds
+        if process:
+            period_s = self.step_ms.get(process.name, 0.0) / 1e3 * self._read_every()
+            seconds = max(seconds, min(LONGEST_S, READINGS * period_s))
+        start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
+        until_ns = start_ns + int(seconds * 1e9)
+        result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}, "seconds": seconds}
+        if server:
+            child = self.fleet[server]
+            loaded = SIMULATED_SERVERS.get(cell.latency, cell.latency) if self._simulated else cell.latency
+            rates_hz = {loaded: SERVERS[cell.latency]}
+            seed = 1 + cell.repeat
+            try:
+                child.tell(
+                    "run",
+                    start_ns=start_ns,
+                    seconds=seconds,
+                    seed=seed,
+                    rates_hz=rates_hz,
+                    arrivals=cell.arrivals,
+                    hint_ms=0.0,
+                    slo_ms=0.0,
+                )
+                answer = child.answer(seconds + ANSWER_S)
+            except HarnessError:
+                self.fleet.retire(server, grace_s=0.0)
+                raise
+            result["latency"][cell.latency] = answer["latency"][loaded]
+        else:
+            time.sleep(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
+        if process:
+            try:
+                found = self.fleet.ask(process, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
+            except HarnessError:
+                self.fleet.retire(process, grace_s=0.0)
+                raise
+            result["best_effort_per_s"][cell.best_effort] = per_second(found) * scale
+            result["readings"] = len(found)
+        return result
+
+    def _read_every(self) -> int:
+        return 5 if self._simulated else 50
+
+    @property
+    def _simulated(self) -> bool:
+        return self.fleet.backend.name == "simulated"
+
+    def _measure(self, cell: Cell, measure: Callable[[], dict[str, Any]]) -> None:
+        try:
+            self._keep(cell, measure(), None)
+        except (HarnessError, ValueError) as error:
+            self._keep(cell, None, str(error))
+
+    def _keep(self, cell: Cell, result: dict[str, Any] | None, problem: str | None) -> None:
+        self.failed += problem is not None
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.cells.add(Outcome(cell, result, problem, now))
+        if self.cells.meta and not self._simulated and cell.arm == "best_effort_alone" and result:
+            clock = meta.sm_clock_mhz()
+            if clock and clock > (self.cells.meta.sm_clock_mhz or 0):
+                self.cells.meta.sm_clock_mhz = clock
+        self.cells.save()
+        self.say(f"  {cell.arm}: {problem or brief(result)}")
+
+    def _out_of_time(self) -> int:
+        self.say(f"time ran out: run again to go on ({self.estimate()})")
+        return TIME_RAN_OUT
+
+    def _left_s(self) -> float:
+        if self.options.limit_s is None:
+            return float("inf")
+        return float(self.options.limit_s - CLOSING_S - (time.monotonic() - self.began))
+
+    def say(self, text: str) -> None:
+        """Prints a line with the time since the start."""
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+
+
+def per_second(readings: Sequence[Sequence[int]]) -> float:
+    """Steps a second from the first to the last reading.
+
+    Raises:
+        ValueError: There are not two.
+    """
+    if len(readings) < 2:
+        raise ValueError(f"{len(readings)} readings of the loss in the cell, where two are needed: use longer cells")
+    (began_ns, first), (ended_ns, last) = readings[0], readings[-1]
+    return (last - first) / ((ended_ns - began_ns) / 1e9)
+
+
+def _without_event(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "event"}
+
+
+def results(cells: CellFile) -> Results:
+    """The rows of all cells that have a result; the server alone stands beside each program that its cell names."""
+    spread = CellFile(cells.path.with_suffix(".spread"), cells.meta)
+    for outcome in cells.outcomes.values():
+        names = outcome.cell.best_effort.split("+")
+        numbered = sum(1 for known in spread.outcomes if known.arm == outcome.cell.arm)
+        for name in names:
+            # Parts that ran on several GPUs have cells of the same number.
+            repeat = numbered if outcome.cell.arm == "latency_alone" else outcome.cell.repeat
+            spread.add(
+                dataclasses.replace(outcome, cell=dataclasses.replace(outcome.cell, best_effort=name, repeat=repeat))
+            )
+    return colocation_rows.results(spread)
+
+
+def finish(cells: CellFile, out: Path) -> None:
+    """Writes results, and prints what they say and what failed."""
+    made = results(cells)
+    if made.rows:
+        made.write(out)
+        print(breadth_table(made))
+        print(figures_table(made))
+    for outcome in cells.outcomes.values():
+        if outcome.error:
+            print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
+    print(f"results: {out}, cells: {cells.path}")
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """Puts the cells of several runs together; later files win."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.breadth merge", description=merge.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
+    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
+    options = parser.parse_args(arguments)
+    try:
+        for path in options.cells:
+            if not path.exists():
+                raise ValueError(f"{path}: no such file")
+        merged = CellFile(options.cells[0])
+        for path in options.cells[1:]:
+            merged.merge(CellFile(path))
+    except ValueError as error:
+        print(f"breadth: {error}", file=sys.stderr)
+        return 1
+    merged.path = cells_path(options.out)
+    merged.save()
+    finish(merged, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

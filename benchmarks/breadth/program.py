@@ -1,0 +1,219 @@
+"""One best-effort program of the breadth benchmark, started and paused by commands.
+
+Run by path, so that nothing of cudasched is imported: under `cudasched run` it is an unmodified program. Commands come
+as JSON lines on stdin, answers go as JSON lines to stdout:
+
+                                       <- {"event": "imported"}     nothing has touched the GPU
+    -> {"command": "build"}            <- {"event": "ready", "step_ms": 21.3}
+    -> {"command": "start"}            <- {"event": "result"}       steps from here on, without end
+    -> {"command": "readings", "from_ns": ..., "until_ns": ...}
+                                       <- {"event": "result", "readings": [[ns, steps], ...]}
+    -> {"command": "pause"}            <- {"event": "result"}       all steps are done
+    -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
+    -> {"command": "state"}            <- {"event": "result", "untracked_launches": ..., ...}
+    -> {"command": "quit"}
+
+The program synchronises for nobody: it reads its loss every so many steps, and at those moments it is known how many
+steps are complete. Throughput is counted from one such reading to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import gc
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
+#: Steps before it is ready: allocations, autotuning and lazy loading are over then.
+WARM_UP_STEPS = 8
+TIMED_STEPS = 8
+PROFILED_STEPS = 3
+
+
+class Loop:
+    """Runs the steps of a program on the thread that calls `run`, until another thread asks it to pause.
+
+    Args:
+        steps: The program, past its first `yield`.
+        read: Waits for a step's loss.
+        read_every: Steps from one reading to the next.
+    """
+
+    def __init__(self, steps: Iterator[Any], read: Callable[[Any], object], read_every: int) -> None:
+        self.steps, self.read, self.read_every = steps, read, read_every
+        self.pausing = threading.Event()
+        self.count = 0
+        self.readings: list[tuple[int, int]] = []
+
+    def warm_up(self) -> float:
+        """Runs a few steps; returns ms a step of the last of them."""
+        for _ in range(WARM_UP_STEPS):
+            loss = next(self.steps)
+        self.read(loss)
+        began = time.monotonic()
+        for _ in range(TIMED_STEPS):
+            loss = next(self.steps)
+        self.read(loss)
+        return (time.monotonic() - began) * 1e3 / TIMED_STEPS
+
+    def run(self) -> None:
+        """Steps until `pausing` is set; all are done then."""
+        loss = None
+        while not self.pausing.is_set():
+            loss = next(self.steps)
+            self.count += 1
+            if self.count % self.read_every == 0:
+                self.read(loss)
+                self.readings.append((time.monotonic_ns(), self.count))
+        if loss is not None:
+            self.read(loss)
+        self.pausing.clear()
+
+    def readings_within(self, from_ns: int, until_ns: int) -> list[tuple[int, int]]:
+        """The readings from one moment to another."""
+        first = bisect.bisect_left(self.readings, (from_ns, 0))
+        return self.readings[first : bisect.bisect_right(self.readings, (until_ns, sys.maxsize))]
+
+
+def kernels(loop: Loop) -> dict[str, Any]:
+    """Kernel durations of some steps as CUPTI records them, as [us, count] pairs, and their sum for one step in us."""
+    sys.path.insert(0, str(DEMO))
+    import workloads
+
+    def run() -> None:
+        for _ in range(PROFILED_STEPS):
+            loss = next(loop.steps)
+        loop.read(loss)
+
+    return counted(workloads.kernel_durations_us(run), PROFILED_STEPS)
+
+
+def counted(durations_us: list[float], items: int) -> dict[str, Any]:
+    """Durations as the benchmark keeps them."""
+    counts: dict[float, int] = {}
+    for duration_us in durations_us:
+        rounded = round(duration_us, 1)
+        counts[rounded] = counts.get(rounded, 0) + 1
+    return {"kernel_us": sorted(counts.items()), "per_item_us": sum(durations_us) / items}
+
+
+def state() -> dict[str, Any]:
+    """What cudasched has counted in this process, and the CPU time of its launcher threads, ns."""
+    import cudasched
+
+    known = cudasched.state()
+    fields = ("launches", "best_effort_launches", "gated_launches", "offloaded_launches", "untracked_launches")
+    found: dict[str, Any] = {name: getattr(known, name) for name in fields}
+    # Where the engine does not tell its launcher's own time, the threads' whole CPU time stands for it.
+    own_ns = getattr(known, "launcher_cpu_ns", None)
+    found["launcher_cpu_ns"] = launcher_threads_ns() if own_ns is None else own_ns
+    found["launcher_cpu_from"] = "threads, driver calls included" if own_ns is None else "engine"
+    found["off_reason"] = known.off_reason
+    return found
+
+
+def launcher_threads_ns() -> int:
+    """CPU time of the threads that feed the driver, by their name."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        if name.startswith("cudasched-queue"):
+            values = fields.split()
+            ticks += int(values[11]) + int(values[12])  # utime and stime: fields 14 and 15 of the whole line
+    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]:
+    """A load of the simulated driver in a program's place: its steps, how it is read, its kernels."""
+    sys.path.insert(0, str(DEMO))
+    import simulated
+
+    def steps() -> Iterator[Any]:
+        yield
+        workload = simulated.best_effort_workload(load)
+        with workload.context():
+            while True:
+                workload.step()
+                yield workload
+
+    durations_us = [float(us) for us in simulated.BEST_EFFORT_LOADS[load]]
+    return steps(), lambda workload: workload.synchronize(), lambda: counted(durations_us, 1)
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", help="a program, or with --simulate a load of the simulated driver")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="small shapes")
+    parser.add_argument("--read-every", type=int, help="steps from one reading of the loss to the next")
+    args = parser.parse_args()
+    # Whatever a library prints belongs to stderr: stdout is the protocol's.
+    protocol = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(event: str = "result", **fields: Any) -> None:
+        protocol.write(json.dumps({"event": event, **fields}) + "\n")
+        protocol.flush()
+
+    profile: Callable[[], dict[str, Any]]
+    if args.simulate:
+        steps, read, profile = simulated_steps(args.name)
+        read_every = args.read_every or 5
+    else:
+        from programs import PROGRAMS, READ_EVERY
+
+        steps, read = PROGRAMS[args.name].steps(args.tiny), float
+        read_every = args.read_every or READ_EVERY
+        profile = lambda: kernels(loop)  # noqa: E731
+    loop = Loop(steps, read, read_every)
+    next(steps)
+    answer("imported", pid=os.getpid())
+
+    commands: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["command"] == "readings":
+                answer(readings=loop.readings_within(command["from_ns"], command["until_ns"]))
+                continue
+            if command["command"] == "state":
+                answer(**state())
+                continue
+            if command["command"] in ("pause", "quit"):
+                loop.pausing.set()
+            commands.put(command)
+        os._exit(0)  # the parent is gone
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        name = commands.get()["command"]
+        if name == "quit":
+            os._exit(0)  # its CUDA context goes with the process; tearing down Python takes a second more
+        if name == "build":
+            answer("ready", step_ms=round(loop.warm_up(), 3))
+        elif name == "start":
+            gc.collect()
+            answer()
+            loop.run()
+        elif name == "pause":
+            loop.pausing.clear()
+            answer()
+        elif name == "kernels":
+            answer(**profile())
+        else:
+            raise ValueError(f"unknown command {name!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

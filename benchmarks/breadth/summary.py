@@ -1,0 +1,115 @@
+"""What the breadth benchmark's rows say: a line a program, and the figures that are promised."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from benchmarks.results.schema import ColocationRow, Results
+
+#: The arms under cudasched, and what a table calls them.
+MANAGED = {"cudasched_two_processes": "two processes", "cudasched_mps": "under MPS"}
+#: What is promised: P99 over alone and best effort of what is left, typical and worst.
+P99_MEDIAN, P99_WORST, BOUND_MARGIN = 1.25, 1.5, 1.05
+BEST_EFFORT_MEDIAN, BEST_EFFORT_WORST = 0.99, 0.95
+
+
+def breadth_table(results: Results) -> str:
+    """A table for each server: a line a program, P99 over alone and best effort of what is left in each arm."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    tables = []
+    for server in dict.fromkeys(row.latency_load for row in rows):
+        own = [row for row in rows if row.latency_load == server]
+        alone = next((row.latency_ms for row in own if row.arm == "latency_alone" and row.latency_ms), None)
+        said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
+        lines = [
+            f"`{server}`, {own[0].arrivals} {own[0].rate_hz:g}/s{said}: P99 / alone, best effort of what is left.",
+            "",
+            f"| program | alone | time slices | {' | '.join(MANAGED.values())} | bound: P99 / alone |",
+            f"|---|---|---|{'---|' * (len(MANAGED) + 1)}",
+        ]
+        for program in dict.fromkeys(row.best_effort_load for row in own):
+            by_arm = {row.arm: row for row in own if row.best_effort_load == program}
+            alone_row = by_arm.get("best_effort_alone")
+            per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
+            cells = [_cell(by_arm.get(arm)) for arm in ("processes", *MANAGED)]
+            lines.append(f"| {program} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
+
+
+def figures_table(results: Results) -> str:
+    """The figures over all programs and servers, typical beside worst, a column for each way of sharing."""
+    columns = {arm: _managed(results, arm) for arm in MANAGED}
+    lines = [f"| figure | {' | '.join(MANAGED.values())} |", f"|---|{'---|' * len(MANAGED)}"]
+
+    def line(name: str, cell: Callable[[Sequence[ColocationRow]], str]) -> None:
+        lines.append(f"| {name} | {' | '.join(cell(rows) if rows else '' for rows in columns.values())} |")
+
+    line("pairs of program and server", lambda rows: str(len(rows)))
+    line("requests", lambda rows: f"{sum(row.latency_ms.n for row in rows if row.latency_ms):,}")
+    line("P99 / alone, median", lambda rows: _judged(statistics.median(_p99(rows)), P99_MEDIAN))
+    line("P99 / alone, mean", lambda rows: f"{statistics.fmean(_p99(rows)):.3g}")
+    line("P99 / alone, worst", lambda rows: _worst(max(rows, key=lambda row: row.p99_ratio or 0.0), "p99_ratio"))
+    line(
+        f"P99 / the larger of {P99_WORST:g} x alone and {BOUND_MARGIN:g} x the bound, worst",
+        lambda rows: _judged(max(map(p99_over_allowed, rows)), 1.0),
+    )
+    line(
+        "best effort of what is left, median",
+        lambda rows: _judged(statistics.median(_best_effort(rows)), BEST_EFFORT_MEDIAN, at_least=True),
+    )
+    line("best effort of what is left, mean", lambda rows: f"{statistics.fmean(_best_effort(rows)):.3g}")
+    line(
+        "best effort of what is left, worst",
+        lambda rows: _judged(min(_best_effort(rows)), BEST_EFFORT_WORST, at_least=True)
+        + f", {min(rows, key=lambda row: row.best_effort_ratio or 0.0).best_effort_load}",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def p99_over_allowed(row: ColocationRow) -> float:
+    """A row's P99 over what is allowed to the worst one: 1.5 x alone, or the bound and 5% where that is more."""
+    assert row.latency_ms and row.alone_ms
+    allowed = max(P99_WORST * row.alone_ms.p99, BOUND_MARGIN * (row.bound_p99_ms or 0.0))
+    return row.latency_ms.p99 / allowed
+
+
+def _managed(results: Results, arm: str) -> list[ColocationRow]:
+    """The rows of an arm that have both figures."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm == arm]
+    return [row for row in rows if row.p99_ratio is not None and row.best_effort_ratio is not None]
+
+
+def _p99(rows: Sequence[ColocationRow]) -> list[float]:
+    return [row.p99_ratio for row in rows if row.p99_ratio is not None]
+
+
+def _best_effort(rows: Sequence[ColocationRow]) -> list[float]:
+    return [row.best_effort_ratio for row in rows if row.best_effort_ratio is not None]
+
+
+def _judged(value: float, target: float, at_least: bool = False) -> str:
+    met = value >= target if at_least else value <= target
+    return f"{value:.3g} ({'>=' if at_least else '<='} {target:g}) {'met' if met else '**missed**'}"
+
+
+def _worst(row: ColocationRow, field: str) -> str:
+    return f"{getattr(row, field):.3g}, {row.best_effort_load} beside {row.latency_load}"
+
+
+def _cell(row: ColocationRow | None) -> str:
+    if row is None or row.latency_ms is None:
+        return ""
+    ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"
+    return f"{ratio} · {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ratio
+
+
+def _bounds(by_arm: dict[str, ColocationRow]) -> str:
+    """The bound of two processes and of MPS, over alone."""
+    found = []
+    for arm in MANAGED:
+        row = by_arm.get(arm)
+        if row and row.bound_p99_ms and row.alone_ms:
+            found.append(f"{row.bound_p99_ms / row.alone_ms.p99:.2f}")
+    return ", ".join(found)

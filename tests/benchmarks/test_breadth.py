@@ -1,0 +1,212 @@
+"""benchmarks/breadth: its harness over simulated loads, and what follows from its cells."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from test_cells import META, served
+
+from benchmarks.breadth.__main__ import (
+    ALONE_EVERY,
+    ARMS,
+    MAIN_PROGRAMS,
+    SERVERS,
+    main,
+    merge,
+    parse,
+    per_second,
+    results,
+)
+from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
+from benchmarks.breadth.programs import PROGRAMS
+from benchmarks.breadth.summary import breadth_table, figures_table, p99_over_allowed
+from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.results.schema import ColocationRow, load
+
+DATE = "2026-11-22T00:00:00+00:00"
+KINDS = ("torchvision", "transformers", "jax", "cupy")
+
+
+def cell(arm: str, program: str, server: str = "bert_graph", repeat: int = 0) -> Cell:
+    return Cell(arm, server, program, "poisson", f"{SERVERS[server]:g}", 8.0, 20.0 if "cuda" in arm else 0.0, repeat)
+
+
+def add(cells: CellFile, of: Cell, latency_ms: float | None = None, per_s: float | None = None) -> None:
+    result: dict = {"latency": {}, "best_effort_per_s": {}}
+    if latency_ms is not None:
+        result["latency"][of.latency] = served(latency_ms)
+    if per_s is not None:
+        result["best_effort_per_s"][of.best_effort] = per_s
+    cells.add(Outcome(of, result, None, DATE))
+
+
+def filled(path: Path, programs: dict[str, tuple[float, float]], alone_ms: float = 0.5) -> CellFile:
+    """Cells of programs, each with a P99 under cudasched in ms and the steps a second that are left to it then."""
+    cells = CellFile(path, META)
+    add(cells, cell("latency_alone", "+".join(programs)), latency_ms=alone_ms)
+    for program, (p99_ms, per_s) in programs.items():
+        add(cells, cell("best_effort_alone", program), per_s=100.0)
+        add(cells, cell("processes", program), latency_ms=3.0, per_s=90.0)
+        for arm in ("cudasched_two_processes", "cudasched_mps"):
+            add(cells, cell(arm, program), latency_ms=p99_ms, per_s=per_s)
+        cells.add(Outcome(Cell.kernels(program), {"kernel_us": [[100.0, 10]], "per_item_us": 9000.0}, None, DATE))
+    return cells
+
+
+def test_there_are_programs_of_every_library_and_servers_of_every_kind() -> None:
+    assert len(MAIN_PROGRAMS) >= 14 and {name.split("_")[0] for name in MAIN_PROGRAMS} >= set(KINDS)
+    assert set(SERVERS) == {"bert_graph", "vit_graph", "bert_eager", "recommender"}
+    for name, program in PROGRAMS.items():
+        assert program.steps.__name__ == name and program.steps.__doc__
+
+
+def test_a_program_imports_nothing_before_it_runs() -> None:
+    """Its generator stops at the first yield, before which it only imports; without its library it says so."""
+    for name, program in PROGRAMS.items():
+        steps = program.steps(True)
+        library = {"torchvision": "torch", "transformers": "torch"}.get(name.split("_")[0], name.split("_")[0])
+        try:
+            __import__(library)
+        except ImportError:
+            with pytest.raises(ImportError, match=library):
+                next(steps)
+        else:
+            assert next(steps) is None
+
+
+def test_a_loop_reads_as_often_as_told_and_pauses_with_all_steps_done() -> None:
+    submitted, read = [], []
+    steps = iter(lambda: submitted.append(len(submitted) + 1) or submitted[-1], None)
+    loop = Loop(steps, read.append, read_every=5)
+    assert loop.warm_up() >= 0
+    warm = len(submitted)
+    running = threading.Thread(target=loop.run)
+    running.start()
+    while loop.count < 52:
+        time.sleep(0.001)
+    loop.pausing.set()
+    running.join(60)
+    assert not running.is_alive() and not loop.pausing.is_set()
+    assert loop.count == len(submitted) - warm
+    assert read[-1] == submitted[-1], "the last step was waited for"
+    assert [count for _, count in loop.readings] == list(range(5, loop.count + 1, 5))
+    assert [value - warm for value in read[2:-1]] == [count for _, count in loop.readings]
+    (began, _), (ended, _) = loop.readings[1], loop.readings[-2]
+    assert loop.readings_within(began, ended) == loop.readings[1:-1]
+    assert loop.readings_within(ended + 1, ended) == []
+
+
+def test_throughput_is_counted_between_readings_and_needs_two() -> None:
+    assert per_second([[1_000_000_000, 50], [2_000_000_000, 100], [3_000_000_000, 150]]) == pytest.approx(50)
+    for few in ([], [[1, 50]]):
+        with pytest.raises(ValueError, match="longer cells"):
+            per_second(few)
+
+
+def test_kernel_durations_are_counted_by_their_length() -> None:
+    assert counted([1.04, 0.96, 7.0], 3) == {"kernel_us": [(1.0, 2), (7.0, 1)], "per_item_us": pytest.approx(3.0)}
+
+
+def test_a_process_without_a_launcher_thread_has_spent_no_time_on_one() -> None:
+    assert launcher_threads_ns() == 0
+
+
+def test_the_server_alone_stands_beside_every_program_and_parts_are_put_together(tmp_path: Path) -> None:
+    """Two GPUs measure a part each; the server alone of both is one figure, and each program has a row of it."""
+    first, second = tmp_path / "1.cells", tmp_path / "2.cells"
+    filled(first, {"torch_sparse": (0.6, 96.0)}).save()
+    filled(second, {"torchvision_vit": (0.7, 95.0)}, alone_ms=0.6).save()
+    out = tmp_path / "breadth.json"
+    assert merge(["--out", str(out), str(first), str(second)]) == 0
+    rows = [row for row in load(out).rows if isinstance(row, ColocationRow)]
+    assert {(row.arm, row.best_effort_load) for row in rows} == set(
+        itertools.product(ARMS, ("torch_sparse", "torchvision_vit"))
+    )
+    by_program = {row.best_effort_load: row for row in rows if row.arm == "cudasched_two_processes"}
+    for program, alone_ms in (("torch_sparse", 0.5), ("torchvision_vit", 0.6)):
+        row = by_program[program]
+        assert row.alone_ms is not None and row.alone_ms.p99 == pytest.approx(alone_ms)
+        assert row.bound_p99_ms is not None and row.duty == pytest.approx(60 * alone_ms / 1e3)
+    again = results(CellFile(cells_path(out)))
+    assert again.rows == load(out).rows
+
+
+def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_path: Path) -> None:
+    programs = {"torch_sparse": (0.55, 97.0), "torchvision_vit": (0.6, 96.5), "jax_transformer": (0.8, 90.0)}
+    made = results(filled(tmp_path / "breadth.cells", programs))
+    table = figures_table(made)
+    assert "| P99 / alone, median | 1.2 (<= 1.25) met | 1.2 (<= 1.25) met |" in table
+    assert "| P99 / alone, worst | 1.6, jax_transformer beside bert_graph |" in table
+    assert "0.928 (>= 0.95) **missed**, jax_transformer" in table and "| requests | 1,800 | 1,800 |" in table
+    row = next(row for row in made.rows if row.arm == "cudasched_mps" and row.best_effort_load == "jax_transformer")
+    assert p99_over_allowed(row) == pytest.approx(0.8 / 0.75)
+    assert p99_over_allowed(row.model_copy(update={"bound_p99_ms": 1.0})) == pytest.approx(0.8 / 1.05)
+    lines = breadth_table(made).splitlines()
+    assert any(
+        line.startswith("| torch_sparse | 100.0/s | 6.00x · 93% | 1.10x · 100% | 1.10x · 100% | ") for line in lines
+    )
+
+
+def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "breadth.json")]
+    for wrong in (["--programs", "nothing"], ["--servers", ""], ["--part", "3/2"], ["--seconds", "0"]):
+        with pytest.raises(SystemExit):
+            parse([*out, *wrong])
+    assert parse([*out, "--part", "2/4"]).programs == list(MAIN_PROGRAMS[1::4])
+    assert "cudasched_mps" not in parse([*out, "--rehearse"]).arms
+
+
+def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
+    tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "breadth.json"
+    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1"]
+    two = ["--programs", "torchvision_resnet50,cupy_fft_sort", "--servers", "recommender"]
+    assert main([*common, *two, "--limit-s", "7"]) == 3
+    assert "time ran out" in capsys.readouterr().out
+    assert main([*common, *two]) == 0
+    cells = CellFile(cells_path(out))
+    arms = [arm for arm in ARMS if arm not in ("cudasched_mps", "latency_alone")]
+    assert all(outcome.error is None for outcome in cells.outcomes.values())
+    measured = sorted((each.arm, each.best_effort) for each in cells.outcomes)
+    programs = ("torchvision_resnet50", "cupy_fft_sort")
+    both = "+".join(programs)
+    assert measured == sorted([("latency_alone", both)] * 2 + list(itertools.product([*arms, KERNELS], programs)))
+    managed = next(outcome for each, outcome in cells.outcomes.items() if each.arm == "cudasched_two_processes")
+    assert managed.result is not None and managed.result["state"]["best_effort_launches"] > 0
+    rows = {row.arm: row for row in load(out).rows}
+    assert rows["cudasched_two_processes"].best_effort_ratio and rows["cudasched_two_processes"].p99_ratio
+    # Nothing is left to do: no process is started, and what is there stays.
+    before = {key: dataclasses.asdict(value) for key, value in cells.outcomes.items()}
+    assert main([*common, *two]) == 0
+    assert {key: dataclasses.asdict(value) for key, value in CellFile(cells_path(out)).outcomes.items()} == before
+
+
+def test_a_program_that_fails_costs_its_own_cells_alone(
+    tmp_path: Path, simulated_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.breadth.__main__.SIMULATED_PROGRAMS", ("nothing", "transformer"))
+    out = tmp_path / "breadth.json"
+    programs = ["--programs", "torchvision_resnet50,torchvision_deeplabv3", "--arms", "best_effort_alone"]
+    options = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1"]
+    assert main([*options, *programs]) == 1
+    outcomes = {each.best_effort: outcome for each, outcome in CellFile(cells_path(out)).outcomes.items()}
+    assert "ended with status" in str(outcomes["torchvision_resnet50"].error)
+    assert outcomes["torchvision_deeplabv3"].result is not None
+
+
+def test_the_server_alone_is_measured_now_and_then(tmp_path: Path) -> None:
+    from benchmarks.breadth.__main__ import Runner
+
+    options = parse(["--out", str(tmp_path / "breadth.json")])
+    runner = Runner(None, CellFile(tmp_path / "breadth.cells", META), options, 20.0)  # type: ignore[arg-type]
+    places = [place for place in range(len(options.programs) + 1) if runner.alone_missing("bert_graph", place)]
+    assert places == [*range(0, len(options.programs), ALONE_EVERY), len(options.programs)]
+    repeats = [each.repeat for place in places for each in runner.alone_missing("bert_graph", place)]
+    assert repeats == list(range(len(places)))
+    assert 0 < runner.estimate_s() < 60 * len(options.programs) + 60
