@@ -54,8 +54,14 @@ def sm_clock_mhz() -> int | None:
 
 def nvidia_smi(field: str, form: str = "--format=csv,noheader") -> str | None:
     """One field of the first GPU, None where there is no nvidia-smi."""
+    found = nvidia_smi_lines(field, form)
+    return found[0] if found else None
+
+
+def nvidia_smi_lines(field: str, form: str = "--format=csv,noheader") -> list[str]:
+    """One field of every GPU; nothing where there is no nvidia-smi."""
     answer = _output(["nvidia-smi", f"--query-gpu={field}", form])
-    return answer.splitlines()[0].strip() if answer else None
+    return [line.strip() for line in answer.splitlines()] if answer else []
 
 
 def current_commit() -> str | None:

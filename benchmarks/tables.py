@@ -24,6 +24,7 @@ from benchmarks.figures import figures_table
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
+    FigureRow,
     Meta,
     OverheadRow,
     PredictorAccuracyRow,
@@ -127,6 +128,17 @@ def overhead_table(results: Results) -> str:
             lines.append(
                 f"| {row.what} | {row.ns_median:.0f} | {row.ns_p99:.0f} | {row.baseline_ns_median:.0f} | {added:+.0f} |"
             )
+    return "\n".join(lines) + "\n"
+
+
+def core_table(results: Results) -> str:
+    """A line for each figure of the core: measured, its spread, the goal, and what limits it where that is missed."""
+    lines = ["| figure | measured | least to most | n | goal | limited by |", "|---|---|---|---|---|---|"]
+    for row in results.rows:
+        if isinstance(row, FigureRow):
+            goal = f"{'<=' if row.better == 'less' else '>='} {row.goal:g} {'met' if row.met else '**missed**'}"
+            spread = f"{row.low:.3g} to {row.high:.3g}"
+            lines.append(f"| `{row.figure}` | {row.value:.3g} | {spread} | {row.n:,} | {goal} | {row.limited_by} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,8 +7,9 @@
     python -m benchmarks.breadth merge --out benchmarks/results/breadth.json first.cells second.cells
 
 Each program runs as its user would run it, and is started first; then the server comes and is measured. A program has
-three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. They import their libraries while
-the program before is measured and are built at the program's turn; nothing else uses the GPU while a cell is measured.
+three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. They import their libraries during
+the turn of the program before, stopped while that is measured, and are built at their own program's turn; nothing
+else uses the GPU while a cell is measured.
 Each outcome is saved at once, beside the results with the suffix .cells. The exit status is 0 when all cells have a
 result, 3 when time ran out first, 1 when a cell failed.
 """
@@ -16,6 +17,7 @@ result, 3 when time ran out first, 1 when a cell failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -25,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from cudasched import mps
 from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, HarnessError
 
 from benchmarks import meta
-from benchmarks.breadth.programs import PROGRAMS
+from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
 from benchmarks.breadth.summary import breadth_table, figures_table
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
@@ -44,6 +46,7 @@ from benchmarks.results.schema import Results
 HERE = Path(__file__).parent
 #: Requests a second of each server. An eager BERT takes several ms of its own host's time.
 SERVERS = {"bert_graph": 60.0, "vit_graph": 60.0, "bert_eager": 30.0, "recommender": 60.0}
+PROGRAMS = {name: program for name, program in ALL_PROGRAMS.items() if not program.only_in_core}
 MAIN_PROGRAMS = tuple(name for name in PROGRAMS if name != "jax_transformer_graphs")
 ARMS = ("latency_alone", "best_effort_alone", "processes", "cudasched_two_processes", "cudasched_mps")
 #: Which of a program's three processes an arm runs.
@@ -200,6 +203,18 @@ class Fleet:
         child.tell("build")
         return wait
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Stops all processes that only import their libraries, so that none of them disturbs what is measured."""
+        waiting = list(self._prepared.values())
+        for child in waiting:
+            child.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for child in waiting:
+                child.signal(signal.SIGCONT)
+
     def __getitem__(self, place: Place) -> Child:
         return self._running[place]
 
@@ -331,6 +346,8 @@ class Runner:
             return 0
         units = [(server, program) for server in self.options.servers for program in self.options.programs]
         units = [unit for unit in units if self.missing(*unit)]
+        if units:
+            self.fleet.prepare(self._places(*units[0]))
         for server in self.options.servers:
             plain = Place("server", server, "plain")
             self.fleet.prepare([plain])
@@ -458,31 +475,12 @@ class Runner:
         if process:
             period_s = self.step_ms.get(process.name, 0.0) / 1e3 * self._read_every()
             seconds = max(seconds, min(LONGEST_S, READINGS * period_s))
-        start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
-        until_ns = start_ns + int(seconds * 1e9)
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}, "seconds": seconds}
-        if server:
-            child = self.fleet[server]
-            loaded = SIMULATED_SERVERS.get(cell.latency, cell.latency) if self._simulated else cell.latency
-            rates_hz = {loaded: SERVERS[cell.latency]}
-            seed = 1 + cell.repeat
-            try:
-                child.tell(
-                    "run",
-                    start_ns=start_ns,
-                    seconds=seconds,
-                    seed=seed,
-                    rates_hz=rates_hz,
-                    arrivals=cell.arrivals,
-                    hint_ms=0.0,
-                    slo_ms=0.0,
-                )
-                answer = child.answer(seconds + ANSWER_S)
-            except HarnessError:
-                self.fleet.retire(server, grace_s=0.0)
-                raise
-            result["latency"][cell.latency] = answer["latency"][loaded]
-        else:
+        with self.fleet.held():
+            start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
+            until_ns = start_ns + int(seconds * 1e9)
+            if server:
+                result["latency"][cell.latency] = self._served(cell, server, start_ns, seconds)
             time.sleep(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
         if process:
             try:
@@ -493,6 +491,27 @@ class Runner:
             result["best_effort_per_s"][cell.best_effort] = per_second(found) * scale
             result["readings"] = len(found)
         return result
+
+    def _served(self, cell: Cell, server: Place, start_ns: int, seconds: float) -> dict[str, Any]:
+        """What a server's requests took."""
+        loaded = SIMULATED_SERVERS.get(cell.latency, cell.latency) if self._simulated else cell.latency
+        child = self.fleet[server]
+        try:
+            child.tell(
+                "run",
+                start_ns=start_ns,
+                seconds=seconds,
+                seed=1 + cell.repeat,
+                rates_hz={loaded: SERVERS[cell.latency]},
+                arrivals=cell.arrivals,
+                hint_ms=0.0,
+                slo_ms=0.0,
+            )
+            answer = child.answer(seconds + ANSWER_S)
+        except HarnessError:
+            self.fleet.retire(server, grace_s=0.0)
+            raise
+        return dict(answer["latency"][loaded])
 
     def _read_every(self) -> int:
         return 5 if self._simulated else 50

@@ -35,10 +35,12 @@ class Program:
     Attributes:
         steps: Makes its generator; the argument is `tiny`.
         compiles: It compiles and tunes its kernels when it starts, so its first process fills a cache for the others.
+        only_in_core: Not for the breadth benchmark but for benchmarks/core.
     """
 
     steps: Callable[[bool], Steps]
     compiles: bool = False
+    only_in_core: bool = False
 
 
 def torch_device() -> str:
@@ -245,8 +247,7 @@ def transformers_bert(tiny: bool) -> Steps:
     ids = torch.randint(config.vocab_size, (2, 16) if tiny else (16, 128))
     with torch.device(device):
         model = BertForMaskedLM(config)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    yield from train_language(model, inputs, device)
+    yield from train_language(model, {"input_ids": ids, "labels": ids}, device)
 
 
 def transformers_whisper(tiny: bool) -> Steps:
@@ -442,6 +443,38 @@ def jax_training(tiny: bool) -> Steps:
         yield loss
 
 
+def torch_ddp_resnet50(tiny: bool) -> Steps:
+    """ResNet50 on several GPUs, a process on each, whose gradients NCCL sums; started as torchrun starts it."""
+    import torch
+    import torchvision
+    from torch.nn.parallel import DistributedDataParallel
+
+    yield
+    device = torch_device()
+    rank = int(os.environ["LOCAL_RANK"])
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    batch, side = (2, 32) if tiny else (32, 224)
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+    model = torchvision.models.resnet50(weights=None).to(device, memory_format=torch.channels_last)
+    model = DistributedDataParallel(model, device_ids=[rank] if device == "cuda" else None)
+    yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
+
+
+def torch_long_kernels(tiny: bool) -> Steps:
+    """Matrix products of more than a millisecond each, one after another."""
+    import torch
+
+    yield
+    device = torch_device()
+    side = 64 if tiny else 8192
+    a, b, c = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(3))
+    while True:
+        torch.mm(a, b, out=c)
+        yield c[0, 0]
+
+
 PROGRAMS = {
     "torchvision_resnet50": Program(torchvision_resnet50),
     "torchvision_deeplabv3": Program(torchvision_deeplabv3),
@@ -459,6 +492,8 @@ PROGRAMS = {
     "cupy_fft_sort": Program(cupy_fft_sort),
     "jax_transformer": Program(jax_transformer, compiles=True),
     "jax_transformer_graphs": Program(jax_transformer_graphs, compiles=True),
+    "torch_ddp_resnet50": Program(torch_ddp_resnet50, only_in_core=True),
+    "torch_long_kernels": Program(torch_long_kernels, only_in_core=True),
 }
 
 

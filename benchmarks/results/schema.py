@@ -212,6 +212,36 @@ class SoakRow(Strict):
     processes_left: int
 
 
+class FigureRow(Strict):
+    """One figure that is promised (benchmarks/core).
+
+    Attributes:
+        figure: Its name.
+        value: What was measured.
+        goal: What is promised.
+        better: Whether less or more than the goal is better.
+        low: The least of the parts that the value is made of: repeats, starts, GPUs.
+        high: The most of them.
+        n: Of how many requests, starts or runs, or of how many seconds, it is made.
+        limited_by: Where the goal is missed, what limits it.
+    """
+
+    kind: Literal["figures"] = "figures"
+    figure: str
+    value: float
+    goal: float
+    better: Literal["less", "more"]
+    low: float
+    high: float
+    n: Annotated[int, Field(gt=0)]
+    limited_by: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is."""
+        return self.value <= self.goal if self.better == "less" else self.value >= self.goal
+
+
 class Results(Strict):
     """One results file.
 
@@ -221,7 +251,7 @@ class Results(Strict):
 
     meta: Meta
     meta_by_kind: dict[str, Meta] = {}
-    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow] | list[SoakRow]
+    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow] | list[SoakRow] | list[FigureRow]
 
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""
@@ -250,7 +280,7 @@ def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
     if path.exists():
         before = load(path)
         for row in before.rows:
-            if not isinstance(row, (ColocationRow, OverheadRow, SoakRow)) and row.kind not in made:
+            if not isinstance(row, (ColocationRow, OverheadRow, SoakRow, FigureRow)) and row.kind not in made:
                 kept.append(row)
         made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
     # The file's own meta names the GPU that the launches ran on, if any kind has one.

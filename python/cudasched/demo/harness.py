@@ -360,6 +360,11 @@ class Child:
         """Whether its process runs."""
         return self._process.poll() is None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Ends it, politely at first; afterwards it is gone."""
         if self.alive and grace_s > 0:
@@ -369,8 +374,7 @@ class Child:
             except (HarnessError, subprocess.TimeoutExpired):
                 pass
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.signal(signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Measures what benchmarks/results/breadth.json and core.json hold, step after step while there is time:
+#
+#     LIMIT_S=590 benchmarks/core.sh OUT [STEP...]
+#     DRY=1 benchmarks/core.sh OUT                     # only says what it would run
+#
+# Steps, all by default and in this order: main (15 programs beside the BERT graph server), core (one process, backlogs,
+# the launcher), ddp (two GPUs), servers (four programs beside each of the other servers). Several GPUs share the programs
+# of main and servers between them. On one H200 main takes 13 minutes, core 4, servers 11; on two main takes 7, servers 6
+# and ddp 10.
+#
+# OUT/*.cells has what is done, and another run goes on from there; FROM names a directory whose *.cells are taken over
+# first. LIMIT_S (590) is for all steps together. COMMIT may be set where there is no clone to ask, and PYTHON.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ $# -ge 1 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+out=$1
+shift
+[ $# -ge 1 ] || set -- main core ddp servers
+python=${PYTHON:-python3}
+limit=${LIMIT_S:-590}
+began=$SECONDS
+others=(--servers vit_graph,bert_eager,recommender
+  --programs torchvision_resnet50,transformers_llama,torch_recommender,jax_transformer)
+
+for step in "$@"; do
+  case $step in main | core | ddp | servers) ;; *) echo "$0: no step $step" >&2; exit 2 ;; esac
+done
+
+# run NAME COMMAND...: with the time that is left; its lines carry the name.
+run() {
+  local name=$1 status=0
+  shift
+  local -a command=("$python" -m "$@" ${COMMIT:+--commit "$COMMIT"} --limit-s $((limit - (SECONDS - began))))
+  if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
+  "${command[@]}" 2>&1 | sed -u "s|^|$name: |" | tee -a "$out/log" || status=$?
+  echo "$name: exit $status after $((SECONDS - began)) s of $limit" | tee -a "$out/log"
+  return "$status"
+}
+
+# breadth OPTION...: its programs shared between the GPUs.
+breadth() {
+  local i status=0 running=()
+  for i in "${!gpus[@]}"; do
+    CUDA_VISIBLE_DEVICES=${gpus[i]} run "breadth $((i + 1))/${#gpus[@]}" benchmarks.breadth \
+      --out "$out/breadth-$((i + 1)).json" --part "$((i + 1))/${#gpus[@]}" "$@" &
+    running+=($!)
+  done
+  for i in "${running[@]}"; do wait "$i" || status=$?; done
+  return "$status"
+}
+
+if [ -n "${DRY:-}" ]; then
+  gpus=(0)
+else
+  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+  [ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
+  mkdir -p "$out"
+  if [ -n "${FROM:-}" ]; then cp "$FROM"/*.cells "$out"; fi
+fi
+measure() {
+  case $1 in
+    main) breadth ;;
+    servers) breadth "${others[@]}" ;;
+    core) run core benchmarks.core --out "$out/core.json" --only readme_example,backlog,launcher ;;
+    ddp) run ddp benchmarks.core --out "$out/core.json" --only ddp ;;
+  esac
+}
+
+status=0
+for step in "$@"; do measure "$step" || status=$?; done
+[ -z "${DRY:-}" ] || exit 0
+parts=("$out"/breadth-*.cells)
+if [ -f "${parts[0]}" ]; then
+  rm -f "$out"/breadth-[0-9]*.json
+  "$python" -m benchmarks.breadth merge --out "$out/breadth.json" "${parts[@]}" || status=$?
+fi
+exit "$status"

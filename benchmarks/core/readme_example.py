@@ -1,0 +1,62 @@
+"""README's example of two classes in one process: a server in a thread of its own, and a trainer.
+
+The server's requests are in `with cudasched.region("latency")`, on a stream of their own; the trainer's steps are in
+`with cudasched.region("best_effort")`, on the default stream, and PyTorch's autograd launches the backward pass from
+threads that are in no region. No stream is bound. Driven as a worker of the demo is (cudasched/demo/client.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import cudasched  # before torch, which loads CUDA
+
+DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--latency", default="bert_graph")
+    parser.add_argument("--best-effort", default="transformer")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
+    args = parser.parse_args()
+    protocol = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(message: dict[str, Any]) -> None:
+        protocol.write(json.dumps(message) + "\n")
+        protocol.flush()
+
+    sys.path.insert(0, str(DEMO))
+    import client
+
+    if args.simulate:
+        import simulated as loads
+    else:
+        import workloads as loads
+
+        loads.HIGH_PRIORITY = 0  # a stream as README makes it
+    server = loads.latency_workload(args.latency, own_stream=True)
+    trainer = loads.best_effort_workload(args.best_effort)
+    sys.setswitchinterval(1e-4)  # else a thread may hold the interpreter for 5 ms
+    both = client.Client(
+        {args.latency: server},
+        {args.best_effort: trainer},
+        args.time_scale,
+        (lambda slo_ms: cudasched.region("latency"), lambda: cudasched.region("best_effort")),
+    )
+    both.warm_up()
+    answer({"event": "ready", "pid": os.getpid()})
+    client.serve(both, sys.stdin, answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""benchmarks/core: a rehearsal of every group, and what follows from what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
+from benchmarks.core.__main__ import GOALS, GROUPS, NOT_EXPLAINED, figures, main, parse
+from benchmarks.results.schema import FigureRow, load
+from benchmarks.tables import core_table
+
+
+def measured() -> dict[str, Any]:
+    """Each group measured, with round figures."""
+    return {
+        "readme_example/latency_alone/0": {"latency_ms": [1.0] * 100, "per_s": None},
+        "readme_example/best_effort_alone/0": {"latency_ms": [], "per_s": 100.0},
+        "readme_example/both/0": {"latency_ms": [1.1] * 100, "per_s": 94.0},
+        "readme_example/both/1": {"latency_ms": [1.3] * 100, "per_s": 90.0},
+        "backlog/kernels": [[1000.0, 10]],
+        "backlog/alone": [1.0] * 100,
+        "backlog/start/0": {"latency_ms": [1.0] * 99 + [2.0], "untracked": 0, "off": "", "launches": 5},
+        "backlog/start/1": {"latency_ms": [4.0] * 100, "untracked": 3, "off": "", "launches": 5},
+        "launcher/gated": {"cpu": 0.2, "launches_per_s": 1e4, "seconds": 8.1, "from": "engine"},
+        "launcher/busy": {"cpu": 0.5, "launches_per_s": 1e4, "seconds": 8.0, "from": "engine"},
+        "ddp/latency_alone": [[1.0] * 50, [2.0] * 50],
+        "ddp/best_effort_alone": 50.0,
+        "ddp/both/0": {"latency_ms": [[1.5] * 50, [2.0] * 50], "per_s": 40.0, "longest_gap_s": 1.0},
+        "ddp/both/1": {"latency_ms": [[1.2] * 50, [3.4] * 50], "per_s": 38.0, "longest_gap_s": 1.0},
+        "ci/seconds": 1100.0,
+    }
+
+
+def by_name(done: dict[str, Any], limited_by: dict[str, str] | None = None) -> dict[str, FigureRow]:
+    return {row.figure: row for row in figures(done, limited_by or {})}
+
+
+def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
+    rows = by_name(measured())
+    assert list(rows) == list(GOALS)
+    example = rows["readme_example_p99_ratio"]
+    assert (example.value, example.low, example.high, example.n) == pytest.approx((1.2, 1.1, 1.3, 200))
+    # 60 requests of 1 ms leave 94% of the time.
+    assert rows["readme_example_best_effort"].value == pytest.approx(0.92 / 0.94)
+    bound = bound_p99_ms([1.0], [(1000.0, 1)], 1.0, CONTEXT_SWITCH_MS)
+    assert rows["backlog_worst_p99_over_bound"].value == pytest.approx(4.0 / bound, rel=0.01)
+    assert rows["backlog_pooled_p99_over_bound"].n == 200
+    assert (rows["backlog_untracked"].value, rows["backlog_untracked"].n) == (3, 2)
+    # The worst GPU of the worst run, each over its own alone; both servers' duties are taken off.
+    assert rows["ddp_p99_ratio"].value == pytest.approx(1.7)
+    assert rows["ddp_best_effort"].value == pytest.approx(38 / 50 / (1 - 0.06 - 0.12))
+    assert (rows["launcher_cpu_gated"].value, rows["launcher_cpu_busy"].value) == (0.2, 0.5)
+    assert rows["ci_s"].value == 1100
+
+
+def test_a_missed_goal_says_what_limits_it_and_a_met_one_says_nothing() -> None:
+    rows = by_name(measured(), {"ddp_p99_ratio": "the peers' collectives", "ci_s": "nothing"})
+    assert rows["ddp_p99_ratio"].limited_by == "the peers' collectives"
+    assert rows["launcher_cpu_busy"].limited_by == NOT_EXPLAINED
+    assert rows["ci_s"].met and rows["ci_s"].limited_by == ""
+    assert [row.met for row in rows.values()] == [not row.limited_by for row in rows.values()]
+
+
+def test_what_was_not_measured_has_no_row() -> None:
+    done = measured()
+    del done["ddp/best_effort_alone"], done["backlog/kernels"], done["launcher/busy"]
+    missing = {"ddp_p99_ratio", "ddp_best_effort", "launcher_cpu_busy"} | {n for n in GOALS if n.startswith("backlog")}
+    assert set(GOALS) - set(by_name(done)) == missing
+    assert figures({}, {}) == []
+
+
+def test_ci_is_read_from_what_the_test_script_prints(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("something (3 s)\npassed: lint, cpp (12 s)\nmore\npassed: lint, cpp, python (1187 s)\n")
+    out = tmp_path / "core.json"
+    assert main(["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 0
+    (row,) = load(out).rows
+    assert isinstance(row, FigureRow) and (row.figure, row.value, row.met) == ("ci_s", 1187, True)
+    log.write_text("nothing of the kind")
+    assert main(["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 1
+    assert load(out).rows == [row], "what was measured before stays"
+
+
+def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "core.json")]
+    for wrong in (["--only", "nothing"], ["--only", ""], ["--limited-by", "nothing=x"], ["--limited-by", "ci_s"]):
+        with pytest.raises(SystemExit):
+            parse([*out, *wrong])
+    options = parse(out)
+    assert (options.starts, options.ddp_seconds, options.ddp_runs, options.only) == (20, 240.0, 2, list(GROUPS))
+
+
+def test_a_file_of_something_else_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "core.cells").write_text("[]")
+    assert main(["--rehearse", "--out", str(tmp_path / "core.json")]) == 1
+    assert "not from this benchmark" in capsys.readouterr().err
+
+
+def test_a_rehearsal_has_every_figure_and_a_rerun_does_what_is_missing(
+    tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "core.json"
+    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--ci-s", "1100"]
+    short = ["--seconds", "1.5", "--starts", "2", "--batch", "1", "--ddp-seconds", "2"]
+    assert main([*common, *short, "--limit-s", "1"]) == 3, "nothing fits"
+    assert [row.figure for row in load(out).rows] == ["ci_s"]
+    status = main([*common, *short])
+    assert status == 0, capsys.readouterr().out
+    rows = load(out).rows
+    assert [row.figure for row in rows] == list(GOALS)
+    untracked = next(row for row in rows if row.figure == "backlog_untracked")
+    assert untracked.n == 2
+    table = core_table(load(out))
+    assert all(f"| `{name}` |" in table for name in GOALS)
+    # Nothing is measured twice.
+    before = json.loads(out.with_suffix(".cells").read_text())["done"]
+    assert main([*common, *short]) == 0
+    assert json.loads(out.with_suffix(".cells").read_text())["done"] == before
+
+
+def test_a_group_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(lab: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(GROUPS, "backlog", (fails, GROUPS["backlog"][1]))
+    out = tmp_path / "core.json"
+    assert main(["--rehearse", "--out", str(out), "--only", "backlog,ci", "--ci-s", "1300"]) == 1
+    assert "backlog failed: no such thing" in capsys.readouterr().out
+    (row,) = load(out).rows
+    assert isinstance(row, FigureRow) and row.limited_by == NOT_EXPLAINED
