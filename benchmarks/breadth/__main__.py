@@ -8,10 +8,9 @@
 
 Each program runs as its user would run it, and is started first; then the server comes and is measured. A program has
 three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. They import their libraries during
-the turn of the program before, stopped while that is measured, and are built at their own program's turn; nothing
-else uses the GPU while a cell is measured.
-Each outcome is saved at once, beside the results with the suffix .cells. The exit status is 0 when all cells have a
-result, 3 when time ran out first, 1 when a cell failed.
+the turn of the program before, stopped while that is measured, and are built at their own turn; nothing else uses the
+GPU while a cell is measured. Each outcome is saved at once, beside the results with the suffix .cells. The exit status
+is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed.
 """
 
 from __future__ import annotations
@@ -514,7 +513,7 @@ class Runner:
         return dict(answer["latency"][loaded])
 
     def _read_every(self) -> int:
-        return 5 if self._simulated else 50
+        return 2 if self._simulated else 50
 
     @property
     def _simulated(self) -> bool:

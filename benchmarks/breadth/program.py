@@ -168,7 +168,7 @@ def main() -> int:
     profile: Callable[[], dict[str, Any]]
     if args.simulate:
         steps, read, profile = simulated_steps(args.name)
-        read_every = args.read_every or 5
+        read_every = args.read_every or 2
     else:
         from programs import PROGRAMS, READ_EVERY
 

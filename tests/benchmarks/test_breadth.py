@@ -165,9 +165,9 @@ def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
     tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "breadth.json"
-    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1"]
+    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
     two = ["--programs", "torchvision_resnet50,cupy_fft_sort", "--servers", "recommender"]
-    assert main([*common, *two, "--limit-s", "7"]) == 3
+    assert main([*common, *two, "--limit-s", "8"]) == 3
     assert "time ran out" in capsys.readouterr().out
     assert main([*common, *two]) == 0
     cells = CellFile(cells_path(out))
@@ -193,7 +193,7 @@ def test_a_program_that_fails_costs_its_own_cells_alone(
     monkeypatch.setattr("benchmarks.breadth.__main__.SIMULATED_PROGRAMS", ("nothing", "transformer"))
     out = tmp_path / "breadth.json"
     programs = ["--programs", "torchvision_resnet50,torchvision_deeplabv3", "--arms", "best_effort_alone"]
-    options = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1"]
+    options = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
     assert main([*options, *programs]) == 1
     outcomes = {each.best_effort: outcome for each, outcome in CellFile(cells_path(out)).outcomes.items()}
     assert "ended with status" in str(outcomes["torchvision_resnet50"].error)
