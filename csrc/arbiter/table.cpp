@@ -31,7 +31,8 @@ namespace cudasched::arbiter {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock inside an atomic would not reach another process");
-static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 320 && offsetof(Slot, name) == 208);
+static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 320 && offsetof(Slot, name) == 208 &&
+              offsetof(Slot, job) == 304);
 static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 20928);
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
@@ -42,6 +43,7 @@ namespace {
 constexpr std::int64_t kRegistrationWaitNs = 5 * kNsPerSecond;
 constexpr int kOpenAttempts = 100;
 constexpr int kClaimAttempts = 5;
+constexpr std::int64_t kNameLookNs = 10 * kNsPerMs;  // between two looks at what the file's name stands for
 constexpr rlim_t kHighestDescriptor = 4096;  // the kernel's table of descriptors grows with the highest
 constexpr rlim_t kDescriptorRoom = 512;      // below it, or below the program's limit
 constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
@@ -116,6 +118,14 @@ class Descriptor {
     if (number < 0 || identity_of(number) == identity_) return number;
     forget();
     return -1;
+  }
+  // The file's size and links; false once the descriptor is lost.
+  bool inspect(struct stat& status) noexcept {
+    const int number = number_.load(std::memory_order_relaxed);
+    if (number < 0) return false;
+    if (fstat(number, &status) == 0 && Identity{status.st_dev, status.st_ino} == identity_) return true;
+    forget();
+    return false;
   }
   bool lost() const noexcept { return number_.load(std::memory_order_relaxed) < 0; }
   void forget() noexcept { number_.store(-1, std::memory_order_relaxed); }
@@ -226,35 +236,97 @@ class Ownership {
   Page* page_;
 };
 
-// One open table file. All Tables of one file in a process share it, since closing any descriptor of the file would
-// drop every lock of the process on it.
+// What this process said of a client when it claimed the slot, to write it anew.
+struct Record {
+  Class client_class = Class::kNormal;
+  bool hook_attached = true;
+  std::int64_t claimed_ns = 0;
+  std::uint64_t job = 0;
+  std::atomic<std::int32_t> priority{0};
+  std::atomic<std::int64_t> slo_ns{0};
+  std::array<char, 64> name{};
+};
+
+// What one Table of a file has claimed, and what it has still to be told. Guarded by File::slots, but for `claimed`.
+struct Claims {
+  static constexpr std::array<std::int8_t, kSlotCount> kUnmoved = [] {
+    std::array<std::int8_t, kSlotCount> slots{};
+    for (int slot = 0; slot < kSlotCount; ++slot) slots[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(slot);
+    return slots;
+  }();
+
+  std::atomic<std::uint64_t> claimed{0};
+  bool repaired = false;
+  bool moved = false;
+  bool stranded = false;                             // and that was said
+  std::array<std::int8_t, kSlotCount> now{kUnmoved};   // where a slot is, since the last kMoved
+  std::array<std::int8_t, kSlotCount> said{kUnmoved};  // and up to it
+};
+
+// A table file and its directory, open.
+struct Place {
+  Place(Descriptor directory_, Descriptor file_) : directory(std::move(directory_)), file(std::move(file_)) {}
+
+  Descriptor directory;
+  Descriptor file;
+};
+
+// One table that is open. All Tables of one file in a process share it, since closing any descriptor of the file would
+// drop every lock of the process on it. Where the file was followed to another one, the places before stay open: other
+// threads may be about to use their numbers.
 struct File {
-  File(Descriptor directory_, std::string name_, Descriptor descriptor_, Layout* layout_)
-      : directory(std::move(directory_)), name(std::move(name_)), descriptor(std::move(descriptor_)), layout(layout_) {}
+  File(std::unique_ptr<Place> place_, std::string directory_path_, std::string name_, std::string path_,
+       Layout* layout_)
+      : directory_path(std::move(directory_path_)), name(std::move(name_)), path(std::move(path_)), layout(layout_),
+        device_name(layout_->device_name) {
+    places.reserve(Table::kMostMoves + 1);
+    places.push_back(std::move(place_));
+    place.store(places.back().get());
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() {
     munmap(layout, sizeof(Layout));
-    if (descriptor.get() >= 0) return;
+    if (descriptor().get() >= 0) return;
     // The table may have been opened anew since: the other numbers may be that one's, and closing any drops its locks.
-    directory.forget();
+    for (const auto& each : places) each->directory.forget();
     for (Descriptor& other : spare) other.forget();
   }
 
-  // The slots of this process. None once the descriptor is lost: their locks are gone, and others may have taken them.
-  std::uint64_t own_slots() const noexcept {
-    return descriptor.lost() ? 0 : mine.slots().load(std::memory_order_relaxed);
+  void keep_fault(const char* text) noexcept {
+    try {
+      fault = text;
+    } catch (const std::exception&) {
+      fault.clear();
+    }
   }
 
-  Descriptor directory;
+  Descriptor& descriptor() const noexcept { return place.load(std::memory_order_acquire)->file; }
+  Descriptor& directory() const noexcept { return place.load(std::memory_order_acquire)->directory; }
+
+  // The slots of this process. None once the descriptor is lost: their locks are gone, and others may have taken them.
+  std::uint64_t own_slots() const noexcept {
+    return descriptor().lost() ? 0 : mine.slots().load(std::memory_order_relaxed);
+  }
+
+  const std::string directory_path;
   const std::string name;
-  Descriptor descriptor;
-  Layout* const layout;
+  const std::string path;
+  Layout* const layout;  // the same address for every place
+  const std::array<char, 64> device_name;
+  std::atomic<Place*> place;
+  std::vector<std::unique_ptr<Place>> places;
   std::vector<Descriptor> spare;  // further descriptors of the same file, opened by accident, closed with it
   Ownership mine;
   std::mutex registration;  // held around byte 0
   std::mutex slots;         // held while slot locks change; never while waiting for another process
-  int tables = 0;           // guarded by Registry::mutex
+  std::array<Record, kSlotCount> records;
+  std::vector<Claims*> tables;               // guarded by Registry::mutex and `slots`
+  bool creates = false;                      // the name is created where it is missing; guarded by Registry::mutex
+  bool repaired_cut = false;                 // the last repair was of its size; guarded by `slots`
+  std::string fault;                         // of the last attempt to follow the name; guarded by `slots`
+  std::int64_t name_seen_ns = 0;             // guarded by `slots`
+  std::atomic<int> cannot_extend{0};         // the errno for which the table was given up
 };
 
 // The files this process has open. A forked child starts another one, and leaves its parent's as it is: that one's
@@ -264,7 +336,7 @@ struct Registry {
 
   File* find(const std::optional<Identity>& identity) noexcept {
     const auto found = std::find_if(files.begin(), files.end(), [&](const auto& file) {
-      return file->descriptor.identity() == identity && file->descriptor.get() >= 0;
+      return file->descriptor().identity() == identity && file->descriptor().get() >= 0;
     });
     return found == files.end() ? nullptr : found->get();
   }
@@ -393,13 +465,20 @@ Layout* map_table(int directory, const std::string& name, Descriptor& file, cons
   return nullptr;
 }
 
+// A table that was opened: one that the process has open already, or its place and its mapping.
+struct Opened {
+  File* known = nullptr;
+  std::unique_ptr<Place> place;
+  Layout* layout = nullptr;
+};
+
 // Finds the file among those open, or opens and checks it. With a device name it is created, or replaced if it is not a
 // table of this version and nobody uses it. The caller holds the registry's mutex.
-File& open_file(Registry& registry, const std::string& directory_path, const std::string& name, const std::string& path,
-                std::optional<std::string_view> device_name) {
+Opened open_place(Registry& registry, const std::string& directory_path, const std::string& name,
+                  const std::string& path, std::optional<std::string_view> device_name) {
   Descriptor directory = open_directory(directory_path, device_name.has_value());
   for (int attempt = 0; attempt < kOpenAttempts; ++attempt) {
-    if (File* known = registry.find(identity_of(directory.get(), name))) return *known;
+    if (File* known = registry.find(identity_of(directory.get(), name))) return {known, nullptr, nullptr};
 
     const int create = device_name ? O_CREAT : 0;
     Descriptor file(
@@ -412,7 +491,7 @@ File& open_file(Registry& registry, const std::string& directory_path, const std
     if (fstat(file.get(), &status) != 0) fail("cannot inspect the client table " + path, errno, kElsewhere);
     if (File* known = registry.find(file.identity())) {
       known->spare.push_back(std::move(file));
-      return *known;
+      return {known, nullptr, nullptr};
     }
     if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
       throw ArbiterError("the client table " + path +
@@ -422,11 +501,25 @@ File& open_file(Registry& registry, const std::string& directory_path, const std
     file.move_up();
     if (Layout* layout = map_table(directory.get(), name, file, path, device_name)) {
       directory.move_up();
-      return *registry.files.emplace_back(std::make_unique<File>(std::move(directory), name, std::move(file), layout));
+      return {nullptr, std::make_unique<Place>(std::move(directory), std::move(file)), layout};
     }
   }
   throw ArbiterError("the client table " + path + " is replaced again and again; end the programs that do so, or " +
                      kElsewhere);
+}
+
+// The caller holds the registry's mutex.
+File& open_file(Registry& registry, const std::string& directory_path, const std::string& name, const std::string& path,
+                std::optional<std::string_view> device_name) {
+  Opened opened = open_place(registry, directory_path, name, path, device_name);
+  File* file = opened.known;
+  if (file == nullptr) {
+    registry.files.push_back(
+        std::make_unique<File>(std::move(opened.place), directory_path, name, path, opened.layout));
+    file = registry.files.back().get();
+  }
+  file->creates = file->creates || device_name.has_value();
+  return *file;
 }
 
 int turn_owner(std::uint64_t turn) noexcept { return static_cast<int>(turn >> kTurnSlotShift) - 1; }
@@ -463,35 +556,251 @@ void clear_slot(Layout& layout, int slot) noexcept {
   if (layout.waiting.load() != 0) wake(layout);
 }
 
+void set_bit(std::atomic<std::uint64_t>& word, int slot, bool set) noexcept {
+  if (((word.load() & bit_of(slot)) != 0) == set) return;
+  if (set) {
+    word.fetch_or(bit_of(slot));
+  } else {
+    word.fetch_and(~bit_of(slot));
+  }
+}
+
+template <typename T>
+void set_word(std::atomic<T>& word, T value) noexcept {
+  if (word.load(std::memory_order_relaxed) != value) word.store(value);
+}
+
+template <std::size_t N>
+void set_text(std::array<char, N>& field, const std::array<char, N>& value) noexcept {
+  if (field != value) field = value;
+}
+
+// Bits that no client of this class has: damage, or left by a client that had lost its table and did not know it yet.
+void clear_bits_of_other_classes(Layout& layout, int slot, Class client_class) noexcept {
+  const bool holds = client_class != Class::kLatency && (layout.active.load() & bit_of(slot)) != 0;
+  if (client_class != Class::kLatency) {
+    set_bit(layout.active, slot, false);
+    set_bit(layout.latency, slot, false);
+  }
+  if (client_class != Class::kBestEffort) {
+    set_bit(layout.best_effort, slot, false);
+    set_bit(layout.waiting, slot, false);
+  }
+  if (holds && layout.waiting.load() != 0) wake(layout);
+}
+
+// What a client is, in its slot and in the words. The caller holds file.slots.
+void write_client(File& file, int slot) noexcept {
+  Layout& layout = *file.layout;
+  const Record& record = file.records[static_cast<std::size_t>(slot)];
+  Slot& entry = layout.slots[static_cast<std::size_t>(slot)];
+  std::array<char, 32> version{};
+  copy_text(version, CUDASCHED_VERSION);
+  set_word(entry.client_class, static_cast<std::uint32_t>(record.client_class));
+  set_word(entry.priority, record.priority.load());
+  set_word(entry.pid, static_cast<std::int32_t>(getpid()));
+  set_word(entry.hook_attached, record.hook_attached ? 1U : 0U);
+  set_word(entry.claimed_ns, record.claimed_ns);
+  set_word(entry.slo_ns, record.slo_ns.load());
+  set_word(entry.job, record.job);
+  set_text(entry.name, record.name);
+  set_text(entry.version, version);
+  set_word(entry.occupied, 1U);
+  clear_bits_of_other_classes(layout, slot, record.client_class);
+  if (record.client_class == Class::kLatency) set_bit(layout.latency, slot, true);
+  if (record.client_class == Class::kBestEffort) set_bit(layout.best_effort, slot, true);
+}
+
 // The caller holds file.slots.
 int reap_dead(File& file, std::uint64_t candidates) noexcept {
   Layout& layout = *file.layout;
   std::uint64_t turn = layout.turn.load();
   if (turn_owner(turn) >= kSlotCount) layout.turn.compare_exchange_strong(turn, 0);  // a damaged file
 
-  // Left by a client that lost its table and did not know it yet; the slot has an owner of another class now.
-  for (std::uint64_t stale = layout.active.load() & ~layout.latency.load() & candidates; stale != 0;
-       stale &= stale - 1) {
-    const int slot = std::countr_zero(stale);
+  for (std::uint64_t rest = slots_in_use(layout) & candidates & ~file.own_slots(); rest != 0; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
     const Slot& entry = layout.slots[static_cast<std::size_t>(slot)];
-    if (entry.occupied.load() == 0 || entry.client_class.load() == static_cast<std::uint32_t>(Class::kLatency))
-      continue;
-    layout.active.fetch_and(~bit_of(slot));
-    if (layout.waiting.load() != 0) wake(layout);
+    const std::uint32_t client_class = entry.client_class.load();
+    if (entry.occupied.load() == 0 || client_class >= static_cast<std::uint32_t>(kClassCount)) continue;
+    clear_bits_of_other_classes(layout, slot, static_cast<Class>(client_class));
+  }
+  for (std::uint64_t rest = file.own_slots() & candidates; rest != 0; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
+    clear_bits_of_other_classes(layout, slot, file.records[static_cast<std::size_t>(slot)].client_class);
   }
 
   int reaped = 0;
   std::uint64_t left = slots_in_use(layout) & candidates & ~file.own_slots();
   for (; left != 0; left &= left - 1) {
     const int slot = std::countr_zero(left);
-    if (!try_lock(file.descriptor, slot_byte(slot))) continue;
+    if (!try_lock(file.descriptor(), slot_byte(slot))) continue;
     if ((slots_in_use(layout) & bit_of(slot)) != 0) {  // else its owner has just released it
       clear_slot(layout, slot);
       ++reaped;
     }
-    unlock(file.descriptor, slot_byte(slot));
+    unlock(file.descriptor(), slot_byte(slot));
   }
   return reaped;
+}
+
+bool header_is_sound(const File& file) noexcept {
+  const Layout& layout = *file.layout;
+  return layout.magic == Layout::kMagic && layout.layout_version == kLayoutVersion && layout.bytes == sizeof(Layout) &&
+         layout.device_name == file.device_name;
+}
+
+// The file has its size and its header again; of what its clients wrote, nothing that was cut off. Where there is no
+// room for it, memory of the process's own takes the file's place, and the table is lost. The caller holds file.slots.
+bool repair(File& file, off_t size) noexcept {
+  Descriptor& descriptor = file.descriptor();
+  int error = 0;
+  if (size < static_cast<off_t>(sizeof(Layout))) {
+    do {
+      error = posix_fallocate(descriptor.get(), 0, sizeof(Layout));
+    } while (error == EINTR);
+  } else if (size > static_cast<off_t>(sizeof(Layout)) && ftruncate(descriptor.get(), sizeof(Layout)) != 0) {
+    error = errno;
+  }
+  if (error != 0) {
+    file.cannot_extend.store(error);
+    descriptor.forget();
+    mmap(file.layout, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return false;
+  }
+  Layout& layout = *file.layout;
+  layout.magic = Layout::kMagic;
+  layout.layout_version = kLayoutVersion;
+  layout.bytes = sizeof(Layout);
+  layout.device_name = file.device_name;
+  return true;
+}
+
+// Word by word: other threads write some of them.
+void copy_slot(Slot& to, const Slot& from) noexcept {
+  static_assert(sizeof(Slot) % sizeof(std::uint64_t) == 0);
+  auto* const target = reinterpret_cast<std::uint64_t*>(&to);
+  const auto* const source = reinterpret_cast<const std::uint64_t*>(&from);
+  for (std::size_t i = 0; i < sizeof(Slot) / sizeof(std::uint64_t); ++i) {
+    __atomic_store_n(target + i, __atomic_load_n(source + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+  }
+}
+
+// Free slots of the new file for this process's, their numbers where these are free. The locks are held then.
+std::array<std::int8_t, kSlotCount> lock_slots(Descriptor& file, std::uint64_t wanted, const std::string& path) {
+  std::array<std::int8_t, kSlotCount> to{};
+  std::uint64_t taken = 0;
+  std::uint64_t left = 0;
+  const auto take = [&](int slot, int target) {
+    if ((taken & bit_of(target)) != 0 || !try_lock(file, slot_byte(target))) return false;
+    taken |= bit_of(target);
+    to[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(target);
+    return true;
+  };
+  for (std::uint64_t rest = wanted; rest != 0; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
+    if (!take(slot, slot)) left |= bit_of(slot);
+  }
+  for (; left != 0; left &= left - 1) {
+    int target = 0;
+    while (target < kSlotCount && !take(std::countr_zero(left), target)) ++target;
+    if (target == kSlotCount) {
+      throw ArbiterError("all " + std::to_string(kSlotCount) + " slots of the client table " + path + " are taken");
+    }
+  }
+  return to;
+}
+
+// Follows the name of a file that was deleted or replaced to the file that is there now, or creates it. The clients of
+// this process keep what they said of themselves. Throws ArbiterError; false: not at this moment. The caller holds the
+// registry's mutex.
+bool follow(Registry& registry, File& file) {
+  if (file.places.size() > Table::kMostMoves) {
+    throw ArbiterError("it was deleted " + std::to_string(Table::kMostMoves + 1) +
+                       " times; let nothing delete it while programs run");
+  }
+  std::optional<std::string_view> device_name;
+  const std::string name_of_device = text(file.device_name);
+  if (file.creates) device_name = name_of_device;
+  Opened opened = open_place(registry, file.directory_path, file.name, file.path, device_name);
+  if (opened.known != nullptr) return false;  // the same file, or one that another Table of this process is using
+  const auto unmap = [](Layout* layout) { munmap(layout, sizeof(Layout)); };
+  const std::unique_ptr<Layout, decltype(unmap)> layout(opened.layout, unmap);
+  Place& place = *opened.place;
+  const std::lock_guard registration(file.registration);
+  const RegistrationLock lock(place.file, file.path);
+  if (identity_of(place.directory.get(), file.name) != place.file.identity()) return false;
+  const std::lock_guard slots(file.slots);
+  const std::uint64_t own = file.own_slots();
+  const std::array<std::int8_t, kSlotCount> to = lock_slots(place.file, own, file.path);
+
+  Layout& before = *file.layout;
+  std::uint64_t now_own = 0;
+  for (std::uint64_t rest = own; rest != 0; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
+    const int target = to[static_cast<std::size_t>(slot)];
+    clear_slot(*layout, target);
+    Slot& entry = layout->slots[static_cast<std::size_t>(target)];
+    copy_slot(entry, before.slots[static_cast<std::size_t>(slot)]);
+    now_own |= bit_of(target);
+    if ((before.active.load() & bit_of(slot)) != 0) layout->active.fetch_or(bit_of(target));
+    if ((before.waiting.load() & bit_of(slot)) != 0) layout->waiting.fetch_or(bit_of(target));
+  }
+  // Those that are still in the old file see that we have gone.
+  for (std::uint64_t rest = own; rest != 0; rest &= rest - 1) {
+    clear_slot(before, std::countr_zero(rest));
+    unlock(file.descriptor(), slot_byte(std::countr_zero(rest)));
+  }
+  wake(before);
+  if (mmap(file.layout, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, place.file.get(), 0) ==
+      MAP_FAILED) {
+    file.cannot_extend.store(errno);
+    file.descriptor().forget();
+    throw ArbiterError("no memory to map it");
+  }
+  file.places.push_back(std::move(opened.place));
+  file.place.store(&place, std::memory_order_release);
+  file.mine.slots().store(now_own);
+
+  std::array<Record, kSlotCount> records;
+  const auto copy = [](Record& target, const Record& source) {
+    target.client_class = source.client_class;
+    target.hook_attached = source.hook_attached;
+    target.claimed_ns = source.claimed_ns;
+    target.job = source.job;
+    target.priority.store(source.priority.load());
+    target.slo_ns.store(source.slo_ns.load());
+    target.name = source.name;
+  };
+  for (std::uint64_t rest = own; rest != 0; rest &= rest - 1) {
+    const auto slot = static_cast<std::size_t>(std::countr_zero(rest));
+    copy(records[static_cast<std::size_t>(to[slot])], file.records[slot]);
+  }
+  for (std::uint64_t rest = now_own; rest != 0; rest &= rest - 1) {
+    const auto slot = static_cast<std::size_t>(std::countr_zero(rest));
+    copy(file.records[slot], records[slot]);
+    write_client(file, static_cast<int>(slot));
+  }
+  for (Claims* const table : file.tables) {
+    std::uint64_t claimed = 0;
+    for (std::uint64_t rest = table->claimed.load(); rest != 0; rest &= rest - 1) {
+      claimed |= bit_of(to[static_cast<std::size_t>(std::countr_zero(rest))]);
+    }
+    table->claimed.store(claimed);
+    for (std::int8_t& slot : table->now) {
+      if ((own & bit_of(slot)) != 0) slot = to[static_cast<std::size_t>(slot)];
+    }
+    table->moved = true;
+    table->stranded = false;
+  }
+  return true;
+}
+
+// Does the name stand for another file? Where it stands for none, but the file still has a name, all of its clients
+// have been moved with it, or this process has another root directory.
+bool name_has_another(const File& file) noexcept {
+  struct stat status {};
+  if (lstat(file.path.c_str(), &status) != 0) return false;
+  return Identity{status.st_dev, status.st_ino} != file.descriptor().identity();
 }
 
 }  // namespace
@@ -501,12 +810,12 @@ struct Table::State {
 
   bool usable() const noexcept { return !abandoned.load(std::memory_order_relaxed) && file.mine.by_this_process(); }
   bool owns(int slot) const noexcept {
-    return is_slot(slot) && (claimed.load(std::memory_order_relaxed) & bit_of(slot)) != 0 &&
+    return is_slot(slot) && (claims.claimed.load(std::memory_order_relaxed) & bit_of(slot)) != 0 &&
            (file.own_slots() & bit_of(slot)) != 0;
   }
 
   File& file;
-  std::atomic<std::uint64_t> claimed{0};  // by this Table, of the slots that are the process's
+  Claims claims;
   std::atomic<bool> abandoned{false};
 };
 
@@ -523,7 +832,8 @@ std::unique_ptr<Table> Table::open(const std::string& directory, const std::stri
   const std::lock_guard lock(registry.mutex);
   File& file = open_file(registry, directory, name, path, device_name);
   std::unique_ptr<Table> table(new Table(path, file.layout, std::make_unique<State>(file)));
-  ++file.tables;
+  const std::lock_guard slots(file.slots);
+  file.tables.push_back(&table->state_->claims);
   return table;
 }
 
@@ -535,7 +845,8 @@ std::unique_ptr<Table> Table::open_existing(const std::string& path) {
   const std::lock_guard lock(registry.mutex);
   File& file = open_file(registry, directory, name, path, std::nullopt);
   std::unique_ptr<Table> table(new Table(path, file.layout, std::make_unique<State>(file)));
-  ++file.tables;
+  const std::lock_guard slots(file.slots);
+  file.tables.push_back(&table->state_->claims);
   return table;
 }
 
@@ -545,10 +856,14 @@ Table::Table(std::string path, Layout* layout, std::unique_ptr<State> state)
 Table::~Table() {
   File& file = state_->file;
   if (!file.mine.by_this_process()) return;  // a forked child: the file stays open, or its own locks might fall
-  for (std::uint64_t left = state_->claimed.load(); left != 0; left &= left - 1) release(std::countr_zero(left));
   Registry& registry = Registry::current();
-  const std::lock_guard lock(registry.mutex);  // nobody opens the file anew while we close it
-  if (--file.tables == 0) std::erase_if(registry.files, [&](const auto& open) { return open.get() == &file; });
+  const std::lock_guard lock(registry.mutex);  // nobody opens the file anew while we close it, nor follows its name
+  for (std::uint64_t left = state_->claims.claimed.load(); left != 0; left &= left - 1) release(std::countr_zero(left));
+  {
+    const std::lock_guard slots(file.slots);
+    std::erase(file.tables, &state_->claims);
+  }
+  if (file.tables.empty()) std::erase_if(registry.files, [&](const auto& open) { return open.get() == &file; });
 }
 
 int Table::claim(const ClientInfo& client) {
@@ -556,10 +871,10 @@ int Table::claim(const ClientInfo& client) {
     throw ArbiterError("the client table " + path_ + " was opened before a fork; open it again in the child");
   }
   File& file = state_->file;
-  if (!check() || file.directory.get() < 0) throw ArbiterError(closed(path_));
+  if (!check() || file.directory().get() < 0) throw ArbiterError(why_lost());
   const std::lock_guard registration(file.registration);
-  const RegistrationLock lock(file.descriptor, path_);
-  if (identity_of(file.directory.get(), file.name) != file.descriptor.identity()) {
+  const RegistrationLock lock(file.descriptor(), path_);
+  if (identity_of(file.directory().get(), file.name) != file.descriptor().identity()) {
     throw ArbiterError("the client table " + path_ +
                        " was removed, or replaced by another version of cudasched; restart this program");
   }
@@ -569,40 +884,39 @@ int Table::claim(const ClientInfo& client) {
     reap_dead(file, ~std::uint64_t{0});
     const std::uint64_t mine = file.own_slots();
     for (int index = 0; index < kSlotCount; ++index) {
-      if ((mine & bit_of(index)) != 0 || !try_lock(file.descriptor, slot_byte(index))) continue;
+      if ((mine & bit_of(index)) != 0 || !try_lock(file.descriptor(), slot_byte(index))) continue;
       const std::int64_t now = now_ns();
       Slot& entry = slot(index);
       clear_slot(*layout_, index);
+      Record& record = file.records[static_cast<std::size_t>(index)];
+      record.client_class = client.client_class;
+      record.hook_attached = client.hook_attached;
+      record.claimed_ns = now;
+      record.job = client.job;
+      record.priority.store(client.priority);
+      record.slo_ns.store(client.slo_ns);
+      copy_text(record.name, client.name);
       entry.client_class.store(static_cast<std::uint32_t>(client.client_class));
-      entry.priority.store(client.priority);
-      entry.pid.store(getpid());
       entry.regions.store(0);
-      entry.hook_attached.store(client.hook_attached ? 1 : 0);
-      entry.claimed_ns.store(now);
       entry.heartbeat_ns.store(now);
-      entry.slo_ns.store(client.slo_ns);
       for (auto* const time :
            {&entry.active_since_ns, &entry.deadline_ns, &entry.in_flight_until_ns, &entry.overdue_since_ns,
             &entry.last_launch_ns, &entry.entered_ns, &entry.expected_ns, &entry.admitted_at_entry_ns,
             &entry.hint_until_ns, &entry.foreseen_ns, &entry.foreseen_over_ns, &entry.rate_free_ns, &entry.request_ns,
-            &entry.request_waited_ns, &entry.virtual_ns}) {
+            &entry.request_waited_ns, &entry.virtual_ns, &entry.policy_since_ns}) {
         time->store(0);
       }
       for (auto* const count :
            {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns, &entry.requests}) {
         count->store(0);
       }
-      copy_text(entry.name, client.name);
-      copy_text(entry.version, CUDASCHED_VERSION);
-      state_->claimed.fetch_or(bit_of(index));
+      state_->claims.claimed.fetch_or(bit_of(index));
       file.mine.slots().fetch_or(bit_of(index));
-      entry.occupied.store(1, std::memory_order_release);
-      if (client.client_class == Class::kLatency) layout_->latency.fetch_or(bit_of(index));
-      if (client.client_class == Class::kBestEffort) layout_->best_effort.fetch_or(bit_of(index));
+      write_client(file, index);
       return index;
     }
   }
-  if (lost()) throw ArbiterError(closed(path_));
+  if (lost()) throw ArbiterError(why_lost());
   throw ArbiterError("all " + std::to_string(kSlotCount) + " slots of the client table " + path_ +
                      " are taken by living programs; end one of them (cudasched status lists them)");
 }
@@ -613,9 +927,21 @@ void Table::release(int slot) noexcept {
   const std::lock_guard lock(file.slots);
   if (!check()) return;
   clear_slot(*layout_, slot);
-  state_->claimed.fetch_and(~bit_of(slot));
+  state_->claims.claimed.fetch_and(~bit_of(slot));
   file.mine.slots().fetch_and(~bit_of(slot));
-  unlock(file.descriptor, slot_byte(slot));
+  unlock(file.descriptor(), slot_byte(slot));
+}
+
+void Table::set_priority(int slot, std::int32_t priority) noexcept {
+  if (!state_->owns(slot)) return;
+  state_->file.records[static_cast<std::size_t>(slot)].priority.store(priority);
+  this->slot(slot).priority.store(priority, std::memory_order_relaxed);
+}
+
+void Table::set_slo(int slot, std::int64_t slo_ns) noexcept {
+  if (!state_->owns(slot)) return;
+  state_->file.records[static_cast<std::size_t>(slot)].slo_ns.store(slo_ns);
+  this->slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
 }
 
 void Table::set_active(int slot, std::int64_t now_ns) noexcept {
@@ -624,6 +950,9 @@ void Table::set_active(int slot, std::int64_t now_ns) noexcept {
   entry.active_since_ns.store(now_ns, std::memory_order_relaxed);
   entry.heartbeat_ns.store(now_ns, std::memory_order_relaxed);
   layout_->active.fetch_or(bit_of(slot));
+  if ((layout_->latency.load(std::memory_order_relaxed) & bit_of(slot)) != 0) return;
+  const Record& record = state_->file.records[static_cast<std::size_t>(slot)];
+  if (record.client_class == Class::kLatency) layout_->latency.fetch_or(bit_of(slot));  // a damaged table
 }
 
 // Sequentially consistent with a gate that sets its `waiting` bit and then reads `active`: one of the two sees the
@@ -631,14 +960,17 @@ void Table::set_active(int slot, std::int64_t now_ns) noexcept {
 void Table::clear_active(int slot) noexcept {
   if (!state_->owns(slot)) return;
   const std::uint64_t before = layout_->active.fetch_and(~bit_of(slot));
-  if (before == bit_of(slot) && layout_->waiting.load() != 0) wake_all();
+  if (before != bit_of(slot)) return;
+  // Taken back by whoever wakes them: one that was killed in its sleep costs one wake-up.
+  const bool distant = layout_->distant_waiters.load() != 0 && layout_->distant_waiters.exchange(0) != 0;
+  if (distant || layout_->waiting.load() != 0) wake_all();
 }
 
 bool Table::alive(int slot) const noexcept {
   if (!is_slot(slot)) return false;
   File& file = state_->file;
   if ((file.own_slots() & bit_of(slot)) != 0) return true;
-  return foreign_lock(file.descriptor, slot_byte(slot), 1).has_value();
+  return foreign_lock(file.descriptor(), slot_byte(slot), 1).has_value();
 }
 
 int Table::reap(std::uint64_t candidates) noexcept {
@@ -648,23 +980,97 @@ int Table::reap(std::uint64_t candidates) noexcept {
   return reap_dead(state_->file, candidates);
 }
 
-bool Table::lost() const noexcept { return state_->file.descriptor.lost(); }
+Condition Table::tend(std::int64_t now) noexcept {
+  File& file = state_->file;
+  Claims& claims = state_->claims;
+  if (!state_->usable()) return Condition::kSound;
+  bool follows = false;
+  {
+    const std::lock_guard slots(file.slots);
+    struct stat status {};
+    if (!file.descriptor().inspect(status)) return Condition::kLost;
+    const bool cut = status.st_size != static_cast<off_t>(sizeof(Layout));
+    if (cut || !header_is_sound(file)) {
+      if (!repair(file, status.st_size)) return Condition::kLost;
+      for (Claims* const table : file.tables) table->repaired = true;
+      file.repaired_cut = cut;
+    }
+    for (std::uint64_t rest = file.own_slots(); rest != 0; rest &= rest - 1) write_client(file, std::countr_zero(rest));
+    if (now - file.name_seen_ns >= kNameLookNs || now < file.name_seen_ns) {
+      file.name_seen_ns = now;
+      follows = status.st_nlink == 0 || name_has_another(file);
+    }
+  }
+  if (follows) {
+    std::string fault;
+    try {
+      Registry& registry = Registry::current();
+      const std::lock_guard lock(registry.mutex);
+      follow(registry, file);
+    } catch (const std::exception& error) {
+      const std::lock_guard slots(file.slots);
+      file.name_seen_ns = now + kNsPerSecond;  // the next attempt
+      if (lost()) return Condition::kLost;
+      if (!claims.stranded && file.creates) {
+        claims.stranded = true;
+        file.keep_fault(error.what());
+        return Condition::kStranded;
+      }
+    }
+  }
+  const std::lock_guard slots(file.slots);
+  if (claims.moved) {
+    claims.moved = claims.repaired = false;
+    claims.said = claims.now;
+    claims.now = Claims::kUnmoved;
+    return Condition::kMoved;
+  }
+  return std::exchange(claims.repaired, false) ? Condition::kRepaired : Condition::kSound;
+}
 
-bool Table::check() noexcept { return state_->file.descriptor.get() >= 0; }
+int Table::slot_now(int claimed_slot) const noexcept {
+  if (!is_slot(claimed_slot)) return claimed_slot;
+  const std::lock_guard slots(state_->file.slots);
+  return state_->claims.said[static_cast<std::size_t>(claimed_slot)];
+}
 
-std::string Table::why_lost() const { return closed(path_); }
+std::string Table::why() const {
+  File& file = state_->file;
+  const std::lock_guard slots(file.slots);
+  if (state_->claims.stranded) return "the client table " + path_ + " was deleted or replaced: " + file.fault;
+  return "the client table " + path_ + (file.repaired_cut ? " did not have its size any more" : " was damaged");
+}
+
+bool Table::lost() const noexcept { return state_->file.descriptor().lost(); }
+
+bool Table::check() noexcept { return state_->file.descriptor().get() >= 0; }
+
+std::string Table::why_lost() const {
+  const int error = state_->file.cannot_extend.load();
+  if (error == 0) return closed(path_);
+  return "the client table " + path_ + " had been cut short and cannot be extended: " +
+         std::generic_category().message(error) + "; free space there, or " + kElsewhere;
+}
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;
   const timespec timeout{timeout_ns / kNsPerSecond, static_cast<long>(timeout_ns % kNsPerSecond)};
   futex(layout_->wake_sequence, FUTEX_WAIT, seen, &timeout);
+  File& file = state_->file;
+  struct stat status {};
+  if (!file.descriptor().inspect(status) || status.st_size >= static_cast<off_t>(sizeof(Layout))) return;
+  const std::lock_guard slots(file.slots);
+  if (repair(file, status.st_size)) {
+    for (Claims* const table : file.tables) table->repaired = true;
+    file.repaired_cut = true;
+  }
 }
 
 void Table::wake_all() noexcept { wake(*layout_); }
 
 void Table::abandon() noexcept {
   state_->abandoned.store(true);
-  state_->claimed.store(0);
+  state_->claims.claimed.store(0);
 }
 
 std::string default_directory() {

@@ -1,6 +1,6 @@
-// The clients of one GPU, in one shared-memory file a GPU and user: who is there, with which class, who is active, how
-// much time is in flight. There is no server. Crash-safe: every word has one writer or is a bitmap of slots, so a
-// process killed at any instruction leaves nothing wrong that its own slot's lock does not tell.
+// The clients of one GPU, in one shared-memory file for each GPU and user: which processes use it, with which class,
+// which are active, how much time is in flight. There is no server. Crash-safe: every word has one writer or is a
+// bitmap of slots, so a process killed at any instruction leaves nothing wrong that its own slot's lock does not tell.
 //
 // Liveness is a POSIX record lock on one byte of the file for each slot: gone with the process, not inherited by fork,
 // true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of the file is closed, so
@@ -10,9 +10,14 @@
 // lost(): it touches neither file nor slots any more, claim throws, and what would change a slot does nothing.
 // A forked child must not use its parent's Table: there claim throws, and what would change a slot does nothing.
 //
+// The file belongs to the user, whose programs may damage, cut short or delete it. tend(), which the ticker calls,
+// repairs that: a file cut short is extended, a damaged header and the words of this Table's clients are written anew,
+// and a file that was deleted or replaced is followed to the one that its name stands for now. The new file takes the
+// old one's place at the same address, so references into the layout stay valid; slot numbers may change.
+//
 // Threads: every function may be called from any thread. set_active, clear_active, active, latency_clients and the
 // slot's atomics are lock-free and make no system call, except that clear_active wakes sleepers if there are any.
-// claim, release and reap take a mutex of the process and make system calls.
+// claim, release, reap and tend take a mutex of the process and make system calls.
 #pragma once
 
 #include <string.h>
@@ -30,7 +35,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 3;
 inline constexpr int kTurnSlotShift = 56;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
@@ -70,6 +75,8 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> virtual_ns;  // the GPU time that it was given, by its share (schedule/fair.hpp)
   std::array<char, 64> name;             // program name, NUL-terminated; written before occupied
   std::array<char, 32> version;          // cudasched version of the client
+  std::atomic<std::uint64_t> job;        // the job whose GPUs are gated together (runtime/job.hpp); 0: none
+  std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
 };
 
 // The file, byte for byte. Changing it changes kLayoutVersion.
@@ -85,6 +92,7 @@ struct Layout {
   std::atomic<std::uint64_t> best_effort;             // slots of best-effort clients
   alignas(64) std::atomic<std::uint64_t> waiting;     // slots of best-effort clients that wait at the gate now
   std::atomic<std::uint32_t> wake_sequence;           // futex: changes when the gate may have opened
+  std::atomic<std::uint32_t> distant_waiters;         // 1: clients on other GPUs sleep on wake_sequence, too
   alignas(64) std::atomic<std::uint64_t> turn;        // which best-effort client feeds the GPU (schedule/turn.hpp):
                                                       // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
   alignas(64) std::atomic<std::int64_t> admitted_ns;  // best-effort work let in beside latency work, ever; all add
@@ -103,6 +111,16 @@ struct ClientInfo {
   std::int64_t slo_ns = 0;
   std::string name;
   bool hook_attached = true;
+  std::uint64_t job = 0;
+};
+
+// What tend() found, and what it did about it.
+enum class Condition : std::uint8_t {
+  kSound,
+  kRepaired,  // the file had been cut short, or its header damaged; every client writes its own words anew
+  kMoved,     // it had been deleted or replaced: the clients are in the file of that name now; see slot_now()
+  kStranded,  // it had been deleted or replaced, and there is no other to move to, as why() says; said once, tried again
+  kLost,      // it cannot be used any more, as why_lost() says
 };
 
 class Table {
@@ -128,12 +146,26 @@ class Table {
   // Only of a slot claimed through this Table; so set_active and clear_active. The destructor releases all of them.
   void release(int slot) noexcept;
 
+  // Also when its words are written anew.
+  void set_priority(int slot, std::int32_t priority) noexcept;
+  void set_slo(int slot, std::int64_t slo_ns) noexcept;
+
   // The client holds the gate closed from here on / no longer does. clear_active wakes the gates if it was the last.
   void set_active(int slot, std::int64_t now_ns) noexcept;
   void clear_active(int slot) noexcept;
 
   std::uint64_t active() const noexcept { return layout_->active.load(std::memory_order_acquire); }
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
+
+  // Keeps the table usable: repairs the file, follows its name, and writes anew what this Table's clients are. Two
+  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file.
+  Condition tend(std::int64_t now_ns) noexcept;
+
+  // Where a slot claimed through this Table is since tend() last said kMoved.
+  int slot_now(int claimed_slot) const noexcept;
+
+  // Of kRepaired and kStranded.
+  std::string why() const;
 
   // Does the program still have the table's descriptor? One system call; lost() tells what was found last, without one.
   bool check() noexcept;
@@ -144,12 +176,11 @@ class Table {
   bool alive(int slot) const noexcept;
 
   // Gives back the slots of dead clients among `candidates` (a bitmap), clears their bits everywhere and wakes the
-  // gates; of living ones it clears the active bit where the client is not a latency client. Returns how many it gave
-  // back.
+  // gates; of living ones it clears the bits that a client of their class does not have. Returns how many it gave back.
   int reap(std::uint64_t candidates = ~std::uint64_t{0}) noexcept;
 
-  // Sleeps until wake_sequence differs from `seen`, at most `timeout_ns`. May return early. The caller's bit in
-  // `waiting` must be set before it read `seen`.
+  // Sleeps until wake_sequence differs from `seen`, at most `timeout_ns`. May return early. Before it read `seen`, the
+  // caller's bit in `waiting` must be set, or distant_waiters. A file that was cut short meanwhile is extended.
   void sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept;
   void wake_all() noexcept;
 
@@ -160,6 +191,8 @@ class Table {
   const Layout& layout() const noexcept { return *layout_; }
   Slot& slot(int index) noexcept { return layout_->slots[static_cast<std::size_t>(index)]; }
   const std::string& path() const noexcept { return path_; }
+
+  static constexpr int kMostMoves = 8;
 
  private:
   struct State;  // descriptor, mutex, the slots that are ours

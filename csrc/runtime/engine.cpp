@@ -138,8 +138,28 @@ void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue
   queue_.store(owned_queue_.get(), std::memory_order_release);
 }
 
+arbiter::Condition Device::tend(std::int64_t now) noexcept {
+  const std::scoped_lock lock(tend_);
+  const arbiter::Condition found = table_->tend(now);
+  if (found == arbiter::Condition::kSound) return std::exchange(untold_, found);
+  if (found != arbiter::Condition::kMoved) return found;
+  for (auto& place : slots_) {
+    if (const int slot = place.load(); slot >= 0) place.store(table_->slot_now(slot), std::memory_order_release);
+  }
+  if (const int slot = this->slot(Class::kBestEffort); slot >= 0) {
+    latency.note_own_best_effort(slot);
+    gate.moved(slot);
+  }
+  if (const int slot = this->slot(Class::kLatency); slot >= 0) latency.moved(slot);
+  return found;
+}
+
 void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs) {
   if (registered(client_class)) return;
+  if (const arbiter::Condition found = tend(now_ns()); found != arbiter::Condition::kSound) {
+    const std::scoped_lock lock(tend_);
+    untold_ = found;
+  }
   arbiter::ClientInfo client;
   client.client_class = client_class;
   client.priority = settings.priority;
@@ -346,8 +366,8 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
     const int slot = device.slot(value);
     if (slot < 0 || device.table().lost()) return;
     if (value == Class::kLatency) device.latency.set_priority(priority);
-    device.table().slot(slot).priority.store(priority, std::memory_order_relaxed);
-    device.table().slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
+    device.table().set_priority(slot, priority);
+    device.table().set_slo(slot, slo_ns);
   });
 }
 
@@ -652,6 +672,41 @@ bool Engine::needs_ticks() noexcept {
   return found || hot().marks.needs_sweep();
 }
 
+// False: the table cannot be used any more, and scheduling is off.
+bool Engine::tend(Device& device, std::int64_t now) noexcept {
+  using arbiter::Condition;
+  try {
+    switch (device.tend(now)) {
+      case Condition::kSound:
+        break;
+      case Condition::kRepaired:
+        if (!std::exchange(said_repaired_, true)) {
+          log::warning(device.table().why() + "; it was repaired, and its clients are registered anew. Let nothing " +
+                       "but cudasched write to it");
+        }
+        break;
+      case Condition::kMoved:
+        if (!std::exchange(said_moved_, true)) {
+          log::warning("the client table " + device.table().path() +
+                       " was deleted or replaced; this program is registered anew in the one that is there now");
+        }
+        break;
+      case Condition::kStranded:
+        if (!std::exchange(said_stranded_, true)) {
+          log::warning(device.table().why() + "; programs that start from now on and this one do not see each other");
+        }
+        break;
+      case Condition::kLost:
+        fail(device.table().why_lost());
+        return false;
+    }
+  } catch (const std::exception& error) {
+    fail(error.what());  // no memory for a message
+    return false;
+  }
+  return true;
+}
+
 bool Engine::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
@@ -663,14 +718,7 @@ bool Engine::tick(std::int64_t now) noexcept {
   }
   for_each_device([&](Device& device) {
     if (device.queue() != nullptr) device.queue()->check();
-    if (!device.table().check()) {
-      try {
-        fail(device.table().why_lost());
-      } catch (const std::exception& error) {
-        fail(error.what());
-      }
-      return;
-    }
+    if (!tend(device, now)) return;
     for (int i = 0; i < kClassCount; ++i) {
       const int index = device.slot(static_cast<Class>(i));
       if (index < 0) continue;
@@ -690,6 +738,7 @@ bool Engine::tick(std::int64_t now) noexcept {
     }
     device.gate.report_overdue(now);
     if (device.gate.registered()) {
+      device.gate.write_again();
       if (const std::string_view why = device.gate.refused_policy(); !why.empty() && !policy_refused_.exchange(true)) {
         std::array<char, 256> message{};
         std::snprintf(message.data(), message.size(),
@@ -698,7 +747,7 @@ bool Engine::tick(std::int64_t now) noexcept {
         log::error(message.data());
       }
       // A client that was killed while idle holds nothing closed, but keeps the gate on.
-      device.table().reap(device.table().latency_clients() | device.table().active());
+      device.table().reap();
     }
   });
   return active;

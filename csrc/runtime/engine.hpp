@@ -41,6 +41,10 @@ class Device {
   // A client of this class, registered if it is not yet. Throws ArbiterError.
   void register_client(Class client_class, const Settings& settings, const Graphs* graphs);
 
+  // Keeps the table usable (arbiter::Table::tend), and has its clients go on in the slots that they have now. The
+  // ticker's, and before a client registers.
+  arbiter::Condition tend(std::int64_t now_ns) noexcept;
+
   // Gives the predictor its trees and what was learned of this GPU before, once. A file that cannot be used is said to
   // be so and does without.
   void prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept;
@@ -70,6 +74,8 @@ class Device {
   CUdevice handle_;
   int ordinal_;
   std::unique_ptr<arbiter::Table> table_;
+  std::mutex tend_;  // held while slot numbers change
+  arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it
   std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
   std::once_flag predictor_prepared_;
   std::unique_ptr<const predict::trees::Evaluator> trees_;
@@ -192,6 +198,7 @@ class Engine {
   void start_ticker();
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
+  bool tend(Device& device, std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
   void sweep_marks() noexcept;
   void stop() noexcept;
@@ -209,6 +216,9 @@ class Engine {
   std::optional<schedule::UserPolicy> user_policy_;
   std::atomic<bool> policy_refused_{false};  // and that was said
   std::atomic<bool> contest_said_{false};    // that latency work is on a stream of best effort
+  bool said_repaired_ = false;               // the ticker's own: what was said of tables that were not sound
+  bool said_moved_ = false;
+  bool said_stranded_ = false;
   bool started_ = false;
   std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;

@@ -110,6 +110,24 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   slot_.store(slot, std::memory_order_release);
 }
 
+void Gate::moved(int slot) noexcept {
+  const std::scoped_lock lock(lock_);
+  neighbours_.moved(slot);
+  slot_.store(slot, std::memory_order_release);
+}
+
+void Gate::write_again() noexcept {
+  const std::scoped_lock lock(lock_);
+  neighbours_.write_again();
+  const std::uint64_t self = bit(slot_.load(std::memory_order_relaxed));
+  auto& waiting = table_->layout().waiting;
+  if (announced_ > 0) {
+    if ((waiting.load() & self) == 0) waiting.fetch_or(self);
+  } else if ((waiting.load() & self) != 0) {
+    waiting.fetch_and(~self);
+  }
+}
+
 void Gate::configure(const Settings& settings) noexcept {
   const std::scoped_lock lock(lock_);
   schedule::Lead::Bounds bounds;
@@ -554,8 +572,7 @@ void Gate::wait(const schedule::Decision& decision, Waiting& waiting, const Waiv
 
   if (now - waiting.reaped_ns > kReapNs) {
     waiting.reaped_ns = now;
-    const int owner = schedule::Turn::unpack(layout.turn.load(std::memory_order_relaxed)).owner;
-    table_->reap(table_->active() | (owner >= 0 ? bit(owner) : 0));
+    table_->reap();
   }
   const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
   if (now - waiting.since_ns < kSpinNs) {

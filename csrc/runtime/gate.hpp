@@ -66,6 +66,12 @@ class Gate {
                        const Graphs* graphs, CUdevice device);
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
 
+  // The client has another slot now.
+  void moved(int slot) noexcept;
+
+  // Writes anew what the arbiter says of this client, where a damaged table says anything else. The ticker's.
+  void write_again() noexcept;
+
   // The figures that a policy goes by, from the next launch on.
   void configure(const Settings& settings) noexcept;
 

@@ -33,8 +33,27 @@ bool Neighbours::fresh(int slot, std::int64_t now) const noexcept {
   return schedule::is_fresh(beat, now, stale_heartbeat_ns_);
 }
 
+bool Neighbours::is_client(int slot, Class client_class) const noexcept {
+  const arbiter::Slot& client = table_->slot(slot);
+  return client.occupied.load(std::memory_order_relaxed) != 0 &&
+         client.client_class.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(client_class);
+}
+
+// Those that hold the gate closed. One that is stopped or swapped out does not count until it runs again.
+std::uint64_t Neighbours::active_latency(std::int64_t now) const noexcept {
+  std::uint64_t found = 0;
+  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
+    if (is_client(slot, Class::kLatency) && fresh(slot, now)) found |= bit(slot);
+  });
+  return found;
+}
+
 std::uint64_t Neighbours::other_best_effort() const noexcept {
-  return table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot_);
+  std::uint64_t found = 0;
+  for_each_slot(table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot_), [&](int slot) {
+    if (is_client(slot, Class::kBestEffort)) found |= bit(slot);
+  });
+  return found;
 }
 
 // The others that wait at the gate. One that was stopped or killed there is not waited for.
@@ -50,19 +69,11 @@ bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
   return schedule::is_idle(table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed), now);
 }
 
-bool Neighbours::latency_active(std::int64_t now) const noexcept {
-  bool active = false;
-  // Stopped or swapped out: it does not count until it runs again.
-  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) { active = active || fresh(slot, now); });
-  return active;
-}
+bool Neighbours::latency_active(std::int64_t now) const noexcept { return active_latency(now) != 0; }
 
 void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64_t turn_waited_ns) noexcept {
   snapshot.latency_clients = table_->latency_clients() != 0;
-  active_ = 0;
-  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
-    if (fresh(slot, now)) active_ |= bit(slot);
-  });
+  active_ = active_latency(now);
   snapshot.latency_active = active_ != 0;
   if (snapshot.latency_active) look_at_requests(snapshot, now);
   const bool may_go = !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs;
@@ -120,7 +131,7 @@ void Neighbours::look_ahead(schedule::Snapshot& snapshot, std::int64_t now) cons
     return at_ns > now && at_ns <= now + kMostNs ? at_ns - now : 0;
   };
   for_each_slot(table_->latency_clients(), [&](int slot) {
-    if (!fresh(slot, now)) return;
+    if (!is_client(slot, Class::kLatency) || !fresh(slot, now)) return;
     const arbiter::Slot& client = table_->slot(slot);
     snapshot.hint_ns = std::max(snapshot.hint_ns, std::min(ahead(client.hint_until_ns), kNsPerSecond));
     if (const std::int64_t over = ahead(client.foreseen_over_ns); over > 0) {
@@ -149,7 +160,7 @@ bool Neighbours::my_turn(std::int64_t now) noexcept {
   schedule::TurnView view;
   view.word = layout.turn.load(std::memory_order_acquire);
   view.self = slot_;
-  view.best_effort = layout.best_effort.load(std::memory_order_relaxed);
+  view.best_effort = other_best_effort() | bit(slot_);
   view.waiting = waiting(now);
   view.now_us = now / kNsPerUs;
   view.turn_us = turn_ns_ / kNsPerUs;
@@ -181,7 +192,16 @@ void Neighbours::came_back(std::int64_t now) noexcept {
     if (!idle(other, now)) at_work |= bit(other);
   });
   const schedule::JoinView view{slot_, others, at_work, virtual_times(others | bit(slot_), now)};
-  table_->slot(slot_).virtual_ns.store(schedule::joined_ns(view), std::memory_order_relaxed);
+  own_virtual_ns_ = schedule::joined_ns(view);
+  table_->slot(slot_).virtual_ns.store(own_virtual_ns_, std::memory_order_relaxed);
+}
+
+void Neighbours::write_again() noexcept {
+  arbiter::Slot& self = table_->slot(slot_);
+  if (self.virtual_ns.load(std::memory_order_relaxed) != own_virtual_ns_) self.virtual_ns.store(own_virtual_ns_);
+  if (self.in_flight_until_ns.load(std::memory_order_relaxed) != own_in_flight_until_ns_) {
+    self.in_flight_until_ns.store(own_in_flight_until_ns_);
+  }
 }
 
 bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
@@ -189,7 +209,9 @@ bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) 
   arbiter::Slot& self = table_->slot(slot_);
   const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
   // By atomic addition, which wraps where a damaged word would overflow.
-  self.virtual_ns.fetch_add(schedule::charge_ns(seen.predicted_ns, priority), std::memory_order_relaxed);
+  const std::int64_t charge = schedule::charge_ns(seen.predicted_ns, priority);
+  self.virtual_ns.fetch_add(charge, std::memory_order_relaxed);
+  own_virtual_ns_ += charge;
   turn_used_ns_ += seen.predicted_ns;
   return true;
 }
@@ -214,6 +236,7 @@ bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency
 }
 
 void Neighbours::publish(std::int64_t in_flight_until_ns) noexcept {
+  own_in_flight_until_ns_ = in_flight_until_ns;
   table_->slot(slot_).in_flight_until_ns.store(in_flight_until_ns, std::memory_order_relaxed);
 }
 

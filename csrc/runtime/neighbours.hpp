@@ -2,6 +2,7 @@
 // what it tells them: whether latency work is active, what slack its requests have, what is foreseen, whose turn it is.
 //
 // Policy is schedule/'s; this turns words of shared memory, which may be stale, foreign or damaged, into its snapshot.
+// A bit of another client counts only where that client's slot is occupied and of the class that the bit stands for.
 // Not thread-safe but for latency_active(): the gate's lock is held.
 #pragma once
 
@@ -19,6 +20,12 @@ class Neighbours {
  public:
   // `mps`: clients of several processes run at once, and none takes turns.
   void join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept;
+
+  // The client has another slot now.
+  void moved(int slot) noexcept { slot_ = slot; }
+
+  // Writes anew what the arbiter says of this client, where it says anything else.
+  void write_again() noexcept;
 
   // A latency client with a fresh heartbeat holds the gate closed. Any thread.
   bool latency_active(std::int64_t now_ns) const noexcept;
@@ -55,6 +62,8 @@ class Neighbours {
   const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
   bool fresh(int slot, std::int64_t now_ns) const noexcept;
+  bool is_client(int slot, Class client_class) const noexcept;
+  std::uint64_t active_latency(std::int64_t now_ns) const noexcept;
 
   arbiter::Table* table_ = nullptr;
   int slot_ = -1;
@@ -66,6 +75,8 @@ class Neighbours {
   std::int64_t admitted_ns_ = 0;   // and what it saw admitted beside them
   std::uint64_t turn_word_ = 0;    // the last turn that this client began,
   std::int64_t turn_used_ns_ = 0;  // and the predicted time of what was admitted in it
+  std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
+  std::int64_t own_in_flight_until_ns_ = 0;
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};
   std::array<std::uint64_t, arbiter::kSlotCount> requests_seen_{};
 };

@@ -37,6 +37,25 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
   slot_.store(slot, std::memory_order_release);
 }
 
+void LatencyActivity::moved(int slot) noexcept {
+  slot_.store(slot, std::memory_order_release);
+  requests_.moved(slot);
+  publish();
+}
+
+// What the arbiter is told of this client, where a damaged table says anything else.
+void LatencyActivity::write_again() noexcept {
+  if ((table_->active() >> slot() & 1) != (active_.load() ? 1U : 0U)) publish();
+  const std::scoped_lock lock(probe_);
+  const bool in_region = regions_.load(std::memory_order_relaxed) != 0;
+  if (in_region) {
+    publish_regions();
+  } else {
+    table_->slot(slot()).regions.store(0, std::memory_order_relaxed);
+  }
+  requests_.write_again(in_region);
+}
+
 void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
   requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
@@ -57,7 +76,9 @@ void LatencyActivity::publish() noexcept {
   do {
     active = active_.load();
     if (active) {
-      table_->set_active(slot(), now_ns());
+      const std::int64_t now = now_ns();
+      active_since_ns_.store(now, std::memory_order_relaxed);
+      table_->set_active(slot(), now);
     } else {
       table_->clear_active(slot());
     }
@@ -140,7 +161,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
     }
     publish_regions();
     table_->slot(slot()).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
-    if (region.priority != 0) table_->slot(slot()).priority.store(region.priority, std::memory_order_relaxed);
+    if (region.priority != 0) table_->set_priority(slot(), region.priority);
     requests_.enter(region.slo_ns, alone);
     last_launch_ns_ = now_ns();
   }
@@ -169,7 +190,7 @@ void LatencyActivity::exit_region(const Region& region) noexcept {
     }
     publish_regions();
     prewarmer_.left();
-    if (last) table_->slot(slot()).priority.store(priority_, std::memory_order_relaxed);
+    if (last) table_->set_priority(slot(), priority_);
   }
   on_synchronised();
 }
@@ -223,10 +244,11 @@ void LatencyActivity::expect(std::int64_t within_ns) noexcept {
 }
 
 void LatencyActivity::tick(std::int64_t now) noexcept {
+  write_again();
   const std::uint64_t launches_now = launches_.load(std::memory_order_acquire);
   const bool launched = launches_now != launches_at_tick_;
   const bool active = active_.load(std::memory_order_acquire);
-  const std::int64_t active_since = table_->slot(slot()).active_since_ns.load(std::memory_order_relaxed);
+  const std::int64_t active_since = active_since_ns_.load(std::memory_order_relaxed);
   launched_since_last_tick_ = launched || active_since != active_since_at_tick_;
   active_since_at_tick_ = active_since;
   {

@@ -37,6 +37,8 @@ class LatencyActivity {
   // The client's place in the arbiter. Once, before the first launch is reported.
   // `mps`: the contexts of several processes are on the GPU at once.
   void register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept;
+  // The client has another slot now.
+  void moved(int slot) noexcept;
   // The client's own, which regions go back to.
   void set_priority(std::int32_t priority) noexcept;
   // This process has a best-effort client too, in the same context.
@@ -117,6 +119,7 @@ class LatencyActivity {
     return begun_.load() != over;
   }
   void publish_regions() noexcept;  // probe_ is held
+  void write_again() noexcept;
   void wait_for_entry() noexcept;
   // Without MPS, by another process that works while this client is idle.
   bool gpu_is_anothers() const noexcept;
@@ -133,6 +136,7 @@ class LatencyActivity {
   ContextPrewarmer prewarmer_;  // under probe_
 
   std::atomic<bool> active_{false};
+  std::atomic<std::int64_t> active_since_ns_{0};  // as the slot has it
   std::atomic<std::uint32_t> regions_{0};
   alignas(64) std::atomic<std::uint64_t> launches_{0};
   std::atomic<std::uint64_t> begun_{0};    // of these and

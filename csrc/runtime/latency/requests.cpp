@@ -2,15 +2,38 @@
 
 #include <algorithm>
 
+#include "base/clock.hpp"
 #include "schedule/admission.hpp"
 
 namespace cudasched::runtime {
 
 using schedule::Snapshot;
 
+namespace {
+
+constexpr std::int64_t kLongestSloNs = 3600 * kNsPerSecond;  // a longer one is a damaged word
+
+// By compare-and-swap: what the client itself writes meanwhile stands.
+void write_again(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t>& own) noexcept {
+  std::int64_t seen = word.load(std::memory_order_acquire);
+  const std::int64_t right = own.load(std::memory_order_acquire);
+  if (seen != right) word.compare_exchange_strong(seen, right);
+}
+
+}  // namespace
+
+void Requests::write_again(bool in_region) noexcept {
+  arbiter::Slot& self = slot();
+  runtime::write_again(self.entered_ns, entered_ns_);
+  runtime::write_again(self.expected_ns, expected_ns_);
+  runtime::write_again(self.admitted_at_entry_ns, admitted_at_entry_ns_);
+  runtime::write_again(self.hint_until_ns, hint_until_ns_);
+  if (!in_region) runtime::write_again(self.deadline_ns, deadline_ns_);
+}
+
 void Requests::register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept {
   table_ = table;
-  slot_ = slot;
+  slot_.store(slot);
   arrivals_ = schedule::Arrivals(settings.miss_probability);
 }
 
@@ -39,6 +62,7 @@ void Requests::enter(std::int64_t slo_ns, bool alone) noexcept {
   if (alone) return;
   // Two requests at once: what either takes cannot be told.
   current_.store(kNone, std::memory_order_relaxed);
+  expected_ns_.store(0);
   slot().expected_ns.store(0, std::memory_order_relaxed);
 }
 
@@ -49,7 +73,10 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
   if (!in_region) {
     const std::int64_t slo = self.slo_ns.load(std::memory_order_relaxed);
     history = find_history(slo);
-    if (slo > 0) self.deadline_ns.store(now + slo, std::memory_order_relaxed);
+    if (slo > 0 && slo <= kLongestSloNs) {
+      deadline_ns_.store(now + slo);
+      self.deadline_ns.store(now + slo, std::memory_order_relaxed);
+    }
   }
   const std::int64_t expected =
       history == kNone ? 0 : histories_[static_cast<std::size_t>(history)].expected_ns.load(std::memory_order_relaxed);
@@ -60,7 +87,12 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
   }
   waited_ns_.store(waited, std::memory_order_relaxed);
   current_.store(history, std::memory_order_relaxed);
-  self.admitted_at_entry_ns.store(layout.admitted_ns.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  const std::int64_t admitted = layout.admitted_ns.load(std::memory_order_relaxed);
+  admitted_at_entry_ns_.store(admitted, std::memory_order_relaxed);
+  expected_ns_.store(expected, std::memory_order_relaxed);
+  hint_until_ns_.store(0, std::memory_order_relaxed);
+  entered_ns_.store(now);
+  self.admitted_at_entry_ns.store(admitted, std::memory_order_relaxed);
   self.expected_ns.store(expected, std::memory_order_relaxed);
   self.hint_until_ns.store(0, std::memory_order_relaxed);
   self.entered_ns.store(now, std::memory_order_release);
@@ -68,19 +100,28 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
 
 void Requests::end(std::int64_t now, bool in_region) noexcept {
   arbiter::Slot& self = slot();
-  const std::int64_t began = self.entered_ns.load(std::memory_order_acquire);
+  const std::int64_t began = entered_ns_.load(std::memory_order_acquire);
   const std::int64_t took = now - began;
   const int history = current_.exchange(kNone, std::memory_order_relaxed);
+  expected_ns_.store(0);
   self.expected_ns.store(0, std::memory_order_relaxed);
-  if (!in_region) self.deadline_ns.store(0, std::memory_order_relaxed);
+  if (!in_region) {
+    deadline_ns_.store(0);
+    self.deadline_ns.store(0, std::memory_order_relaxed);
+  }
   if (took <= 0) return;
   arrivals_.arrived(began);
   look_ahead(now);
   if (in_region) return;
   if (history != kNone) {
     History& learned = histories_[static_cast<std::size_t>(history)];
-    learned.times.observe(took, table_->layout().admitted_ns.load(std::memory_order_relaxed) -
-                                    self.admitted_at_entry_ns.load(std::memory_order_relaxed));
+    // A damaged word may be anything.
+    std::int64_t admitted = 0;
+    const bool damaged =
+        __builtin_sub_overflow(table_->layout().admitted_ns.load(std::memory_order_relaxed),
+                               admitted_at_entry_ns_.load(std::memory_order_relaxed), &admitted) ||
+        admitted < 0;
+    learned.times.observe(took, damaged ? took : admitted);
     const std::int64_t expected = learned.times.expected_ns();
     learned.expected_ns.store(expected == Snapshot::kUnknownNs ? 0 : expected, std::memory_order_relaxed);
     self.request_ns.store(took, std::memory_order_relaxed);
@@ -114,9 +155,10 @@ bool Requests::get_ready(std::int64_t now) noexcept {
 
 void Requests::expect(std::int64_t within_ns, std::int64_t now) noexcept {
   // Not by arrivals_: what began meanwhile has ended the hints before this one, and says so in the slot alone.
-  std::atomic<std::int64_t>& until = slot().hint_until_ns;
   const std::int64_t said = now + std::min(within_ns, schedule::Arrivals::kLongestHintNs);
-  until.store(std::max(until.load(std::memory_order_relaxed), said), std::memory_order_relaxed);
+  const std::int64_t until = std::max(hint_until_ns_.load(std::memory_order_relaxed), said);
+  hint_until_ns_.store(until);
+  slot().hint_until_ns.store(until, std::memory_order_relaxed);
 }
 
 }  // namespace cudasched::runtime

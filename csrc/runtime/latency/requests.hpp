@@ -24,6 +24,12 @@ class Requests {
  public:
   void register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept;
 
+  // The client has another slot now.
+  void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
+
+  // Writes anew what the arbiter says of the request and of hints, where it says anything else.
+  void write_again(bool in_region) noexcept;
+
   // A region was entered; `alone`: the client was idle, and a request begins with it.
   void enter(std::int64_t slo_ns, bool alone) noexcept;
 
@@ -58,10 +64,16 @@ class Requests {
 
   int find_history(std::int64_t slo_ns) const noexcept;
   int history_of(std::int64_t slo_ns) noexcept;
-  arbiter::Slot& slot() noexcept { return table_->slot(slot_); }
+  arbiter::Slot& slot() noexcept { return table_->slot(slot_.load(std::memory_order_relaxed)); }
 
   arbiter::Table* table_ = nullptr;
-  int slot_ = kNone;
+  std::atomic<int> slot_{kNone};
+  // As the slot has them; a table that is damaged does not. Written before the slot's words.
+  std::atomic<std::int64_t> entered_ns_{0};
+  std::atomic<std::int64_t> expected_ns_{0};
+  std::atomic<std::int64_t> admitted_at_entry_ns_{0};
+  std::atomic<std::int64_t> deadline_ns_{0};  // without a region
+  std::atomic<std::int64_t> hint_until_ns_{0};
   schedule::Arrivals arrivals_;
   std::atomic<std::int64_t> ready_ns_{0};
   std::array<History, kHistories> histories_;

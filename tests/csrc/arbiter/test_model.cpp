@@ -63,6 +63,7 @@ struct Model {
     for (auto entry = clients.begin(); entry != clients.end();) {
       if (entry->second.owner >= 0) {
         if (entry->second.client_class != Class::kLatency) entry->second.active = false;
+        if (entry->second.client_class != Class::kBestEffort) entry->second.waiting = false;
         ++entry;
         continue;
       }

@@ -101,6 +101,49 @@ TEST_F(NeighboursTest, LatencyWorkIsActiveWhileItsHeartbeatIsFresh) {
   EXPECT_TRUE(look().latency_active);
 }
 
+// All words of a damaged table are taken for what its living clients wrote.
+TEST_F(NeighboursTest, BitsOfASlotOfAnotherClassHoldNobody) {
+  const int latency = claim(Class::kLatency);
+  const int other = claim(Class::kBestEffort);
+  const int plain = claim(Class::kNormal);
+  auto& layout = table_->layout();
+  for (const int slot : {self_, other, plain, 40}) {
+    layout.active.fetch_or(std::uint64_t{1} << slot);
+    layout.latency.fetch_or(std::uint64_t{1} << slot);
+    table_->slot(slot).hint_until_ns = now_ + kNsPerMs;
+    table_->slot(slot).heartbeat_ns = now_;
+  }
+  table_->slot(40).client_class = static_cast<std::uint32_t>(Class::kLatency);  // but nobody is there
+  EXPECT_FALSE(look().latency_active || neighbours(self_).latency_active(now_));
+  EXPECT_EQ(look().hint_ns, 0);
+  table_->set_active(latency, now_);
+  EXPECT_TRUE(look().latency_active && neighbours(self_).latency_active(now_));
+  table_->clear_active(latency);
+
+  layout.best_effort = ~std::uint64_t{0};
+  layout.waiting = ~std::uint64_t{0};
+  table_->slot(other).in_flight_until_ns = now_ + kNsPerMs;
+  table_->slot(plain).in_flight_until_ns = now_ + 5 * kNsPerMs;
+  Neighbours own = neighbours(self_, /*mps=*/true);
+  EXPECT_EQ(look(own).in_flight_ns, kNsPerMs);
+}
+
+TEST_F(NeighboursTest, WhatItSaidOfItselfIsWrittenAnew) {
+  claim(Class::kBestEffort);
+  Neighbours own = neighbours(self_);
+  Snapshot seen = look(own);
+  seen.predicted_ns = 500'000;
+  own.admitted(seen, -1);
+  own.publish(now_ + 700'000);
+  for (const std::int64_t damage : {std::int64_t{-1}, std::int64_t{0}, kHour}) {
+    table_->slot(self_).virtual_ns = damage;
+    table_->slot(self_).in_flight_until_ns = damage;
+    own.write_again();
+    EXPECT_EQ(table_->slot(self_).virtual_ns, 500'000);
+    EXPECT_EQ(table_->slot(self_).in_flight_until_ns, now_ + 700'000);
+  }
+}
+
 // ---- slack ---------------------------------------------------------------------------------------------------------
 
 TEST_F(NeighboursTest, ARequestBringsItsSlackAndEachAdmittedLaunchTakesItsCostOutOfIt) {
