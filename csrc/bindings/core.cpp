@@ -99,6 +99,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("slo_ns", &cudasched_client::slo_ns)
       .def_readonly("in_flight_ns", &cudasched_client::in_flight_ns)
       .def_readonly("overdue_ns", &cudasched_client::overdue_ns)
+      .def_readonly("policy_ns", &cudasched_client::policy_ns)
       .def_readonly("deadline_in_ns", &cudasched_client::deadline_in_ns)
       .def_readonly("launches", &cudasched_client::launches)
       .def_readonly("device_launches", &cudasched_client::device_launches)

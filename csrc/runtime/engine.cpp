@@ -24,6 +24,7 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "runtime/collecting.hpp"
+#include "runtime/engine_policy.hpp"
 #include "runtime/partitions.hpp"
 #include "runtime/predictor_files.hpp"
 #include "telemetry/collector.hpp"
@@ -36,6 +37,7 @@ constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client o
 constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
 constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
 constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
+constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
 constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
 
 // Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
@@ -707,6 +709,17 @@ bool Engine::tend(Device& device, std::int64_t now) noexcept {
   return true;
 }
 
+// A user's policy that does not return holds the gate's lock and cannot be cancelled: `cudasched status` names it.
+void Engine::watch_policy(Device& device, std::int64_t now) noexcept {
+  const int slot = device.slot(Class::kBestEffort);
+  const std::int64_t since = policy_asked_since_ns();
+  const bool hangs = since != 0 && now - since > kPolicyHangsNs;
+  device.table().slot(slot).policy_since_ns.store(hangs ? since : 0, std::memory_order_relaxed);
+  if (hangs && !std::exchange(said_policy_hangs_, true)) {
+    log::error("this program's policy has not answered for a second and cannot be cancelled; its launch waits for it");
+  }
+}
+
 bool Engine::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
@@ -738,6 +751,7 @@ bool Engine::tick(std::int64_t now) noexcept {
     }
     device.gate.report_overdue(now);
     if (device.gate.registered()) {
+      watch_policy(device, now);
       device.gate.write_again();
       if (const std::string_view why = device.gate.refused_policy(); !why.empty() && !policy_refused_.exchange(true)) {
         std::array<char, 256> message{};

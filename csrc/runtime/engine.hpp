@@ -199,6 +199,7 @@ class Engine {
   void tick_forever() noexcept;
   bool tick(std::int64_t now_ns) noexcept;
   bool tend(Device& device, std::int64_t now_ns) noexcept;
+  void watch_policy(Device& device, std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
   void sweep_marks() noexcept;
   void stop() noexcept;
@@ -219,6 +220,7 @@ class Engine {
   bool said_repaired_ = false;               // the ticker's own: what was said of tables that were not sound
   bool said_moved_ = false;
   bool said_stranded_ = false;
+  bool said_policy_hangs_ = false;
   bool started_ = false;
   std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;

@@ -56,6 +56,12 @@ void copy_text(char* target, std::size_t bytes, std::string_view text) {
   target[length] = '\0';
 }
 
+// Of words that may be damaged.
+std::int64_t elapsed_ns(std::int64_t now, std::int64_t since) noexcept {
+  std::int64_t elapsed = 0;
+  return __builtin_sub_overflow(now, since, &elapsed) ? 0 : elapsed;
+}
+
 void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, cudasched_client& client) {
   const auto& slot = table.slot(index);
   const auto& layout = table.layout();
@@ -70,14 +76,16 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.waiting = (layout.waiting.load() & bit) != 0 ? 1 : 0;
   client.regions = slot.regions.load();
   client.hook_attached = static_cast<std::int32_t>(slot.hook_attached.load());
-  client.age_ns = now - slot.claimed_ns.load();
-  client.heartbeat_age_ns = now - slot.heartbeat_ns.load();
+  client.age_ns = elapsed_ns(now, slot.claimed_ns.load());
+  client.heartbeat_age_ns = elapsed_ns(now, slot.heartbeat_ns.load());
   client.slo_ns = slot.slo_ns.load();
-  client.in_flight_ns = std::max<std::int64_t>(0, slot.in_flight_until_ns.load() - now);
+  client.in_flight_ns = std::max<std::int64_t>(0, elapsed_ns(slot.in_flight_until_ns.load(), now));
   const std::int64_t due = slot.overdue_since_ns.load();
-  client.overdue_ns = due == 0 ? 0 : std::max<std::int64_t>(0, now - due);
+  client.overdue_ns = due == 0 ? 0 : std::max<std::int64_t>(0, elapsed_ns(now, due));
+  const std::int64_t asked = slot.policy_since_ns.load();
+  client.policy_ns = asked == 0 ? 0 : std::max<std::int64_t>(0, elapsed_ns(now, asked));
   const std::int64_t deadline = slot.deadline_ns.load();
-  client.deadline_in_ns = deadline == 0 ? 0 : deadline - now;
+  client.deadline_in_ns = deadline == 0 ? 0 : elapsed_ns(deadline, now);
   client.launches = slot.launches.load();
   client.device_launches = slot.device_launches.load();
   client.gate_waits = slot.gate_waits.load();

@@ -116,8 +116,16 @@ void Gate::moved(int slot) noexcept {
   slot_.store(slot, std::memory_order_release);
 }
 
+// For the ticker, which goes on where a thread keeps the lock for ever: in a user's policy that does not return.
+std::unique_lock<SpinLock> Gate::lock_soon() noexcept {
+  std::unique_lock lock(lock_, std::defer_lock);
+  for (int tries = 0; tries < 1000 && !lock.try_lock(); ++tries) _mm_pause();
+  return lock;
+}
+
 void Gate::write_again() noexcept {
-  const std::scoped_lock lock(lock_);
+  const std::unique_lock lock = lock_soon();
+  if (!lock.owns_lock()) return;
   neighbours_.write_again();
   const std::uint64_t self = bit(slot_.load(std::memory_order_relaxed));
   auto& waiting = table_->layout().waiting;
@@ -148,8 +156,8 @@ void Gate::use_policy(const schedule::Decider& policy) noexcept {
 }
 
 std::string_view Gate::refused_policy() noexcept {
-  const std::scoped_lock lock(lock_);
-  return decider_.refused();
+  const std::unique_lock lock = lock_soon();
+  return lock.owns_lock() ? decider_.refused() : std::string_view{};
 }
 
 std::int64_t Gate::lead_ns() noexcept {
@@ -382,7 +390,8 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   // At exit, nothing calls the driver from here once stop() has passed this lock.
   const std::scoped_lock probe(LatencyActivity::probe_mutex());
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
-  const std::scoped_lock lock(lock_);
+  const std::unique_lock lock = lock_soon();
+  if (!lock.owns_lock()) return;
   std::int64_t due = earliest_due_ns();
   if (now - kOverdueNs > due) {
     const driver::RelaxedCapture relaxed;

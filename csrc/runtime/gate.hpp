@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -78,7 +79,7 @@ class Gate {
   // Decides from the next launch on.
   void use_policy(const schedule::Decider& policy) noexcept;
 
-  // Why the user's policy was switched off; empty: it was not.
+  // Why the user's policy was switched off; empty: it was not, or the lock cannot be had.
   std::string_view refused_policy() noexcept;
 
   std::int64_t lead_ns() noexcept;
@@ -170,6 +171,7 @@ class Gate {
   void leave() noexcept;
   void wait(const schedule::Decision& decision, Waiting& waiting, const Waiver* waiver) noexcept;
   predict::Residency residency(const predict::Launch& launch) const noexcept;
+  std::unique_lock<SpinLock> lock_soon() noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};

@@ -48,6 +48,7 @@ enum class Answer {
 struct Decision {
   Answer answer = Answer::kSubmit;
   std::int64_t wait_ns = 0;  // > 0 exactly for kWaitForTime
+  std::int64_t took_ns = 0;  // how long a user's policy took over it, where that was its own doing; 0: not timed
 };
 
 // What another process says of its time in flight: predicted to last until `until_ns`. More than a second is no

@@ -23,6 +23,7 @@ const Policy* find_policy(std::string_view name) noexcept {
 }
 
 std::string_view why_refused(const Snapshot& snapshot, const Decision& decision) noexcept {
+  if (decision.took_ns > kLongestAnswerNs) return "it sleeps or computes for over a millisecond before it answers";
   switch (decision.answer) {
     case Answer::kSubmit:
       return decision.wait_ns == 0 ? "" : "it submits with a time to wait";

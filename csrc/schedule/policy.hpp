@@ -42,10 +42,11 @@ struct UserPolicy {
 };
 
 inline constexpr std::int64_t kLongestWaitNs = 1'000'000'000;
+inline constexpr std::int64_t kLongestAnswerNs = 1'000'000;
 
 // Why this is no answer to that: an answer that does not exist, a wait that is not positive or longer than a second, a
-// wait for something that is not there, or a launch held for over a second while no latency work was active. Empty: it
-// is one.
+// wait for something that is not there, a launch held for over a second while no latency work was active, or an answer
+// that took longer than kLongestAnswerNs. Empty: it is one.
 std::string_view why_refused(const Snapshot& snapshot, const Decision& decision) noexcept;
 
 class Decider {

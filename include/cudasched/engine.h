@@ -114,6 +114,7 @@ struct cudasched_client {
   int64_t slo_ns;
   int64_t in_flight_ns;
   int64_t overdue_ns;     /* since its oldest launch in flight should have been done; 0: none is late */
+  int64_t policy_ns;      /* since its own policy was asked and has not answered; 0: it answers */
   int64_t deadline_in_ns; /* negative: passed; 0: none */
   uint64_t launches;
   uint64_t device_launches;
@@ -199,9 +200,10 @@ enum cudasched_answer {
 };
 
 /* Called at each look of a waiting best-effort launch, under a lock, on the thread that waits: it must not block,
- * allocate, throw or call CUDA. *wait_ns is 0 and stays so but for CUDASCHED_WAIT_FOR_TIME. Any other answer, or
- * holding a launch for over a second while no latency work is active, switches the policy off; every launch then goes
- * at once. */
+ * allocate, throw or call CUDA. *wait_ns is 0 and stays so but for CUDASCHED_WAIT_FOR_TIME. Any other answer, holding
+ * a launch for over a second while no latency work is active, or twice sleeping or computing for over a millisecond
+ * switches the policy off, which is said; every launch then goes at once. A policy that never returns cannot be
+ * cancelled: the launch waits for it for ever, and `cudasched status` names the program. */
 typedef int32_t (*cudasched_policy)(const struct cudasched_snapshot* snapshot, void* context, int64_t* wait_ns);
 
 /* This policy decides from here on, on every device of the process, in the place of the configured one. `policy` and

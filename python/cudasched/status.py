@@ -43,6 +43,7 @@ class Client:
         in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
         overdue_s: Since its oldest launch in flight should have been done, s; 0: none is late. Launches that the gate
             does not see (no latency client was there) are not known.
+        policy_s: Since its own policy was asked and has not answered, s; 0: it answers.
         deadline_in_ms: Until the earliest deadline of its regions, ms; negative: passed; None: none.
         launches: Kernel and graph launches in this class.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
@@ -66,6 +67,7 @@ class Client:
     heartbeat_age_s: float
     in_flight_ms: float
     overdue_s: float
+    policy_s: float
     deadline_in_ms: float | None
     launches: int
     device_launches: int
@@ -194,6 +196,7 @@ def _client(seen: stub.Client) -> Client:
         heartbeat_age_s=seen.heartbeat_age_ns / _NS_PER_S,
         in_flight_ms=seen.in_flight_ns / _NS_PER_MS,
         overdue_s=seen.overdue_ns / _NS_PER_S,
+        policy_s=seen.policy_ns / _NS_PER_S,
         deadline_in_ms=seen.deadline_in_ns / _NS_PER_MS if seen.deadline_in_ns else None,
         launches=seen.launches,
         device_launches=seen.device_launches,

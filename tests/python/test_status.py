@@ -31,6 +31,7 @@ RAW = {
     "slo_ns": 5_000_000,
     "in_flight_ns": 150_000,
     "overdue_ns": 0,
+    "policy_ns": 0,
     "deadline_in_ns": -1_000_000,
     "launches": 90,
     "device_launches": 100,
@@ -85,6 +86,7 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "heartbeat_age_s": 0.02,
         "in_flight_ms": 0.15,
         "overdue_s": 0.0,
+        "policy_s": 0.0,
         "deadline_in_ms": -1.0,
         "gate_wait_ms": 3.0,
     }
@@ -97,12 +99,13 @@ def test_work_that_does_not_end_is_named(
     """Not a launch that is a little late."""
     hangs = {**RAW, "name": "hangs.py", "overdue_ns": 12_600_000_000}
     late = {**RAW, "slot": 4, "name": "late.py", "overdue_ns": 900_000_000}
-    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [hangs, late]))
+    asks = {**RAW, "slot": 5, "name": "asks.py", "policy_ns": 3_400_000_000}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [hangs, late, asks]))
     (tmp_path / "GPU-1.arbiter").touch()
     assert show_status(as_json=False, watch=False) == 0
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()[3:5]]
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()[3:6]]
     states = {row[4].strip(): row[8].strip() for row in rows}
-    assert states == {"hangs.py": "overdue 13 s", "late.py": "active"}
+    assert states == {"hangs.py": "overdue 13 s", "late.py": "active", "asks.py": "its policy hangs 3 s"}
 
 
 def test_a_table_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ _COLUMNS = {
 def _state(client: Client) -> str:
     if not client.alive:
         return "dead"
+    if client.policy_s > 0:
+        return f"its policy hangs {client.policy_s:.0f} s"
     if client.overdue_s > _OVERDUE_S:
         return f"overdue {client.overdue_s:.0f} s"
     if client.active:

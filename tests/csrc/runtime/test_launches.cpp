@@ -614,6 +614,74 @@ TEST_F(Launches, APolicyThatNeverLetsGoIsRefusedToo) {
   engine().configure("policy", "strict");
 }
 
+TEST_F(Launches, APolicyThatSleepsIsRefusedTheSecondTime) {
+  const OtherClient other(/*active=*/false);
+  const auto sleeps = [](const cudasched_snapshot*, void*, std::int64_t*) -> std::int32_t {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return CUDASCHED_SUBMIT;
+  };
+  ASSERT_EQ(cudasched_use_policy(sleeps, nullptr), CUDASCHED_OK);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  EXPECT_EQ(gate().refused_policy(), "");  // a busy machine may have taken its core away
+  ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([] {
+    return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers";
+  }));
+  ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
+  engine().configure("policy", "strict");
+}
+
+TEST_F(Launches, APolicyThatComputesIsRefusedTheSecondTime) {
+  const OtherClient other(/*active=*/false);
+  const auto computes = [](const cudasched_snapshot*, void*, std::int64_t*) -> std::int32_t {
+    timespec before{};
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+    do {
+      clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    } while ((now.tv_sec - before.tv_sec) * kNsPerSecond + now.tv_nsec - before.tv_nsec < 2 * kNsPerMs);
+    return CUDASCHED_SUBMIT;
+  };
+  ASSERT_EQ(cudasched_use_policy(computes, nullptr), CUDASCHED_OK);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([] {
+    return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers";
+  }));
+  engine().configure("policy", "strict");
+}
+
+TEST_F(Launches, APolicyThatDoesNotReturnIsNamedAndTheProcessLives) {
+  const OtherClient other(/*active=*/false);
+  std::atomic<bool> returns{false};
+  const auto hangs = [](const cudasched_snapshot*, void* may_return, std::int64_t*) -> std::int32_t {
+    while (!static_cast<std::atomic<bool>*>(may_return)->load()) std::this_thread::yield();
+    return CUDASCHED_SUBMIT;
+  };
+  ASSERT_EQ(cudasched_use_policy(hangs, &returns), CUDASCHED_OK);
+  std::atomic<bool> launched{false};
+  std::thread waits = best_effort_launch(1, launched);
+  const arbiter::Slot* client = nullptr;
+  for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+    const arbiter::Slot& entry = driver_.table().slot(slot);
+    if (entry.occupied == 1 && entry.pid == getpid() &&
+        entry.client_class == static_cast<std::uint32_t>(Class::kBestEffort)) {
+      client = &entry;
+    }
+  }
+  ASSERT_NE(client, nullptr);
+  EXPECT_TRUE(eventually([&] { return client->policy_since_ns != 0; }));
+  const std::int64_t beat = client->heartbeat_ns;
+  EXPECT_TRUE(eventually([&] { return client->heartbeat_ns != beat; }));  // the ticker does not wait for the policy
+  EXPECT_FALSE(launched);
+  returns = true;
+  waits.join();
+  EXPECT_TRUE(eventually([&] { return client->policy_since_ns == 0; }));
+  engine().configure("policy", "strict");
+}
+
 TEST_F(Launches, APolicyOfTheUsersDecidesAndOtherSettingsLeaveItInPlace) {
   const OtherClient other(/*active=*/true);
   std::atomic<int> asked{0};
