@@ -664,14 +664,17 @@ TEST_F(Launches, APolicyThatDoesNotReturnIsNamedAndTheProcessLives) {
   std::atomic<bool> launched{false};
   std::thread waits = best_effort_launch(1, launched);
   const arbiter::Slot* client = nullptr;
-  for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
-    const arbiter::Slot& entry = driver_.table().slot(slot);
-    if (entry.occupied == 1 && entry.pid == getpid() &&
-        entry.client_class == static_cast<std::uint32_t>(Class::kBestEffort)) {
-      client = &entry;
+  const auto find_client = [&] {
+    for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+      const arbiter::Slot& entry = driver_.table().slot(slot);
+      if (entry.occupied == 1 && entry.pid == getpid() &&
+          entry.client_class == static_cast<std::uint32_t>(Class::kBestEffort)) {
+        client = &entry;
+      }
     }
-  }
-  ASSERT_NE(client, nullptr);
+    return client != nullptr;
+  };
+  ASSERT_TRUE(eventually(find_client));
   EXPECT_TRUE(eventually([&] { return client->policy_since_ns != 0; }));
   const std::int64_t beat = client->heartbeat_ns;
   EXPECT_TRUE(eventually([&] { return client->heartbeat_ns != beat; }));  // the ticker does not wait for the policy
