@@ -299,6 +299,17 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
   entry->bound_ns = 0;
 }
 
+void Predictor::observe_at_least(const Prediction& prediction, std::int64_t ran_ns) noexcept {
+  if (ran_ns <= 0 || prediction.key == 0) return;
+  CacheEntry* const entry = cache_.find(prediction.key);
+  if (entry == nullptr || entry->samples > 0 || entry->is_split) return;
+  const float ran_log = std::min(log_of(ran_ns), kMostLog);
+  if (ran_log <= entry->estimate_log) return;
+  entry->base_log = std::clamp(ran_log - correction_log(entry->function), kLeastLog, kMostLog);
+  refresh(*entry);
+  entry->bound_ns = 0;
+}
+
 bool Predictor::wants_residency(const Launch& launch, const Function* function,
                                 std::span<const std::uint32_t> words) const noexcept {
   return !launch.is_graph && place_of({launch, function, words, {}, false}).entry == nullptr;

@@ -89,6 +89,10 @@ class Predictor {
   // A launch took `duration_ns`; `prediction` is what was said of it.
   void observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept;
 
+  // A launch has run for `ran_ns` and is not complete: it takes at least that. For a key that has no sample yet, whose
+  // estimate may be far too short; a measured one stands.
+  void observe_at_least(const Prediction& prediction, std::int64_t ran_ns) noexcept;
+
   // Would predict() need query.residency?
   bool wants_residency(const Launch& launch, const Function* function,
                        std::span<const std::uint32_t> words) const noexcept;

@@ -22,10 +22,17 @@
 
 namespace cudasched::queue {
 
-// Up to which position the gate is open, whatever the policy says: something waits for it that may not wait behind a
-// closed gate.
+// What the queue tells a launch that waits at the gate. Up to which position the gate is open, whatever the policy
+// says: something waits for it that may not wait behind a closed gate. And what is queued behind the launch.
 class Opening {
  public:
+  // Null: it is not known what is queued.
+  explicit Opening(const Ring* ring = nullptr) noexcept : ring_(ring) {}
+
+  // Are operations of other streams queued behind the oldest launch, which is the one that waits? The launcher thread
+  // asks. True where that is not known.
+  bool others_behind() const noexcept { return ring_ == nullptr || ring_->other_streams_behind(); }
+
   bool is_open_for(Position position) const noexcept { return position <= until_.load(std::memory_order_seq_cst); }
   // Says whether it was closed for it.
   bool open_until(Position position) noexcept {
@@ -37,6 +44,7 @@ class Opening {
   }
 
  private:
+  const Ring* ring_;
   std::atomic<Position> until_{0};
 };
 
@@ -109,7 +117,7 @@ class Launcher {
   Mailbox& mailbox_;
   const Calls& calls_;
   Admission& admission_;
-  Opening opening_;
+  Opening opening_{&ring_};
 
   pthread_mutex_t alive_;  // held by the thread for life; afterwards by whoever runs what it left
   pthread_t thread_{};

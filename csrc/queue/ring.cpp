@@ -77,6 +77,16 @@ const Operation* Ring::second() const noexcept {
   return pushed() < passed + 2 ? nullptr : &slot(passed + 2).operation;
 }
 
+bool Ring::other_streams_behind() const noexcept {
+  const Operation* const head = front();
+  if (head == nullptr) return false;
+  const Position pushed = this->pushed();
+  for (Position position = passed_.load(std::memory_order_relaxed) + 2; position <= pushed; ++position) {
+    if (slot(position).operation.stream != head->stream) return true;
+  }
+  return false;
+}
+
 void Ring::pass() noexcept {
   const Position passed = passed_.load(std::memory_order_relaxed) + 1;
   passed_.store(passed, std::memory_order_seq_cst);  // with the next load and their twins in await()

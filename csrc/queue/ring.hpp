@@ -41,6 +41,9 @@ class Ring {
   const Operation* front() const noexcept;
   // The one behind it, or null.
   const Operation* second() const noexcept;
+  // Is an operation of another stream than the oldest one's queued behind that? The consumer asks; it may take some
+  // microseconds.
+  bool other_streams_behind() const noexcept;
   // Its driver call has returned.
   void pass() noexcept;
   // Sleeps until there is work, or notify() is called after `interrupted` was set, at most for `longest_ns`.

@@ -23,6 +23,12 @@ Decision just_in_time(const Snapshot& snapshot) noexcept {
 
 }  // namespace
 
+Decision bounded(const Snapshot& snapshot) noexcept {
+  const std::int64_t with_it_ns = snapshot.in_flight_ns + snapshot.predicted_ns;
+  if (snapshot.launches_in_flight < kFewestUngated || with_it_ns <= kMostUngatedNs) return kGo;
+  return wait_for_time(with_it_ns - kMostUngatedNs);
+}
+
 Decision open(const Snapshot&) noexcept { return kGo; }
 
 Decision strict(const Snapshot& snapshot) noexcept {

@@ -22,6 +22,7 @@ struct Snapshot {
   std::int64_t linger_ns = 0;                  // how long the gate stays closed after that
   bool my_turn = true;                         // this client's turn among best-effort clients (turn.hpp, fair.hpp)
   std::int64_t in_flight_ns = 0;               // predicted GPU time still to run of what was submitted
+  std::uint64_t launches_in_flight = 0;        // submitted and not complete; only bounded() asks
   std::int64_t predicted_ns = 0;               // of the launch that asks
   std::int64_t lead_ns = 0;                    // how much may be in flight when the next launch is submitted
   std::int64_t bound_ns = 0;                   // upper bound of the launch that asks; 0: predicted_ns stands for it
@@ -57,6 +58,12 @@ std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) no
 
 // Is a heartbeat no older than `stale_ns`? One from the future (another clock, a damaged word) is not fresh either.
 bool is_fresh(std::int64_t beat_ns, std::int64_t now_ns, std::int64_t stale_ns) noexcept;
+
+// While no latency client is on the device: a launch goes where at most kMostUngatedNs are in flight with it, so that a
+// client that joins meets no long backlog; but two launches always may be in flight, however long they are.
+inline constexpr std::int64_t kMostUngatedNs = 30'000'000;
+inline constexpr std::uint64_t kFewestUngated = 2;
+Decision bounded(const Snapshot& snapshot) noexcept;
 
 // Submits everything at once: no gate. What the others are compared with.
 Decision open(const Snapshot& snapshot) noexcept;

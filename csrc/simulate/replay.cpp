@@ -12,8 +12,10 @@
 #include "base/error.hpp"
 #include "schedule/arrivals.hpp"
 #include "schedule/deadline.hpp"
+#include "schedule/estimates.hpp"
 #include "schedule/fair.hpp"
-#include "schedule/in_flight.hpp"
+#include "schedule/hold_limit.hpp"
+#include "schedule/ledger.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/slack.hpp"
 #include "schedule/turn.hpp"
@@ -27,6 +29,12 @@ constexpr std::int64_t kForeverNs = INT64_MAX;
 constexpr std::int64_t kTurnLookNs = 100'000;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
+constexpr std::int64_t kHeldLookNs = 5'000'000;   // between two looks of a launch that is held, where nothing happens
+constexpr std::int64_t kUngatedLookNs = 500'000;  // as the gate's
+constexpr std::int64_t kUnprovenLookNs = 50'000;
+
+// A launch of a trace is what a kernel's geometry is in the gate.
+std::uint64_t estimate_key(std::uint64_t launch) { return launch + 1; }
 
 std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 
@@ -36,7 +44,8 @@ struct Job {
   std::int64_t kernel_ns = 0;  // of one of its kernels
   std::int64_t ready_ns = 0;   // since when it could run on
   std::int64_t held_ns = 0;    // for the lead's sake
-  int entry = schedule::InFlight::kNone;
+  std::uint64_t number = 0;    // of its client, from 0
+  int segment = schedule::Ledger::kNone;
   std::size_t record = 0;
   bool begun = false;
 };
@@ -46,7 +55,6 @@ struct Client {
       : trace(&spec),
         slot(place),
         best_effort(spec.client_class == Class::kBestEffort),
-        in_flight(settings.straggler_ns),
         lead(settings.lead_bounds),
         arrivals(settings.miss_probability) {
     result.name = spec.name;
@@ -55,9 +63,17 @@ struct Client {
 
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
   bool ready() const { return ready_jobs > 0; }
-  std::int64_t in_flight_until_ns(std::int64_t now_ns) const {
-    return jobs.empty() ? complete_ns : now_ns + in_flight.remaining_ns(now_ns);
+  // As a gate sees it that looks now.
+  std::int64_t in_flight_ns(std::int64_t now_ns, std::uint64_t stream = schedule::Ledger::kNoStream) {
+    ledger.look(now_ns, own);
+    ledger.for_each([&](int segment) {
+      if (ledger.state(segment) != schedule::Ledger::State::kOpen || !ledger.has_run_out(segment)) return false;
+      ledger.complete(segment);
+      return true;
+    });
+    return ledger.remaining_ns(stream);
   }
+  std::int64_t in_flight_until_ns(std::int64_t now_ns) { return jobs.empty() ? complete_ns : now_ns + in_flight_ns(now_ns); }
 
   const ReplayClient* trace;
   int slot;
@@ -76,7 +92,12 @@ struct Client {
   std::int64_t complete_ns = -1;       // when the last one was
 
   // The gate, of best-effort clients.
-  schedule::InFlight in_flight;
+  schedule::Ledger ledger;
+  schedule::Estimates estimates;
+  schedule::HoldLimit hold_limit;
+  std::array<std::uint64_t, schedule::Ledger::kMarkers> marked{};  // the launch that each marker is behind
+  std::array<std::uint64_t, schedule::Ledger::kMarkers> told{};    // whose estimate its completion tells of, 0: of none
+  bool own = true;  // the GPU is this client's, as its gate saw last
   schedule::Lead lead;
   std::int64_t launcher_free_ns = 0;
   std::uint64_t look_generation = 0;
@@ -87,7 +108,6 @@ struct Client {
   std::int64_t held_ns = 0;
   std::int64_t predicted_ns = 0;  // of the head
   std::int64_t longest_ns = 0;
-  bool latency_was_active = false;
   std::uint64_t turn_word = 0;    // the last turn that it began,
   std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
@@ -142,11 +162,15 @@ class Replay {
   // Gate
   void look_at(Client& client, std::int64_t at_ns);
   void look(Client& client);
+  void look_ungated(Client& client);
+  void ask(Client& client);
+  bool gated() const;
   schedule::Snapshot snapshot(Client& client);
   bool my_turn(Client& client);
-  void came_back(const Client& client);
+  void came_back(Client& client);
+  void completed(Client& client, const Job& job);
   std::int64_t slack_ns();
-  void submit(Client& client, const schedule::Snapshot* seen);
+  void submit(Client& client, const schedule::Snapshot* seen, bool mark = false, std::uint64_t key = 0);
   void wake_gates();
   std::int64_t active_ns() const { return active_ns_ + (active_ > 0 ? now_ns_ - active_since_ns_ : 0); }
 
@@ -406,7 +430,7 @@ void Replay::enter(Client& client) {
   client.admitted_at_entry_ns = admitted_ns_;
   client.expected_ns = client.history.expected_ns();
   client.in_flight_at_entry_ns = 0;
-  for (const Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight.remaining_ns(now_ns_);
+  for (Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight_ns(now_ns_);
   client.arrivals.arrived(now_ns_);
   if (active_++ == 0) active_since_ns_ = now_ns_;
   const auto& ends = client.trace->request_ends;
@@ -459,33 +483,81 @@ void Replay::wake_gates() {
   }
 }
 
+bool Replay::gated() const {
+  return std::any_of(latency_.begin(), latency_.end(),
+                     [&](const Client* one) { return one->trace->joins_ns <= now_ns_; });
+}
+
+// The head is asked for for the first time.
+void Replay::ask(Client& client) {
+  came_back(client);
+  client.asked_ns = now_ns_;
+  client.active_before_ns = active_ns();
+  client.held_ns = 0;
+  client.hold_limit.begin(client.ledger.observed_ns());
+  const TraceLaunch& launch = client.launch(client.submitted);
+  const auto said_ns = static_cast<double>(launch.predicted_ns > 0 ? launch.predicted_ns : launch.duration_ns);
+  const double sigma = settings_.prediction_sigma;
+  client.predicted_ns = static_cast<std::int64_t>(said_ns * (sigma > 0 ? std::exp(sigma * noise_(random_)) : 1));
+  client.longest_ns =
+      static_cast<std::int64_t>(static_cast<double>(client.predicted_ns) * std::exp(kBoundSigmas * sigma));
+}
+
+// While no latency client is there, as Gate::admit_ungated.
+void Replay::look_ungated(Client& client) {
+  const std::uint64_t key = estimate_key(client.submitted % client.trace->launches.size());
+  schedule::Estimates::Found found = client.estimates.find(key);
+  if (!found.known) {
+    client.estimates.note(key, client.predicted_ns);
+    found = client.estimates.find(key);
+  }
+  client.own = true;
+  schedule::Snapshot seen;
+  seen.predicted_ns = found.duration_ns;
+  seen.in_flight_ns = client.in_flight_ns(now_ns_, kStream);
+  seen.launches_in_flight = client.ledger.launches();
+  schedule::Decision decision;
+  if (!settings_.user_policy && settings_.policy != "open") decision = schedule::bounded(seen);
+  if (decision.answer == schedule::Answer::kWaitForTime) {
+    const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
+                                         client.ledger.late_ns(kStream) > 0, false};
+    if (client.hold_limit.look(view) == schedule::Exception::kNone) {
+      return look_at(client, now_ns_ + (found.proven ? kUngatedLookNs : kUnprovenLookNs));
+    }
+    ++client.result.exceptions;
+  }
+  client.predicted_ns = client.longest_ns = found.duration_ns;
+  submit(client, &seen, !found.proven, key);
+}
+
 void Replay::look(Client& client) {
   if (client.pushed == client.submitted || client.submitted - client.completed >= kRing) return;
-  if (client.asked_ns < 0) {
-    came_back(client);
-    client.asked_ns = now_ns_;
-    client.active_before_ns = active_ns();
-    client.held_ns = 0;
-    const auto true_ns = static_cast<double>(client.launch(client.submitted).duration_ns);
-    const double sigma = settings_.prediction_sigma;
-    client.predicted_ns = static_cast<std::int64_t>(true_ns * (sigma > 0 ? std::exp(sigma * noise_(random_)) : 1));
-    client.longest_ns =
-        static_cast<std::int64_t>(static_cast<double>(client.predicted_ns) * std::exp(kBoundSigmas * sigma));
-  }
+  if (client.asked_ns < 0) ask(client);
+  if (!latency_.empty() && !gated()) return look_ungated(client);
   const schedule::Snapshot seen = snapshot(client);
   const schedule::Decision decision = decider_(seen);
   if (client.held_since_ns >= 0) client.held_ns += now_ns_ - client.held_since_ns;
   client.held_since_ns = -1;
   if (decision.answer == schedule::Answer::kSubmit) {
     waiting_ &= ~bit(client.slot);
-    return submit(client, &seen);
+    return submit(client, &seen, /*mark=*/true, 0);
   }
   std::int64_t wait_ns = kForeverNs;
   bool announced = true;
   if (decision.answer == schedule::Answer::kWaitForTime) {
     wait_ns = decision.wait_ns;
     const bool for_lead = seen.in_flight_ns > seen.lead_ns;
-    if (for_lead) client.held_since_ns = now_ns_;
+    if (for_lead) {
+      client.held_since_ns = now_ns_;
+      const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
+                                           client.ledger.late_ns(kStream) > 0, false};
+      if (!seen.latency_active && client.hold_limit.look(view) != schedule::Exception::kNone) {
+        waiting_ &= ~bit(client.slot);
+        ++client.result.exceptions;
+        return submit(client, &seen, /*mark=*/true, 0);
+      }
+      wait_ns = std::min(wait_ns, kHeldLookNs);
+    }
     announced = for_lead && settings_.sharing != Sharing::kTimeSlice;
   } else if (decision.answer == schedule::Answer::kWaitForTurn) {
     wait_ns = kTurnLookNs;
@@ -496,10 +568,8 @@ void Replay::look(Client& client) {
 
 schedule::Snapshot Replay::snapshot(Client& client) {
   schedule::Snapshot seen;
-  seen.latency_clients = !latency_.empty();
+  seen.latency_clients = gated();
   seen.latency_active = active_ > 0;
-  if (client.latency_was_active && !seen.latency_active) client.in_flight.restart(now_ns_);
-  client.latency_was_active = seen.latency_active;
   if (seen.latency_active) {
     seen.since_latency_ns = 0;
   } else if (latency_seen_ns_ >= 0) {
@@ -514,7 +584,8 @@ schedule::Snapshot Replay::snapshot(Client& client) {
   seen.long_ns = settings_.long_ns;
   seen.max_hold_ns = settings_.max_hold_ns;
   seen.waited_ns = now_ns_ - client.asked_ns - (active_ns() - client.active_before_ns);
-  seen.in_flight_ns = client.in_flight.remaining_ns(now_ns_);
+  seen.in_flight_ns = client.in_flight_ns(now_ns_, kStream);
+  seen.launches_in_flight = client.ledger.launches();
   for (const Client* one : latency_) {
     seen.hint_ns = std::max(seen.hint_ns, one->arrivals.hint_ns(now_ns_));
     if (!settings_.foresee) continue;
@@ -525,13 +596,14 @@ schedule::Snapshot Replay::snapshot(Client& client) {
   }
   if (best_effort_.size() > 1) {
     if (settings_.sharing != Sharing::kTimeSlice) {
-      for (const Client* other : best_effort_) {
-        if (other != &client) seen.in_flight_ns += other->in_flight.remaining_ns(now_ns_);
+      for (Client* other : best_effort_) {
+        if (other != &client) seen.in_flight_ns += other->in_flight_ns(now_ns_);
       }
     }
     // Under latency work that lets nothing in, a turn would run out unused.
     if (!seen.latency_active || seen.slack_ns > 0) seen.my_turn = my_turn(client);
   }
+  client.own = !seen.latency_active && seen.my_turn;
   return seen;
 }
 
@@ -571,10 +643,10 @@ bool Replay::my_turn(Client& client) {
 }
 
 // As the gate does when a launch asks.
-void Replay::came_back(const Client& client) {
+void Replay::came_back(Client& client) {
   if (!schedule::is_idle(client.in_flight_until_ns(now_ns_), now_ns_)) return;
   schedule::JoinView view{client.slot, 0, 0, virtual_ns_.data()};
-  for (const Client* other : best_effort_) {
+  for (Client* other : best_effort_) {
     if (other == &client) continue;
     view.others |= bit(other->slot);
     const bool waits = (waiting_ & bit(other->slot)) != 0;
@@ -596,9 +668,11 @@ std::int64_t Replay::slack_ns() {
   return schedule::least_slack_ns({requests.data(), count}, now_ns_);
 }
 
-// `seen`: what a best-effort launch was admitted by; null for latency launches.
-void Replay::submit(Client& client, const schedule::Snapshot* seen) {
+// `seen`: what a best-effort launch was admitted by; null for latency launches. `mark`: a marker is to be behind it.
+// `key`: whose estimate its completion tells of, 0: of none.
+void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, std::uint64_t key) {
   Job job;
+  job.number = client.submitted;
   const TraceLaunch& launch = client.launch(client.submitted);
   job.duration_ns = job.remaining_ns = launch.duration_ns;
   job.kernel_ns = (launch.duration_ns + launch.kernels - 1) / launch.kernels;
@@ -610,7 +684,16 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen) {
   record.submitted_ns = now_ns_;
   if (seen != nullptr) {
     job.held_ns = client.held_ns;
-    job.entry = client.in_flight.submit(kStream, client.predicted_ns, now_ns_);
+    const schedule::Ledger::Entry entry = client.ledger.submit(kStream, client.predicted_ns, mark);
+    if (entry.segment < 0) {
+      ++client.result.uncounted;
+    } else if (entry.marks) {
+      client.ledger.submitted(entry.segment, true);
+      const auto place = static_cast<std::size_t>(entry.segment);
+      client.marked[place] = job.number;
+      client.told[place] = mark || client.ledger.segment_launches(entry.segment) == 1 ? key : 0;
+      job.segment = entry.segment;
+    }
     admitted_ns_ += schedule::admission_cost_ns(client.longest_ns, seen->in_flight_ns, settings_.switch_ns);
     virtual_ns_[static_cast<std::size_t>(client.slot)] +=
         schedule::charge_ns(client.predicted_ns, client.trace->priority);
@@ -744,11 +827,24 @@ void Replay::complete() {
   client.complete_ns = now_ns_;
   if (settings_.log) result_.log[job.record].end_ns = now_ns_;
   if (client.best_effort) {
-    client.in_flight.complete(job.entry, now_ns_, now_ns_);
+    completed(client, job);
     wake_gates();
   }
   host_looks_at_completion(client);
   run_gpu();
+}
+
+// The client's gate sees it.
+void Replay::completed(Client& client, const Job& job) {
+  const auto place = static_cast<std::size_t>(std::max(job.segment, 0));
+  const bool marked = job.segment >= 0 && client.marked[place] == job.number &&
+                      client.ledger.state(job.segment) == schedule::Ledger::State::kMarked;
+  if (!marked) return;  // no marker is behind it, or that was given up for the next one's
+  // Looked at just before, so that it is known to have ended now.
+  client.in_flight_ns(now_ns_);
+  client.in_flight_ns(now_ns_);
+  const schedule::Ledger::Completed took = client.ledger.complete(job.segment);
+  if (client.told[place] != 0) client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
 }
 
 void Replay::cut() {

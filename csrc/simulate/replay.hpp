@@ -14,6 +14,8 @@
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
 //              (kernels are then cut), and each change costs `switch_ns`.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
+//              What is in flight is counted by the gate's ledger, held launches have the gate's limits, and until the
+//              first latency client joins, what is in flight is bounded as there.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +36,7 @@ struct TraceLaunch {
   std::int64_t duration_ns = 0;  // on the GPU
   bool synchronised = false;     // the program waits for all its launches first
   int kernels = 1;               // of a graph: between them, other work may get the GPU
+  std::int64_t predicted_ns = 0;  // what is predicted, before noise; 0: its duration
 };
 
 struct ReplayClient {
@@ -43,6 +46,7 @@ struct ReplayClient {
   std::vector<TraceLaunch> launches;        // not empty; best effort repeats them
 
   // Latency only.
+  std::int64_t joins_ns = 0;              // until then it is not there, and the gate is off
   std::vector<std::size_t> request_ends;  // the trace's requests, served in turn: where each ends; empty: it is one
   std::vector<std::int64_t> arrivals_ns;  // ascending
   std::int64_t slo_ns = 0;                // from the arrival; 0: none
@@ -85,7 +89,6 @@ struct ReplaySettings {
   std::int64_t long_ns = 300'000;
   std::int64_t max_hold_ns = 20'000'000;
   std::int64_t turn_ns = 3'000'000;
-  std::int64_t straggler_ns = 1'000'000;
   double prediction_sigma = 0.05;  // of the log of predicted over true; the bound holds for 90%
 
   std::int64_t launch_ns = 2'800;  // from the driver's call to the GPU, and what the call costs its thread
@@ -121,6 +124,8 @@ struct ClientResult {
   std::int64_t gpu_ns = 0;     // of these
   std::int64_t gate_wait_ns = 0;
   std::int64_t longest_gate_wait_ns = 0;
+  std::uint64_t exceptions = 0;  // launches that went though held (schedule/hold_limit.hpp)
+  std::uint64_t uncounted = 0;   // launches that the ledger had no room for
   double mean_lead_ns = 0;
   std::vector<std::int64_t> latencies_ns;  // of served requests, from their arrival, in order of arrival
   std::uint64_t unserved = 0;              // arrived and not complete by the end

@@ -15,6 +15,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> waits{0};
   std::atomic<std::uint64_t> wait_ns{0};
   std::atomic<std::uint64_t> untracked{0};
+  std::atomic<std::uint64_t> exceptions{0};
   std::atomic<std::uint64_t> offloaded{0};
   std::atomic<std::uint64_t> backed_off{0};
   std::atomic<std::uint64_t> prioritised_graphs{0};
@@ -29,6 +30,7 @@ struct Totals {
   std::uint64_t waits = 0;
   std::uint64_t wait_ns = 0;
   std::uint64_t untracked = 0;
+  std::uint64_t exceptions = 0;
   std::uint64_t offloaded = 0;
   std::uint64_t backed_off = 0;
   std::uint64_t prioritised_graphs = 0;
@@ -55,6 +57,7 @@ class Counters {
       sum.waits += shard.waits.load(std::memory_order_relaxed);
       sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
       sum.untracked += shard.untracked.load(std::memory_order_relaxed);
+      sum.exceptions += shard.exceptions.load(std::memory_order_relaxed);
       sum.offloaded += shard.offloaded.load(std::memory_order_relaxed);
       sum.backed_off += shard.backed_off.load(std::memory_order_relaxed);
       sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
@@ -73,6 +76,7 @@ class Counters {
       shard.waits.store(0, std::memory_order_relaxed);
       shard.wait_ns.store(0, std::memory_order_relaxed);
       shard.untracked.store(0, std::memory_order_relaxed);
+      shard.exceptions.store(0, std::memory_order_relaxed);
       shard.offloaded.store(0, std::memory_order_relaxed);
       shard.backed_off.store(0, std::memory_order_relaxed);
       shard.prioritised_graphs.store(0, std::memory_order_relaxed);

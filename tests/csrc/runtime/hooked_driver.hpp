@@ -57,7 +57,6 @@ class HookedDriver {
     // Longer than a busy machine keeps a thread of a test waiting.
     setenv("CUDASCHED_MAX_IDLE_HOLD_MS", "2000", 1);
     setenv("CUDASCHED_STALE_HEARTBEAT_MS", "2000", 1);
-    setenv("CUDASCHED_STRAGGLER_MS", "2000", 1);
     setenv("CUDASCHED_NAME", "test", 1);
     setenv("CUDASCHED_CACHE_DIR", (directory + "/cache").c_str(), 1);
     real_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);

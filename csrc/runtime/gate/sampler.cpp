@@ -1,0 +1,129 @@
+#include "runtime/gate/sampler.hpp"
+
+#include <algorithm>
+
+#include "driver/driver.hpp"
+#include "driver/functions.hpp"
+
+namespace cudasched::runtime {
+
+Sampler::Question::Question(const predict::Launch& launch, int sm_count) noexcept
+    : query{.launch = launch, .function = nullptr, .words = {}, .residency = {1, sm_count}} {
+  if (launch.is_graph) return;
+  if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
+    query.function = &known->facts;
+    query.words = std::span(block_).first(known->gather(launch, block_.data()));
+  }
+}
+
+void Sampler::Question::find_residency() noexcept {
+  driver::ask_occupancy(query.launch, query.residency.blocks_per_sm);
+}
+
+void Sampler::make_timers() noexcept {
+  const auto create = [](CUevent& event) {
+    if (driver::table().event_create(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS) return true;
+    event = nullptr;
+    return false;
+  };
+  for (Timer& timer : timers_) {
+    if (create(timer.end)) create(timer.start);  // without a start: not used
+  }
+}
+
+void Sampler::destroy_timers() noexcept {
+  for (const Timer& timer : timers_) {
+    if (timer.start != nullptr) driver::table().event_destroy(timer.start);
+    if (timer.end != nullptr) driver::table().event_destroy(timer.end);
+  }
+  timers_.fill({});
+}
+
+predict::Prediction Sampler::predict(const predict::Query& query) noexcept {
+  if (!query.launch.is_graph) return predictor_.predict(query);
+  const GraphFacts* const known = graphs_->find(query.launch.function);
+  if (known == nullptr) return predictor_.predict_graph(query.launch.function, 0, query.busy);
+  // By what is in it rather than by its handle, which another graph may have had.
+  return predictor_.predict_graph(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(known->identity)),
+                                  known->critical_path_ns, query.busy);
+}
+
+schedule::Estimates::Found Sampler::estimate(std::uint64_t key, const predict::Query& query) noexcept {
+  estimates_.note(key, query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query));
+  return estimates_.find(key);
+}
+
+void Sampler::entered(int segment, const predict::Prediction& prediction, bool alone, bool beside_others) noexcept {
+  if (beside_others) overlap();
+  at(segment) = {.timer = -1,
+                 .alone = alone,
+                 .overlapped = beside_others,
+                 .overlap = overlap_,
+                 .told_ns = 0,
+                 .estimated = 0,
+                 .others_ns = 0,
+                 .prediction = prediction};
+}
+
+void Sampler::entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept {
+  Note& note = at(segment);
+  note.alone = false;
+  note.estimated = key;
+  note.others_ns = others_ns;
+}
+
+CUevent Sampler::start_timer(int segment) noexcept {
+  const auto timer =
+      std::find_if(timers_.begin(), timers_.end(), [](const Timer& t) { return t.start != nullptr && !t.busy; });
+  if (timer == timers_.end()) return nullptr;
+  timer->busy = true;
+  at(segment).timer = static_cast<int>(timer - timers_.begin());
+  return timer->start;
+}
+
+CUevent Sampler::end_event(int segment, CUevent marker) const noexcept {
+  const int timer = notes_[static_cast<std::size_t>(segment)].timer;
+  return timer >= 0 ? timers_[static_cast<std::size_t>(timer)].end : marker;
+}
+
+void Sampler::free_timer(Note& note) noexcept {
+  if (note.timer >= 0) timers_[static_cast<std::size_t>(note.timer)].busy = false;
+  note.timer = -1;
+}
+
+void Sampler::drop(int segment) noexcept {
+  free_timer(at(segment));
+  at(segment) = Note{};
+}
+
+void Sampler::completed(int segment, const schedule::Ledger::Completed& completed, bool marked) noexcept {
+  Note& note = at(segment);
+  if (note.timer >= 0 && marked) {
+    const Timer& timer = timers_[static_cast<std::size_t>(note.timer)];
+    float milliseconds = 0;
+    if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
+      const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
+      predictor_.observe(note.prediction, std::max(measured_ns - kEventGapNs, kShortestNs), overlapped(note));
+    }
+  }
+  if (note.estimated != 0 && marked) {
+    const std::int64_t others_ns = std::min(note.others_ns, completed.least_ns);
+    estimates_.observe(note.estimated, completed.least_ns - others_ns, completed.most_ns);
+  }
+  free_timer(note);
+  note = Note{};
+}
+
+void Sampler::observe_late(schedule::Ledger& ledger) noexcept {
+  ledger.for_each([&](int segment) {
+    Note& note = at(segment);
+    if (!note.alone || overlapped(note) || ledger.segment_late_ns(segment) == 0) return false;
+    const std::int64_t ran_ns = ledger.segment_ran_ns(segment);
+    if (ran_ns < 2 * note.told_ns) return false;
+    note.told_ns = ran_ns;
+    predictor_.observe_at_least(note.prediction, ran_ns);
+    return false;  // the first of each stream
+  });
+}
+
+}  // namespace cudasched::runtime

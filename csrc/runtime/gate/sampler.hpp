@@ -1,0 +1,132 @@
+// What launches are predicted to take, and which are timed to correct that. Owns the predictor, the timing events and
+// what was said of each segment in flight.
+//
+// Not thread-safe but for Question: the gate's lock is held.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "predict/predictor.hpp"
+#include "runtime/graphs.hpp"
+#include "schedule/estimates.hpp"
+#include "schedule/ledger.hpp"
+
+namespace cudasched::runtime {
+
+class Sampler {
+ public:
+  static constexpr int kTimers = 16;
+
+  // A launch as the predictor wants it: its parameters gathered. Made outside the gate's lock.
+  class Question {
+   public:
+    Question(const predict::Launch& launch, int sm_count) noexcept;
+    Question(const Question&) = delete;
+    Question& operator=(const Question&) = delete;
+
+    // Asks the driver how the kernel fills the device. Outside the lock: where modules load lazily, the driver may load
+    // this one now.
+    void find_residency() noexcept;
+
+    predict::Query query;
+
+   private:
+    // Left as it is: only what is read is set.
+    std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> block_;
+  };
+
+  void use_graphs(const Graphs* graphs) noexcept { graphs_ = graphs; }
+  predict::Predictor& predictor() noexcept { return predictor_; }
+
+  // The context's events were made: so are the timers.
+  void make_timers() noexcept;
+
+  bool wants_residency(const predict::Query& query) const noexcept {
+    return predictor_.wants_residency(query.launch, query.function, query.words);
+  }
+  predict::Prediction predict(const predict::Query& query) noexcept;
+
+  // The cheap estimates, by launch, and where there is none yet, by predictor.
+  static std::uint64_t key_of(const predict::Launch& launch) noexcept {
+    return schedule::Estimates::key_of(launch.function, launch.grid, launch.block);
+  }
+  schedule::Estimates::Found find(std::uint64_t key) const noexcept { return estimates_.find(key); }
+  schedule::Estimates::Found estimate(std::uint64_t key, const predict::Query& query) noexcept;
+  // The gate was on, and the predictor has learned.
+  void forget_estimates() noexcept { estimates_.clear(); }
+
+  // A launch that was predicted became part of a segment; `alone`: it is all of it.
+  void entered(int segment, const predict::Prediction& prediction, bool alone, bool beside_others) noexcept;
+  // A launch that was estimated became part of a segment, whose other launches are estimated to take `others_ns`. What
+  // the segment takes tells of `key`; 0: of none.
+  void entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept;
+
+  // Takes a timer for the segment; null where none is free. The event to record before the launch.
+  CUevent start_timer(int segment) noexcept;
+  // What to record behind the segment's last launch and to ask for: the timer's end where it is timed, else `marker`.
+  CUevent end_event(int segment, CUevent marker) const noexcept;
+
+  // The segment's launch was refused, or no event is behind it: nothing can be measured.
+  void drop(int segment) noexcept;
+
+  // `marked`: the event behind it is complete.
+  void completed(int segment, const schedule::Ledger::Completed& completed, bool marked) noexcept;
+
+  // All that is in flight has run beside other work, or had to wait for a launch that was held: what it takes says
+  // nothing of what such launches take.
+  void overlap() noexcept { ++overlap_; }
+
+  // Launches that run for longer than predicted: the predictor learns that they take at least what they have run.
+  void observe_late(schedule::Ledger& ledger) noexcept;
+
+  // The context goes: `pending(segment)` says whether a thread is about to record its events.
+  template <typename Pending>
+  void forget(Pending&& pending) noexcept {
+    for (std::size_t segment = 0; segment < notes_.size(); ++segment) {
+      const int timer = notes_[segment].timer;
+      if (timer >= 0 && pending(static_cast<int>(segment))) timers_[static_cast<std::size_t>(timer)] = {};
+    }
+    destroy_timers();
+    notes_.fill({});
+  }
+
+ private:
+  static constexpr std::int64_t kEventGapNs = 1'300;  // what two timing events add to a kernel between them
+  static constexpr std::int64_t kShortestNs = 1'000;
+
+  struct Timer {
+    CUevent start = nullptr;
+    CUevent end = nullptr;
+    bool busy = false;
+  };
+  // Of a segment.
+  struct Note {
+    int timer = -1;
+    bool alone = false;       // one launch, which was predicted
+    bool overlapped = false;  // other work was in flight beside it when it entered
+    std::uint32_t overlap = 0;
+    std::int64_t told_ns = 0;     // what the predictor was told that it takes at least
+    std::uint64_t estimated = 0;  // what its completion tells of
+    std::int64_t others_ns = 0;
+    predict::Prediction prediction;
+  };
+
+  bool overlapped(const Note& note) const noexcept { return note.overlapped || note.overlap != overlap_; }
+  Note& at(int segment) noexcept { return notes_[static_cast<std::size_t>(segment)]; }
+  void free_timer(Note& note) noexcept;
+  void destroy_timers() noexcept;
+
+  const Graphs* graphs_ = nullptr;
+  predict::Predictor predictor_;
+  schedule::Estimates estimates_;
+  std::uint32_t overlap_ = 0;
+  std::array<Note, schedule::Ledger::kMarkers> notes_{};
+  std::array<Timer, kTimers> timers_{};
+};
+
+}  // namespace cudasched::runtime

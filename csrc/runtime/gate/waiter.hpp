@@ -1,0 +1,77 @@
+// How a thread waits at the gate: it says so in the arbiter where others are to know, and sleeps. On the arbiter's futex
+// for latency work or a turn; for a time, until shortly before it is over (schedule/sleep_plan.hpp).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "arbiter/table.hpp"
+#include "base/spin_lock.hpp"
+#include "schedule/admission.hpp"
+#include "schedule/sleep_plan.hpp"
+
+namespace cudasched::runtime {
+
+class Waiter {
+ public:
+  // Of one launch.
+  struct Wait {
+    bool started = false;
+    bool announced = false;  // our bit in the arbiter's `waiting` is set
+    std::int64_t since_ns = 0;
+    std::int64_t reaped_ns = 0;
+  };
+
+  void join(arbiter::Table* table, int slot) noexcept {
+    table_ = table;
+    slot_.store(slot, std::memory_order_relaxed);
+  }
+  // The client has another slot now; its bit in the table is written anew by write_again().
+  void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
+
+  // Makes the arbiter's `waiting` bit what it should be, where a damaged table says anything else. The ticker's.
+  void write_again() noexcept;
+
+  // True while a thread waits that others are to know of; they then check that this process is alive.
+  bool waits() const noexcept { return announced_.load() > 0; }
+
+  // Waits as the decision says, or less; the caller looks again. `announce`: others are to know. `next_end_ns`: as
+  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes it:
+  // what was waited for has come.
+  template <typename Open>
+  void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, schedule::SleepPlan& plan,
+            Wait& wait, Open&& open) noexcept {
+    begin(announce, wait);
+    if (decision.answer == schedule::Answer::kWaitForTime) return wait_for_time(decision.wait_ns, next_end_ns, plan);
+    reap(wait);
+    const std::uint32_t seen = table_->layout().wake_sequence.load(std::memory_order_acquire);
+    if (open()) return;  // an opening between the last look and this one has woken nobody
+    table_->sleep(seen, decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kTurnLookNs);
+  }
+
+  // The launch waits no more.
+  void end(Wait& wait) noexcept {
+    if (wait.announced) leave();
+    wait.announced = false;
+  }
+
+  static void sleep_for(std::int64_t duration_ns) noexcept;
+
+ private:
+  static constexpr std::int64_t kPollNs = 4'000;        // between two looks at completion events, awake
+  static constexpr std::int64_t kReapNs = 5'000'000;    // between two looks for dead clients, while waiting
+  static constexpr std::int64_t kTurnLookNs = 500'000;  // a turn may expire without a word
+
+  void begin(bool announce, Wait& wait) noexcept;
+  void reap(Wait& wait) noexcept;
+  void announce() noexcept;
+  void leave() noexcept;
+  static void wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, schedule::SleepPlan& plan) noexcept;
+
+  arbiter::Table* table_ = nullptr;
+  std::atomic<int> slot_{-1};
+  std::atomic<int> announced_{0};  // threads that the arbiter's `waiting` bit stands for
+  SpinLock lock_;                  // the bit and the count change together
+};
+
+}  // namespace cudasched::runtime

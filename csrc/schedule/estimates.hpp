@@ -1,0 +1,73 @@
+// Cheap estimates of how long launches take, for while no latency client is on the device: the bound of what is in
+// flight then (Admission's kMostUngatedNs) need not be exact, and a prediction for each launch would cost more than it
+// is worth. By function and geometry alone, in a table with one place a key; the first launch of a key asks the
+// predictor. Completions put an estimate right: a marker says within which times its segment ended.
+//
+// An estimate is proven once a launch of the key was seen complete. Until then it counts at least kUnprovenNs, so that
+// few launches of a kernel that takes a thousand times longer than predicted are in flight before the first of them
+// tells.
+//
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 48 KiB.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "base/hash.hpp"
+
+namespace cudasched::schedule {
+
+class Estimates {
+ public:
+  static constexpr std::size_t kPlaces = 2'048;
+  static constexpr std::int64_t kUnprovenNs = 1'000'000;
+
+  // Never 0.
+  static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
+    const std::uint64_t geometry = mix(std::uint64_t{grid[0]} << 32 | grid[1], std::uint64_t{grid[2]} << 32 | block[0]);
+    const std::uint64_t threads = std::uint64_t{block[1]} << 32 | block[2];
+    const std::uint64_t key = mix(reinterpret_cast<std::uintptr_t>(function) ^ geometry, threads ^ kSeed);
+    return key != 0 ? key : 1;
+  }
+
+  struct Found {
+    std::int64_t duration_ns = 0;
+    bool known = false;   // else ask the predictor and note() it
+    bool proven = false;  // else it wants a marker of its own, and observe() when that is complete
+  };
+
+  Found find(std::uint64_t key) const noexcept {
+    const Place& place = places_[key % kPlaces];
+    if (place.key != key) return {};
+    return {place.proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, place.proven};
+  }
+
+  void note(std::uint64_t key, std::int64_t duration_ns) noexcept {
+    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), false};
+  }
+
+  // A launch of the key took between these.
+  void observe(std::uint64_t key, std::int64_t least_ns, std::int64_t most_ns) noexcept {
+    Place& place = places_[key % kPlaces];
+    if (place.key != key || least_ns > most_ns) return;
+    place.duration_ns = std::clamp(place.duration_ns, least_ns, most_ns);
+    place.proven = true;
+  }
+
+  // What the predictor says may have changed.
+  void clear() noexcept { places_.fill({}); }
+
+ private:
+  static constexpr std::uint64_t kSeed = 0x9e37'79b9'7f4a'7c15ULL;
+
+  struct Place {
+    std::uint64_t key = 0;  // 0: free
+    std::int64_t duration_ns = 0;
+    bool proven = false;
+  };
+
+  std::array<Place, kPlaces> places_{};
+};
+
+}  // namespace cudasched::schedule
