@@ -95,7 +95,6 @@ class Config(pydantic.BaseModel):
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
-        straggler_ms: How late a launch may be, ms, before the next one no longer waits for it.
         model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),
             or ``off``; the models that the package ships by default.
         cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
@@ -125,7 +124,6 @@ class Config(pydantic.BaseModel):
     max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
     stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
     turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
-    straggler_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.01)] = 1.0
     model: _Text = str(_MODELS)
     cache_dir: _Text | None = None
     run_dir: _Text | None = None

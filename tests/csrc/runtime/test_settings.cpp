@@ -70,7 +70,6 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
   EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);
   EXPECT_EQ(result.settings.turn_ns, 60'000'000);
-  EXPECT_EQ(result.settings.straggler_ns, 20'000'000);
   EXPECT_EQ(result.settings.run_directory, "/tmp/run");
   EXPECT_EQ(result.settings.name, "trainer");
   EXPECT_EQ(result.settings.coverage_directory, "/tmp/coverage");
