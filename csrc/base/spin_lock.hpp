@@ -1,18 +1,20 @@
 // A lock for a few hundred nanoseconds of work. Yields to the scheduler when it does not come free at once, so that two
-// threads on one core do not starve each other; never sleeps.
+// threads on one core do not starve each other; never sleeps. It knows its holder, so that a thread that was
+// interrupted by a signal while it held the lock need not wait for itself for ever.
 #pragma once
 
 #include <immintrin.h>
 #include <sched.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace cudasched {
 
 class SpinLock {
  public:
   void lock() noexcept {
-    for (int tries = 1; locked_.exchange(true, std::memory_order_acquire); ++tries) {
+    for (int tries = 1; !try_lock(); ++tries) {
       if (tries % 32 == 0) {
         sched_yield();
       } else {
@@ -20,11 +22,43 @@ class SpinLock {
       }
     }
   }
-  bool try_lock() noexcept { return !locked_.exchange(true, std::memory_order_acquire); }
-  void unlock() noexcept { locked_.store(false, std::memory_order_release); }
+  bool try_lock() noexcept {
+    std::uintptr_t nobody = 0;
+    return holder_.compare_exchange_strong(nobody, self(), std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  void unlock() noexcept { holder_.store(0, std::memory_order_release); }
+
+  // The calling thread holds it: a signal handler runs in the middle of what the lock guards.
+  bool held_by_this_thread() const noexcept { return holder_.load(std::memory_order_relaxed) == self(); }
 
  private:
-  std::atomic<bool> locked_{false};
+  // What the thread's own storage begins at: other than 0, and no other living thread's.
+  static std::uintptr_t self() noexcept {
+    std::uintptr_t pointer;
+    asm("movq %%fs:0, %0" : "=r"(pointer));
+    return pointer;
+  }
+
+  std::atomic<std::uintptr_t> holder_{0};
+};
+
+// Holds the lock for the length of a scope, unless this thread holds it already: then owns() is false, and what the
+// lock guards must not be touched.
+class SpinGuard {
+ public:
+  explicit SpinGuard(SpinLock& lock) noexcept : lock_(lock), owns_(!lock.held_by_this_thread()) {
+    if (owns_) lock_.lock();
+  }
+  ~SpinGuard() {
+    if (owns_) lock_.unlock();
+  }
+  SpinGuard(const SpinGuard&) = delete;
+  SpinGuard& operator=(const SpinGuard&) = delete;
+  bool owns() const noexcept { return owns_; }
+
+ private:
+  SpinLock& lock_;
+  const bool owns_;
 };
 
 }  // namespace cudasched

@@ -75,9 +75,11 @@ void Driver::load(void* handle) {
   required(handle, function_get_attribute, "cuFuncGetAttribute");
   optional(handle, function_get_name, "cuFuncGetName");
   optional(handle, function_get_parameter, "cuFuncGetParamInfo");
+  optional(handle, function_get_module, "cuFuncGetModule");
   optional(handle, kernel_get_attribute, "cuKernelGetAttribute");
   optional(handle, kernel_get_name, "cuKernelGetName");
   optional(handle, kernel_get_parameter, "cuKernelGetParamInfo");
+  optional(handle, kernel_get_library, "cuKernelGetLibrary");
   required(handle, module_unload, "cuModuleUnload");
   optional(handle, library_unload, "cuLibraryUnload");
 
@@ -89,6 +91,10 @@ void Driver::load(void* handle) {
   optional(handle, memory_host_allocate, "cuMemHostAlloc");
   optional(handle, memory_host_register, "cuMemHostRegister_v2");
   optional(handle, memory_reserve, "cuMemAddressReserve");
+  optional(handle, memory_create, "cuMemCreate");
+  optional(handle, array_create, "cuArrayCreate_v2");
+  optional(handle, array_3d_create, "cuArray3DCreate_v2");
+  optional(handle, mipmapped_array_create, "cuMipmappedArrayCreate");
   optional(handle, memory_open_ipc, "cuIpcOpenMemHandle_v2");
   optional(handle, module_get_global, "cuModuleGetGlobal_v2");
   optional(handle, library_get_global, "cuLibraryGetGlobal");
@@ -135,6 +141,8 @@ void Driver::load(void* handle) {
   required(handle, stream_is_capturing, "cuStreamIsCapturing");
   required(handle, stream_create, "cuStreamCreate");
   required(handle, stream_destroy, "cuStreamDestroy_v2");
+  required(handle, stream_get_flags, "cuStreamGetFlags");
+  optional(handle, stream_get_context, "cuStreamGetCtx");
   required(handle, exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
 
   required(handle, event_create, "cuEventCreate");

@@ -70,9 +70,11 @@ struct Driver {
   decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
   decltype(cuFuncGetName)* function_get_name = nullptr;            // 12.3 and later
   decltype(cuFuncGetParamInfo)* function_get_parameter = nullptr;  // 12.4 and later
+  decltype(cuFuncGetModule)* function_get_module = nullptr;
   decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;  // 12.0 and later
   decltype(cuKernelGetName)* kernel_get_name = nullptr;            // 12.3 and later
   decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;  // 12.4 and later
+  decltype(cuKernelGetLibrary)* kernel_get_library = nullptr;      // 12.5 and later
   decltype(cuModuleUnload)* module_unload = nullptr;
   decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
 
@@ -84,6 +86,10 @@ struct Driver {
   decltype(cuMemHostAlloc)* memory_host_allocate = nullptr;
   decltype(cuMemHostRegister)* memory_host_register = nullptr;
   decltype(cuMemAddressReserve)* memory_reserve = nullptr;
+  decltype(cuMemCreate)* memory_create = nullptr;
+  decltype(cuArrayCreate)* array_create = nullptr;
+  decltype(cuArray3DCreate)* array_3d_create = nullptr;
+  decltype(cuMipmappedArrayCreate)* mipmapped_array_create = nullptr;
   decltype(cuIpcOpenMemHandle)* memory_open_ipc = nullptr;
   decltype(cuModuleGetGlobal)* module_get_global = nullptr;
   decltype(cuLibraryGetGlobal)* library_get_global = nullptr;  // 12.0 and later
@@ -129,6 +135,8 @@ struct Driver {
   decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
   decltype(cuStreamCreate)* stream_create = nullptr;
   decltype(cuStreamDestroy)* stream_destroy = nullptr;
+  decltype(cuStreamGetFlags)* stream_get_flags = nullptr;
+  CUresult (*stream_get_context)(CUstream, CUcontext*) = nullptr;
   decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
 
   decltype(cuEventCreate)* event_create = nullptr;

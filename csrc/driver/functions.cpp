@@ -29,6 +29,23 @@ class Asker {
 
   bool described() const noexcept { return is_function_ || is_kernel_; }
 
+  // The module or library whose it is; `handle` is 0 where the driver does not tell.
+  struct Owner {
+    std::uint64_t handle = 0;
+    bool is_library = false;
+  };
+  Owner owner() const noexcept {
+    CUmodule module = nullptr;
+    if (table().function_get_module != nullptr && table().function_get_module(&module, function_) == CUDA_SUCCESS) {
+      return {handle_word(module), false};
+    }
+    CUlibrary library = nullptr;
+    if (table().kernel_get_library != nullptr && table().kernel_get_library(&library, kernel_) == CUDA_SUCCESS) {
+      return {handle_word(library), true};
+    }
+    return {0, is_kernel_};
+  }
+
   int attribute(CUfunction_attribute attribute) const noexcept {
     int value = 0;
     if (is_function_) {
@@ -77,8 +94,7 @@ class Asker {
   bool is_kernel_ = false;
 };
 
-std::unique_ptr<KernelFacts> ask(const void* handle) {
-  const Asker asker(handle);
+std::unique_ptr<KernelFacts> ask(const Asker& asker, const void* handle) {
   if (!asker.described()) return nullptr;
   auto result = std::make_unique<KernelFacts>();
   result->name = asker.name();
@@ -92,6 +108,8 @@ std::unique_ptr<KernelFacts> ask(const void* handle) {
   for (const Parameter& parameter : result->parameters) end = std::max(end, parameter.offset + parameter.bytes);
   // In whole words, so that the block can be read as such.
   const std::uint32_t bytes = (end + 3) / 4 * 4;
+  result->described = told;
+  result->block_bytes = end;
   result->has_layout = told && bytes <= predict::Function::kMaxParameterBytes;
   if (result->has_layout) facts.parameter_bytes = bytes;
   facts.traits = predict::traits_of(result->name);
@@ -135,8 +153,10 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
   try {
     const RelaxedCapture relaxed;
     const std::uint64_t forgotten = forgotten_.load(std::memory_order_acquire);
-    std::unique_ptr<KernelFacts> asked = ask(function);
+    const Asker asker(function);
+    std::unique_ptr<KernelFacts> asked = ask(asker, function);
     if (asked == nullptr) return nullptr;
+    const Asker::Owner owner = asker.owner();
     const std::scoped_lock lock(mutex_);
     // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
     // layout that is found must be the function's own.
@@ -148,12 +168,53 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
       known->second = std::move(asked);
     }
     const KernelFacts* const facts = known->second.get();
-    // A module that went meanwhile may have been this handle's.
-    if (forgotten_.load(std::memory_order_relaxed) == forgotten) by_handle_.insert(function, facts);
+    // A module that went meanwhile, or is going, may have been this handle's.
+    if (ending_ == 0 && forgotten_.load(std::memory_order_relaxed) == forgotten) {
+      by_handle_.set(handle_word(function),
+                     {handle_word(facts), ++last_serial_, owner.handle | (owner.is_library ? kIsKernel : 0)});
+    }
     return facts;
   } catch (const std::exception&) {
     return nullptr;  // no memory: the launch goes on undescribed
   }
+}
+
+void Functions::succeeded(std::uint64_t like) noexcept {
+  if (has_succeeded(like)) return;
+  const std::scoped_lock lock(succeeded_lock_);
+  if (succeeded_.set(like, {1})) return;
+  succeeded_.clear();  // each is launched directly once more
+  succeeded_.set(like, {1});
+}
+
+void Functions::changed(const void* function) noexcept {
+  const std::scoped_lock lock(mutex_);
+  by_handle_.set_word(handle_word(function), kSerial, ++last_serial_);
+}
+
+void Functions::kernel_changed(const void* kernel) noexcept {
+  changed(kernel);
+  all_changed();
+}
+
+void Functions::begin_ending(std::uint64_t owner, bool is_library) noexcept {
+  const std::scoped_lock lock(mutex_);
+  ++ending_;
+  by_handle_.erase_if([&](std::uint64_t, const HandleTable<3>::Words& words) {
+    const bool is_kernel = (words[kOwner] & kIsKernel) != 0;
+    const std::uint64_t of = words[kOwner] & ~kIsKernel;
+    return of == 0 || of == owner || (is_library && !is_kernel);
+  });
+}
+
+Functions::Ending::Ending(CUmodule module) noexcept { functions().begin_ending(handle_word(module), false); }
+Functions::Ending::Ending(CUlibrary library) noexcept { functions().begin_ending(handle_word(library), true); }
+
+Functions::Ending::~Ending() {
+  Functions& all = functions();
+  const std::scoped_lock lock(all.mutex_);
+  --all.ending_;
+  all.forgotten_.fetch_add(1, std::memory_order_release);
 }
 
 void Functions::forget_handles() noexcept {
@@ -165,7 +226,10 @@ void Functions::forget_handles() noexcept {
 void Functions::reset_in_child() noexcept {
   // The parent's other threads may have held it; what they described is whole or not in the table.
   new (&mutex_) std::mutex;
-  by_handle_.clear();
+  succeeded_lock_.unlock();
+  ending_ = 0;
+  by_handle_.abandon();
+  succeeded_.abandon();
 }
 
 void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept {

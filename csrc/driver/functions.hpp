@@ -1,10 +1,11 @@
 // What each kernel is: facts, name and the layout of its parameter block, asked of the driver once, at its first
-// launch.
+// launch; and which of its launches have succeeded, so that their like may be deferred.
 //
 // find() is a few loads for a kernel that is known, from any thread. A kernel that is new is described under a lock,
 // with allocation and driver calls: its first launch is slow anyway, because its code is loaded then. What find() gave
-// stays true and in place for the life of the process. Handles are forgotten when a module goes (a later kernel may get
-// the same handle); what they stood for is kept and found again by identity.
+// stays true and in place for the life of the process. A handle is forgotten before its module goes, because the driver
+// may give it to another kernel at once; what it stood for is kept and found again by identity. At most
+// HandleTable::kMost handles are remembered; others are described at each launch and never deferred.
 #pragma once
 
 #include <cuda.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "base/handle_table.hpp"
+#include "base/spin_lock.hpp"
 #include "predict/function.hpp"
 #include "predict/launch.hpp"
 
@@ -33,7 +35,9 @@ struct KernelFacts {
   predict::Function facts;
   std::string name;  // as the driver gives it: mangled; empty before 12.3
   std::vector<Parameter> parameters;
-  bool has_layout = false;  // of a block of at most Function::kMaxParameterBytes; not before 12.4
+  bool described = false;         // `parameters` are all that there are; not before 12.4
+  std::uint32_t block_bytes = 0;  // of all parameters with what lies between them
+  bool has_layout = false;        // described, and a block of at most Function::kMaxParameterBytes
 
   // Copies the launch's parameters into `block`, which has room for facts.parameter_bytes; what lies between them is
   // zero. Returns the words written: 0 without a layout, or where the program passes a block of another size.
@@ -42,23 +46,70 @@ struct KernelFacts {
 
 class Functions {
  public:
+  // A handle that is known. `serial` is given once in a process: another when the handle comes back for another kernel,
+  // and when an attribute of the kernel changes.
+  struct Known {
+    const KernelFacts* facts = nullptr;
+    std::uint64_t serial = 0;
+  };
+
   // Null where the driver will not describe it.
   const KernelFacts* find(const void* function) noexcept {
-    const KernelFacts* const known = by_handle_.find(function);
-    return known != nullptr ? known : describe(function);
+    Known known;
+    return find(function, known) ? known.facts : describe(function);
+  }
+  // False where it has not been described. Asks nothing.
+  bool find(const void* function, Known& known) const noexcept {
+    HandleTable<3>::Words words;
+    if (!by_handle_.find(handle_word(function), words)) return false;
+    known = {reinterpret_cast<const KernelFacts*>(words[kFacts]),
+             (words[kOwner] & kIsKernel) != 0 ? words[kSerial] : mix(mix(1, words[kSerial]), settings_.load())};
+    return true;
   }
 
-  // A module or a context has gone, and with it handles.
+  // ---- launches that have succeeded, by a hash of what makes them alike (queue/queue.cpp)
+  bool has_succeeded(std::uint64_t like) const noexcept { return succeeded_.contains(like); }
+  void succeeded(std::uint64_t like) noexcept;
+
+  // ---- changes, each told before the driver makes it
+
+  // An attribute of one function, of one kernel and the functions that it has in contexts, of all functions.
+  void changed(const void* function) noexcept;
+  void kernel_changed(const void* kernel) noexcept;
+  void all_changed() noexcept { settings_.fetch_add(1); }
+
+  // Around a driver call that ends handles: they are forgotten before it, and what is described beside it is not kept.
+  class Ending {
+   public:
+    explicit Ending(CUmodule module) noexcept;
+    // Its kernels; and every function, because any of them may be one that it has in some context.
+    explicit Ending(CUlibrary library) noexcept;
+    ~Ending();
+    Ending(const Ending&) = delete;
+    Ending& operator=(const Ending&) = delete;
+  };
+
+  // A context goes.
   void forget_handles() noexcept;
 
   // In a forked child.
   void reset_in_child() noexcept;
 
  private:
-  const KernelFacts* describe(const void* function) noexcept;
+  enum : std::size_t { kFacts, kSerial, kOwner };  // words of by_handle_
+  // Beside the owner, a module's or library's handle; 0: unknown, and forgotten whatever goes.
+  static constexpr std::uint64_t kIsKernel = 1;
 
-  HandleTable<KernelFacts, 16384> by_handle_;
+  const KernelFacts* describe(const void* function) noexcept;
+  void begin_ending(std::uint64_t owner, bool is_library) noexcept;
+
+  HandleTable<3> by_handle_;
+  HandleTable<1> succeeded_;
+  SpinLock succeeded_lock_;
+  std::atomic<std::uint64_t> settings_{1};   // of all functions, times changed
   std::atomic<std::uint64_t> forgotten_{0};  // times
+  int ending_ = 0;
+  std::uint64_t last_serial_ = 0;
   std::mutex mutex_;
   std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_layout_;  // identity and parameters
 };

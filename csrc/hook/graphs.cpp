@@ -7,7 +7,6 @@
 
 #include "driver/driver.hpp"
 #include "driver/node_priorities.hpp"
-#include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
@@ -15,11 +14,7 @@ namespace {
 
 using driver::table;
 
-void note(CUgraphExec exec, CUgraph graph) noexcept {
-  runtime::engine().note_graph(exec, graph);
-  const runtime::GraphFacts* const facts = runtime::engine().graphs().find(exec);
-  Offload::instantiated(exec, facts != nullptr && facts->plain);
-}
+void note(CUgraphExec exec, CUgraph graph) noexcept { runtime::engine().note_graph(exec, graph); }
 
 // ---- the priority of kernel nodes (docs/policies.md)
 

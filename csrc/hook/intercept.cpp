@@ -12,6 +12,7 @@
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
+#include "driver/registry.hpp"
 #include "hook/entry_point.hpp"
 #include "hook/find_driver.h"
 #include "hook/graphs.hpp"
@@ -176,8 +177,7 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   runtime::note_stream_use(meant);
   runtime::back_off(meant);
   CUresult status = CUDA_SUCCESS;
-  const runtime::GraphFacts* const facts = runtime::engine().graphs().find(graph);
-  if (Offload::push_graph(graph, facts != nullptr && facts->plain, meant, status)) return status;
+  if (Offload::push_graph(graph, meant, status)) return status;
   status =
       launch(what, meant, /*may_time=*/true, [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
   if (status == CUDA_SUCCESS) Offload::launched(graph);
@@ -214,6 +214,7 @@ void for_each_device(Visit&& visit) noexcept {
 
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::engine().forget_stream(stream);
+  driver::registry().forget(stream);
   return table().stream_destroy(stream);
 }
 
@@ -241,6 +242,7 @@ void context_goes(CUcontext context) noexcept {
     device.gate.forget_context(context);
   });
   if (context != nullptr) telemetry::forget_context(context);
+  driver::registry().context_ends(context);
   context_is_gone(context);
 }
 
@@ -272,16 +274,20 @@ void primary_context_went(CUdevice handle) noexcept {
 CUresult primary_context_reset(CUdevice device) noexcept {
   primary_context_goes(device);
   primary_context_went(device);
+  driver::registry().primary_context_ends(device);
   return table().primary_context_reset(device);
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
   primary_context_goes(device);
+  const driver::Registry::Ended ended = driver::registry().primary_context_ends(device);
   const CUresult status = table().primary_context_release(device);
   unsigned flags = 0;
   int lives_on = 0;  // others have it too
   if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
     primary_context_went(device);
+  } else {
+    driver::registry().restore(ended);
   }
   return status;
 }

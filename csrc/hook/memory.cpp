@@ -1,16 +1,25 @@
-// Calls that make memory known to CUDA, and calls after which handles of kernels mean nothing any more. Each goes to
-// the driver and is then noted; none is changed, held or refused.
+// Calls that make memory known to CUDA: each goes to the driver and is then noted. And calls after which handles of
+// kernels mean nothing any more: those are forgotten first.
 #include "hook/memory.hpp"
 
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "hook/entry_point.hpp"
+#include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
 namespace {
 
 using driver::table;
+
+// Memory whose free is queued is not free yet: before a program hears that there is none, everything queued is
+// submitted.
+template <typename Allocate>
+CUresult allocate_or_again(Allocate&& allocate) noexcept {
+  const CUresult status = allocate();
+  return status == CUDA_ERROR_OUT_OF_MEMORY && Offload::submit_everything() ? allocate() : status;
+}
 
 template <typename Pointer>
 CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexcept {
@@ -21,44 +30,66 @@ CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexc
 }
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
-  return noted(table().memory_allocate(pointer, bytes), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().memory_allocate(pointer, bytes); }), pointer, bytes);
 }
 
 CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width_bytes, std::size_t height,
                         unsigned element_bytes) noexcept {
-  const CUresult status = table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes);
+  const CUresult status = allocate_or_again(
+      [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); });
   return noted(status, pointer, status == CUDA_SUCCESS && pitch != nullptr ? *pitch * height : 0);
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(table().memory_allocate_managed(pointer, bytes, flags), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().memory_allocate_managed(pointer, bytes, flags); }), pointer,
+               bytes);
 }
 
 CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {
-  return noted(table().memory_allocate_host(pointer, bytes), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().memory_allocate_host(pointer, bytes); }), pointer, bytes);
 }
 
 CUresult host_allocate(void** pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(table().memory_host_allocate(pointer, bytes, flags), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().memory_host_allocate(pointer, bytes, flags); }), pointer, bytes);
 }
 
 CUresult host_register(void* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(table().memory_host_register(pointer, bytes, flags), &pointer, bytes);
+  return noted(allocate_or_again([&] { return table().memory_host_register(pointer, bytes, flags); }), &pointer, bytes);
 }
 
 template <bool kPerThread>
 CUresult allocate_async(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) noexcept {
-  return noted(table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream), pointer, bytes);
+  const auto call = [&] { return table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream); };
+  return noted(allocate_or_again(call), pointer, bytes);
 }
 
 template <bool kPerThread>
 CUresult allocate_from_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream) noexcept {
-  return noted(table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream), pointer, bytes);
+  const auto call = [&] { return table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream); };
+  return noted(allocate_or_again(call), pointer, bytes);
 }
 
 CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr address,
                  unsigned long long flags) noexcept {
   return noted(table().memory_reserve(pointer, bytes, alignment, address, flags), pointer, bytes);
+}
+
+CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
+                unsigned long long flags) noexcept {
+  return allocate_or_again([&] { return table().memory_create(handle, bytes, properties, flags); });
+}
+
+CUresult create_array(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* description) noexcept {
+  return allocate_or_again([&] { return table().array_create(array, description); });
+}
+
+CUresult create_array_3d(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* description) noexcept {
+  return allocate_or_again([&] { return table().array_3d_create(array, description); });
+}
+
+CUresult create_mipmapped_array(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* description,
+                                unsigned levels) noexcept {
+  return allocate_or_again([&] { return table().mipmapped_array_create(array, description, levels); });
 }
 
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
@@ -74,15 +105,13 @@ CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary 
 }
 
 CUresult module_unload(CUmodule module) noexcept {
-  const CUresult status = table().module_unload(module);
-  driver::functions().forget_handles();
-  return status;
+  const driver::Functions::Ending forgotten(module);
+  return table().module_unload(module);
 }
 
 CUresult library_unload(CUlibrary library) noexcept {
-  const CUresult status = table().library_unload(library);
-  driver::functions().forget_handles();
-  return status;
+  const driver::Functions::Ending forgotten(library);
+  return table().library_unload(library);
 }
 
 }  // namespace
@@ -100,6 +129,10 @@ std::span<const EntryPoint> memory_entry_points() noexcept {
       EntryPoint{"cuMemAllocFromPoolAsync", 11020, address(&allocate_from_pool<false>),
                  address(&allocate_from_pool<true>), "cuMemAllocFromPoolAsync"},
       EntryPoint{"cuMemAddressReserve", 10020, address(&reserve), nullptr, "cuMemAddressReserve"},
+      EntryPoint{"cuMemCreate", 10020, address(&create), nullptr, "cuMemCreate"},
+      EntryPoint{"cuArrayCreate", 3020, address(&create_array), nullptr, "cuArrayCreate_v2"},
+      EntryPoint{"cuArray3DCreate", 3020, address(&create_array_3d), nullptr, "cuArray3DCreate_v2"},
+      EntryPoint{"cuMipmappedArrayCreate", 5000, address(&create_mipmapped_array), nullptr, "cuMipmappedArrayCreate"},
       EntryPoint{"cuIpcOpenMemHandle", 11000, address(&open_ipc), nullptr, "cuIpcOpenMemHandle_v2"},
       EntryPoint{"cuModuleGetGlobal", 3020, address(&module_get_global), nullptr, "cuModuleGetGlobal_v2"},
       EntryPoint{"cuLibraryGetGlobal", 12000, address(&library_get_global), nullptr, "cuLibraryGetGlobal"},

@@ -8,6 +8,8 @@
 #include <string_view>
 
 #include "base/spin_lock.hpp"
+#include "driver/functions.hpp"
+#include "driver/registry.hpp"
 #include "queue/treatments.hpp"
 
 extern "C" {
@@ -38,16 +40,51 @@ enum class Meaning : std::uint8_t {
   kStreamQuery,
   kEventQuery,
   kStreamGoes,
-  kEventGoes,
   kEventIsShared,
-  kCodeGoes,
   kContextGoes,
   kGraphChanges,
   kGraphGoes,
   kFunctionSetting,  // (function, attribute, value)
   kKernelSetting,    // (attribute, value, kernel, device)
   kAllFunctionsChange,
+  kPeerAccess,  // (context whose memory the current one may use)
+  kPoolAccess,
 };
+
+// Which devices' queues a call drains that drains to the end of the ring.
+enum class Where : std::uint8_t {
+  kEverywhere,
+  kCurrent,  // the current context's
+  kMemory,   // those that can use the memory at `Reach::argument`
+  kBoth,
+};
+
+struct Reach {
+  Where where = Where::kEverywhere;
+  std::uint8_t argument = 0;
+
+  bool operator==(const Reach&) const = default;
+};
+
+Reach reach_of(std::string_view name) noexcept {
+  struct Entry {
+    std::string_view name;
+    Reach reach;
+  };
+  static constexpr Entry kReaches[] = {
+      {"cuCtxSynchronize", {Where::kCurrent}},    {"cuCtxSetLimit", {Where::kCurrent}},
+      {"cuCtxSetCacheConfig", {Where::kCurrent}}, {"cuCtxSetSharedMemConfig", {Where::kCurrent}},
+      {"cuMemFree", {Where::kMemory, 0}},         {"cuMemcpyHtoD", {Where::kBoth, 0}},
+      {"cuMemcpyDtoH", {Where::kBoth, 1}},        {"cuMemsetD8", {Where::kBoth, 0}},
+      {"cuMemsetD16", {Where::kBoth, 0}},         {"cuMemsetD32", {Where::kBoth, 0}},
+      {"cuMemsetD2D8", {Where::kBoth, 0}},        {"cuMemsetD2D16", {Where::kBoth, 0}},
+      {"cuMemsetD2D32", {Where::kBoth, 0}},
+  };
+  for (const Entry& entry : kReaches) {
+    if (entry.name == name) return entry.reach;
+  }
+  return {};
+}
 
 Meaning meaning_of(std::string_view name) noexcept {
   struct Entry {
@@ -61,10 +98,7 @@ Meaning meaning_of(std::string_view name) noexcept {
       {"cuStreamQuery", Meaning::kStreamQuery},
       {"cuEventQuery", Meaning::kEventQuery},
       {"cuStreamDestroy", Meaning::kStreamGoes},
-      {"cuEventDestroy", Meaning::kEventGoes},
       {"cuIpcGetEventHandle", Meaning::kEventIsShared},
-      {"cuModuleUnload", Meaning::kCodeGoes},
-      {"cuLibraryUnload", Meaning::kCodeGoes},
       {"cuCtxDestroy", Meaning::kContextGoes},
       {"cuCtxDetach", Meaning::kContextGoes},
       {"cuGreenCtxDestroy", Meaning::kContextGoes},
@@ -78,6 +112,8 @@ Meaning meaning_of(std::string_view name) noexcept {
       {"cuFuncSetSharedMemConfig", Meaning::kAllFunctionsChange},
       {"cuKernelSetCacheConfig", Meaning::kAllFunctionsChange},
       {"cuCtxSetLimit", Meaning::kAllFunctionsChange},
+      {"cuCtxEnablePeerAccess", Meaning::kPeerAccess},
+      {"cuMemPoolSetAccess", Meaning::kPoolAccess},
   };
   for (const Entry& entry : kMeanings) {
     if (entry.name == name) return entry.meaning;
@@ -90,6 +126,7 @@ struct Guard {
   void* target = nullptr;
   queue::Rule rule;
   Meaning meaning = Meaning::kNothing;
+  Reach reach;
   bool per_thread = false;
 
   bool operator==(const Guard&) const = default;
@@ -133,10 +170,62 @@ constexpr CUstream meant(bool per_thread, CUstream stream) noexcept {
   return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-// In every queue: an event recorded on one device may be waited for on another.
-void drain(const Caller& caller, Scope scope, CUstream stream, CUevent event, CUevent other, For what) noexcept {
+// ---- which queues a call is about, as a bitmap of device ordinals
+
+using Devices = std::uint32_t;
+constexpr Devices kAllDevices = ~Devices{0};
+
+constexpr Devices only(int device) noexcept { return device < 0 || device >= 32 ? kAllDevices : Devices{1} << device; }
+
+bool concerns(const Queue& known, Devices devices) noexcept { return (only(known.device()) & devices) != 0; }
+
+bool has_one_queue() noexcept { return state.queue_count.load(std::memory_order_relaxed) < 2; }
+
+// A stream's own; a default stream's is the current context's.
+Devices devices_of(CUstream stream) noexcept {
+  if (has_one_queue()) return kAllDevices;
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+    return only(driver::current_device());
+  }
+  driver::StreamFacts facts;
+  return driver::registry().look_up(stream, facts) ? only(facts.device) : kAllDevices;
+}
+
+// Those that can use the memory: of host and managed memory all.
+Devices devices_of(CUdeviceptr address) noexcept {
+  if (has_one_queue()) return kAllDevices;
+  unsigned type = 0;
+  unsigned managed = 1;
+  int device = -1;
+  if (state.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
+      type != CU_MEMORYTYPE_DEVICE ||
+      state.pointer_get_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS || managed != 0 ||
+      state.pointer_get_attribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS) {
+    return kAllDevices;
+  }
+  return driver::registry().reach(device);
+}
+
+Devices devices_of(const Reach& reach, const std::uint64_t* arguments) noexcept {
+  if (has_one_queue() || reach.where == Where::kEverywhere) return kAllDevices;
+  Devices devices = 0;
+  if (reach.where != Where::kMemory) devices |= only(driver::current_device());
+  if (reach.where != Where::kCurrent) devices |= devices_of(CUdeviceptr{arguments[reach.argument]});
+  return devices;
+}
+
+// In every queue of these devices; and, as an event recorded on one device may be waited for on another, what any queue
+// holds of the events.
+void drain(const Caller& caller, Scope scope, Devices devices, CUstream stream, CUevent event, CUevent other, For what,
+           const Queue* except = nullptr) noexcept {
   for_each_queue([&](Queue& known) {
-    if (const Position position = known.before(scope, stream, event, other)) known.drain(caller, position, what);
+    if (&known == except) return;
+    Scope here = scope;
+    if (!concerns(known, devices)) {
+      if (scope == Scope::kStream || scope == Scope::kEnd) return;
+      if (scope == Scope::kStreamAndEvent) here = Scope::kEvent;
+    }
+    if (const Position position = known.before(here, stream, event, other)) known.drain(caller, position, what);
   });
 }
 
@@ -144,12 +233,9 @@ void drain(const Caller& caller, Scope scope, CUstream stream, CUevent event, CU
 
 // A deferred call must not overtake what other devices' queues still hold of its stream or event.
 void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
-  if (state.queue_count.load(std::memory_order_relaxed) < 2) return;
+  if (has_one_queue()) return;
   const Scope scope = event != nullptr ? Scope::kStreamAndEvent : Scope::kStream;
-  for_each_queue([&](Queue& known) {
-    if (&known == site.queue) return;
-    if (const Position position = known.before(scope, stream, event)) known.drain(site.caller, position, For::kOther);
-  });
+  drain(site.caller, scope, devices_of(stream), stream, event, nullptr, For::kOther, site.queue);
 }
 
 // push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
@@ -164,7 +250,8 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
     drain_others(site, stream, event);
     if (push(*site.queue, site.caller)) return CUDA_SUCCESS;
   }
-  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, stream, event, nullptr, what);
+  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, devices_of(stream), stream, event,
+        nullptr, what);
   return direct();
 }
 
@@ -243,11 +330,11 @@ CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
       [&] {
         const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? state.calls.record(event, stream)
                                                                  : state.calls.record_with_flags(event, stream, flags);
-        if (status != CUDA_SUCCESS || state.queue_count.load(std::memory_order_relaxed) == 0) return status;
+        if (status != CUDA_SUCCESS) return status;
         CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
         const bool known = state.calls.stream_is_capturing(stream, &capture) == CUDA_SUCCESS;
         const bool capturing = !known || capture != CU_STREAM_CAPTURE_STATUS_NONE;
-        for_each_queue([&](Queue& each) { each.event_recorded(event, capturing); });
+        driver::registry().recorded(event, capturing);
         return status;
       });
 }
@@ -278,22 +365,67 @@ CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) no
       [&] { return state.calls.host_function(on, function, data); });
 }
 
-// ---- events that other processes see
+// ---- stream-ordered frees
 
-void note_shared(CUevent event) noexcept {
-  for_each_queue([&](Queue& known) { known.event_is_shared(event); });
+// What the driver will refuse is for the driver to refuse now: only the beginning of an allocation can be freed.
+bool may_free(CUdeviceptr address) noexcept {
+  CUdeviceptr begin = 0;
+  return state.pointer_get_attribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS &&
+         begin == address;
 }
+
+template <bool kPerThread>
+CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
+  const CUstream on = meant(kPerThread, stream);
+  return defer_or(
+      on, nullptr,
+      [&](Queue& known, const Caller& caller) {
+        return known.active() && may_free(address) && known.push_free(caller, address, on);
+      },
+      [&] { return state.calls.free_memory(address, on); });
+}
+
+// ---- events: made, seen by other processes, destroyed
 
 CUresult event_create(CUevent* event, unsigned flags) noexcept {
   const CUresult status = state.event_create(event, flags);
-  if (status == CUDA_SUCCESS && (flags & CU_EVENT_INTERPROCESS) != 0) note_shared(*event);
+  if (status == CUDA_SUCCESS) driver::registry().created(*event, flags);
   return status;
 }
 
 CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
   const CUresult status = state.open_event(event, handle);
-  if (status == CUDA_SUCCESS) note_shared(*event);
+  if (status == CUDA_SUCCESS) driver::registry().opened(*event);
   return status;
+}
+
+// The queue that holds something of the event, if it is the only one.
+Queue* holder_of(CUevent event, bool& several) noexcept {
+  Queue* found = nullptr;
+  for_each_queue([&](Queue& known) {
+    if (known.before(Scope::kEvent, nullptr, event) == 0) return;
+    several = several || found != nullptr;
+    found = &known;
+  });
+  return found;
+}
+
+// Of an event that is known, the driver would say success: it is destroyed behind what is queued of it. Until then the
+// driver cannot give its handle to another one.
+CUresult event_destroy(CUevent event) noexcept {
+  driver::EventFacts facts;
+  const bool known = driver::registry().forget(event, &facts);
+  bool several = false;
+  if (Queue* const holder = holder_of(event, several)) {
+    const Caller caller = state.engine.find_site(nullptr, event).caller;
+    if (known && !several && !facts.shared && !facts.captured && facts.context != nullptr &&
+        holder->push_destroy(caller, event, facts.context)) {
+      return CUDA_SUCCESS;
+    }
+    drain(caller, Scope::kEvent, kAllDevices, nullptr, event, nullptr, For::kOther);
+  }
+  for_each_queue([&](Queue& each) { each.event_destroyed(event); });
+  return state.calls.destroy_event(event);
 }
 
 // ---- guards
@@ -335,36 +467,41 @@ bool is_set_already(const Guard& guard, const std::uint64_t* arguments) noexcept
          value == static_cast<int>(arguments[1]);
 }
 
-// What the queues must know before the driver does it; drained.
+// What must be known before the driver does it; drained.
 void tell(const Guard& guard, const std::uint64_t* arguments) noexcept {
-  for_each_queue([&](Queue& known) {
-    switch (guard.meaning) {
-      case Meaning::kStreamGoes:
-        return known.stream_destroyed(handle_at<CUstream>(arguments, 0));
-      case Meaning::kEventGoes:
-        return known.event_destroyed(handle_at<CUevent>(arguments, 0));
-      case Meaning::kEventIsShared:
-        return known.event_is_shared(handle_at<CUevent>(arguments, 1));
-      case Meaning::kContextGoes:
-        return known.context_gone();
-      case Meaning::kGraphChanges:
-        return known.graph_changed(handle_at<CUgraphExec>(arguments, 0));
-      case Meaning::kGraphGoes:
-        return known.graph_destroyed(handle_at<CUgraphExec>(arguments, 0));
-      case Meaning::kFunctionSetting:
-        return known.function_changed(handle_at<CUfunction>(arguments, 0));
-      case Meaning::kCodeGoes:
-      case Meaning::kKernelSetting:  // its functions have handles of their own
-      case Meaning::kAllFunctionsChange:
-        return known.functions_unloaded();
-      default:
-        return;
-    }
-  });
+  driver::Registry& registry = driver::registry();
+  switch (guard.meaning) {
+    case Meaning::kStreamGoes:
+      registry.forget(handle_at<CUstream>(arguments, 0));
+      return for_each_queue([&](Queue& known) { known.stream_destroyed(handle_at<CUstream>(arguments, 0)); });
+    case Meaning::kEventIsShared:
+      return registry.shared(handle_at<CUevent>(arguments, 1));
+    case Meaning::kContextGoes:
+      return for_each_queue([](Queue& known) { known.context_gone(); });
+    case Meaning::kGraphChanges:
+      return registry.changed(handle_at<CUgraphExec>(arguments, 0));
+    case Meaning::kGraphGoes:
+      return registry.forget(handle_at<CUgraphExec>(arguments, 0));
+    case Meaning::kFunctionSetting:
+      return driver::functions().changed(handle_at<const void*>(arguments, 0));
+    case Meaning::kKernelSetting:
+      return driver::functions().kernel_changed(handle_at<const void*>(arguments, 2));
+    case Meaning::kAllFunctionsChange:
+      return driver::functions().all_changed();
+    case Meaning::kPeerAccess:
+      return registry.may_reach(driver::current_device(), driver::device_of(handle_at<CUcontext>(arguments, 0)));
+    case Meaning::kPoolAccess:
+      return registry.all_reach_all();
+    default:
+      return;
+  }
 }
 
 void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
-  if (state.queue_count.load(std::memory_order_acquire) == 0) return guard.target;
+  if (state.queue_count.load(std::memory_order_acquire) == 0) {
+    tell(guard, arguments);
+    return guard.target;
+  }
   if (is_set_already(guard, arguments)) return guard.target;
   CUstream stream = nullptr;
   CUevent event = nullptr;
@@ -390,7 +527,9 @@ void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
     const Site site = state.engine.find_site(stream, event);
     bool queued = false;
     for_each_queue([&](Queue& known) {
-      if (guard.meaning == Meaning::kStreamQuery) queued = queued || known.stream_not_ready(site.caller, stream);
+      if (guard.meaning == Meaning::kStreamQuery && concerns(known, devices_of(stream))) {
+        queued = queued || known.stream_not_ready(site.caller, stream);
+      }
       if (guard.meaning == Meaning::kEventQuery) queued = queued || known.event_not_ready(site.caller, event);
     });
     if (queued) return address(&not_ready);
@@ -398,7 +537,8 @@ void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
     if (!empty && !queries) {
       // A scope whose handle is not where a register shows it is drained to the end.
       const Scope scope = guard.rule.scope == Scope::kStream && at < 0 ? Scope::kEnd : guard.rule.scope;
-      drain(site.caller, scope, stream, event, other, synchronises ? For::kSynchronise : For::kOther);
+      const Devices devices = scope == Scope::kStream ? devices_of(stream) : devices_of(guard.reach, arguments);
+      drain(site.caller, scope, devices, stream, event, other, synchronises ? For::kSynchronise : For::kOther);
     }
     if (synchronises && has_error(site.caller)) return address(&hand_over_error);
   }
@@ -439,7 +579,8 @@ void* Offload::guarded(const char* symbol, bool per_thread, void* target) noexce
   const queue::Rule rule = queue::rule_of(symbol);
   if (target == nullptr || rule.treatment == Treatment::kDirect || rule.treatment == Treatment::kDeferred)
     return target;
-  const Guard wanted{target, rule, meaning_of(queue::base_name(symbol)), per_thread};
+  const std::string_view name = queue::base_name(symbol);
+  const Guard wanted{target, rule, meaning_of(name), reach_of(name), per_thread};
   const std::scoped_lock lock(state.guard_lock);
   for (std::size_t i = 0; i < state.guard_count; ++i) {
     if (state.guards[i] == wanted) return const_cast<char*>(cudasched_guards) + i * kGuardBytes;
@@ -462,7 +603,7 @@ bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexc
   return !direct;
 }
 
-bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresult& status) noexcept {
+bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept {
   bool direct = false;
   status = defer_or(
       stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_graph(caller, graph, stream); },
@@ -472,8 +613,11 @@ bool Offload::push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresul
       },
       For::kLaunch);
   // Its event nodes may wait for, or record, what is queued.
-  if (direct && !plain && !all_empty())
-    drain(state.engine.find_site(stream, nullptr).caller, Scope::kEnd, nullptr, nullptr, nullptr, For::kOther);
+  driver::ExecFacts facts;
+  if (direct && !all_empty() && !(driver::registry().find(graph, facts) && facts.plain)) {
+    const Caller caller = state.engine.find_site(stream, nullptr).caller;
+    drain(caller, Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr, For::kOther);
+  }
   return !direct;
 }
 
@@ -483,12 +627,13 @@ void Offload::launched(const queue::KernelCall& call) noexcept {
     site.queue->kernel_launched(call);
 }
 
-void Offload::launched(CUgraphExec graph) noexcept {
-  for_each_queue([&](Queue& known) { known.graph_launched(graph); });
-}
+void Offload::launched(CUgraphExec graph) noexcept { driver::registry().launched(graph); }
 
-void Offload::instantiated(CUgraphExec graph, bool plain) noexcept {
-  for_each_queue([&](Queue& known) { known.graph_instantiated(graph, plain); });
+bool Offload::submit_everything() noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
+  drain(state.engine.find_site(nullptr, nullptr).caller, Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr,
+        For::kOther);
+  return true;
 }
 
 std::span<const EntryPoint> offload_entry_points() noexcept {
@@ -519,6 +664,9 @@ std::span<const EntryPoint> offload_entry_points() noexcept {
                  "cuStreamWaitEvent"},
       EntryPoint{"cuLaunchHostFunc", 10000, address(&launch_host_function<false>), address(&launch_host_function<true>),
                  "cuLaunchHostFunc"},
+      EntryPoint{"cuMemFreeAsync", 11020, address(&free_async<false>), address(&free_async<true>), "cuMemFreeAsync"},
+      EntryPoint{"cuEventDestroy", 4000, address(&event_destroy), nullptr, "cuEventDestroy_v2"},
+      EntryPoint{"cuEventDestroy", 2000, address(&event_destroy), nullptr, "cuEventDestroy"},
       EntryPoint{"cuEventCreate", 2000, address(&event_create), nullptr, "cuEventCreate"},
       EntryPoint{"cuIpcOpenEventHandle", 4010, address(&open_event), nullptr, "cuIpcOpenEventHandle"},
   };

@@ -58,14 +58,15 @@ class Offload {
   // A launch. True: `status` is the program's answer. False: what it depends on has been drained; it goes through the
   // gate to the driver, and its success is told by launched().
   static bool push_kernel(const queue::KernelCall& call, CUresult& status) noexcept;
-  static bool push_graph(CUgraphExec graph, bool plain, CUstream stream, CUresult& status) noexcept;
+  static bool push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept;
   static void launched(const queue::KernelCall& call) noexcept;
   static void launched(CUgraphExec graph) noexcept;
-  // plain: kernels, copies, fills, host and empty nodes alone, and child graphs of these.
-  static void instantiated(CUgraphExec graph, bool plain) noexcept;
+
+  // Waits until the driver has all that is queued, whichever its device. False: nothing was queued.
+  static bool submit_everything() noexcept;
 };
 
-// Copies, fills, records, waits, host functions, and what makes events that other processes see.
+// Copies, fills, records, waits, host functions, stream-ordered frees, and what makes and destroys events.
 std::span<const EntryPoint> offload_entry_points() noexcept;
 
 }  // namespace cudasched::hook

@@ -27,13 +27,14 @@ bool Calls::load(void* handle, Find* find) noexcept {
   required(record_with_flags, "cuEventRecordWithFlags");
   required(wait, "cuStreamWaitEvent");
   required(host_function, "cuLaunchHostFunc");
+  required(destroy_event, "cuEventDestroy_v2");
+  look_up(free_memory, "cuMemFreeAsync");
   required(context_get_current, "cuCtxGetCurrent");
   required(context_set_current, "cuCtxSetCurrent");
   required(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  required(stream_get_flags, "cuStreamGetFlags");
   required(stream_is_capturing, "cuStreamIsCapturing");
-  required(function_get_parameter, "cuFuncGetParamInfo");
-  required(kernel_get_parameter, "cuKernelGetParamInfo");
+  decltype(cuFuncGetParamInfo)* parameter_sizes = nullptr;
+  required(parameter_sizes, "cuFuncGetParamInfo");
   return complete;
 }
 

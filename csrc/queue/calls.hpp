@@ -26,20 +26,19 @@ struct Calls {
   decltype(cuEventRecordWithFlags)* record_with_flags = nullptr;
   decltype(cuStreamWaitEvent)* wait = nullptr;
   decltype(cuLaunchHostFunc)* host_function = nullptr;
+  decltype(cuEventDestroy)* destroy_event = nullptr;
+  decltype(cuMemFreeAsync)* free_memory = nullptr;
 
   decltype(cuCtxGetCurrent)* context_get_current = nullptr;
   decltype(cuCtxSetCurrent)* context_set_current = nullptr;
   decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
-  decltype(cuStreamGetFlags)* stream_get_flags = nullptr;
   decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
-  decltype(cuFuncGetParamInfo)* function_get_parameter = nullptr;
-  decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;
 
   using Find = void*(void* handle, const char* name);
 
   // Looks every function up in the library behind `handle`. False where one is missing that offload needs: nothing can
-  // be offloaded then (drivers before 12.4 do not tell parameter sizes). The rarer fills are not needed: a program that
-  // calls them has found them.
+  // be offloaded then (drivers before 12.4 do not tell parameter sizes). The rarer calls are not needed: a program that
+  // makes them has found them.
   bool load(void* handle, Find* find) noexcept;
 };
 

@@ -123,9 +123,8 @@ void Launcher::check() noexcept {
 
 void Launcher::run_what_is_left() {
   state_.store(State::kLeft, std::memory_order_release);
-  // A push under way ends first, and later ones see the new state.
-  push_lock_.lock();
-  push_lock_.unlock();
+  // A push under way on another thread ends first, and later ones see the new state.
+  { const SpinGuard push_is_over(push_lock_); }
   CUcontext mine = nullptr;
   calls_.context_get_current(&mine);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -99,6 +99,10 @@ CUresult Operation::execute(const Calls& calls) const {
       return calls.wait(stream, event.event, event.flags);
     case Kind::kHostFunction:
       return calls.host_function(stream, host.function, host.data);
+    case Kind::kDestroyEvent:
+      return calls.destroy_event(event.event);
+    case Kind::kFreeMemory:
+      return calls.free_memory(memory.address, stream);
   }
   return CUDA_ERROR_UNKNOWN;
 }

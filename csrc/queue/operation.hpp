@@ -14,7 +14,18 @@
 namespace cudasched::queue {
 
 struct Operation {
-  enum class Kind : std::uint8_t { kKernel, kGraph, kFill, kFillRows, kCopy, kRecord, kWait, kHostFunction };
+  enum class Kind : std::uint8_t {
+    kKernel,
+    kGraph,
+    kFill,
+    kFillRows,
+    kCopy,
+    kRecord,
+    kWait,
+    kHostFunction,
+    kDestroyEvent,
+    kFreeMemory
+  };
   enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
 
   struct Kernel {
@@ -57,10 +68,14 @@ struct Operation {
     void* data;
   };
 
+  struct Memory {
+    CUdeviceptr address;
+  };
+
   Kind kind = Kind::kGraph;
   unsigned thread = 0;  // who pushed it: who is told of its error
   CUcontext context = nullptr;
-  CUstream stream = nullptr;  // never 0: CU_STREAM_LEGACY or a handle
+  CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for what belongs to no stream
   union {
     Kernel kernel;
     Graph graph = {};
@@ -68,6 +83,7 @@ struct Operation {
     Copy copy;
     Event event;
     Host host;
+    Memory memory;
   };
 
   // Launches wait at the gate; the rest follows in the ring's order.

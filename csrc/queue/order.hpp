@@ -1,8 +1,8 @@
 // What is queued on which stream and event, and what a call must wait for: the rules of docs/order.md as bookkeeping.
 // Knows no driver, no clock and no thread. Handles are words.
 //
-// Everything here is called under the queue's lock. Fixed tables: where one is full, the answer is a later position
-// than needed, never an earlier one.
+// Everything here is called under the queue's lock. Only what is queued needs a place: the tables are of fixed size,
+// and where one is full, the answer is a later position than needed, never an earlier one.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,7 @@ class Order {
   void stream_used(std::uint64_t stream, StreamKind kind, Position position) noexcept;
   void event_recorded(std::uint64_t event, Position position) noexcept;
   void event_awaited(std::uint64_t event, Position position) noexcept;
+  void event_destroyed(std::uint64_t event, Position position) noexcept;
   // Everything up to here has been passed; what is not later is forgotten where room is needed.
   void passed(Position position) noexcept { passed_ = position; }
 
@@ -49,50 +50,28 @@ class Order {
   // The last queued record: until it is passed, the event is not ready. Waits alone do not change what a query sees.
   Position record_of(std::uint64_t event) const noexcept;
 
-  // ---- what decides whether a call may be deferred
-  // A record on a capturing stream marks the event until it is recorded elsewhere: waits on it belong to the capture.
-  void recorded_in_capture(std::uint64_t event, bool capturing) noexcept;
-  // Seen by other processes: an unsubmitted record would look complete to them.
-  void shared_between_processes(std::uint64_t event) noexcept;
-  bool may_defer_record(std::uint64_t event) const noexcept;
-  bool may_defer_wait(std::uint64_t event) const noexcept;
-
-  // ---- stream kinds, as the driver told them
-  bool find_kind(std::uint64_t stream, StreamKind& kind) const noexcept;
-  void remember_kind(std::uint64_t stream, StreamKind kind) noexcept;
-
   // The handle is destroyed and may come back for something else. Its operations have been passed.
   void forget_stream(std::uint64_t stream) noexcept { streams_.remove(stream); }
-  void forget_event(std::uint64_t event) noexcept;
+  void forget_event(std::uint64_t event) noexcept { events_.remove(event); }
   void forget_streams_and_events() noexcept;  // a context goes
 
  private:
-  struct Stream {
-    Position last = 0;
-    StreamKind kind = StreamKind::kBlocking;
-  };
   struct Event {
     Position last = 0;
     Position record = 0;
   };
-  struct Mark {
-    bool captured = false;
-    bool shared = false;
-  };
 
   Event* event_at(std::uint64_t event, Position position) noexcept;
-  Mark* mark_at(std::uint64_t event) noexcept;
 
-  FixedMap<Stream, 1024> streams_;
-  FixedMap<Event, 4096> events_;
-  FixedMap<Mark, 1024> marks_;
+  // As many as a ring of Ring::kSlots launches can speak of, each on a stream of its own and recording two events.
+  FixedMap<Position, 8192> streams_;  // the last operation
+  FixedMap<Event, 16384> events_;
   Position passed_ = 0;
   Position end_ = 0;
   Position last_blocking_ = 0;     // on any blocking stream or the legacy one
   Position last_legacy_ = 0;       // on the legacy stream
   Position streams_left_out_ = 0;  // the last operation whose stream found no place
   Position events_left_out_ = 0;
-  bool marks_left_out_ = false;
 };
 
 // A thread that is about to wait for the ring.

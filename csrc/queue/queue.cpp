@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
+#include <vector>
 
 #include "base/hash.hpp"
+#include "driver/functions.hpp"
+#include "driver/registry.hpp"
 
 namespace cudasched::queue {
 namespace {
@@ -104,8 +106,10 @@ bool within_limits(const unsigned (&grid)[3], const unsigned (&cluster)[3]) noex
   return true;
 }
 
-std::uint64_t like_of(const KernelCall& call, const Attributes& attributes, std::uint64_t generation) noexcept {
-  std::uint64_t hash = mix(mix(mix(1, word(call.function)), generation), attributes.hash);
+// What a launch shares with those that succeed as it does. `device`: where a kernel is loaded lazily, each device loads
+// its own.
+std::uint64_t like_of(const KernelCall& call, const Attributes& attributes, std::uint64_t serial, int device) noexcept {
+  std::uint64_t hash = mix(mix(mix(1, serial), static_cast<std::uint64_t>(device)), attributes.hash);
   for (const unsigned size : call.block) hash = mix(hash, size);
   hash = mix(mix(hash, call.shared_bytes), call.cooperative ? 2 : 1);
   // How large a cooperative grid may be depends on everything else.
@@ -131,6 +135,22 @@ bool read_extra(void** extra, void*& packed, std::size_t& bytes) noexcept {
     extra += 2;
   }
   return has_pointer && has_size && extra[0] == CU_LAUNCH_PARAM_END;
+}
+
+// An event that is not known may be another process's.
+bool may_defer_record(CUevent event) noexcept {
+  driver::EventFacts facts;
+  return driver::registry().find(event, facts) && !facts.shared;
+}
+
+bool may_defer_wait(CUevent event) noexcept {
+  driver::EventFacts facts;
+  return driver::registry().find(event, facts) && !facts.shared && !facts.captured;
+}
+
+bool may_defer(CUgraphExec graph) noexcept {
+  driver::ExecFacts facts;
+  return driver::registry().find(graph, facts) && facts.plain && facts.launched;
 }
 
 constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 15) & ~std::size_t{15}; }
@@ -159,7 +179,7 @@ void Queue::fail() noexcept {
 
 void Queue::stop(std::int64_t longest_ns) noexcept {
   {
-    const std::scoped_lock lock(lock_);
+    const SpinGuard guard(lock_);  // a push under way on another thread ends first
     accepting_.store(false, std::memory_order_release);
   }
   launcher_.stop(longest_ns);
@@ -180,66 +200,58 @@ void Queue::latency_came() noexcept {
 
 // ---- deferred
 
-bool Queue::kind_of(CUstream stream, StreamKind& kind) noexcept {
+Queue::Whose Queue::kind_of(CUstream stream, StreamKind& kind) const noexcept {
   if (stream == CU_STREAM_LEGACY || stream == nullptr) {
     kind = StreamKind::kLegacy;
-    return true;
+    return Whose::kOurs;
   }
   if (stream == CU_STREAM_PER_THREAD) {
     kind = StreamKind::kPerThread;
-    return true;
+    return Whose::kOurs;
   }
-  {
-    const std::scoped_lock lock(lock_);
-    if (order_.find_kind(word(stream), kind)) return true;
-  }
-  unsigned flags = 0;
-  if (calls_.stream_get_flags(stream, &flags) != CUDA_SUCCESS) return false;
-  kind = (flags & CU_STREAM_NON_BLOCKING) != 0 ? StreamKind::kNonBlocking : StreamKind::kBlocking;
-  const std::scoped_lock lock(lock_);
-  order_.remember_kind(word(stream), kind);
-  return true;
+  driver::StreamFacts facts;
+  if (!driver::registry().look_up(stream, facts)) return Whose::kUnknown;
+  if (facts.device >= 0 && device_ >= 0 && facts.device != device_) return Whose::kOthers;
+  kind = facts.blocking ? StreamKind::kBlocking : StreamKind::kNonBlocking;
+  return Whose::kOurs;
 }
 
-// Both under the lock: may(bytes) decides and says how much the operation carries, fill(operation, data, position)
+// All under the lock: may(bytes) decides and says how much the operation carries, fill(operation, data, position)
 // writes it and keeps the books.
 template <typename May, typename Fill>
-bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept {
-  if (!active() || stream == CU_STREAM_PER_THREAD) return false;
-  StreamKind kind = StreamKind::kLegacy;
-  bool kind_known = stream == CU_STREAM_LEGACY;
+bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wait, May&& may, Fill&& fill) noexcept {
   while (true) {
     Position room = 0;
     {
-      const std::scoped_lock lock(lock_);
+      const SpinGuard guard(lock_);
       std::size_t bytes = 0;
-      if (!active() || !may(bytes) || bytes > ring_.max_bytes()) return false;
-      kind_known = kind_known || order_.find_kind(word(stream), kind);
-      if (kind_known) {
-        std::byte* data = nullptr;
-        if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kLaunch)) {
-          operation->thread = caller.thread;
-          operation->context = caller.context;
-          operation->stream = stream;
-          const Position position = ring_.pushed() + 1;
-          order_.passed(ring_.passed());
-          fill(*operation, data, position);
-          order_.stream_used(word(stream), kind, position);
-          ring_.publish();
-          return true;
-        }
-        // What may not wait behind the gate opens it for no more than it must.
-        room = opens_the_gate(caller, wait) ? std::min(ring_.passed() + 1, ring_.pushed()) : ring_.position_with_room();
+      if (!guard.owns() || !active() || !may(bytes) || bytes > ring_.max_bytes()) return false;
+      std::byte* data = nullptr;
+      if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kLaunch)) {
+        operation->thread = caller.thread;
+        operation->context = context;
+        order_.passed(ring_.passed());
+        fill(*operation, data, ring_.pushed() + 1);
+        ring_.publish();
+        return true;
       }
+      // What may not wait behind the gate opens it for no more than it must.
+      room = opens_the_gate(caller, wait) ? std::min(ring_.passed() + 1, ring_.pushed()) : ring_.position_with_room();
     }
-    if (kind_known) {
-      drain(caller, room, wait);
-    } else if (!kind_of(stream, kind)) {
-      return false;
-    } else {
-      kind_known = true;
-    }
+    drain(caller, room, wait);
   }
+}
+
+// An operation on a stream.
+template <typename May, typename Fill>
+bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept {
+  StreamKind kind = StreamKind::kLegacy;
+  if (!active() || stream == CU_STREAM_PER_THREAD || kind_of(stream, kind) != Whose::kOurs) return false;
+  return push_locked(caller, caller.context, wait, may, [&](Operation& operation, std::byte* data, Position position) {
+    operation.stream = stream;
+    fill(operation, data, position);
+    order_.stream_used(word(stream), kind, position);
+  });
 }
 
 bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
@@ -252,19 +264,18 @@ bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
     if (call.parameters != nullptr || call.cooperative || !read_extra(call.extra, packed, packed_bytes)) return false;
   }
 
-  Functions::Signature signature;
-  std::size_t pointer_bytes = 0;
+  driver::Functions::Known known;
+  if (!driver::functions().find(call.function, known) || !known.facts->described) return false;
+  if (!driver::functions().has_succeeded(like_of(call, attributes, known.serial, device_))) return false;
+  const std::vector<driver::Parameter>& parameters = known.facts->parameters;
+  if (!parameters.empty() && call.parameters == nullptr && packed == nullptr) return false;
   const std::size_t attribute_bytes = aligned(call.attribute_count * sizeof(CUlaunchAttribute));
+  const std::size_t pointer_bytes = packed != nullptr ? 0 : aligned(parameters.size() * sizeof(void*));
   const auto may = [&](std::size_t& bytes) {
-    if (!functions_.find(word(call.function), signature)) return false;
-    if (!functions_.succeeded_once(like_of(call, attributes, signature.generation))) return false;
-    const std::size_t count = signature.parameters.size();
-    if (count != 0 && call.parameters == nullptr && packed == nullptr) return false;
-    pointer_bytes = packed != nullptr ? 0 : aligned(count * sizeof(void*));
-    bytes = attribute_bytes + pointer_bytes + (packed != nullptr ? packed_bytes : signature.block_bytes);
+    bytes = attribute_bytes + pointer_bytes + (packed != nullptr ? packed_bytes : known.facts->block_bytes);
     return std::all_of(attributes.events.begin(),
                        attributes.events.begin() + static_cast<std::ptrdiff_t>(attributes.event_count),
-                       [&](CUevent event) { return order_.may_defer_record(word(event)); });
+                       may_defer_record);
   };
   return push(caller, call.stream, Waiter::For::kLaunch, may,
               [&](Operation& operation, std::byte* data, Position position) {
@@ -286,24 +297,24 @@ bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
                   kernel.packed = block;
                   kernel.packed_bytes = packed_bytes;
                   std::memcpy(block, packed, packed_bytes);
-                } else if (!signature.parameters.empty()) {
+                } else if (!parameters.empty()) {
                   kernel.parameters = reinterpret_cast<void**>(data + attribute_bytes);
-                  for (std::size_t i = 0; i < signature.parameters.size(); ++i) {
-                    const Parameter parameter = signature.parameters[i];
-                    kernel.parameters[i] = block + parameter.offset_bytes;
+                  for (std::size_t i = 0; i < parameters.size(); ++i) {
+                    const driver::Parameter parameter = parameters[i];
+                    kernel.parameters[i] = block + parameter.offset;
                     std::memcpy(kernel.parameters[i], call.parameters[i], parameter.bytes);
                   }
                 }
                 for (std::size_t i = 0; i < attributes.event_count; ++i) {
                   order_.event_recorded(word(attributes.events[i]), position);
-                  order_.recorded_in_capture(word(attributes.events[i]), false);
+                  driver::registry().recorded(attributes.events[i], false);
                 }
               });
 }
 
 bool Queue::push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept {
   return push(
-      caller, stream, Waiter::For::kLaunch, [&](std::size_t&) { return functions_.may_defer_graph(word(graph)); },
+      caller, stream, Waiter::For::kLaunch, [&](std::size_t&) { return may_defer(graph); },
       [&](Operation& operation, std::byte*, Position) {
         operation.kind = Operation::Kind::kGraph;
         operation.graph = {graph};
@@ -331,19 +342,19 @@ bool Queue::push_copy(const Caller& caller, const Operation::Copy& copy, CUstrea
 bool Queue::push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept {
   if (flags != CU_EVENT_RECORD_DEFAULT || event == nullptr) return false;
   return push(
-      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return order_.may_defer_record(word(event)); },
+      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return may_defer_record(event); },
       [&](Operation& operation, std::byte*, Position position) {
         operation.kind = Operation::Kind::kRecord;
         operation.event = {event, flags};
         order_.event_recorded(word(event), position);
-        order_.recorded_in_capture(word(event), false);
+        driver::registry().recorded(event, false);
       });
 }
 
 bool Queue::push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept {
   if (flags != CU_EVENT_WAIT_DEFAULT || event == nullptr) return false;
   return push(
-      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return order_.may_defer_wait(word(event)); },
+      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return may_defer_wait(event); },
       [&](Operation& operation, std::byte*, Position position) {
         operation.kind = Operation::Kind::kWait;
         operation.event = {event, flags};
@@ -361,16 +372,46 @@ bool Queue::push_host_function(const Caller& caller, CUhostFn function, void* da
       });
 }
 
+bool Queue::push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept {
+  if (calls_.free_memory == nullptr) return false;
+  return push(
+      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
+      [&](Operation& operation, std::byte*, Position) {
+        operation.kind = Operation::Kind::kFreeMemory;
+        operation.memory = {address};
+      });
+}
+
+bool Queue::push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept {
+  return push_locked(
+      caller, context, Waiter::For::kOther, [](std::size_t&) { return true; },
+      [&](Operation& operation, std::byte*, Position position) {
+        operation.kind = Operation::Kind::kDestroyEvent;
+        operation.stream = nullptr;
+        operation.event = {event, 0};
+        order_.event_destroyed(word(event), position);
+      });
+}
+
 // ---- drained
 
 Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent other) noexcept {
   if (scope == Scope::kNothing || ring_.empty()) return 0;
   if (scope == Scope::kEnd) return ring_.pushed();
   StreamKind kind = StreamKind::kLegacy;
-  const bool has_stream = scope == Scope::kStream || scope == Scope::kStreamAndEvent;
-  // A stream that the driver does not know: it will say so itself.
-  if (has_stream && !kind_of(stream, kind)) return ring_.pushed();
-  const std::scoped_lock lock(lock_);
+  bool has_stream = scope == Scope::kStream || scope == Scope::kStreamAndEvent;
+  if (has_stream) {
+    // A stream that the driver does not know: it will say so itself.
+    const Whose whose = kind_of(stream, kind);
+    if (whose == Whose::kUnknown) return ring_.pushed();
+    if (whose == Whose::kOthers) {
+      if (scope == Scope::kStream) return 0;
+      scope = Scope::kEvent;
+      has_stream = false;
+    }
+  }
+  const SpinGuard guard(lock_);
+  if (!guard.owns()) return ring_.pushed();
   Position position = 0;
   if (has_stream) position = order_.of_stream(word(stream), kind);
   if (scope != Scope::kStream && event != nullptr) position = std::max(position, order_.of_event(word(event)));
@@ -420,11 +461,11 @@ bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {
 bool Queue::stream_not_ready(const Caller& caller, CUstream stream) noexcept {
   if (ring_.empty()) return false;
   StreamKind kind = StreamKind::kLegacy;
-  if (!kind_of(stream, kind)) return false;
+  if (kind_of(stream, kind) != Whose::kOurs) return false;
   Position position = 0;
   {
-    const std::scoped_lock lock(lock_);
-    position = order_.of_stream(word(stream), kind);
+    const SpinGuard guard(lock_);
+    position = guard.owns() ? order_.of_stream(word(stream), kind) : ring_.pushed();
   }
   return answer_not_ready(caller, position);
 }
@@ -433,8 +474,8 @@ bool Queue::event_not_ready(const Caller& caller, CUevent event) noexcept {
   if (ring_.empty()) return false;
   Position position = 0;
   {
-    const std::scoped_lock lock(lock_);
-    position = order_.record_of(word(event));
+    const SpinGuard guard(lock_);
+    position = guard.owns() ? order_.record_of(word(event)) : ring_.pushed();
   }
   return answer_not_ready(caller, position);
 }
@@ -444,101 +485,27 @@ bool Queue::event_not_ready(const Caller& caller, CUevent event) noexcept {
 void Queue::kernel_launched(const KernelCall& call) noexcept {
   if (!active()) return;
   const Attributes attributes = read(call.attributes, call.attribute_count);
-  if (!attributes.known) return;
-  {
-    const std::scoped_lock lock(lock_);
-    Functions::Signature signature;
-    if (functions_.find(word(call.function), signature)) {
-      functions_.succeeded(like_of(call, attributes, signature.generation));
-      return;
-    }
-  }
-  std::array<Parameter, Functions::kMaxParameters> parameters;
-  std::size_t count = 0;
-  // A CUkernel comes as a CUfunction; each is described by its own call alone, and the other refuses the handle.
-  bool is_kernel = false;
-  for (; count < parameters.size(); ++count) {
-    std::size_t offset = 0;
-    std::size_t bytes = 0;
-    CUresult status = CUDA_ERROR_INVALID_VALUE;
-    if (!is_kernel) status = calls_.function_get_parameter(call.function, count, &offset, &bytes);
-    if (status != CUDA_SUCCESS && (is_kernel || count == 0)) {
-      const CUresult as_kernel =
-          calls_.kernel_get_parameter(reinterpret_cast<CUkernel>(call.function), count, &offset, &bytes);
-      is_kernel = is_kernel || as_kernel == CUDA_SUCCESS;
-      if (as_kernel != CUDA_ERROR_INVALID_HANDLE) status = as_kernel;
-    }
-    if (status == CUDA_ERROR_INVALID_VALUE) break;  // no such parameter: all are known
-    if (status != CUDA_SUCCESS || offset > UINT16_MAX || bytes > UINT16_MAX) return;
-    parameters[count] = {static_cast<std::uint16_t>(offset), static_cast<std::uint16_t>(bytes)};
-  }
-  if (count == parameters.size()) return;
-  const std::scoped_lock lock(lock_);
-  Functions::Signature signature;
-  if (!functions_.learn(word(call.function), std::span(parameters).first(count)) ||
-      !functions_.find(word(call.function), signature)) {
-    return;
-  }
-  functions_.succeeded(like_of(call, attributes, signature.generation));
-}
-
-void Queue::graph_launched(CUgraphExec graph) noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.graph_launched(word(graph));
-}
-
-void Queue::graph_instantiated(CUgraphExec graph, bool plain) noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.graph_instantiated(word(graph), plain);
-}
-
-void Queue::graph_changed(CUgraphExec graph) noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.graph_changed(word(graph));
-}
-
-void Queue::graph_destroyed(CUgraphExec graph) noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.graph_destroyed(word(graph));
-}
-
-void Queue::function_changed(CUfunction function) noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.changed(word(function));
-}
-
-void Queue::event_recorded(CUevent event, bool capturing) noexcept {
-  const std::scoped_lock lock(lock_);
-  order_.recorded_in_capture(word(event), capturing);
-}
-
-void Queue::event_is_shared(CUevent event) noexcept {
-  const std::scoped_lock lock(lock_);
-  order_.shared_between_processes(word(event));
+  driver::Functions::Known known;
+  if (!attributes.known || driver::functions().find(call.function) == nullptr) return;
+  if (!driver::functions().find(call.function, known)) return;
+  driver::functions().succeeded(like_of(call, attributes, known.serial, device_));
 }
 
 void Queue::event_destroyed(CUevent event) noexcept {
-  const std::scoped_lock lock(lock_);
-  order_.forget_event(word(event));
+  const SpinGuard guard(lock_);
+  if (guard.owns()) order_.forget_event(word(event));
 }
 
 void Queue::stream_destroyed(CUstream stream) noexcept {
-  const std::scoped_lock lock(lock_);
-  order_.forget_stream(word(stream));
-}
-
-void Queue::functions_unloaded() noexcept {
-  const std::scoped_lock lock(lock_);
-  functions_.forget_functions();
+  const SpinGuard guard(lock_);
+  if (guard.owns()) order_.forget_stream(word(stream));
 }
 
 void Queue::context_gone() noexcept {
   launcher_.forget_context();
   mailbox_.mend();
-  const std::scoped_lock lock(lock_);
-  order_.forget_streams_and_events();
-  functions_.forget_functions();
-  functions_.forget_graphs();
+  const SpinGuard guard(lock_);
+  if (guard.owns()) order_.forget_streams_and_events();
 }
 
 }  // namespace cudasched::queue

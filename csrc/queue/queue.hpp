@@ -10,7 +10,11 @@
 //
 // The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
 // function may be called from any thread; none throws, allocates or, where nothing is queued, locks, once start() has
-// returned. lock_ is held for the bookkeeping of one call, never across a driver call or a wait.
+// returned. lock_ is held for the bookkeeping of one call, never across a driver call or a wait. A thread that a signal
+// interrupted while it held the lock does without: nothing is deferred for its handler, and a call waits for all that
+// is queued.
+//
+// What streams, events, functions and graphs are, the process's registry knows (driver/registry.hpp).
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +24,6 @@
 
 #include "base/spin_lock.hpp"
 #include "queue/calls.hpp"
-#include "queue/functions.hpp"
 #include "queue/launcher.hpp"
 #include "queue/mailbox.hpp"
 #include "queue/operation.hpp"
@@ -61,6 +64,9 @@ class Queue {
   // ---- life
   // False where there is no memory or no thread for it: nothing is ever deferred then.
   bool start() noexcept;
+  // The ordinal of its device, before the first push: calls on streams of others are not deferred. -1: of any.
+  void serve(int device) noexcept { device_ = device; }
+  int device() const noexcept { return device_; }
   // Calls may be deferred.
   bool active() const noexcept {
     return accepting_.load(std::memory_order_relaxed) && launcher_.running() && !mailbox_.broken();
@@ -87,6 +93,10 @@ class Queue {
   bool push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept;
   bool push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept;
 
+  bool push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept;
+  // Of an event that the program may use no more, created in `context`; behind what is queued of it.
+  bool push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept;
+
   // ---- drained
   // What a call of this scope waits for; 0: nothing.
   Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr) noexcept;
@@ -99,18 +109,10 @@ class Queue {
 
   // ---- what the queue must be told, whether or not it is active; each before the driver call that it is about, except
   // where it says after
-  void kernel_launched(const KernelCall& call) noexcept;            // after; directly and with success
-  void graph_launched(CUgraphExec graph) noexcept;                  // after; directly and with success
-  void graph_instantiated(CUgraphExec graph, bool plain) noexcept;  // after; plain: no event, memory or unknown nodes
-  void graph_changed(CUgraphExec graph) noexcept;                   // drained
-  void graph_destroyed(CUgraphExec graph) noexcept;                 // drained
-  void function_changed(CUfunction function) noexcept;              // drained; an attribute of it
-  void event_recorded(CUevent event, bool capturing) noexcept;      // after; directly
-  void event_is_shared(CUevent event) noexcept;                     // after; interprocess, or opened from another
-  void event_destroyed(CUevent event) noexcept;                     // drained
-  void stream_destroyed(CUstream stream) noexcept;                  // drained
-  void functions_unloaded() noexcept;                               // drained; a module or library
-  void context_gone() noexcept;                                     // drained; reset or destroyed
+  void kernel_launched(const KernelCall& call) noexcept;  // after; directly and with success
+  void event_destroyed(CUevent event) noexcept;           // drained
+  void stream_destroyed(CUstream stream) noexcept;        // drained
+  void context_gone() noexcept;                           // drained; reset or destroyed
 
   // The error of a deferred call that is due on this thread; each is handed over once.
   CUresult take_error(unsigned thread) noexcept { return mailbox_.take(thread); }
@@ -122,7 +124,10 @@ class Queue {
  private:
   template <typename May, typename Fill>
   bool push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept;
-  bool kind_of(CUstream stream, StreamKind& kind) noexcept;
+  template <typename May, typename Fill>
+  bool push_locked(const Caller& caller, CUcontext context, Waiter::For wait, May&& may, Fill&& fill) noexcept;
+  enum class Whose : std::uint8_t { kOurs, kOthers, kUnknown };  // the queue's device's, another's, the driver refuses it
+  Whose kind_of(CUstream stream, StreamKind& kind) const noexcept;
   Waiter waiter(const Caller& caller, Waiter::For what) const noexcept;
   bool opens_the_gate(const Caller& caller, Waiter::For what) const noexcept;
   void open_for(const Caller& caller, Position position, Waiter::For what) noexcept;
@@ -130,9 +135,9 @@ class Queue {
 
   const Calls& calls_;
   const GilCheck holds_gil_;
+  int device_ = -1;
   SpinLock lock_;
   Order order_;
-  Functions functions_;
   Mailbox mailbox_;
   Ring ring_;
   Launcher launcher_;

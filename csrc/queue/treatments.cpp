@@ -44,9 +44,10 @@ constexpr Family kFamilies[] = {
      "cuStreamEndCapture cuStreamIsCapturing cuStreamGetCaptureInfo cuStreamUpdateCaptureDependencies "
      "cuThreadExchangeStreamCaptureMode"},
     {{Treatment::kDrained, Scope::kEnd, -1}, "Speaks of two streams.", "cuStreamCopyAttributes"},
-    {{Treatment::kDrained, Scope::kEvent, 0},
-     "Waits for, asks for, or ends one event.",
-     "cuEventSynchronize cuEventQuery cuEventDestroy"},
+    {{Treatment::kDrained, Scope::kEvent, 0}, "Waits for, or asks for, one event.", "cuEventSynchronize cuEventQuery"},
+    {{Treatment::kDeferred, Scope::kEvent, 0},
+     "Ends one event, behind what is queued of it. Its handle comes back only once the driver has ended it.",
+     "cuEventDestroy"},
     {{Treatment::kDrained, Scope::kEvent, 1},
      "Gives an event to other processes, for which an unsubmitted record looks complete.",
      "cuIpcGetEventHandle"},
@@ -79,13 +80,12 @@ constexpr Family kFamilies[] = {
      "cuDestroyExternalSemaphore cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolSetAccess cuMemPoolSetAttribute "
      "cuDeviceGraphMemTrim cuDeviceSetGraphMemAttribute cuMulticastBindAddr cuMulticastBindMem "
      "cuMulticastUnbind"},
-    {{Treatment::kDrained, Scope::kStream, 2},
-     "Stream-ordered allocation returns an address at once, whose order with the stream's other work is the "
-     "driver's.",
-     "cuMemAllocAsync"},
-    {{Treatment::kDrained, Scope::kStream, 3}, "The same from a pool.", "cuMemAllocFromPoolAsync"},
-    {{Treatment::kDrained, Scope::kEnd, -1},
-     "A stream-ordered free: other streams may use the memory up to here by events that are queued.",
+    {{Treatment::kDirect, Scope::kNothing, -1},
+     "Stream-ordered allocation: nothing queued can use an address that the driver has not given yet, and memory "
+     "whose free is queued it does not give.",
+     "cuMemAllocAsync cuMemAllocFromPoolAsync"},
+    {{Treatment::kDeferred, Scope::kStream, 1},
+     "A stream-ordered free: what other streams did with the memory is ordered before it by its own stream.",
      "cuMemFreeAsync"},
     {{Treatment::kDrained, Scope::kStream, 1},
      "Enqueues on one stream what the queue does not carry: copies of rows and volumes read a description, and "

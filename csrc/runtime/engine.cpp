@@ -23,6 +23,7 @@
 #include "base/log.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
+#include "driver/registry.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/partitions.hpp"
@@ -128,6 +129,7 @@ void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue
   if (owned_queue_ != nullptr) return;
   try {
     owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
+    owned_queue_->serve(ordinal_);
   } catch (const std::bad_alloc&) {
     log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");
     return;
@@ -843,6 +845,7 @@ void Engine::reset_in_child() noexcept {
   if (offload_.forget_queues != nullptr) offload_.forget_queues();
   telemetry::reset_collecting_in_child();
   driver::functions().reset_in_child();
+  driver::registry().reset_in_child();
   graphs_.reset_in_child();
   partitions().reset_in_child();
   started_ = false;

@@ -175,22 +175,15 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
   try {
     const driver::RelaxedCapture relaxed;
     const Walk walked = walk(graph, estimate, 0);
-    auto facts =
-        std::make_unique<const GraphFacts>(GraphFacts{walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
-    const std::scoped_lock lock(mutex_);
-    const auto [known, is_new] = known_.try_emplace({facts->identity, facts->critical_path_ns}, nullptr);
-    if (is_new) known->second = std::move(facts);
-    by_handle_.insert(exec, known->second.get());
+    driver::registry().made(exec, {walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
   } catch (const std::exception&) {
-    // No memory, or a device that is no more: the graph goes without a prediction.
-    const std::scoped_lock lock(mutex_);
-    by_handle_.erase(exec);
+    driver::registry().forget(exec);  // no memory, or a device that is no more: it goes without a prediction
   }
 }
 
 void Graphs::forget(CUgraphExec exec) noexcept {
+  driver::registry().forget(exec);
   const std::scoped_lock lock(mutex_);
-  by_handle_.erase(exec);
   priorities_.erase(exec);
 }
 
@@ -213,7 +206,6 @@ std::optional<GivenPriority> Graphs::priority(CUgraphExec exec) const noexcept {
 void Graphs::reset_in_child() noexcept {
   new (&mutex_) std::mutex;
   new (&priorities_) std::unordered_map<CUgraphExec, GivenPriority>;
-  by_handle_.clear();
 }
 
 }  // namespace cudasched::runtime

@@ -937,6 +937,16 @@ CUresult cuKernelGetFunction(CUfunction* function, CUkernel handle) {
   });
 }
 
+CUresult cuKernelGetLibrary(CUlibrary* library, CUkernel handle) {
+  if (library == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Kernel* kernel = nullptr;
+    const CUresult result = find_kernel(handle, kernel);
+    if (result == CUDA_SUCCESS) *library = reinterpret_cast<CUlibrary>(kernel->library);
+    return result;
+  });
+}
+
 CUresult cuKernelGetName(const char** name, CUkernel handle) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {

@@ -114,6 +114,7 @@ const Entry kEntries[] = {
     {"cuInit", 2000, address(cuInit), nullptr},
     {"cuKernelGetAttribute", 12000, address(cuKernelGetAttribute), nullptr},
     {"cuKernelGetFunction", 12000, address(cuKernelGetFunction), nullptr},
+    {"cuKernelGetLibrary", 12050, address(cuKernelGetLibrary), nullptr},
     {"cuKernelGetName", 12030, address(cuKernelGetName), nullptr},
     {"cuKernelGetParamInfo", 12040, address(cuKernelGetParamInfo), nullptr},
     {"cuKernelSetAttribute", 12000, address(cuKernelSetAttribute), nullptr},

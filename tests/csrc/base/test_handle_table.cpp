@@ -1,112 +1,141 @@
 #include <gtest/gtest.h>
 
-#include <array>
-#include <atomic>
 #include <map>
+#include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "base/handle_table.hpp"
 
 namespace cudasched {
 namespace {
 
-const void* handle(std::uintptr_t number) { return reinterpret_cast<const void*>(number * 64 + 64); }
+constexpr std::uint64_t handle(std::uint64_t number) { return number * 64 + 64; }
 
-TEST(HandleTable, FindsWhatWasInsertedUntilItIsErased) {
-  HandleTable<int, 1024> table;
-  const int one = 1;
-  const int two = 2;
-  EXPECT_EQ(table.find(handle(1)), nullptr);
-  EXPECT_TRUE(table.insert(handle(1), &one));
-  EXPECT_TRUE(table.insert(handle(2), &two));
-  EXPECT_EQ(table.find(handle(1)), &one);
-  EXPECT_EQ(table.find(handle(2)), &two);
-  table.erase(handle(1));
-  EXPECT_EQ(table.find(handle(1)), nullptr);
-  EXPECT_EQ(table.find(handle(2)), &two);
+TEST(HandleTable, FindsWhatWasSetUntilItIsErased) {
+  HandleTable<2> table;
+  HandleTable<2>::Words words{};
+  EXPECT_FALSE(table.find(handle(1), words));
+  EXPECT_TRUE(table.set(handle(1), {10, 11}));
+  EXPECT_TRUE(table.set(handle(2), {20, 21}));
+  ASSERT_TRUE(table.find(handle(1), words));
+  EXPECT_EQ(words[1], 11U);
+  EXPECT_TRUE(table.set(handle(1), {12, 13}));
+  EXPECT_TRUE(table.set_word(handle(1), 1, 14));
+  ASSERT_TRUE(table.find(handle(1), words));
+  EXPECT_EQ(words[0], 12U);
+  EXPECT_EQ(words[1], 14U);
+  EXPECT_TRUE(table.erase(handle(1)));
+  EXPECT_FALSE(table.erase(handle(1)));
+  EXPECT_FALSE(table.set_word(handle(1), 0, 1));
+  EXPECT_FALSE(table.find(handle(1), words));
+  EXPECT_TRUE(table.find(handle(2), words));
   table.clear();
-  EXPECT_EQ(table.find(handle(2)), nullptr);
+  EXPECT_FALSE(table.find(handle(2), words));
+  EXPECT_EQ(table.size(), 0U);
+  EXPECT_FALSE(table.set(0, {1, 1}));
+  EXPECT_FALSE(table.find(0, words));
 }
 
-TEST(HandleTable, AHandleInsertedAgainLeadsToItsNewValue) {
-  HandleTable<int, 1024> table;
-  const int one = 1;
-  const int two = 2;
-  EXPECT_TRUE(table.insert(handle(1), &one));
-  EXPECT_TRUE(table.insert(handle(1), &two));
-  EXPECT_EQ(table.find(handle(1)), &two);
+TEST(HandleTable, GrowsToItsBoundAndLosesNothing) {
+  constexpr std::size_t kMost = 20'000;
+  HandleTable<1> table(kMost);
+  for (std::uint64_t i = 0; i < kMost; ++i) ASSERT_TRUE(table.set(handle(i), {i}));
+  EXPECT_FALSE(table.set(handle(kMost), {1}));
+  EXPECT_TRUE(table.set(handle(7), {7}));  // it has its place
+  HandleTable<1>::Words words{};
+  for (std::uint64_t i = 0; i < kMost; ++i) {
+    ASSERT_TRUE(table.find(handle(i), words));
+    ASSERT_EQ(words[0], i);
+  }
+  EXPECT_FALSE(table.contains(handle(kMost)));
+  EXPECT_TRUE(table.erase(handle(3)));
+  EXPECT_TRUE(table.set(handle(kMost), {1}));
 }
 
-TEST(HandleTable, SaysSoWhenThereIsNoRoomAndLosesNothing) {
-  HandleTable<std::uintptr_t, 64> table;
-  std::array<std::uintptr_t, 200> values{};
-  std::size_t kept = 0;
-  std::map<std::uintptr_t, bool> inserted;
-  for (std::uintptr_t i = 0; i < values.size(); ++i) {
-    values[i] = i;
-    inserted[i] = table.insert(handle(i), &values[i]);
-    kept += inserted[i] ? 1 : 0;
+TEST(HandleTable, HandlesThatNeverComeAgainTakeNoMoreMemory) {
+  HandleTable<1> table;
+  for (std::uint64_t i = 0; i < 1000; ++i) ASSERT_TRUE(table.set(handle(i), {i}));
+  std::size_t bytes = 0;
+  for (std::uint64_t i = 1000; i < 500'000; ++i) {
+    ASSERT_TRUE(table.set(handle(i), {i}));
+    ASSERT_TRUE(table.erase(handle(i - 1000)));
+    if (i == 50'000) bytes = table.bytes();
   }
-  EXPECT_LE(kept, 64U);
-  EXPECT_GE(kept, 32U);
-  for (const auto& [number, was_inserted] : inserted) {
-    EXPECT_EQ(table.find(handle(number)), was_inserted ? &values[number] : nullptr);
-  }
+  EXPECT_EQ(table.bytes(), bytes);
+  EXPECT_EQ(table.size(), 1000U);
 }
 
 TEST(HandleTable, BehavesAsAMapUnderRandomUse) {
-  HandleTable<int, 4096> table;
-  std::map<const void*, const int*> model;
-  std::array<int, 16> values{};
+  HandleTable<1> table(700);
+  std::map<std::uint64_t, std::uint64_t> model;
   std::mt19937 random(7);
-  for (int step = 0; step < 200'000; ++step) {
-    const void* const which = handle(random() % 600);
+  for (std::uint64_t step = 0; step < 300'000; ++step) {
+    const std::uint64_t which = handle(random() % 1000);
     switch (random() % 4) {
       case 0:
-      case 1: {
-        const int* const value = &values[random() % values.size()];
-        ASSERT_TRUE(table.insert(which, value));
-        model[which] = value;
+      case 1:
+        if (table.set(which, {step})) {
+          model[which] = step;
+        } else {
+          ASSERT_EQ(model.size(), 700U);
+          ASSERT_FALSE(model.contains(which));
+        }
         break;
-      }
       case 2:
-        table.erase(which);
-        model.erase(which);
+        if (step % 5000 == 0) {
+          const auto odd = [](std::uint64_t value) { return value % 2 == 1; };
+          table.erase_if([&](std::uint64_t, const auto& words) { return odd(words[0]); });
+          std::erase_if(model, [&](const auto& entry) { return odd(entry.second); });
+        } else {
+          ASSERT_EQ(table.erase(which), model.erase(which) == 1);
+        }
         break;
       default: {
+        HandleTable<1>::Words words{};
         const auto found = model.find(which);
-        ASSERT_EQ(table.find(which), found == model.end() ? nullptr : found->second);
+        ASSERT_EQ(table.find(which, words), found != model.end());
+        if (found != model.end()) {
+          ASSERT_EQ(words[0], found->second);
+        }
       }
     }
+    ASSERT_EQ(table.size(), model.size());
   }
 }
 
-TEST(HandleTable, AReaderNeverSeesAnotherHandlesValue) {
-  HandleTable<std::uintptr_t, 64> table;
-  std::array<std::uintptr_t, 96> values{};
-  for (std::uintptr_t i = 0; i < values.size(); ++i) values[i] = i;
+// Beside a writer that sets, changes, erases and grows: words that belong together, of this handle.
+TEST(HandleTable, AReaderSeesTheWordsOfOneWriteAndOfItsHandle) {
+  HandleTable<3> table;
+  constexpr std::uint64_t kHandles = 400;
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0};
-  std::thread reader([&] {
-    std::mt19937 random(3);
-    while (!stop.load()) {
-      const std::uintptr_t number = random() % values.size();
-      const std::uintptr_t* const found = table.find(handle(number));
-      if (found != nullptr && *found != number) wrong.fetch_add(1);
-    }
-  });
+  std::vector<std::thread> readers;
+  for (unsigned seed = 1; seed <= 2; ++seed) {
+    readers.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      while (!stop.load()) {
+        const std::uint64_t which = handle(random() % kHandles);
+        HandleTable<3>::Words words{};
+        if (table.find(which, words) && (words[0] != which || words[2] != words[1] * 3)) wrong.fetch_add(1);
+      }
+    });
+  }
   std::mt19937 random(5);
-  for (int step = 0; step < 200'000; ++step) {
-    const std::uintptr_t number = random() % values.size();
-    if (random() % 2 == 0) {
-      table.insert(handle(number), &values[number]);
+  for (std::uint64_t step = 0; step < 200'000; ++step) {
+    const std::uint64_t which = handle(random() % kHandles);
+    // Handles beside them that never come again make the table move its blocks all the time.
+    table.set(handle(kHandles + step), {0, 0, 0});
+    table.erase(handle(kHandles + step));
+    if (random() % 3 != 0) {
+      table.set(which, {which, step, step * 3});
     } else {
-      table.erase(handle(number));
+      table.erase(which);
     }
   }
   stop.store(true);
-  reader.join();
+  for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(wrong.load(), 0);
 }
 

@@ -17,6 +17,9 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "driver/driver.hpp"
+#include "driver/functions.hpp"
+#include "driver/registry.hpp"
 #include "queue/queue.hpp"
 
 namespace cudasched::queue {
@@ -63,8 +66,53 @@ struct DriverCall {
 
 class FakeDriver {
  public:
-  FakeDriver() { instance() = this; }
-  ~FakeDriver() { instance() = nullptr; }
+  FakeDriver() {
+    instance() = this;
+    fill_table();
+  }
+  ~FakeDriver() {
+    instance() = nullptr;
+    driver::registry().clear();
+    driver::functions().forget_handles();
+  }
+
+  // What the registry and the descriptions of functions ask.
+  static void fill_table() {
+    driver::Driver& table = driver::table();
+    table.exchange_capture_mode = [](CUstreamCaptureMode* mode) {
+      std::swap(*mode, capture_mode());
+      return CUDA_SUCCESS;
+    };
+    table.context_get_current = [](CUcontext* context) {
+      *context = current();
+      return CUDA_SUCCESS;
+    };
+    table.context_get_device = [](CUdevice* device) {
+      *device = device_now();
+      return CUDA_SUCCESS;
+    };
+    table.context_push = [](CUcontext) { return CUDA_ERROR_INVALID_CONTEXT; };
+    table.stream_get_flags = [](CUstream stream, unsigned* flags) {
+      *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+      ++instance()->flag_queries;
+      return word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+    };
+    // Those over 0x1000 are kernels, which only their own functions describe.
+    table.function_get_attribute = [](int* value, CUfunction_attribute, CUfunction function) {
+      *value = 0;
+      return word(function) < 0x1000 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    };
+    table.kernel_get_attribute = [](int* value, CUfunction_attribute, CUkernel kernel, CUdevice) {
+      *value = 0;
+      return word(kernel) >= 0x1000 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    };
+    table.function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+      return word(function) < 0x1000 ? parameter(word(function), i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
+    };
+    table.kernel_get_parameter = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+      return word(kernel) >= 0x1000 ? parameter(word(kernel) - 0x1000, i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
+    };
+  }
 
   Calls calls() const {
     Calls calls;
@@ -134,18 +182,8 @@ class FakeDriver {
       std::swap(*mode, capture_mode());
       return CUDA_SUCCESS;
     };
-    calls.stream_get_flags = [](CUstream stream, unsigned* flags) {
-      *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
-      ++instance()->flag_queries;
-      return word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-    };
-    calls.function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
-      return word(function) < 0x1000 ? parameter(word(function), i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
-    };
-    // Odd thousands are kernels that only their own function describes.
-    calls.kernel_get_parameter = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
-      return word(kernel) >= 0x1000 ? parameter(word(kernel) - 0x1000, i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
-    };
+    calls.destroy_event = [](CUevent event) { return instance()->note("destroy", nullptr, word(event), {}); };
+    calls.free_memory = [](CUdeviceptr address, CUstream s) { return instance()->note("free", s, address, {}); };
     return calls;
   }
 
@@ -153,6 +191,11 @@ class FakeDriver {
   static CUcontext& current() {
     static thread_local CUcontext context = nullptr;
     return context;
+  }
+  // Of the current context.
+  static CUdevice& device_now() {
+    static thread_local CUdevice device = 0;
+    return device;
   }
   static CUstreamCaptureMode& capture_mode() {
     static thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -285,10 +328,14 @@ class QueueTest : public testing::Test {
  protected:
   explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {
     holds_gil = false;
+    for (const CUevent event : {kEvent, kOtherEvent}) driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
     queue_ = std::make_unique<Queue>(calls_, gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
     EXPECT_TRUE(queue_->start());
   }
-  ~QueueTest() override { gate_.open(); }
+  ~QueueTest() override {
+    gate_.open();
+    queue_.reset();
+  }
 
   Queue& queue() { return *queue_; }
   KernelCall plain(CUstream stream = kStream) {
@@ -296,6 +343,11 @@ class QueueTest : public testing::Test {
     call.function = kPlainFunction;
     call.stream = stream;
     return call;
+  }
+  // An executable graph that has been launched.
+  static void make_graph(CUgraphExec graph, bool plain = true) {
+    driver::registry().made(graph, {.identity = 1, .plain = plain});
+    driver::registry().launched(graph);
   }
   // Pushes a launch whose like has succeeded.
   bool launch(CUstream stream = kStream, const Caller& caller = {1, kContext, false}) {

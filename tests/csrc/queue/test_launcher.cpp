@@ -64,7 +64,7 @@ TEST_F(QueueTest, StreamFlagsAreAskedOnce) {
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(launch());
   finish();
   EXPECT_EQ(driver_.flag_queries, 1);
-  queue().stream_destroyed(kStream);
+  driver::registry().forget(kStream);
   ASSERT_TRUE(launch());
   EXPECT_EQ(driver_.flag_queries, 2);
 }
@@ -263,6 +263,7 @@ TEST_F(StressTest, NothingIsLostOrReordered) {
       const Caller caller{thread, kContext, thread == kThreads};
       const auto stream = handle<CUstream>(0x1000 * thread + thread % 2);
       const auto event = handle<CUevent>(0x1000 * thread);
+      driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
       for (std::uint64_t i = 0; i < kEach; ++i) {
         KernelCall call = plain(stream);
         call.grid[0] = static_cast<unsigned>(i + 1);

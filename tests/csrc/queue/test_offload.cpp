@@ -20,6 +20,7 @@ Site find_site(CUstream, CUevent) noexcept { return here; }
 
 int attribute_value = 0;
 unsigned memory_type = 0;  // 0: pageable
+unsigned memory_device = 0;
 bool capturing = false;
 
 void* find_function(void* handle, const char* name) {
@@ -46,15 +47,22 @@ void* find_function(void* handle, const char* name) {
       {"cuCtxGetCurrent", address(calls.context_get_current)},
       {"cuCtxSetCurrent", address(calls.context_set_current)},
       {"cuThreadExchangeStreamCaptureMode", address(calls.exchange_capture_mode)},
-      {"cuStreamGetFlags", address(calls.stream_get_flags)},
-      {"cuFuncGetParamInfo", address(calls.function_get_parameter)},
-      {"cuKernelGetParamInfo", address(calls.kernel_get_parameter)},
+      {"cuFuncGetParamInfo", address(driver::table().function_get_parameter)},
+      {"cuEventDestroy_v2", address(calls.destroy_event)},
+      {"cuMemFreeAsync", address(calls.free_memory)},
       {"cuStreamIsCapturing", address(+[](CUstream, CUstreamCaptureStatus* status) {
          *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
          return CUDA_SUCCESS;
        })},
-      {"cuPointerGetAttribute", address(+[](void* type, CUpointer_attribute, CUdeviceptr) {
-         *static_cast<unsigned*>(type) = memory_type;
+      {"cuPointerGetAttribute", address(+[](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
+           *static_cast<CUdeviceptr*>(value) = address & ~CUdeviceptr{0xff};
+           return CUDA_SUCCESS;
+         }
+         unsigned answer = memory_type;
+         if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) answer = 0;
+         if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) answer = memory_device;
+         *static_cast<unsigned*>(value) = answer;
          return memory_type == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
        })},
       {"cuFuncGetAttribute", address(+[](int* value, CUfunction_attribute, CUfunction) {
@@ -164,7 +172,7 @@ TEST_F(OffloadTest, InterprocessEventsAreTold) {
   EXPECT_TRUE(queue().push_record(caller_, event, kStream, 0));
   EXPECT_EQ(entry<decltype(cuEventCreate)>("cuEventCreate")(&event, CU_EVENT_INTERPROCESS), CUDA_SUCCESS);
   EXPECT_FALSE(queue().push_record(caller_, event, kStream, 0));
-  queue().event_destroyed(event);
+  driver::registry().forget(event);
   EXPECT_EQ(entry<decltype(cuIpcOpenEventHandle)>("cuIpcOpenEventHandle")(&event, {}), CUDA_SUCCESS);
   EXPECT_FALSE(queue().push_record(caller_, event, kStream, 0));
 }
@@ -270,11 +278,7 @@ TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
   EXPECT_EQ(guard("cuStreamDestroy_v2", fine)(kStream), CUDA_SUCCESS);
   ASSERT_TRUE(launch());
   EXPECT_EQ(driver_.flag_queries, 2);  // the handle may mean another stream
-  EXPECT_EQ(guard("cuModuleUnload", fine)(nullptr), CUDA_SUCCESS);
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
-  ASSERT_TRUE(launch());
-  queue().graph_instantiated(kGraph, true);
-  queue().graph_launched(kGraph);
+  make_graph(kGraph);
   ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
   EXPECT_EQ(guard("cuGraphExecUpdate_v2", fine)(kGraph), CUDA_SUCCESS);
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
@@ -302,11 +306,11 @@ TEST_F(OffloadTest, TheFirstLaunchGoesDirectlyAndIsLearned) {
   Offload::launched(call);
   EXPECT_TRUE(Offload::push_kernel(call, status));
   // A graph with event nodes depends on more than its stream.
-  EXPECT_FALSE(Offload::push_graph(kGraph, false, kNonBlocking, status));
+  EXPECT_FALSE(Offload::push_graph(kGraph, kNonBlocking, status));
   EXPECT_TRUE(queue().empty());
-  Offload::instantiated(kGraph, true);
+  driver::registry().made(kGraph, {.identity = 1, .plain = true});
   Offload::launched(kGraph);
-  EXPECT_TRUE(Offload::push_graph(kGraph, false, kStream, status));
+  EXPECT_TRUE(Offload::push_graph(kGraph, kStream, status));
 }
 
 // The gate would hold it anyway; what it waits for is let through for other calls alone.

@@ -1,5 +1,7 @@
 // The rules of docs/order.md, each by what the driver is asked and when.
 #include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/mman.h>
 
 #include "fake_driver.hpp"
 #include "queue/queue.hpp"
@@ -20,8 +22,7 @@ CUlaunchAttribute attribute(unsigned id, int value = 0) {
 // ---- the three treatments
 
 TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
-  queue().graph_instantiated(kGraph, true);
-  queue().graph_launched(kGraph);
+  make_graph(kGraph);
   block();
   EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
   for (const std::uint8_t bytes : {1, 2, 4}) {
@@ -36,6 +37,8 @@ TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
   EXPECT_TRUE(queue().push_wait(caller_, kOtherStream, kEvent, 0));
   int data = 0;
   EXPECT_TRUE(queue().push_host_function(caller_, [](void*) {}, &data, kStream));
+  EXPECT_TRUE(queue().push_free(caller_, 0x4000, kStream));
+  EXPECT_TRUE(queue().push_destroy(caller_, kEvent, kContext));
   EXPECT_EQ(driver_.count(), 0U);  // the program went on
   finish();
 
@@ -44,7 +47,7 @@ TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
   for (const DriverCall& call : made) names.push_back(call.name);
   EXPECT_THAT(names, ElementsAre("kernel", "graph", "fill_8", "fill_rows_8", "fill_16", "fill_rows_16", "fill_32",
                                  "fill_rows_32", "copy", "copy_to_device", "copy_to_host", "copy_on_device", "record",
-                                 "wait", "host_function"));
+                                 "wait", "host_function", "free", "destroy"));
   EXPECT_THAT(made[2].values, ElementsAre(7, 10));
   EXPECT_THAT(made[3].values, ElementsAre(64, 7, 10, 3));
   EXPECT_EQ(made[8].what, 0x2000U);
@@ -240,13 +243,13 @@ TEST_F(QueueTest, ALikeThatNeverSucceededDirectlyStaysDirect) {
 
 TEST_F(QueueTest, AChangedFunctionOrAnUnloadedOneStartsAnew) {
   EXPECT_TRUE(launch());
-  queue().function_changed(kPlainFunction);
+  driver::functions().changed(kPlainFunction);
   EXPECT_FALSE(queue().push_kernel(caller_, plain()));
   EXPECT_TRUE(launch());
-  queue().functions_unloaded();
+  driver::functions().all_changed();
   EXPECT_FALSE(queue().push_kernel(caller_, plain()));
   EXPECT_TRUE(launch());
-  queue().context_gone();
+  { const driver::Functions::Ending unload(handle<CUmodule>(0x1)); }
   EXPECT_FALSE(queue().push_kernel(caller_, plain()));
 }
 
@@ -282,7 +285,7 @@ TEST_F(QueueTest, AStreamThatTheDriverDoesNotKnowIsTheDriversToRefuse) {
 }
 
 TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
-  queue().event_is_shared(kEvent);
+  driver::registry().shared(kEvent);
   EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
   EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
   CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT);
@@ -292,16 +295,18 @@ TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
   call.attribute_count = 1;
   queue().kernel_launched(call);
   EXPECT_FALSE(queue().push_kernel(caller_, call));
-  queue().event_destroyed(kEvent);
+  driver::registry().forget(kEvent);
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));  // not known to be anything
+  driver::registry().created(kEvent, CU_EVENT_DEFAULT);
   EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
 }
 
 TEST_F(QueueTest, AWaitOnAnEventRecordedInACaptureIsNeverDeferred) {
-  queue().event_recorded(kEvent, true);
+  driver::registry().recorded(kEvent, true);
   EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
-  queue().event_recorded(kEvent, false);
+  driver::registry().recorded(kEvent, false);
   EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
-  queue().event_recorded(kEvent, true);
+  driver::registry().recorded(kEvent, true);
   EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // recorded elsewhere
   EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
 }
@@ -383,24 +388,81 @@ TEST_F(QueueTest, ParametersThatCannotBeReadAreTheDriversToRefuse) {
 }
 
 TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
+  driver::Registry& registry = driver::registry();
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));  // not seen being made
-  queue().graph_launched(kGraph);
+  registry.launched(kGraph);
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_instantiated(kGraph, true);
+  registry.made(kGraph, {.identity = 1, .plain = true});
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_launched(kGraph);
+  registry.launched(kGraph);
   EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_changed(kGraph);
+  registry.changed(kGraph);
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_launched(kGraph);
+  registry.launched(kGraph);
   EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
-  queue().functions_unloaded();
+  { const driver::Functions::Ending unload(handle<CUmodule>(0x1)); }
   EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_destroyed(kGraph);
+  registry.forget(kGraph);
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
-  queue().graph_instantiated(kGraph, false);  // with event nodes
-  queue().graph_launched(kGraph);
+  make_graph(kGraph, false);  // with event nodes
   EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+}
+
+// An allocator destroys events that a backlog still records.
+TEST_F(QueueTest, AnEventIsDestroyedBehindWhatIsQueuedOfIt) {
+  block();
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_wait(caller_, kOtherStream, kEvent, 0));
+  ASSERT_TRUE(queue().push_destroy(caller_, kEvent, kContext));
+  // What uses it all the same gets the driver's answer, once it is gone.
+  EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kEvent), 4U);
+  EXPECT_EQ(queue().before(Scope::kEnd, nullptr), 4U);
+  EXPECT_EQ(queue().before(Scope::kStream, kStream), 2U);
+  EXPECT_EQ(driver_.count(), 0U);
+  finish();
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "record e1", "wait e1", "destroy e1"));
+}
+
+// exit() in a signal handler: whatever the handlers of exit ask of the queue, none waits for the push that the signal
+// interrupted. Here the push reads a parameter that cannot be read yet, under the queue's lock.
+TEST_F(QueueTest, AThreadThatASignalInterruptedInAPushMayUseAndStopTheQueue) {
+  static Queue* interrupted = nullptr;
+  static void* page = nullptr;
+  static std::atomic<int> pushed{-1};
+  static std::atomic<Position> end{0};
+  interrupted = &queue();
+  pushed = -1;
+  page = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  KernelCall call;
+  call.function = kFunction;
+  call.stream = kStream;
+  std::uint32_t second = 2;
+  void* parameters[] = {page, &second};
+  call.parameters = parameters;
+  queue().kernel_launched(call);
+  ASSERT_TRUE(launch());
+  struct sigaction before {};
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    const Caller caller{1, kContext, false};
+    pushed = interrupted->push_record(caller, kEvent, kStream, 0) ? 1 : 0;
+    end = interrupted->before(Scope::kEnd, nullptr);
+    interrupted->drain(caller, interrupted->before(Scope::kStream, kStream), For::kOther);
+    interrupted->stream_not_ready(caller, kStream);
+    interrupted->event_not_ready(caller, kEvent);
+    interrupted->stream_destroyed(kOtherStream);
+    interrupted->event_destroyed(kEvent);
+    interrupted->stop(kNsPerSecond);
+    mprotect(page, 4096, PROT_READ);
+  };
+  ASSERT_EQ(sigaction(SIGSEGV, &action, &before), 0);
+  static_cast<void>(queue().push_kernel(caller_, call));  // and not: waits for ever
+  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
+  munmap(page, 4096);
+  EXPECT_EQ(pushed, 0);
+  EXPECT_EQ(driver_.count(), 1U);
+  EXPECT_FALSE(queue().active());
 }
 
 // ---- the gate and who waits behind it

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <thread>
 
 #include "driver/functions.hpp"
 #include "hooked_driver.hpp"
@@ -63,6 +64,43 @@ TEST_F(Functions, AreDescribedAsTheDriverDescribesThem) {
   EXPECT_NE(bare->facts.index, mixed->facts.index);
 }
 
+// The driver may hand a handle out again as soon as it has freed it, to another thread, before the unload returns: a
+// layout that is still the old kernel's would be read beyond the new one's parameters.
+TEST_F(Functions, AreForgottenBeforeTheDriverFreesThem) {
+  static void* const again = reinterpret_cast<void*>(std::uintptr_t{0x1230});
+  static std::size_t parameters = 4;
+  static const driver::KernelFacts* seen = nullptr;
+  const driver::Driver real = driver::table();
+  driver::table().function_get_attribute = [](int* value, CUfunction_attribute, CUfunction) {
+    *value = 32;
+    return CUDA_SUCCESS;
+  };
+  driver::table().function_get_parameter = [](CUfunction, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+    *offset = 8 * i;
+    *bytes = 8;
+    return i < parameters ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  };
+  const auto goes = [] {
+    parameters = 1;
+    std::thread([] { seen = driver::functions().find(again); }).join();
+    return CUDA_SUCCESS;
+  };
+  driver::table().module_unload = [](CUmodule) -> CUresult { return decltype(goes){}(); };
+  driver::table().library_unload = [](CUlibrary) -> CUresult { return decltype(goes){}(); };
+  for (const char* const unload : {"cuModuleUnload", "cuLibraryUnload"}) {
+    driver::functions().forget_handles();
+    parameters = 4;
+    seen = nullptr;
+    ASSERT_EQ(driver::functions().find(again)->parameters.size(), 4U);
+    EXPECT_EQ(call<CUresult(void*)>(unload)(nullptr), CUDA_SUCCESS);
+    ASSERT_NE(seen, nullptr);
+    EXPECT_EQ(seen->parameters.size(), 1U) << unload;
+    EXPECT_EQ(driver::functions().find(again)->parameters.size(), 1U) << unload;
+  }
+  driver::table() = real;
+  driver::functions().forget_handles();
+}
+
 TEST_F(Functions, OfAKernelHandleAreTheFunctionsOwn) {
   CUlibrary library = nullptr;
   Program::check(call<decltype(cuLibraryLoadData)>("cuLibraryLoadData")(&library, kTwoKernels, nullptr, nullptr, 0,
@@ -89,6 +127,45 @@ TEST_F(Functions, HandleOfAnUnloadedModuleMeansWhateverHasItNext) {
   ASSERT_NE(after, nullptr);
   EXPECT_NE(after, before);
   EXPECT_EQ(after->facts.registers, 77U);
+}
+
+TEST_F(Functions, OfOtherModulesAndLibrariesStayKnown) {
+  const auto is_known = [](const void* handle) {
+    driver::Functions::Known known;
+    return driver::functions().find(handle, known);
+  };
+  const auto library_of = [] {
+    CUlibrary library = nullptr;
+    Program::check(call<decltype(cuLibraryLoadData)>("cuLibraryLoadData")(&library, kTwoKernels, nullptr, nullptr, 0,
+                                                                          nullptr, nullptr, 0));
+    return library;
+  };
+  const auto kernel_of = [](CUlibrary library) {
+    CUkernel kernel = nullptr;
+    Program::check(call<decltype(cuLibraryGetKernel)>("cuLibraryGetKernel")(&kernel, library, "bare"));
+    return kernel;
+  };
+  const CUfunction mine = function("mixed");
+  const CUlibrary library = library_of();
+  const CUlibrary other_library = library_of();
+  const CUkernel kernel = kernel_of(library);
+  const CUkernel other_kernel = kernel_of(other_library);
+  CUmodule other_module = nullptr;
+  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&other_module, kTwoKernels));
+  for (const void* handle :
+       {static_cast<const void*>(mine), static_cast<const void*>(kernel), static_cast<const void*>(other_kernel)}) {
+    ASSERT_NE(driver::functions().find(handle), nullptr);
+    ASSERT_TRUE(is_known(handle));
+  }
+  Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(other_module));
+  EXPECT_TRUE(is_known(mine) && is_known(kernel) && is_known(other_kernel));
+  unload();
+  EXPECT_FALSE(is_known(mine));
+  EXPECT_TRUE(is_known(kernel) && is_known(other_kernel));
+  Program::check(call<decltype(cuLibraryUnload)>("cuLibraryUnload")(library));
+  EXPECT_FALSE(is_known(kernel));
+  EXPECT_TRUE(is_known(other_kernel));
+  Program::check(call<decltype(cuLibraryUnload)>("cuLibraryUnload")(other_library));
 }
 
 // As Triton makes them: the name and the size of the block are the same, the parameters are not.

@@ -54,8 +54,7 @@ class Graph : public ::testing::Test {
     runtime::Graphs graphs;
     CUgraphExec exec = instantiate();
     graphs.note(exec, graph_, blocks_us);
-    const runtime::GraphFacts* const found = graphs.find(exec);
-    const runtime::GraphFacts facts = found == nullptr ? runtime::GraphFacts{} : *found;
+    const runtime::GraphFacts facts = graphs.find(exec).value_or(runtime::GraphFacts{});
     call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec);
     return facts;
   }
@@ -99,11 +98,11 @@ TEST_F(Graph, IdentityIsThatOfItsKernelsAndShapes) {
 TEST_F(Graph, IsKnownToTheEngineFromInstantiationToDestruction) {
   kernel(132);
   CUgraphExec exec = instantiate();
-  const runtime::GraphFacts* const found = runtime::engine().graphs().find(exec);
-  ASSERT_NE(found, nullptr);
+  const std::optional<runtime::GraphFacts> found = runtime::engine().graphs().find(exec);
+  ASSERT_TRUE(found);
   EXPECT_GT(found->critical_path_ns, 0);
   Program::check(call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec));
-  EXPECT_EQ(runtime::engine().graphs().find(exec), nullptr);
+  EXPECT_FALSE(runtime::engine().graphs().find(exec));
 }
 
 }  // namespace

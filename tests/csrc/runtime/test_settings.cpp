@@ -50,7 +50,6 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
                             {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
                             {"CUDASCHED_TURN_MS", "60"},
-                            {"CUDASCHED_STRAGGLER_MS", "20"},
                             {"CUDASCHED_RUN_DIR", "/tmp/run"},
                             {"CUDASCHED_NAME", "trainer"},
                             {"CUDASCHED_COVERAGE_DIR", "/tmp/coverage"},
@@ -97,7 +96,6 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       {"CUDASCHED_MAX_IDLE_HOLD_MS", {"0", "-5"}},
       {"CUDASCHED_STALE_HEARTBEAT_MS", {"0"}},
       {"CUDASCHED_TURN_MS", {"0"}},
-      {"CUDASCHED_STRAGGLER_MS", {"0", "x"}},
   };
   for (const auto& [variable, values] : nonsense) {
     for (const std::string& value : values) {
