@@ -98,7 +98,7 @@ class Functions {
  private:
   enum : std::size_t { kFacts, kSerial, kOwner };  // words of by_handle_
   // Beside the owner, a module's or library's handle; 0: unknown, and forgotten whatever goes.
-  static constexpr std::uint64_t kIsKernel = 1;
+  static constexpr std::uint64_t kIsKernel = std::uint64_t{1} << 63;
 
   const KernelFacts* describe(const void* function) noexcept;
   void begin_ending(std::uint64_t owner, bool is_library) noexcept;

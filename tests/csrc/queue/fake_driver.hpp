@@ -14,6 +14,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -91,7 +93,22 @@ class FakeDriver {
       *device = device_now();
       return CUDA_SUCCESS;
     };
-    table.context_push = [](CUcontext) { return CUDA_ERROR_INVALID_CONTEXT; };
+    // kOtherContext is the second device's, and streams from 0x100 on are its.
+    table.context_push = [](CUcontext context) {
+      pushed().emplace_back(current(), device_now());
+      current() = context;
+      device_now() = context == kOtherContext ? 1 : 0;
+      return CUDA_SUCCESS;
+    };
+    table.context_pop = [](CUcontext*) {
+      std::tie(current(), device_now()) = pushed().back();
+      pushed().pop_back();
+      return CUDA_SUCCESS;
+    };
+    table.stream_get_context = [](CUstream stream, CUcontext* context) {
+      *context = word(stream) >= 0x100 && word(stream) < 0x200 ? kOtherContext : kContext;
+      return CUDA_SUCCESS;
+    };
     table.stream_get_flags = [](CUstream stream, unsigned* flags) {
       *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
       ++instance()->flag_queries;
@@ -191,6 +208,10 @@ class FakeDriver {
   static CUcontext& current() {
     static thread_local CUcontext context = nullptr;
     return context;
+  }
+  static std::vector<std::pair<CUcontext, CUdevice>>& pushed() {
+    static thread_local std::vector<std::pair<CUcontext, CUdevice>> contexts;
+    return contexts;
   }
   // Of the current context.
   static CUdevice& device_now() {
@@ -328,6 +349,8 @@ class QueueTest : public testing::Test {
  protected:
   explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {
     holds_gil = false;
+    FakeDriver::device_now() = 0;
+    FakeDriver::current() = kContext;
     for (const CUevent event : {kEvent, kOtherEvent}) driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
     queue_ = std::make_unique<Queue>(calls_, gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
     EXPECT_TRUE(queue_->start());

@@ -333,6 +333,194 @@ TEST_F(OffloadTest, BesideLatencyRegionsALaunchThatIsNotDeferredLeavesTheGateClo
   thread.join();
 }
 
+// ---- what ends behind a backlog
+
+// Found: an event destroy behind gated launches waited for the gate, and opened it beside latency work.
+TEST_F(OffloadTest, AnEventIsDestroyedBehindItsRecordsWithoutWaiting) {
+  queue().latency_came();
+  auto* const destroy = entry<decltype(cuEventDestroy)>("cuEventDestroy_v2");
+  block();
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(destroy(kEvent), CUDA_SUCCESS);
+  EXPECT_EQ(destroy(kOtherEvent), CUDA_SUCCESS);  // nothing of it is queued
+  EXPECT_THAT(driver_.story(), ElementsAre("destroy e2"));
+  EXPECT_EQ(gate_.forced(), 0);
+  // The handle may come back once the driver has ended the event, and then is another's.
+  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
+  finish();
+  EXPECT_THAT(driver_.story(), ElementsAre("destroy e2", "kernel f2", "record e1", "destroy e1"));
+  EXPECT_EQ(driver_.made().back().context, kContext);  // which was current when it was created
+  driver::registry().created(kEvent, CU_EVENT_DEFAULT);
+  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+}
+
+TEST_F(OffloadTest, OfAnEventThatIsNotKnownOrSharedTheDriverAnswers) {
+  auto* const destroy = entry<decltype(cuEventDestroy)>("cuEventDestroy_v2");
+  driver_.on_call = [](const DriverCall& call) {
+    return call.name == "destroy" ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+  };
+  for (const CUevent event : {kEvent, kOtherEvent}) {
+    ASSERT_TRUE(queue().push_record(caller_, event, kStream, 0));
+    if (event == kEvent) driver::registry().shared(event);
+    if (event == kOtherEvent) driver::registry().forget(event);
+    EXPECT_EQ(destroy(event), CUDA_ERROR_INVALID_HANDLE);
+    EXPECT_TRUE(queue().empty());
+    EXPECT_EQ(driver_.made().back().thread, static_cast<pid_t>(syscall(SYS_gettid)));
+  }
+}
+
+// Destroyed twice: the second time the driver says so, after it has done the first.
+TEST_F(OffloadTest, AnEventThatIsDestroyedTwiceIsDestroyedOnceForTheProgram) {
+  auto* const destroy = entry<decltype(cuEventDestroy)>("cuEventDestroy_v2");
+  driver_.on_call = [ended = false](const DriverCall& call) mutable {
+    if (call.name != "destroy") return CUDA_SUCCESS;
+    return std::exchange(ended, true) ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+  };
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_EQ(destroy(kEvent), CUDA_SUCCESS);
+  EXPECT_EQ(destroy(kEvent), CUDA_ERROR_INVALID_HANDLE);
+}
+
+TEST_F(OffloadTest, AStreamOrderedFreeIsQueuedInItsStreamsOrder) {
+  queue().latency_came();
+  auto* const free_async = entry<decltype(cuMemFreeAsync)>("cuMemFreeAsync");
+  block();
+  EXPECT_EQ(free_async(0x4000, kStream), CUDA_SUCCESS);
+  EXPECT_EQ(queue().before(Scope::kStream, kStream), 2U);
+  EXPECT_EQ(driver_.count(), 0U);
+  EXPECT_EQ(gate_.forced(), 0);
+  finish();
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "free 4000"));
+  // No allocation begins there: the driver refuses it, at once.
+  block();
+  EXPECT_EQ(free_async(0x4010, kNonBlocking), CUDA_SUCCESS);
+  EXPECT_EQ(driver_.made().back().what, 0x4010U);
+  finish();
+}
+
+TEST_F(OffloadTest, EverythingQueuedIsSubmittedForWhoeverFindsNoMemory) {
+  EXPECT_FALSE(Offload::submit_everything());
+  block();
+  ASSERT_TRUE(queue().push_free(caller_, 0x4000, kStream));
+  std::thread opener([&] {
+    std::this_thread::sleep_for(5ms);
+    gate_.open();
+  });
+  EXPECT_TRUE(Offload::submit_everything());
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "free 4000"));
+  opener.join();
+}
+
+// ---- two devices
+
+const CUstream kStreamThere = handle<CUstream>(0x151);  // of the second device
+
+class TwoDevices : public OffloadTest {
+ protected:
+  TwoDevices() : other_(calls_, other_gate_, +[]() noexcept { return false; }, 64, 1U << 14) {
+    queue().serve(0);
+    other_.serve(1);
+    EXPECT_TRUE(other_.start());
+    Offload::add(other_);
+    memory_type = CU_MEMORYTYPE_DEVICE;
+    memory_device = 1;
+  }
+  ~TwoDevices() override {
+    other_gate_.open();
+    Offload::forget_queues();
+    FakeDriver::device_now() = 0;
+  }
+  // From here on the calling thread is on the second device.
+  void go_there() {
+    FakeDriver::device_now() = 1;
+    FakeDriver::current() = kOtherContext;
+    here = {&other_, {1, kOtherContext, false}};
+  }
+  // Calls `what` with the first device's gate closed behind a launch; says whether it waited.
+  template <typename Call>
+  bool waits_for_the_first_gate(Call&& what) {
+    std::atomic<bool> done{false};
+    std::thread thread([&] {
+      go_there();
+      what();
+      done = true;
+    });
+    const auto end = std::chrono::steady_clock::now() + 50ms;
+    while (!done && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    const bool waited = !done && !queue().empty();
+    if (waited) gate_.open();
+    thread.join();
+    if (waited) finish();
+    return waited;
+  }
+
+  FakeGate other_gate_;
+  Queue other_;
+};
+
+// Found: a free on one GPU waited for the gate of another.
+TEST_F(TwoDevices, AFreeWaitsForTheQueuesOfTheDevicesThatReachTheMemory) {
+  auto* const free_memory = guard("cuMemFree_v2", +[](CUdeviceptr) { return CUDA_SUCCESS; });
+  auto* const enable = guard("cuCtxEnablePeerAccess", +[](CUcontext, unsigned) { return CUDA_SUCCESS; });
+  const auto frees = [&] { EXPECT_EQ(free_memory(0x4000), CUDA_SUCCESS); };
+  block();
+  go_there();
+  KernelCall there = plain(kStreamThere);
+  other_.kernel_launched(there);
+  ASSERT_TRUE(other_.push_kernel(here.caller, there));
+  frees();  // and has waited for its own device
+  EXPECT_EQ(other_.passed(), 1U);
+  EXPECT_FALSE(queue().empty());
+  for (const unsigned type : {0U, unsigned{CU_MEMORYTYPE_HOST}}) {
+    memory_type = type;
+    EXPECT_TRUE(waits_for_the_first_gate(frees)) << type;
+    block();
+  }
+  memory_type = CU_MEMORYTYPE_DEVICE;
+  memory_device = 0;
+  EXPECT_TRUE(waits_for_the_first_gate(frees));
+  memory_device = 1;
+  // The first device may use the second one's memory from here on.
+  FakeDriver::device_now() = 0;
+  FakeDriver::current() = kContext;
+  EXPECT_EQ(enable(kOtherContext, 0), CUDA_SUCCESS);
+  block();
+  EXPECT_TRUE(waits_for_the_first_gate(frees));
+}
+
+TEST_F(TwoDevices, WhatConcernsOneContextWaitsForItsDeviceAlone) {
+  const auto fine = +[](void*) { return CUDA_SUCCESS; };
+  block(CU_STREAM_LEGACY);
+  auto* const synchronise = guard("cuCtxSynchronize", +[]() { return CUDA_SUCCESS; });
+  auto* const stream_synchronise = guard("cuStreamSynchronize", fine);
+  EXPECT_FALSE(waits_for_the_first_gate([&] { synchronise(); }));
+  EXPECT_FALSE(waits_for_the_first_gate([&] { stream_synchronise(nullptr); }));  // its own legacy stream
+  EXPECT_FALSE(waits_for_the_first_gate([&] { stream_synchronise(kStreamThere); }));
+  EXPECT_TRUE(waits_for_the_first_gate([&] { stream_synchronise(kStream); }));
+  block();
+  EXPECT_TRUE(waits_for_the_first_gate([&] { guard("cuMemFreeHost", fine)(nullptr); }));
+  block();
+  EXPECT_TRUE(waits_for_the_first_gate([&] { guard("cuUnknown", fine)(nullptr); }));
+}
+
+TEST_F(TwoDevices, AQueueCarriesItsOwnDevicesStreams) {
+  EXPECT_FALSE(queue().push_fill(caller_, {0x1000, 0, 1, 1, 0, 1}, false, kStreamThere));
+  EXPECT_TRUE(other_.push_fill(caller_, {0x1000, 0, 1, 1, 0, 1}, false, kStreamThere));
+  EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 0, 1, 1, 0, 1}, false, kStream));
+}
+
+// One record is queued on one device, and a wait for it on another drains it: the event ends where it still is queued.
+TEST_F(TwoDevices, AnEventIsDestroyedInTheQueueThatHoldsIt) {
+  auto* const destroy = entry<decltype(cuEventDestroy)>("cuEventDestroy_v2");
+  block();
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  go_there();
+  EXPECT_EQ(destroy(kEvent), CUDA_SUCCESS);
+  EXPECT_EQ(other_.pushed(), 0U);
+  finish();
+  EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "record e1", "destroy e1"));
+}
+
 // Two devices: an event recorded through one queue is waited for through the other.
 TEST_F(OffloadTest, WhatIsQueuedOnAnotherDeviceIsDrained) {
   FakeGate other_gate;
