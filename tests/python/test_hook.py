@@ -93,7 +93,7 @@ gpu = launcher.Gpu()
 with cudasched.region("latency", slo_ms=50):
     gpu.launch(2)
     with cudasched.region("best_effort"):
-        gpu.launch(3)
+        gpu.launch(3, gpu.stream())
     gpu.launch(1)
 report(gpu)
 stream = gpu.stream()
