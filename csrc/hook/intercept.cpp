@@ -214,7 +214,7 @@ void for_each_device(Visit&& visit) noexcept {
 
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::engine().forget_stream(stream);
-  driver::registry().forget(stream);
+  driver::registry().forget(stream);  // again, should the ticker have asked for it since
   return table().stream_destroy(stream);
 }
 
