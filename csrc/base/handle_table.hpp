@@ -52,7 +52,7 @@ class HandleTable {
     }
   }
   bool contains(std::uint64_t handle) const noexcept {
-    Words words;
+    Words words{};
     return find(handle, words);
   }
 
@@ -90,7 +90,7 @@ class HandleTable {
     Block* const block = current_.load(std::memory_order_relaxed);
     for (std::size_t i = 0; block != nullptr && i < block->count; ++i) {
       Slot& slot = block->slots[i];
-      Words words;
+      Words words{};
       if (read(slot, words) && wanted(slot.handle.load(std::memory_order_relaxed), words)) forget(slot);
     }
   }
@@ -217,7 +217,7 @@ class HandleTable {
     used_ = 0;
     for (std::size_t i = 0; old != nullptr && i < old->count; ++i) {
       const Slot& from = old->slots[i];
-      Words words;
+      Words words{};
       if (!read(from, words)) continue;
       Slot* const to = place(*fresh, from.handle.load(std::memory_order_relaxed));
       for (std::size_t j = 0; j < kWords; ++j) to->words[j].store(words[j], std::memory_order_release);

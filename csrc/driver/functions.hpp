@@ -60,7 +60,7 @@ class Functions {
   }
   // False where it has not been described. Asks nothing.
   bool find(const void* function, Known& known) const noexcept {
-    HandleTable<3>::Words words;
+    HandleTable<3>::Words words{};
     if (!by_handle_.find(handle_word(function), words)) return false;
     known = {reinterpret_cast<const KernelFacts*>(words[kFacts]),
              (words[kOwner] & kIsKernel) != 0 ? words[kSerial] : mix(mix(1, words[kSerial]), settings_.load())};

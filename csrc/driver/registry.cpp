@@ -41,7 +41,7 @@ int device_of(CUcontext context) noexcept {
 // ---- streams
 
 bool Registry::find(CUstream stream, StreamFacts& facts) const noexcept {
-  HandleTable<2>::Words words;
+  HandleTable<2>::Words words{};
   if (!streams_.find(handle_word(stream), words)) return false;
   facts = {(words[1] & kBlocking) != 0, device_in(words[1]), context_in(words[0])};
   return true;
@@ -55,7 +55,15 @@ bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   if (table().stream_get_context == nullptr || table().stream_get_context(stream, &context) != CUDA_SUCCESS) {
     context = nullptr;
   }
-  facts = {(flags & CU_STREAM_NON_BLOCKING) == 0, device_of(context), context};
+  // A green context may be current to one thread at a time: not made current here, and its streams are used where it
+  // is.
+  CUgreenCtx green = nullptr;
+  if (green_contexts_exist.load(std::memory_order_relaxed) && table().stream_get_green_context != nullptr &&
+      table().stream_get_green_context(stream, &green) == CUDA_SUCCESS && green != nullptr) {
+    context = nullptr;
+  }
+  const int device = green != nullptr ? current_device() : device_of(context);
+  facts = {(flags & CU_STREAM_NON_BLOCKING) == 0, device, context};
   const SpinGuard guard(lock_);
   const std::uint64_t word = device_word(facts.device) | (facts.blocking ? kBlocking : 0);
   if (!guard.owns() || !streams_.set(handle_word(stream), {handle_word(context), word})) {
@@ -72,7 +80,7 @@ void Registry::forget(CUstream stream) noexcept {
 // ---- events
 
 bool Registry::find(CUevent event, EventFacts& facts) const noexcept {
-  HandleTable<2>::Words words;
+  HandleTable<2>::Words words{};
   if (!events_.find(handle_word(event), words)) return false;
   facts = event_facts(words);
   return true;
@@ -98,7 +106,7 @@ void Registry::opened(CUevent event) noexcept { note_event(event, true); }
 
 void Registry::shared(CUevent event) noexcept {
   const SpinGuard guard(lock_);
-  HandleTable<2>::Words words;
+  HandleTable<2>::Words words{};
   if (guard.owns() && events_.find(handle_word(event), words)) {
     events_.set_word(handle_word(event), 1, words[1] | kShared);
   }
@@ -108,14 +116,14 @@ void Registry::recorded(CUevent event, bool capturing) noexcept {
   EventFacts facts;
   if (!find(event, facts) || facts.captured == capturing) return;
   const SpinGuard guard(lock_);
-  HandleTable<2>::Words words;
+  HandleTable<2>::Words words{};
   if (!guard.owns() || !events_.find(handle_word(event), words)) return;
   events_.set_word(handle_word(event), 1, capturing ? words[1] | kCaptured : words[1] & ~kCaptured);
 }
 
 bool Registry::forget(CUevent event, EventFacts* facts) noexcept {
   const SpinGuard guard(lock_);
-  HandleTable<2>::Words words;
+  HandleTable<2>::Words words{};
   if (!guard.owns() || !events_.find(handle_word(event), words)) return false;
   if (facts != nullptr) *facts = event_facts(words);
   return events_.erase(handle_word(event));
@@ -124,7 +132,7 @@ bool Registry::forget(CUevent event, EventFacts* facts) noexcept {
 // ---- executable graphs
 
 bool Registry::find(CUgraphExec exec, ExecFacts& facts) const noexcept {
-  HandleTable<4>::Words words;
+  HandleTable<4>::Words words{};
   if (!execs_.find(handle_word(exec), words)) return false;
   facts = {words[0], static_cast<std::int64_t>(words[1]), static_cast<std::uint32_t>(words[2]),
            (words[2] & kPlain) != 0, (words[2] & kLaunched) != 0};
@@ -145,7 +153,7 @@ void Registry::launched(CUgraphExec exec) noexcept {
   ExecFacts facts;
   if (!find(exec, facts) || facts.launched) return;
   const SpinGuard guard(lock_);
-  HandleTable<4>::Words words;
+  HandleTable<4>::Words words{};
   if (guard.owns() && execs_.find(handle_word(exec), words)) {
     execs_.set_word(handle_word(exec), 2, words[2] | kLaunched);
   }
@@ -153,7 +161,7 @@ void Registry::launched(CUgraphExec exec) noexcept {
 
 void Registry::changed(CUgraphExec exec) noexcept {
   const SpinGuard guard(lock_);
-  HandleTable<4>::Words words;
+  HandleTable<4>::Words words{};
   if (guard.owns() && execs_.find(handle_word(exec), words)) {
     execs_.set_word(handle_word(exec), 2, words[2] & ~kLaunched);
   }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/spin_lock.hpp"
+#include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
 #include "queue/treatments.hpp"
@@ -72,12 +73,21 @@ Reach reach_of(std::string_view name) noexcept {
     Reach reach;
   };
   static constexpr Entry kReaches[] = {
-      {"cuCtxSynchronize", {Where::kCurrent}},    {"cuCtxSetLimit", {Where::kCurrent}},
-      {"cuCtxSetCacheConfig", {Where::kCurrent}}, {"cuCtxSetSharedMemConfig", {Where::kCurrent}},
-      {"cuMemFree", {Where::kMemory, 0}},         {"cuMemcpyHtoD", {Where::kBoth, 0}},
-      {"cuMemcpyDtoH", {Where::kBoth, 1}},        {"cuMemsetD8", {Where::kBoth, 0}},
-      {"cuMemsetD16", {Where::kBoth, 0}},         {"cuMemsetD32", {Where::kBoth, 0}},
-      {"cuMemsetD2D8", {Where::kBoth, 0}},        {"cuMemsetD2D16", {Where::kBoth, 0}},
+      {"cuCtxSynchronize", {Where::kCurrent}},
+      {"cuCtxSetLimit", {Where::kCurrent}},
+      {"cuCtxSetCacheConfig", {Where::kCurrent}},
+      {"cuCtxSetSharedMemConfig", {Where::kCurrent}},
+      {"cuGraphInstantiate", {Where::kCurrent}},
+      {"cuGraphInstantiateWithFlags", {Where::kCurrent}},
+      {"cuGraphInstantiateWithParams", {Where::kCurrent}},
+      {"cuMemFree", {Where::kMemory, 0}},
+      {"cuMemcpyHtoD", {Where::kBoth, 0}},
+      {"cuMemcpyDtoH", {Where::kBoth, 1}},
+      {"cuMemsetD8", {Where::kBoth, 0}},
+      {"cuMemsetD16", {Where::kBoth, 0}},
+      {"cuMemsetD32", {Where::kBoth, 0}},
+      {"cuMemsetD2D8", {Where::kBoth, 0}},
+      {"cuMemsetD2D16", {Where::kBoth, 0}},
       {"cuMemsetD2D32", {Where::kBoth, 0}},
   };
   for (const Entry& entry : kReaches) {
@@ -141,6 +151,7 @@ struct State {
   decltype(cuEventCreate)* event_create = nullptr;
   decltype(cuIpcOpenEventHandle)* open_event = nullptr;
 
+  bool one_device = false;
   std::array<std::atomic<Queue*>, kQueues> queues{};
   std::atomic<std::size_t> queue_count{0};
 
@@ -179,11 +190,9 @@ constexpr Devices only(int device) noexcept { return device < 0 || device >= 32 
 
 bool concerns(const Queue& known, Devices devices) noexcept { return (only(known.device()) & devices) != 0; }
 
-bool has_one_queue() noexcept { return state.queue_count.load(std::memory_order_relaxed) < 2; }
-
 // A stream's own; a default stream's is the current context's.
 Devices devices_of(CUstream stream) noexcept {
-  if (has_one_queue()) return kAllDevices;
+  if (state.one_device) return kAllDevices;
   if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
     return only(driver::current_device());
   }
@@ -193,7 +202,7 @@ Devices devices_of(CUstream stream) noexcept {
 
 // Those that can use the memory: of host and managed memory all.
 Devices devices_of(CUdeviceptr address) noexcept {
-  if (has_one_queue()) return kAllDevices;
+  if (state.one_device) return kAllDevices;
   unsigned type = 0;
   unsigned managed = 1;
   int device = -1;
@@ -207,7 +216,7 @@ Devices devices_of(CUdeviceptr address) noexcept {
 }
 
 Devices devices_of(const Reach& reach, const std::uint64_t* arguments) noexcept {
-  if (has_one_queue() || reach.where == Where::kEverywhere) return kAllDevices;
+  if (state.one_device || reach.where == Where::kEverywhere) return kAllDevices;
   Devices devices = 0;
   if (reach.where != Where::kMemory) devices |= only(driver::current_device());
   if (reach.where != Where::kCurrent) devices |= devices_of(CUdeviceptr{arguments[reach.argument]});
@@ -233,7 +242,7 @@ void drain(const Caller& caller, Scope scope, Devices devices, CUstream stream, 
 
 // A deferred call must not overtake what other devices' queues still hold of its stream or event.
 void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
-  if (has_one_queue()) return;
+  if (state.queue_count.load(std::memory_order_relaxed) < 2) return;
   const Scope scope = event != nullptr ? Scope::kStreamAndEvent : Scope::kStream;
   drain(site.caller, scope, devices_of(stream), stream, event, nullptr, For::kOther, site.queue);
 }
@@ -374,15 +383,19 @@ bool may_free(CUdeviceptr address) noexcept {
          begin == address;
 }
 
+// An earlier call's error is not due here: a program takes memory for freed whatever its free says.
 template <bool kPerThread>
 CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
   const CUstream on = meant(kPerThread, stream);
-  return defer_or(
-      on, nullptr,
-      [&](Queue& known, const Caller& caller) {
-        return known.active() && may_free(address) && known.push_free(caller, address, on);
-      },
-      [&] { return state.calls.free_memory(address, on); });
+  if (state.queue_count.load(std::memory_order_acquire) != 0) {
+    const Site site = state.engine.find_site(on, nullptr);
+    if (site.queue != nullptr && site.queue->active() && may_free(address)) {
+      drain_others(site, on, nullptr);
+      if (site.queue->push_free(site.caller, address, on)) return CUDA_SUCCESS;
+    }
+    drain(site.caller, Scope::kStream, devices_of(on), on, nullptr, nullptr, For::kOther);
+  }
+  return state.calls.free_memory(address, on);
 }
 
 // ---- events: made, seen by other processes, destroyed
@@ -567,6 +580,9 @@ bool Offload::connect(void* handle, queue::Calls::Find* find_function, const Eng
 void Offload::add(Queue& known) noexcept {
   const std::size_t place = state.queue_count.load();
   if (place == kQueues) return;
+  int devices = 0;
+  auto* const count = driver::table().device_get_count;
+  state.one_device = count != nullptr && count(&devices) == CUDA_SUCCESS && devices == 1;
   state.queues[place].store(&known, std::memory_order_release);
   state.queue_count.store(place + 1, std::memory_order_release);
 }

@@ -126,7 +126,11 @@ class Queue {
   bool push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept;
   template <typename May, typename Fill>
   bool push_locked(const Caller& caller, CUcontext context, Waiter::For wait, May&& may, Fill&& fill) noexcept;
-  enum class Whose : std::uint8_t { kOurs, kOthers, kUnknown };  // the queue's device's, another's, the driver refuses it
+  enum class Whose : std::uint8_t {
+    kOurs,
+    kOthers,
+    kUnknown
+  };  // the queue's device's, another's, the driver refuses it
   Whose kind_of(CUstream stream, StreamKind& kind) const noexcept;
   Waiter waiter(const Caller& caller, Waiter::For what) const noexcept;
   bool opens_the_gate(const Caller& caller, Waiter::For what) const noexcept;

@@ -181,6 +181,26 @@ class Chance:
             self._log.gpu.call("cuMemsetD32Async", address, 1, ctypes.c_size_t(1024), self._somewhere())
             self._log.gpu.call("cuMemFree_v2", address)
 
+    def _allocates_in_stream_order(self) -> None:
+        """Freed on another stream than it was used on, at times, ordered behind that by an event."""
+        address = ctypes.c_uint64()
+        stream, size = self._somewhere(), ctypes.c_size_t(4096)
+        self._log.gpu.call("cuMemAllocAsync", ctypes.byref(address), size, stream)
+        self._log.gpu.call("cuMemsetD32Async", address, self._values(1)[0], ctypes.c_size_t(1024), stream)
+        to = ctypes.c_uint64(self._mirror.value + 6400)
+        self._log.gpu.call("cuMemcpyDtoDAsync_v2", to, address, ctypes.c_size_t(800), self._somewhere())
+        self._log.gpu.call("cuMemFreeAsync", address, self._somewhere())
+
+    def _changes_an_event(self) -> None:
+        """A handle that comes back is another event."""
+        stream = self._somewhere()
+        event = self._log.event()
+        self._log.record(event, stream.value or 0)
+        self._log.wait(self._somewhere().value or 0, event)
+        self._log.gpu.call("cuEventDestroy_v2", event)
+        self._log.gpu.call("cuEventDestroy_v2", self._events[self._last])
+        self._events[self._last] = self._log.event()
+
     def _captures(self) -> None:
         stream = self._somewhere()
         graph = self._log.graph(self._values(5), stream.value or 0)
@@ -197,6 +217,7 @@ class Chance:
 
     def run(self) -> None:
         often = [self._launches] * 10 + [self._copies, self._copies_by_way_of_the_host, self._fills, self._asks] * 3
+        often += [self._allocates_in_stream_order, self._changes_an_event] * 2
         seldom = [
             self._synchronises,
             self._copies_pageable_memory,

@@ -450,6 +450,62 @@ def test_the_threads_that_work_for_a_region_wait_with_it(stage: Stage) -> None:
     ended_well(program)
 
 
+def test_events_and_stream_ordered_memory_end_behind_a_backlog_without_a_wait(stage: Stage) -> None:
+    """Found: an event's destruction waited for all that was queued, 1.4 s behind 20 launches, and opened the gate."""
+    program = both_classes(stage)
+    program.call(
+        "def ends():\n"
+        "    event, address, stream = log.event(), ctypes.c_uint64(), ctypes.c_void_p(gpu.stream())\n"
+        "    gpu.call('cuMemAllocAsync', ctypes.byref(address), ctypes.c_size_t(4096), stream)\n"
+        "    log.note(*range(1, 21), stream=stream.value)\n"
+        "    log.record(event, stream.value)\n"
+        "    gpu.call('cuEventDestroy_v2', event)\n"
+        "    gpu.call('cuMemFreeAsync', address, stream)\n"
+        "    other = ctypes.c_uint64()\n"
+        "    gpu.call('cuMemAllocAsync', ctypes.byref(other), ctypes.c_size_t(4096), stream)\n"
+        "    assert other.value != address.value\n"
+        "    gpu.call('cuMemFreeAsync', other, stream)\n"
+        "    gpu.call('cuEventDestroy_v2', log.event())"
+    )
+    program.call(ENTER)
+    program.call("Worker(gpu, lambda: best_effort(ends)).join()")
+    assert program.count("offloaded_launches") == 0
+    program.call(LEAVE)
+    program.call("gpu.synchronize()")
+    assert program.call("log.read()") == list(range(21))
+    ended_well(program)
+
+
+def test_memory_whose_free_is_queued_is_freed_before_a_program_hears_that_there_is_none(stage: Stage) -> None:
+    serve, train = server(stage), trainer(stage)
+    train.call(
+        "large, more, size = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_size_t(40 << 30)\n"
+        "stream = ctypes.c_void_p(gpu.stream())\n"
+        "gpu.call('cuMemAllocAsync', ctypes.byref(large), size, stream)\n"
+        "log.note(1, stream=stream.value); gpu.synchronize()"
+    )
+    serve.call(ENTER)
+    train.call("log.note(2, stream=stream.value); gpu.call('cuMemFreeAsync', large, stream)")
+    train.send("gpu.call('cuMemAllocAsync', ctypes.byref(more), size, stream)")
+    wait_at_the_gate(train)
+    serve.call(LEAVE)
+    train.answer()
+    assert train.call("log.read()") == [0, 1, 2]
+    ended_well(serve, train)
+
+
+def test_graphs_made_before_the_first_best_effort_launch_are_offloaded(stage: Stage) -> None:
+    program = stage.importing(**PATIENT, **HOLDING)
+    program.call("from logged import *; gpu = Gpu(); log = Log(gpu); stream = gpu.stream()")
+    program.call("graph = log.graph([1, 2], stream)")
+    program.call(BEST_EFFORT)
+    program.call("best_effort(log.note, 0); gpu.synchronize()")
+    program.call("best_effort(gpu.replay, graph, stream); best_effort(gpu.replay, graph, stream); gpu.synchronize()")
+    assert program.call("log.read()") == [0, 1, 2, 1, 2]
+    assert program.count("offloaded_launches") == 1
+    ended_well(program)
+
+
 def test_a_full_ring_beside_latency_work(stage: Stage) -> None:
     """A launch waits for room; another call that needs it, or a thread with the GIL, opens the gate instead."""
     program = both_classes(stage)
@@ -542,26 +598,62 @@ def test_each_device_has_a_ring_of_its_own(stage: Stage, monkeypatch: pytest.Mon
     ended_well(serve, train)
 
 
+def test_a_free_on_one_device_does_not_wait_for_the_gate_of_another(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    train = stage.run("best-effort", **PATIENT)
+    train.call("from logged import *; one = Gpu(0); first = Log(one); first.note(0); one.synchronize()")
+    train.call("two = Gpu(1); second = Log(two); second.note(0); two.synchronize()")
+    train.call("there = second.allocate(64); host = ctypes.c_void_p()")
+    train.call("two.call('cuMemAllocHost_v2', ctypes.byref(host), ctypes.c_size_t(64))")
+    train.call("one.use(); here = one.stream(); first.note(1, stream=here); one.synchronize()")
+    serve.call(ENTER)
+    train.call("first.note(2, stream=here); two.use(); gpu = two")
+    train.call("second.note(1); two.call('cuMemFree_v2', there); two.synchronize()")
+    assert train.count("offloaded_launches") == 2  # the launch of the second device, and the first's before
+    # The first device may be reading it.
+    train.send("two.call('cuMemFreeHost', host)")
+    wait_at_the_gate(train)
+    serve.call(LEAVE)
+    train.answer()
+    assert train.call("second.read()") == [0, 1]
+    train.call("one.use()")
+    assert train.call("first.read()") == [0, 1, 2]
+    ended_well(serve, train)
+
+
 # ---- at random -----------------------------------------------------------------------------------------------------
 
 AT_RANDOM = """
-import json, sys
+import json, os, sys
 from program import *
 from logged import *
-gpu = Gpu(); Log(gpu).note(0); gpu.synchronize()
-works = [Chance(gpu, seed, steps=150) for seed in range(4)]
-threads = [Worker(gpu, work.run) for work in works]
+gpus = [Gpu(ordinal) for ordinal in range(int(os.environ.get("CUDASCHED_SIM_DEVICES", "1")))]
+works = []
+for seed in range(4):
+    gpu = gpus[seed % len(gpus)]
+    gpu.use()
+    Log(gpu).note(0)
+    gpu.synchronize()
+    works.append((gpu, Chance(gpu, seed, steps=150)))
+threads = [Worker(gpu, work.run) for gpu, work in works]
 for thread in threads: thread.join()
-for work in works: work.look()
-print(json.dumps([work.result for work in works]))
+for gpu, work in works:
+    gpu.use()
+    work.look()
+print(json.dumps([work.result for _, work in works]))
 if sys.argv[1:]: print(state()["offloaded_launches"], state()["best_effort_launches"])
 """
 
 
+@pytest.mark.parametrize("devices", ["1", "2"])
 @pytest.mark.parametrize("beside", ["nobody", "a latency client"])
 def test_random_work_leaves_what_it_leaves_without(
-    stage: Stage, command: str, python: Run, simulated: Path, beside: str
+    stage: Stage, command: str, python: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch, beside: str, devices: str
 ) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", devices)
     bare = python(AT_RANDOM, env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)})
     assert (bare.returncode, bare.stderr) == (0, "")
     serve = server(stage) if beside != "nobody" else None

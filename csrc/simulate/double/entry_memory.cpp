@@ -158,6 +158,11 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
     if (result != CUDA_SUCCESS) return result;
     std::uintptr_t address = 0;
     result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+      // The driver gives out what was freed on the stream before; here that is free once the stream is done with it.
+      result = synchronize_stream(lock, stream);
+      if (result == CUDA_SUCCESS) result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+    }
     if (result != CUDA_SUCCESS) return result;
     result = submit_command(lock, stream, {});
     if (result == CUDA_SUCCESS) {

@@ -391,6 +391,17 @@ TEST_F(OffloadTest, AStreamOrderedFreeIsQueuedInItsStreamsOrder) {
   EXPECT_EQ(gate_.forced(), 0);
   finish();
   EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "free 4000"));
+  // An earlier call's error is not due here: the memory is freed, and the next call hears of it.
+  driver_.on_call = [](const DriverCall& call) {
+    return call.name == "kernel" ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  };
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_EQ(free_async(0x5000, kStream), CUDA_SUCCESS);
+  finish();
+  EXPECT_EQ(driver_.made().back().what, 0x5000U);
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_INVALID_VALUE);
+  driver_.on_call = nullptr;
   // No allocation begins there: the driver refuses it, at once.
   block();
   EXPECT_EQ(free_async(0x4010, kNonBlocking), CUDA_SUCCESS);
@@ -486,6 +497,20 @@ TEST_F(TwoDevices, AFreeWaitsForTheQueuesOfTheDevicesThatReachTheMemory) {
   EXPECT_EQ(enable(kOtherContext, 0), CUDA_SUCCESS);
   block();
   EXPECT_TRUE(waits_for_the_first_gate(frees));
+}
+
+// A device where no best effort runs has no queue, and its calls wait for nobody's.
+TEST_F(TwoDevices, ACallOfADeviceWithoutAQueueWaitsForNone) {
+  Offload::forget_queues();
+  Offload::add(queue());
+  auto* const free_memory = guard("cuMemFree_v2", +[](CUdeviceptr) { return CUDA_SUCCESS; });
+  auto* const synchronise = guard("cuCtxSynchronize", +[]() { return CUDA_SUCCESS; });
+  block();
+  EXPECT_FALSE(waits_for_the_first_gate([&] {
+    here.queue = nullptr;
+    free_memory(0x4000);
+    synchronise();
+  }));
 }
 
 TEST_F(TwoDevices, WhatConcernsOneContextWaitsForItsDeviceAlone) {
