@@ -28,5 +28,6 @@ if(cuda_version LESS 13000)
     "${CUDASCHED_CUDA_INCLUDE}/cuda.h is version ${cuda_version}. Install the header wheels: "
     "pip install 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-cupti==13.0.*'")
 endif()
+cudasched_link_headers(cuda_headers "${CUDASCHED_CUDA_INCLUDE}" "${CUDASCHED_CUPTI_INCLUDE}" "${CUDASCHED_CRT_INCLUDE}")
 add_library(cudasched_cuda_headers INTERFACE)
-target_include_directories(cudasched_cuda_headers SYSTEM INTERFACE "${CUDASCHED_CUDA_INCLUDE}" "${CUDASCHED_CUPTI_INCLUDE}" "${CUDASCHED_CRT_INCLUDE}")
+target_include_directories(cudasched_cuda_headers SYSTEM INTERFACE ${cuda_headers})

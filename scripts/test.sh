@@ -12,7 +12,8 @@ logs="$root/build/logs"
 
 # The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
 export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
-export CCACHE_DIR="$root/build/ccache" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
+export CCACHE_DIR="$root/build/ccache" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
+export CCACHE_SLOPPINESS=pch_defines,time_macros # what precompiled headers need
 
 # ---- what a stage does ----------------------------------------------------------------------------------------------
 
@@ -94,9 +95,6 @@ engine_tests=(--ignore-glob={*/test_faults,*/test_sharing,*/test_offload,*/test_
 # stage_other_python VERSION PYTHON: a wheel of its own and the tests of the Python package.
 stage_other_python() {
   local directory="$root/.venv-$1"
-  # The headers that the other builds have, or none of their compilations would be found again.
-  CMAKE_ARGS="$(sed -n 's/^\(CUDASCHED_[A-Z]*_INCLUDE\):PATH=/-D\1=/p' build/cpp/CMakeCache.txt 2>/dev/null | tr '\n' ' ' || true)"
-  export CMAKE_ARGS
   ensure_venv "$directory" "$2"
   install_package "$directory" test
   PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest -n 4 "${engine_tests[@]}" tests/python
@@ -121,7 +119,7 @@ failures() {
 # stage NAME FUNCTION ARGUMENT...: runs it, its output in a log and from there here, and notes how it ended. A process that
 # a crashed test leaves behind holds the log open, not our output, so nothing waits for it.
 stage() {
-  local name="$1" run="stage_$2" log="$logs/${1// /-}.log" start=$SECONDS closing status outcome=passed follower
+  local name="$1" run="stage_$2" log="$logs/${1// /-}.log" start=$SECONDS closing status outcome=passed follower cpu
   shift 2
   printf '\n'
   say "$name"
@@ -131,12 +129,18 @@ stage() {
   tail -n +1 -s 0.2 -f --pid="$running" "$log" &
   follower=$!
   set +e
-  (
-    set -e
-    "$run" "$@"
-  ) >>"$log" 2>&1
+  TIMEFORMAT='%U %S'
+  {
+    time {
+      (
+        set -e
+        "$run" "$@"
+      ) >>"$log" 2>&1
+    }
+  } 2>"$logs/cpu"
   status=$?
   set -e
+  cpu="$(awk '{ printf "%.0f", $1 + $2 }' "$logs/cpu")"
   kill "$running"
   wait "$running" "$follower" 2>/dev/null || true
   if [ "$status" -eq 0 ]; then
@@ -147,7 +151,7 @@ stage() {
     printf '%s\n' "==> FAILED: $name (exit code $status, log in ${log#"$root/"})"
   fi
   closing="$(grep -E '(passed|failed|error|skipped).* in [0-9.]+s|% tests passed|^lint |headers passed' "$log" | tail -n 1 || true)"
-  report+=("$(printf '%-14s %-6s %4d s  %s' "$name" "$outcome" "$((SECONDS - start))" "$closing")")
+  report+=("$(printf '%-14s %-6s %4d s, CPU %4d s  %s' "$name" "$outcome" "$((SECONDS - start))" "$cpu" "$closing")")
   if [ "$status" -ne 0 ]; then
     report+=("$(failures "$log" | sed 's/^/    /')")
   fi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -52,23 +51,15 @@ def new_environment(directory: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def sharing_compilations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which builds of equal sources find what the others compiled, if ccache does it.
+def build_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which builds of equal sources find what other builds compiled, where ccache is the launcher.
 
-    For this they see the headers of CUDA and pybind11 at one place. The wheel is built without, with headers of its
-    own, as a user's is.
+    Each build finds the headers of CUDA and pybind11 as a user's does, in the environment that pip makes for it.
     """
     base = tmp_path_factory.getbasetemp()
     temporary = base / "tmp"
     temporary.mkdir()
-    cache = ROOT / "build/cpp/CMakeCache.txt"
-    places = re.findall(r"^(CUDASCHED_\w+_INCLUDE):PATH=(.*)$", cache.read_text(), re.M) if cache.exists() else []
-    places.append(("pybind11_DIR", run([sys.executable, "-m", "pybind11", "--cmakedir"]).strip()))
-    return os.environ | {
-        "CCACHE_BASEDIR": str(base),
-        "TMPDIR": str(temporary),
-        "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in places),
-    }
+    return os.environ | {"CCACHE_BASEDIR": str(base), "TMPDIR": str(temporary)}
 
 
 @pytest.fixture(scope="session")
@@ -78,10 +69,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The wheel that `pip wheel .` builds."""
+def wheel(
+    source: pathlib.Path, build_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """The wheel that `pip wheel .` builds; beside it, in `debug`, what debug_symbols.py makes of that build."""
     directory = tmp_path_factory.mktemp("wheel")
-    run([sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-w", directory], cwd=source)
+    run([sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-w", directory], cwd=source, env=build_environment)
+    (build,) = (source / "build").iterdir()
+    run([sys.executable, ROOT / "scripts/debug_symbols.py", build, directory / "debug"])
     (built,) = directory.glob("*.whl")
     return built
 

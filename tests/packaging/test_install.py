@@ -42,11 +42,11 @@ def over_simulated_driver(files: dict[str, pathlib.Path], directory: pathlib.Pat
 
 @pytest.fixture(scope="session")
 def editable(
-    source: pathlib.Path, sharing_compilations: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    source: pathlib.Path, build_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
     """The Python of a fresh environment with the source tree installed in place."""
     python = new_environment(tmp_path_factory.mktemp("editable"))
-    run([python, "-m", "pip", "install", "-e", "."], cwd=source, env=sharing_compilations)
+    run([python, "-m", "pip", "install", "-e", "."], cwd=source, env=build_environment)
     return python
 
 

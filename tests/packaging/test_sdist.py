@@ -38,9 +38,9 @@ def test_leaves_out_what_models_were_trained_on(sdist: pathlib.Path) -> None:
 
 
 def test_wheel_built_from_it_is_the_wheel_of_the_tree(
-    sdist: pathlib.Path, wheel: pathlib.Path, sharing_compilations: dict[str, str], tmp_path: pathlib.Path
+    sdist: pathlib.Path, wheel: pathlib.Path, build_environment: dict[str, str], tmp_path: pathlib.Path
 ) -> None:
-    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, sdist], env=sharing_compilations)
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, sdist], env=build_environment)
     (built,) = tmp_path.glob("*.whl")
     assert built.name == wheel.name
     with zipfile.ZipFile(built) as from_sdist, zipfile.ZipFile(wheel) as from_tree:

@@ -1,0 +1,15 @@
+# cudasched_link_headers(VARIABLE DIRECTORY...): links to directories of headers, inside the build directory, by names that
+# are the same in every build. A compiler cache then recognises a compilation wherever pip has put the headers this time.
+function(cudasched_link_headers variable)
+  set(directories ${ARGN})
+  list(REMOVE_DUPLICATES directories)
+  set(links "")
+  foreach(directory IN LISTS directories)
+    list(LENGTH links number)
+    set(link "${CMAKE_BINARY_DIR}/headers/${variable}_${number}")
+    file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/headers")
+    file(CREATE_LINK "${directory}" "${link}" SYMBOLIC)
+    list(APPEND links "${link}")
+  endforeach()
+  set(${variable} ${links} PARENT_SCOPE)
+endfunction()
