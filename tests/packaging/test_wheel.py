@@ -99,6 +99,23 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []
 
 
+def test_is_small(wheel: pathlib.Path) -> None:
+    assert wheel.stat().st_size <= 4e6
+
+
+@pytest.mark.parametrize("library", sorted(NEEDED))
+def test_leaves_debug_information_to_files_of_its_own(
+    wheel: pathlib.Path, unpacked: pathlib.Path, library: str
+) -> None:
+    """The file in `debug` is where gdb looks for it: under the build id of the library in the wheel."""
+    assert re.findall(r" (\.symtab|\.debug_\w+) ", run(["readelf", "-SW", unpacked / library])) == []
+    (build_id,) = re.findall(r"Build ID: ([0-9a-f]{40})", run(["readelf", "-nW", unpacked / library]))
+    sections = run(["readelf", "-SW", wheel.parent / "debug/.build-id" / build_id[:2] / f"{build_id[2:]}.debug"])
+    assert " .symtab " in sections
+    if library != "cudasched/hook/libcuda.so":  # it has no code
+        assert {".debug_info", ".debug_line"} <= set(re.findall(r" (\.debug_\w+) ", sections))
+
+
 @pytest.mark.parametrize("library", sorted(NEEDED))
 def test_needs_nothing_that_a_machine_may_lack(unpacked: pathlib.Path, library: str) -> None:
     """No libcuda, libcudart, libcupti or libstdc++, which may be absent or another version; the stub needs the shim."""
