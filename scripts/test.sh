@@ -15,6 +15,9 @@ export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 export CCACHE_DIR="$root/build/ccache" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
 export CCACHE_SLOPPINESS=pch_defines,time_macros # what precompiled headers need
 
+# XGBoost's threads spin while they wait for one another: on two cores, several test processes would do little else.
+export OMP_THREAD_LIMIT=1 OPENBLAS_NUM_THREADS=1
+
 # ---- what a stage does ----------------------------------------------------------------------------------------------
 
 # configure DIRECTORY OPTION...: a build tree with the C++ tests and without the Python module.

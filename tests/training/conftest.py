@@ -15,6 +15,11 @@ for name in ("numpy", "pyarrow"):
     pytest.importorskip(name, reason=f"{name} is not installed: pip install 'cudasched[training]'")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test begins first, so that the other processes have work while it runs."""
+    items.sort(key=lambda item: item.path.name != "test_notebook.py")
+
+
 @pytest.fixture(scope="session")
 def sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of sweeps by two processes."""
