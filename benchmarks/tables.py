@@ -6,8 +6,9 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- end -->
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
-(figures.py); `table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or coverage). `--plots
-DIR` also writes a plot of each pair of loads that it holds.
+(figures.py; breadth/summary.py), `table:NAME:summary` a short form of colocations; `table:predictor:KIND` is one kind
+of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error
+but a line that says so. `--plots DIR` also writes a plot of each pair of loads in the colocation benchmark's files.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
 from benchmarks.figures import figures_table
 from benchmarks.results.schema import (
     RESULTS,
@@ -37,8 +39,29 @@ from benchmarks.results.schema import (
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(
-    r"(?P<start><!-- table:(?P<name>[\w-]+)(?::(?P<kind>\w+))? -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+    r"(?P<start><!-- table:(?P<name>[\w-]+)(?::(?P<kind>\w+))?(?P<optional> if measured)? -->\n)"
+    r".*?(?P<end><!-- end -->)",
+    re.DOTALL,
 )
+
+NOT_MEASURED = "Not measured yet.\n"
+
+#: Columns of the short form, and their arms.
+SHORT = {
+    "alone": "latency_alone",
+    "time slices": "processes",
+    "cudasched, two processes": "cudasched_two_processes",
+    "cudasched, MPS": "cudasched_mps",
+    "cudasched, one process": "cudasched_one_process",
+}
+
+#: What its lines call a best-effort load.
+SPELLED = {
+    "resnet50": "ResNet50 training",
+    "transformer": "transformer training",
+    "gemm": "large matrix products",
+    "elementwise": "elementwise kernels",
+}
 
 #: Lines under the arms, and the modes that they hold for.
 BOUNDS = {"bound, one process or MPS": ("one_process", "mps"), "bound, two processes": ("two_processes",)}
@@ -58,6 +81,8 @@ def rendered(text: str, results: Path = RESULTS) -> str:
 
     def table(match: re.Match[str]) -> str:
         path = results / f"{match['name']}.json"
+        if match["optional"] and not path.exists():
+            return f"{match['start']}{NOT_MEASURED}{match['end']}"
         try:
             return f"{match['start']}{table_of(load(path), match['kind'])}{match['end']}"
         except (OSError, ValidationError) as error:
@@ -72,8 +97,15 @@ def table_of(results: Results, kind: str | None = None) -> str:
     Raises:
         ValueError: A kind is asked for that the file does not have.
     """
+    if any(isinstance(row, FigureRow) for row in results.rows):
+        return f"{core_table(results)}\n{origin(results.meta)}\n"
+    if is_breadth(results):
+        made = breadth_figures(results) if kind == "figures" else breadth_table(results)
+        return f"{made}\n{origin(results.meta)}\n"
     if kind == "figures":
         return f"{figures_table(results)}\n{origin(results.meta)}\n"
+    if kind == "summary":
+        return f"{summary_table(results)}\n{origin(results.meta)}\n"
     if kind is not None or results.meta_by_kind:
         return predictor_tables(results, kind)
     if any(isinstance(row, OverheadRow) for row in results.rows):
@@ -117,6 +149,19 @@ def colocation_table(results: Results) -> str:
                 lines.append(f"| {name}: P99 | {' | '.join(cells)} |")
         tables.append("\n".join(lines) + "\n")
     return "\n".join(tables)
+
+
+def summary_table(results: Results) -> str:
+    """A line for each best-effort load beside the file's first latency load: P99, and best effort of what is left."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    scene = _scene(rows[0])
+    lines = [f"| beside | {' | '.join(SHORT)} |", f"|---|{'---|' * len(SHORT)}"]
+    for beside in dict.fromkeys(row.best_effort_load for row in rows if _scene(row) == scene):
+        own = {row.arm: row for row in rows if _scene(row) == scene and row.best_effort_load == beside}
+        cells = [_summary_cell(own.get(arm)) for arm in SHORT.values()]
+        if all(cells):
+            lines.append(f"| {SPELLED.get(beside, beside)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def overhead_table(results: Results) -> str:
@@ -250,6 +295,14 @@ def _colocation_cell(row: ColocationRow) -> str:
     return " · ".join(parts)
 
 
+def _summary_cell(row: ColocationRow | None) -> str:
+    if row is None or row.latency_ms is None:
+        return ""
+    ratio = f" ({row.p99_ratio:.1f}x)" if row.p99_ratio and row.arm != "latency_alone" else ""
+    kept = f", {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ""
+    return f"{row.latency_ms.p99:.2f} ms{ratio}{kept}"
+
+
 def _bound_cell(rows: Iterable[ColocationRow]) -> str:
     bounds = [row.bound_p99_ms for row in rows if row.bound_p99_ms]
     return f"{bounds[0]:.2f}" if bounds else ""
@@ -278,7 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.colocation.__main__ import write_plots
 
         for path in sorted(RESULTS.glob("*.json")):
-            write_plots(load(path), options.plots / path.name)
+            results = load(path)
+            if not is_breadth(results):
+                write_plots(results, options.plots / path.name)
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)
         return 1

@@ -7,10 +7,10 @@
     python -m benchmarks.breadth merge --out benchmarks/results/breadth.json first.cells second.cells
 
 Each program runs as its user would run it, and is started first; then the server comes and is measured. A program has
-three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. They import their libraries during
-the turn of the program before, stopped while that is measured, and are built at their own turn; nothing else uses the
-GPU while a cell is measured. Each outcome is saved at once, beside the results with the suffix .cells. The exit status
-is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed.
+three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. Their imports go on during the
+turn of the program before, stopped while that is measured, and they are built at their own turn; nothing else uses
+the GPU while a cell is measured. Each outcome is saved at once, beside the results with the suffix .cells. The exit
+status is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, Harn
 
 from benchmarks import meta
 from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
-from benchmarks.breadth.summary import breadth_table, figures_table
+from benchmarks.breadth.summary import breadth_figures, breadth_table
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
@@ -587,7 +587,7 @@ def finish(cells: CellFile, out: Path) -> None:
     if made.rows:
         made.write(out)
         print(breadth_table(made))
-        print(figures_table(made))
+        print(breadth_figures(made))
     for outcome in cells.outcomes.values():
         if outcome.error:
             print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")

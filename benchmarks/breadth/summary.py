@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.results.schema import ColocationRow, Results
 
 #: The arms under cudasched, and what a table calls them.
@@ -12,6 +13,11 @@ MANAGED = {"cudasched_two_processes": "two processes", "cudasched_mps": "under M
 #: What is promised: P99 over alone and best effort of what is left, typical and worst.
 P99_MEDIAN, P99_WORST, BOUND_MARGIN = 1.25, 1.5, 1.05
 BEST_EFFORT_MEDIAN, BEST_EFFORT_WORST = 0.99, 0.95
+
+
+def is_breadth(results: Results) -> bool:
+    """Whether these are the breadth benchmark's rows: their best-effort loads are programs, named by their library."""
+    return any(isinstance(row, ColocationRow) and row.best_effort_load in PROGRAMS for row in results.rows)
 
 
 def breadth_table(results: Results) -> str:
@@ -38,7 +44,7 @@ def breadth_table(results: Results) -> str:
     return "\n".join(tables)
 
 
-def figures_table(results: Results) -> str:
+def breadth_figures(results: Results) -> str:
     """The figures over all programs and servers, typical beside worst, a column for each way of sharing."""
     columns = {arm: _managed(results, arm) for arm in MANAGED}
     lines = [f"| figure | {' | '.join(MANAGED.values())} |", f"|---|{'---|' * len(MANAGED)}"]

@@ -24,7 +24,7 @@ from benchmarks.breadth.__main__ import (
 )
 from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
 from benchmarks.breadth.programs import PROGRAMS
-from benchmarks.breadth.summary import breadth_table, figures_table, p99_over_allowed
+from benchmarks.breadth.summary import breadth_figures, breadth_table, p99_over_allowed
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.results.schema import ColocationRow, load
 
@@ -139,7 +139,7 @@ def test_the_server_alone_stands_beside_every_program_and_parts_are_put_together
 def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_path: Path) -> None:
     programs = {"torch_sparse": (0.55, 97.0), "torchvision_vit": (0.6, 96.5), "jax_transformer": (0.8, 90.0)}
     made = results(filled(tmp_path / "breadth.cells", programs))
-    table = figures_table(made)
+    table = breadth_figures(made)
     assert "| P99 / alone, median | 1.2 (<= 1.25) met | 1.2 (<= 1.25) met |" in table
     assert "| P99 / alone, worst | 1.6, jax_transformer beside bert_graph |" in table
     assert "0.928 (>= 0.95) **missed**, jax_transformer" in table and "| requests | 1,800 | 1,800 |" in table

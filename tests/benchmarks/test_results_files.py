@@ -7,6 +7,7 @@ from test_cells import META
 from benchmarks import tables
 from benchmarks.results.schema import (
     RESULTS,
+    FigureRow,
     OverheadRow,
     PredictorAccuracyRow,
     PredictorCoverageRow,
@@ -132,3 +133,34 @@ def test_a_kind_without_rows_is_an_error(tmp_path, kind):
 def test_figures_out_of_their_range_are_errors(wrong):
     with pytest.raises(ValidationError):
         PredictorCoverageRow.model_validate({"decile": 1, "coverage": 0.9, "n": 1} | wrong)
+
+
+def test_a_marker_for_what_may_not_be_measured_yet_says_so_until_it_is(tmp_path):
+    document = "<!-- table:overhead if measured -->\nold\n<!-- end -->\n"
+    before = tables.rendered(document, tmp_path)
+    assert "Not measured yet." in before and "old" not in before
+    overhead(50).write(tmp_path / "overhead.json")
+    after = tables.rendered(before, tmp_path)
+    assert "| launch | 2900 | 4000 | 2850 | +50 |" in after and "Not measured" not in after
+    (tmp_path / "overhead.json").write_text("{}")
+    with pytest.raises(ValueError, match="table:overhead"):
+        tables.rendered(document, tmp_path)
+
+
+def test_the_summary_has_a_line_for_each_load_that_was_measured_in_every_arm():
+    lines = tables.summary_table(load(RESULTS / "scheduler.json")).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {name}" for name in tables.SPELLED.values()]
+    assert all(line.count("|") == len(tables.SHORT) + 2 and "| |" not in line for line in lines)
+
+
+def test_figures_of_the_core_say_what_limits_them(tmp_path):
+    row = dict(figure="ci_s", value=1300.0, goal=1200.0, better="less", low=1300.0, high=1300.0, n=1)
+    missed = FigureRow.model_validate(row | {"limited_by": "two cores"})
+    Results(meta=META, rows=[missed, missed.model_copy(update={"value": 900.0, "limited_by": ""})]).write(
+        tmp_path / "core.json"
+    )
+    text = tables.rendered("<!-- table:core -->\n<!-- end -->\n", tmp_path)
+    assert "| <= 1200 **missed** | two cores |" in text and "| <= 1200 met |  |" in text
+    assert "some GPU, driver 580.1" in text
+    with pytest.raises(ValidationError):
+        FigureRow.model_validate(row | {"limited_by": "x", "better": "most"})
