@@ -6,15 +6,16 @@
 #
 # Steps, all by default and in this order: main (15 programs beside the BERT graph server), core (one process, backlogs,
 # the launcher), ddp (two GPUs), servers (four programs beside each of the other servers). Several GPUs share the programs
-# of main and servers between them. On one H200 main takes 13 minutes, core 4, servers 11; on two main takes 7, servers 6
+# of main and servers between them. On one H200 main takes 14 minutes, core 5, servers 13; on two main takes 8, servers 7
 # and ddp 10.
 #
 # OUT/*.cells has what is done, and another run goes on from there; FROM names a directory whose *.cells are taken over
-# first. LIMIT_S (590) is for all steps together. COMMIT may be set where there is no clone to ask, and PYTHON.
+# first. LIMIT_S (590) is for all steps together. More options for the benchmarks go into BREADTH_OPTIONS
+# (--keep-servers) and CORE_OPTIONS (--ddp-seconds 120). COMMIT may be set where there is no clone to ask, and PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[ $# -ge 1 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out=$1
 shift
 [ $# -ge 1 ] || set -- main core ddp servers
@@ -44,7 +45,7 @@ breadth() {
   local i status=0 running=()
   for i in "${!gpus[@]}"; do
     CUDA_VISIBLE_DEVICES=${gpus[i]} run "breadth $((i + 1))/${#gpus[@]}" benchmarks.breadth \
-      --out "$out/breadth-$((i + 1)).json" --part "$((i + 1))/${#gpus[@]}" "$@" &
+      --out "$out/breadth-$((i + 1)).json" --part "$((i + 1))/${#gpus[@]}" "$@" ${BREADTH_OPTIONS:-} &
     running+=($!)
   done
   for i in "${running[@]}"; do wait "$i" || status=$?; done
@@ -63,8 +64,8 @@ measure() {
   case $1 in
     main) breadth ;;
     servers) breadth "${others[@]}" ;;
-    core) run core benchmarks.core --out "$out/core.json" --only readme_example,backlog,launcher ;;
-    ddp) run ddp benchmarks.core --out "$out/core.json" --only ddp ;;
+    core) run core benchmarks.core --out "$out/core.json" --only readme_example,backlog,launcher ${CORE_OPTIONS:-} ;;
+    ddp) run ddp benchmarks.core --out "$out/core.json" --only ddp ${CORE_OPTIONS:-} ;;
   esac
 }
 

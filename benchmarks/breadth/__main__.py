@@ -447,9 +447,11 @@ class Runner:
                 server = self._server(served)
                 if not fresh:
                     time.sleep(SETTLE_S)
-            result = self._window(cell, process, server if beside else None)
-            if process.mode != "plain":
-                result["state"] = _without_event(self.fleet.ask(process, "state"))
+            if process.mode == "plain":
+                return self._window(cell, process, server if beside else None)
+            before = self.fleet.ask(process, "state")
+            result = self._window(cell, process, server)
+            result["counted"] = counted(before, self.fleet.ask(process, "state"))
             return result
         finally:
             if process in self.fleet:
@@ -560,6 +562,15 @@ def per_second(readings: Sequence[Sequence[int]]) -> float:
         raise ValueError(f"{len(readings)} readings of the loss in the cell, where two are needed: use longer cells")
     (began_ns, first), (ended_ns, last) = readings[0], readings[-1]
     return (last - first) / ((ended_ns - began_ns) / 1e9)
+
+
+def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
+    """What cudasched counted in a program between two looks: what explains a cell."""
+    return {
+        name: value - before[name]
+        for name, value in after.items()
+        if isinstance(value, int) and not isinstance(value, bool) and name != "driver_version"
+    }
 
 
 def _without_event(answer: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +108,12 @@ def counted(durations_us: list[float], items: int) -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """What cudasched has counted in this process, and the CPU time of its launcher threads, ns."""
+    """What cudasched has counted in this process, and the CPU time of its launcher threads."""
     import cudasched
 
-    known = cudasched.state()
-    fields = ("launches", "best_effort_launches", "gated_launches", "offloaded_launches", "untracked_launches")
-    found: dict[str, Any] = {name: getattr(known, name) for name in fields}
-    # Where the engine does not tell its launcher's own time, the threads' whole CPU time stands for it.
-    own_ns = getattr(known, "launcher_cpu_ns", None)
-    found["launcher_cpu_ns"] = launcher_threads_ns() if own_ns is None else own_ns
-    found["launcher_cpu_from"] = "threads, driver calls included" if own_ns is None else "engine"
-    found["off_reason"] = known.off_reason
+    found = asdict(cudasched.state())
+    # An engine that does not tell has no figure for the driver's calls either: then they are in the threads' time.
+    found.setdefault("launcher_cpu_ns", launcher_threads_ns())
     return found
 
 

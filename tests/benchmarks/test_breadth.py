@@ -22,6 +22,7 @@ from benchmarks.breadth.__main__ import (
     per_second,
     results,
 )
+from benchmarks.breadth.__main__ import counted as counted_between
 from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.breadth.summary import breadth_figures, breadth_table, p99_over_allowed
@@ -108,6 +109,11 @@ def test_throughput_is_counted_between_readings_and_needs_two() -> None:
             per_second(few)
 
 
+def test_what_cudasched_counted_is_the_difference_of_two_looks() -> None:
+    before = {"event": "result", "launches": 5, "installed": True, "driver_version": 13000, "off_reason": ""}
+    assert counted_between(before, before | {"launches": 12}) == {"launches": 7}
+
+
 def test_kernel_durations_are_counted_by_their_length() -> None:
     assert counted([1.04, 0.96, 7.0], 3) == {"kernel_us": [(1.0, 2), (7.0, 1)], "per_item_us": pytest.approx(3.0)}
 
@@ -178,7 +184,7 @@ def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
     both = "+".join(programs)
     assert measured == sorted([("latency_alone", both)] * 2 + list(itertools.product([*arms, KERNELS], programs)))
     managed = next(outcome for each, outcome in cells.outcomes.items() if each.arm == "cudasched_two_processes")
-    assert managed.result is not None and managed.result["state"]["best_effort_launches"] > 0
+    assert managed.result is not None and managed.result["counted"]["best_effort_launches"] > 0
     rows = {row.arm: row for row in load(out).rows}
     assert rows["cudasched_two_processes"].best_effort_ratio and rows["cudasched_two_processes"].p99_ratio
     # Nothing is left to do: no process is started, and what is there stays.

@@ -21,7 +21,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_every_step_is_a_run_of_a_benchmark_in_the_order_of_their_weight() -> None:
-    done = run("out", DRY="1", LIMIT_S="500", COMMIT="0123456789ab")
+    more = dict(BREADTH_OPTIONS="--keep-servers", CORE_OPTIONS="--ddp-seconds 60 --starts 4")
+    done = run("out", DRY="1", LIMIT_S="500", COMMIT="0123456789ab", **more)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line)[2:] for line in done.stdout.splitlines()]
     assert [line[0] for line in lines] == [
@@ -38,6 +39,7 @@ def test_every_step_is_a_run_of_a_benchmark_in_the_order_of_their_weight() -> No
     assert {*one_gpu.only, *ddp.only} == {*core.GROUPS} - {"ci"}
     assert {each.commit for each in (main, one_gpu, ddp, servers)} == {"0123456789ab"}
     assert all(490 <= each.limit_s <= 500 for each in (main, one_gpu, ddp, servers))
+    assert main.keep_servers and servers.keep_servers and ddp.ddp_seconds == 60 and one_gpu.starts == 4
     # Two breadth steps add to one file of cells, and both groups of the core to another.
     assert main.out == servers.out and one_gpu.out == ddp.out
 
