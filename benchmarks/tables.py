@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cudasched.demo.plot import plot
 from pydantic import ValidationError
 
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
@@ -308,11 +309,21 @@ def _bound_cell(rows: Iterable[ColocationRow]) -> str:
     return f"{bounds[0]:.2f}" if bounds else ""
 
 
+def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
+    """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    own = {row.arm: row for row in rows if _scene(row) == _scene(rows[0]) and row.best_effort_load == beside}
+    plotted = [own[arm].model_dump() | {"arm": name} for name, arm in SHORT.items()]
+    title = f"BERT requests ({own['latency_alone'].rate_hz:g}/s) beside {SPELLED[beside]}, {results.meta.gpu}"
+    return plot(plotted, path, title)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. The exit status is 1 for stale tables under `--check` and for errors."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
     parser.add_argument("--plots", type=Path, help="write plots of the colocation results to this directory")
+    parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
     stale = []
     try:
@@ -334,6 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = load(path)
             if not is_breadth(results):
                 write_plots(results, options.plots / path.name)
+    if options.picture:
+        picture(load(RESULTS / "scheduler.json"), options.picture)
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)
         return 1

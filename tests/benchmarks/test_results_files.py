@@ -164,3 +164,12 @@ def test_figures_of_the_core_say_what_limits_them(tmp_path):
     assert "some GPU, driver 580.1" in text
     with pytest.raises(ValidationError):
         FigureRow.model_validate(row | {"limited_by": "x", "better": "most"})
+
+
+def test_the_picture_has_a_row_for_each_arm_of_the_summary(tmp_path, monkeypatch):
+    plotted = []
+    monkeypatch.setattr(tables, "plot", lambda rows, path, title: plotted.extend(rows) or (path, title))
+    path, title = tables.picture(load(RESULTS / "scheduler.json"), tmp_path / "picture.png")
+    assert path == tmp_path / "picture.png" and "transformer training, NVIDIA H200" in title
+    assert [row["arm"] for row in plotted] == list(tables.SHORT)
+    assert all(row["latency_ms"] for row in plotted) and plotted[0]["best_effort_ratio"] is None
