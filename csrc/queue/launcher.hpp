@@ -61,8 +61,16 @@ class Admission {
   virtual void wake() noexcept = 0;
 };
 
+// What a launcher thread has used. Read at any time, by any thread.
+struct LauncherTime {
+  std::int64_t cpu_ns = 0;     // of the thread, in all
+  std::int64_t driver_ns = 0;  // about how long its driver calls took: one in Launcher::kTimed is timed
+};
+
 class Launcher {
  public:
+  static constexpr std::uint64_t kTimed = 16;
+
   // All must live as long as the thread, and as what it leaves behind at exit. `push_lock` is the queue's.
   Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept;
   // Ends the thread; not in the product, where it lives as long as the process.
@@ -94,6 +102,9 @@ class Launcher {
 
   // In a forked child: there is no thread and nothing is queued.
   void abandon() noexcept;
+
+  // Nothing where there is no thread.
+  LauncherTime time() const noexcept;
 
   // A context goes, and its handle may come back for another one.
   void forget_context() noexcept { context_epoch_.fetch_add(1, std::memory_order_release); }
@@ -127,6 +138,7 @@ class Launcher {
   std::atomic<bool> at_gate_{false};
   std::atomic<std::uint32_t> settled_{0};  // the new thread holds the mutex
 
+  std::atomic<std::int64_t> driver_ns_{0};
   std::atomic<Position> begun_{0};  // whose driver call is, or was, under way
   CUcontext current_ = nullptr;     // of the launcher
   std::uint64_t current_epoch_ = 0;

@@ -80,6 +80,8 @@ class Queue {
   void abandon() noexcept;
   // Regularly, from a thread that may make driver calls: is the launcher still there?
   void check() noexcept { launcher_.check(); }
+
+  LauncherTime launcher_time() const noexcept { return launcher_.time(); }
   // The process has latency work from here on: what now holds the process's own threads may not.
   void latency_came() noexcept;
 

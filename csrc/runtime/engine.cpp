@@ -616,6 +616,12 @@ StateReport Engine::report() {
   report.driver_version = driver_version_;
   report.totals = hot().counters.totals();
   report.device_launches = telemetry::device_launches();
+  for_each_device([&](const Device& device) {
+    if (device.queue() == nullptr) return;
+    const queue::LauncherTime time = device.queue()->launcher_time();
+    report.launcher.cpu_ns += time.cpu_ns;
+    report.launcher.driver_ns += time.driver_ns;
+  });
   report.off_reason = off_reason_;
   report.driver_path = driver_path_;
   return report;

@@ -107,6 +107,7 @@ struct StateReport {
   int driver_version = 0;
   telemetry::Totals totals;
   std::uint64_t device_launches = 0;
+  queue::LauncherTime launcher;  // of all devices
   std::string off_reason;
   std::string driver_path;
 };

@@ -127,6 +127,9 @@ void cudasched_get_state(cudasched_state* state) {
     state->offloaded_launches = report.totals.offloaded;
     state->backed_off = report.totals.backed_off;
     state->untracked_launches = report.totals.untracked;
+    state->gate_exceptions = report.totals.exceptions;
+    state->launcher_cpu_ns = static_cast<std::uint64_t>(report.launcher.cpu_ns);
+    state->launcher_driver_ns = static_cast<std::uint64_t>(report.launcher.driver_ns);
     state->prioritised_graphs = report.totals.prioritised_graphs;
     state->unprioritised_graphs = report.totals.unprioritised_graphs;
     state->normal_beside_best_effort = report.totals.normal_beside_best_effort;

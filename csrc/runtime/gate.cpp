@@ -7,6 +7,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
@@ -143,7 +144,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
     found = sampler_.estimate(key, question.query);
   }
   schedule::Ledger& ledger = markers_.ledger();
-  if (ledger.launches() == 0) ledger.look(now_ns(), admission_.is_own());
+  if (ledger.launches() == 0) ledger.look(now_ns(), admission_.gpu());
   bool first_look = true;
   while (ledger.launches() >= schedule::kFewestUngated &&
          ledger.submitted_ns() + found.duration_ns > schedule::kMostUngatedNs &&
@@ -218,8 +219,8 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       const std::int64_t now = now_ns();
       retire(now);
       if (held.looked_ns == 0) {
-        gated_ = true;
         with_events = make_ready(context);
+        if (!std::exchange(gated_, true) && with_events) mark_tail(stream);
         question.query.busy = ledger.holds_others(id_of(stream));
         prediction = sampler_.predict(question.query);
         if (ledger.launches() == 0) {
@@ -324,10 +325,18 @@ bool Gate::make_ready(CUcontext context) noexcept {
   return true;
 }
 
+// The last launches before the gate came on may have no marker.
+void Gate::mark_tail(CUstream stream) noexcept {
+  const int segment = markers_.ledger().mark(id_of(stream));
+  if (segment < 0) return;
+  const bool recorded = driver::table().event_record(markers_.event(segment), stream) == CUDA_SUCCESS;
+  markers_.ledger().submitted(segment, recorded);
+}
+
 void Gate::retire(std::int64_t now) noexcept {
   schedule::Ledger& ledger = markers_.ledger();
   const std::uint64_t before = ledger.completions();
-  ledger.look(now, admission_.is_own());
+  ledger.look(now, admission_.gpu());
   markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
                   [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
                     sampler_.completed(segment, completed, marked);
@@ -386,12 +395,12 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock = lock_soon();
   if (!lock.owns_lock()) return;
-  std::int64_t due = earliest_due_ns();
-  if (now - kOverdueNs > due) {
+  // No launch may be looking, and how long kernels take shows in when they end.
+  if (markers_.ledger().launches() > 0) {
     const driver::RelaxedCapture relaxed;
     retire(now);
-    due = earliest_due_ns();
   }
+  const std::int64_t due = earliest_due_ns();
   table_->slot(slot_.load(std::memory_order_relaxed))
       .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }

@@ -149,6 +149,7 @@ class Gate {
   Pass admit_ungated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
                      const Waiver* waiver) noexcept;
   bool make_ready(CUcontext context) noexcept;
+  void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
   std::int64_t earliest_due_ns() noexcept;
   void learn_lead(const Pass& pass, std::int64_t now_ns) noexcept;

@@ -3,9 +3,10 @@
 // is worth. By function and geometry alone, in a table with one place a key; the first launch of a key asks the
 // predictor. Completions put an estimate right: a marker says within which times its segment ended.
 //
-// An estimate is proven once a launch of the key was seen complete. Until then it counts at least kUnprovenNs, so that
-// few launches of a kernel that takes a thousand times longer than predicted are in flight before the first of them
-// tells.
+// An estimate is proven once a launch of the key was seen complete soon enough to say that it takes no more than
+// kWrongBy times as long. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
+// thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
+// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt).
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 48 KiB.
 #pragma once
@@ -22,6 +23,7 @@ class Estimates {
  public:
   static constexpr std::size_t kPlaces = 2'048;
   static constexpr std::int64_t kUnprovenNs = 1'000'000;
+  static constexpr std::int64_t kWrongBy = 4;
 
   // Never 0.
   static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
@@ -40,11 +42,12 @@ class Estimates {
   Found find(std::uint64_t key) const noexcept {
     const Place& place = places_[key % kPlaces];
     if (place.key != key) return {};
-    return {place.proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, place.proven};
+    const bool proven = place.proven == epoch_;
+    return {proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, proven};
   }
 
   void note(std::uint64_t key, std::int64_t duration_ns) noexcept {
-    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), false};
+    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0};
   }
 
   // A launch of the key took between these.
@@ -52,7 +55,12 @@ class Estimates {
     Place& place = places_[key % kPlaces];
     if (place.key != key || least_ns > most_ns) return;
     place.duration_ns = std::clamp(place.duration_ns, least_ns, most_ns);
-    place.proven = true;
+    if (most_ns <= kWrongBy * place.duration_ns) place.proven = epoch_;
+  }
+
+  // Launches that were estimated to take `estimated_ns` together took at least `least_ns`.
+  void observe_together(std::int64_t estimated_ns, std::int64_t least_ns) noexcept {
+    if (least_ns > kWrongBy * estimated_ns) ++epoch_;
   }
 
   // What the predictor says may have changed.
@@ -64,9 +72,10 @@ class Estimates {
   struct Place {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
-    bool proven = false;
+    std::uint64_t proven = 0;  // in which epoch; 0: in none
   };
 
+  std::uint64_t epoch_ = 1;
   std::array<Place, kPlaces> places_{};
 };
 

@@ -19,13 +19,13 @@ std::int64_t Ledger::tolerance_ns(std::int64_t predicted_ns) noexcept {
   return std::max(kToleranceNs, predicted_ns / kToleranceShare);
 }
 
-void Ledger::look(std::int64_t now_ns, bool own) noexcept {
+void Ledger::look(std::int64_t now_ns, Gpu gpu) noexcept {
   const std::int64_t passed_ns = now_ns_ != 0 ? std::max<std::int64_t>(now_ns - now_ns_, 0) : 0;
   now_ns_ = now_ns;
   own_before_ns_ = own_ns_;
-  if (!own) return;
+  if (gpu == Gpu::kAnothers) return;
   own_ns_ += passed_ns;
-  observed_ns_ += std::min(passed_ns, kMostGapNs);
+  if (gpu == Gpu::kOwn) observed_ns_ += std::min(passed_ns, kMostGapNs);
 }
 
 // ---- streams and segments ------------------------------------------------------------------------------------------
@@ -168,6 +168,13 @@ Ledger::Entry Ledger::submit(std::uint64_t stream_id, std::int64_t predicted_ns,
   const bool marks = mark || place == kShared || joined.launches >= kSeldom || joined.predicted_ns >= kLongSegmentNs;
   if (marks) ++joined.pending;
   return {segment, marks};
+}
+
+int Ledger::mark(std::uint64_t stream) noexcept {
+  const Stream* const known = find(stream);
+  if (known == nullptr || state(known->last) != State::kOpen) return kNone;
+  ++at(known->last).pending;
+  return known->last;
 }
 
 void Ledger::submitted(int segment, bool recorded) noexcept {

@@ -9,10 +9,11 @@
 //
 // A segment's first launch runs since it was submitted, or since the segment before it was complete; what is in flight
 // shrinks with that clock and is corrected by each completion. The clock counts own time: it stands still while the GPU
-// is another's (latency work, another client's turn).
+// is another's (latency work that lets nothing in, another client's turn).
 //
 // Late: a stream's first segment has run for longer than predicted by more than tolerance_ns(). Late time is observed
-// own time: what passed between two looks far apart counts as kMostGapNs (the caller may have lost its core), and
+// own time: neither that in which latency work was active, let in what it may; what passed between two looks far apart
+// counts as kMostGapNs (the caller may have lost its core), and
 // time in which other streams completed work does not count (the GPU ran that). A late segment is taken to run for as
 // long again as it has run, and what is behind it on its stream stays counted. To launches of other streams a late
 // stream counts for nothing: it may be a collective, or another wait for one of them.
@@ -63,12 +64,20 @@ class Ledger {
     std::int64_t most_ns = 0;
   };
 
-  // The time is `now_ns`, and completions are looked for. `own`: since the last look, the GPU was this client's.
-  void look(std::int64_t now_ns, bool own) noexcept;
+  // Whose the GPU was: this client's, this client's beside latency work that is active, or another's.
+  enum class Gpu : std::uint8_t { kOwn, kShared, kAnothers };
+
+  // The time is `now_ns`, and completions are looked for. `gpu`: since the last look.
+  void look(std::int64_t now_ns, Gpu gpu) noexcept;
+  void look(std::int64_t now_ns, bool own) noexcept { look(now_ns, own ? Gpu::kOwn : Gpu::kAnothers); }
 
   // The next launch of a stream. `mark`: a marker behind this launch; else one where kSeldom launches or kLongSegmentNs
   // have none. Never fails while fewer than half of the segments are pinned or pending; else kNone.
   Entry submit(std::uint64_t stream, std::int64_t predicted_ns, bool mark) noexcept;
+
+  // The last launches of the stream have no marker: the segment whose marker is to be recorded, as if the last of them
+  // marked. kNone: they have one.
+  int mark(std::uint64_t stream) noexcept;
 
   // A launch that marks has reached the driver; `recorded`: its marker is behind it. If it is not, the next launch of
   // the stream joins it.

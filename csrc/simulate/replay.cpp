@@ -33,6 +33,8 @@ constexpr std::int64_t kHeldLookNs = 5'000'000;   // between two looks of a laun
 constexpr std::int64_t kUngatedLookNs = 500'000;  // as the gate's
 constexpr std::int64_t kUnprovenLookNs = 50'000;
 
+constexpr std::uint64_t kPredicted = ~std::uint64_t{0};  // in the place of an estimate's key: there was no estimate
+
 // A launch of a trace is what a kernel's geometry is in the gate.
 std::uint64_t estimate_key(std::uint64_t launch) { return launch + 1; }
 
@@ -65,7 +67,7 @@ struct Client {
   bool ready() const { return ready_jobs > 0; }
   // As a gate sees it that looks now.
   std::int64_t in_flight_ns(std::int64_t now_ns, std::uint64_t stream = schedule::Ledger::kNoStream) {
-    ledger.look(now_ns, own);
+    ledger.look(now_ns, gpu);
     ledger.for_each([&](int segment) {
       if (ledger.state(segment) != schedule::Ledger::State::kOpen || !ledger.has_run_out(segment)) return false;
       ledger.complete(segment);
@@ -96,8 +98,8 @@ struct Client {
   schedule::Estimates estimates;
   schedule::HoldLimit hold_limit;
   std::array<std::uint64_t, schedule::Ledger::kMarkers> marked{};  // the launch that each marker is behind
-  std::array<std::uint64_t, schedule::Ledger::kMarkers> told{};    // whose estimate its completion tells of, 0: of none
-  bool own = true;  // the GPU is this client's, as its gate saw last
+  std::array<std::uint64_t, schedule::Ledger::kMarkers> told{};    // whose estimate its completion tells of; 0: of none
+  schedule::Ledger::Gpu gpu = schedule::Ledger::Gpu::kOwn;  // whose it is, as its gate saw last
   schedule::Lead lead;
   std::int64_t launcher_free_ns = 0;
   std::uint64_t look_generation = 0;
@@ -511,7 +513,7 @@ void Replay::look_ungated(Client& client) {
     client.estimates.note(key, client.predicted_ns);
     found = client.estimates.find(key);
   }
-  client.own = true;
+  client.gpu = schedule::Ledger::Gpu::kOwn;
   schedule::Snapshot seen;
   seen.predicted_ns = found.duration_ns;
   seen.in_flight_ns = client.in_flight_ns(now_ns_, kStream);
@@ -540,7 +542,7 @@ void Replay::look(Client& client) {
   client.held_since_ns = -1;
   if (decision.answer == schedule::Answer::kSubmit) {
     waiting_ &= ~bit(client.slot);
-    return submit(client, &seen, /*mark=*/true, 0);
+    return submit(client, &seen, /*mark=*/true, kPredicted);
   }
   std::int64_t wait_ns = kForeverNs;
   bool announced = true;
@@ -554,7 +556,7 @@ void Replay::look(Client& client) {
       if (!seen.latency_active && client.hold_limit.look(view) != schedule::Exception::kNone) {
         waiting_ &= ~bit(client.slot);
         ++client.result.exceptions;
-        return submit(client, &seen, /*mark=*/true, 0);
+        return submit(client, &seen, /*mark=*/true, kPredicted);
       }
       wait_ns = std::min(wait_ns, kHeldLookNs);
     }
@@ -603,7 +605,9 @@ schedule::Snapshot Replay::snapshot(Client& client) {
     // Under latency work that lets nothing in, a turn would run out unused.
     if (!seen.latency_active || seen.slack_ns > 0) seen.my_turn = my_turn(client);
   }
-  client.own = !seen.latency_active && seen.my_turn;
+  using Gpu = schedule::Ledger::Gpu;
+  const bool anothers = !seen.my_turn || (seen.latency_active && seen.slack_ns <= 0);
+  client.gpu = anothers ? Gpu::kAnothers : seen.latency_active ? Gpu::kShared : Gpu::kOwn;
   return seen;
 }
 
@@ -669,7 +673,7 @@ std::int64_t Replay::slack_ns() {
 }
 
 // `seen`: what a best-effort launch was admitted by; null for latency launches. `mark`: a marker is to be behind it.
-// `key`: whose estimate its completion tells of, 0: of none.
+// `key`: whose estimate its completion tells of; 0: of none.
 void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, std::uint64_t key) {
   Job job;
   job.number = client.submitted;
@@ -844,7 +848,12 @@ void Replay::completed(Client& client, const Job& job) {
   client.in_flight_ns(now_ns_);
   client.in_flight_ns(now_ns_);
   const schedule::Ledger::Completed took = client.ledger.complete(job.segment);
-  if (client.told[place] != 0) client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
+  if (client.told[place] == kPredicted) return;
+  if (client.told[place] != 0) {
+    client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
+  } else {
+    client.estimates.observe_together(took.predicted_ns, took.least_ns);
+  }
 }
 
 void Replay::cut() {

@@ -60,7 +60,10 @@ struct cudasched_state {
   uint64_t gate_wait_ns;
   uint64_t offloaded_launches;   /* made by the launcher thread, the program's own having gone on */
   uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
-  uint64_t untracked_launches;   /* gated, but with no completion event (none was free) */
+  uint64_t untracked_launches;   /* gated, but with no completion event (a second context of one GPU has none) */
+  uint64_t gate_exceptions;      /* held because of what was in flight, and went: work may have waited for them */
+  uint64_t launcher_cpu_ns;      /* CPU time of the launcher threads of this process */
+  uint64_t launcher_driver_ns;   /* of it, about so much inside the driver's calls (one in 16 is timed) */
   uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
   uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */

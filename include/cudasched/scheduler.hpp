@@ -132,6 +132,9 @@ struct Metrics {
   std::chrono::nanoseconds gate_wait{0};
   std::uint64_t backed_off = 0;            // best-effort launches that let a request of this program go first
   std::uint64_t untracked_launches = 0;    // gated, and their completion not seen
+  std::uint64_t gate_exceptions = 0;       // held because of what was in flight, and went: it may have waited for them
+  std::chrono::nanoseconds launcher_cpu{0};     // CPU time of the launcher threads,
+  std::chrono::nanoseconds launcher_driver{0};  // and about how much of it inside the driver's calls
   std::uint64_t prioritised_graphs = 0;    // instantiated with a priority for their kernel nodes, by the caller's class
   std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
   std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
@@ -312,6 +315,9 @@ class Scheduler {
     metrics.gate_wait = std::chrono::nanoseconds(state.gate_wait_ns);
     metrics.backed_off = state.backed_off;
     metrics.untracked_launches = state.untracked_launches;
+    metrics.gate_exceptions = state.gate_exceptions;
+    metrics.launcher_cpu = std::chrono::nanoseconds(state.launcher_cpu_ns);
+    metrics.launcher_driver = std::chrono::nanoseconds(state.launcher_driver_ns);
     metrics.prioritised_graphs = state.prioritised_graphs;
     metrics.unprioritised_graphs = state.unprioritised_graphs;
     metrics.normal_beside_best_effort = state.normal_beside_best_effort;

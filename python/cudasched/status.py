@@ -119,6 +119,10 @@ class State:
         offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
         backed_off: Best-effort launches that let a request of their own program go first on the host.
         untracked_launches: Gated launches whose completion could not be followed.
+        gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
+            them.
+        launcher_cpu_ns: CPU time of the launcher threads of this process, ns.
+        launcher_driver_ns: Of it, about how much was spent inside the driver's calls, ns.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
         unprioritised_graphs: Graphs for which the driver refused that.
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
@@ -144,6 +148,9 @@ class State:
     offloaded_launches: int = 0
     backed_off: int = 0
     untracked_launches: int = 0
+    gate_exceptions: int = 0
+    launcher_cpu_ns: int = 0
+    launcher_driver_ns: int = 0
     prioritised_graphs: int = 0
     unprioritised_graphs: int = 0
     normal_beside_best_effort: int = 0

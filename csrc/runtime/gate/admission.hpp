@@ -67,8 +67,12 @@ class Admission {
   // The launch that decide() let go is to be submitted; false: another client's gate took the slack that was seen.
   bool admitted(int own_latency_slot) noexcept { return neighbours_.admitted(seen_, own_latency_slot); }
 
-  // The GPU time since the last decision was this client's own.
-  bool is_own() const noexcept { return !latency_was_active_ && had_turn_; }
+  // Whose the GPU has been since the last decision.
+  schedule::Ledger::Gpu gpu() const noexcept {
+    using Gpu = schedule::Ledger::Gpu;
+    if (!had_turn_ || (latency_was_active_ && seen_.slack_ns <= 0)) return Gpu::kAnothers;
+    return latency_was_active_ ? Gpu::kShared : Gpu::kOwn;
+  }
   // Latency work was active since then.
   bool latency_seen_since(std::int64_t time_ns) const noexcept { return latency_seen_ns_ >= time_ns; }
 

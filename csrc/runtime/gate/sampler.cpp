@@ -59,6 +59,7 @@ void Sampler::entered(int segment, const predict::Prediction& prediction, bool a
                  .alone = alone,
                  .overlapped = beside_others,
                  .overlap = overlap_,
+                 .counted = false,
                  .told_ns = 0,
                  .estimated = 0,
                  .others_ns = 0,
@@ -68,6 +69,7 @@ void Sampler::entered(int segment, const predict::Prediction& prediction, bool a
 void Sampler::entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept {
   Note& note = at(segment);
   note.alone = false;
+  note.counted = true;
   note.estimated = key;
   note.others_ns = others_ns;
 }
@@ -109,6 +111,8 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
   if (note.estimated != 0 && marked) {
     const std::int64_t others_ns = std::min(note.others_ns, completed.least_ns);
     estimates_.observe(note.estimated, completed.least_ns - others_ns, completed.most_ns);
+  } else if (note.counted && marked) {
+    estimates_.observe_together(completed.predicted_ns, completed.least_ns);
   }
   free_timer(note);
   note = Note{};

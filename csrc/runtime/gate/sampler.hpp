@@ -110,6 +110,7 @@ class Sampler {
     bool alone = false;       // one launch, which was predicted
     bool overlapped = false;  // other work was in flight beside it when it entered
     std::uint32_t overlap = 0;
+    bool counted = false;         // its launches were estimated, not predicted
     std::int64_t told_ns = 0;     // what the predictor was told that it takes at least
     std::uint64_t estimated = 0;  // what its completion tells of
     std::int64_t others_ns = 0;

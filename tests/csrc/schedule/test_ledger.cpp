@@ -658,6 +658,8 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_TRUE(estimates.find(key).known);
   EXPECT_FALSE(estimates.find(key).proven);
   EXPECT_EQ(estimates.find(key).duration_ns, Estimates::kUnprovenNs);
+  estimates.observe(key, 0, 10 * kMs);  // which says little
+  EXPECT_FALSE(estimates.find(key).proven);
   estimates.observe(key, 10 * kUs, 100 * kUs);
   EXPECT_TRUE(estimates.find(key).proven);
   EXPECT_EQ(estimates.find(key).duration_ns, 60 * kUs);
@@ -665,6 +667,10 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
   estimates.observe(key + Estimates::kPlaces, 1, 2);  // another key of the same place
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
+  estimates.observe_together(100 * kUs, 300 * kUs);
+  EXPECT_TRUE(estimates.find(key).proven);
+  estimates.observe_together(100 * kUs, 500 * kUs);
+  EXPECT_FALSE(estimates.find(key).proven);
   estimates.clear();
   EXPECT_FALSE(estimates.find(key).known);
 }

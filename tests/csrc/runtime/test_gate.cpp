@@ -1,0 +1,156 @@
+// What is in flight, over the simulated driver: the cases in which it is not what was predicted, and programs that
+// launch far ahead before a latency client is there.
+#include "runtime/gate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "hooked_driver.hpp"
+#include "other_client.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::test {
+namespace {
+
+class GateTest : public ::testing::Test {
+ protected:
+  static runtime::Engine& engine() { return runtime::engine(); }
+  static runtime::Gate& gate() {
+    runtime::Gate* found = nullptr;
+    engine().for_each_device([&](runtime::Device& device) { found = &device.gate; });
+    return *found;
+  }
+
+  // Launches that the driver has. They are offloaded, so the program's calls return before.
+  std::uint64_t submitted() const { return state().best_effort_launches - before_; }
+  std::uint64_t ahead() const {
+    const std::uint64_t ran = program_.ran();  // first: what is submitted meanwhile only makes it more
+    return submitted() - ran;
+  }
+
+  // Looks until the driver has so many launches: the most that were there and had not run.
+  std::uint64_t most_ahead(std::uint64_t count) {
+    std::uint64_t most = 0;
+    while (submitted() < count) {
+      most = std::max(most, ahead());
+      std::this_thread::sleep_for(1ms);
+    }
+    return std::max(most, ahead());
+  }
+
+  // Times are the program's; the simulated driver's are a twentieth.
+  void launch_all(std::uint64_t count, std::uint32_t ms) {
+    for (std::uint64_t i = 0; i < count; ++i) Program::check(program_.launch(i, program_.stream(), ms * 50));
+  }
+
+  static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
+
+  HookedDriver& driver_ = HookedDriver::instance();
+  Program program_;
+  std::uint64_t before_ = state().best_effort_launches;
+};
+
+// The driver alone would take all of them.
+TEST_F(GateTest, WithoutALatencyClientABoundedTimeIsInFlight) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  launch_all(300, 1);
+  EXPECT_LE(most_ahead(300), 45U);
+  EXPECT_EQ(state().gated_launches, 0U);
+  EXPECT_EQ(state().untracked_launches, 0U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 300U);
+  EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
+}
+
+TEST_F(GateTest, TwoLaunchesMayAlwaysBeInFlight) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  launch_all(4, 80);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  launch_all(8, 80);
+  const std::uint64_t most = most_ahead(12);
+  EXPECT_GE(most, 2U);
+  EXPECT_LE(most, 4U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+// A trainer that never synchronises was there first: what it has in flight is bounded and known, and none of it is
+// untracked, then or later.
+TEST_F(GateTest, AClientThatJoinsMeetsAShortBacklogAndAllOfItIsCounted) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  launch_all(1'000, 1);
+  ASSERT_TRUE(eventually([&] { return submitted() >= 100; }));
+  {
+    const OtherClient other(/*active=*/true);
+    ASSERT_TRUE(eventually(someone_waits));
+    EXPECT_LE(ahead(), 45U);
+    // It is seen to end.
+    EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
+    EXPECT_EQ(ahead(), 0U);
+  }
+  {
+    const OtherClient idle(/*active=*/false);
+    const std::uint64_t before = submitted();
+    most_ahead(before + 20);  // what was in flight when it joined
+    EXPECT_LE(most_ahead(before + 100), 10U);
+  }
+  EXPECT_EQ(state().untracked_launches, 0U);
+  engine().configure("policy", "open");
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+// Nothing is known of the kernel, which takes thousands of times longer than such kernels do. All 400 behind it used to
+// be let go.
+TEST_F(GateTest, AKernelPredictedFarTooShortLetsFewPass) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  launch_all(1, 80);
+  for (std::uint64_t i = 1; i <= 400; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  EXPECT_LE(most_ahead(401), 20U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(state().untracked_launches, 0U);
+  EXPECT_EQ(state().gate_exceptions, 0U);
+}
+
+// What is late on one stream may wait for another one's work: that goes at its pace, and so does, one launch for each
+// 10 ms, what is before it in the program.
+TEST_F(GateTest, WhatALateKernelMayWaitForGoes) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const CUstream other = Program::new_stream();
+  ASSERT_EQ(program_.launch(0, other), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  launch_all(1, 2'000);
+  for (std::uint64_t i = 1; i <= 8; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  for (std::uint64_t i = 9; i <= 28; ++i) ASSERT_EQ(program_.launch(i, other), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  EXPECT_EQ(submitted(), 30U);
+  EXPECT_LE(program_.ran(), 21U);  // the late kernel still runs
+  EXPECT_GT(state().gate_exceptions, 0U);
+  EXPECT_LE(state().gate_exceptions, 8U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 30U);
+  EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+// More streams than the ledger has queues, deeper than it has markers.
+TEST_F(GateTest, AnyNumberOfStreamsIsCounted) {
+  const OtherClient active(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  std::vector<CUstream> streams;
+  for (int i = 0; i < 100; ++i) streams.push_back(Program::new_stream());
+  for (std::uint64_t round = 0; round < 5; ++round) {
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      ASSERT_EQ(program_.launch(round * 100 + i, streams[i]), CUDA_SUCCESS);
+    }
+  }
+  for (const CUstream stream : streams) ASSERT_EQ(program_.synchronize(stream), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 500U);
+  EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+}  // namespace
+}  // namespace cudasched::test
