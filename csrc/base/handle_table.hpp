@@ -27,7 +27,7 @@ template <std::size_t kWords>
 class HandleTable {
  public:
   using Words = std::array<std::uint64_t, kWords>;
-  static constexpr std::size_t kMost = std::size_t{1} << 18;
+  static constexpr std::size_t kMost = std::size_t{1} << 17;
 
   explicit constexpr HandleTable(std::size_t most = kMost) noexcept : most_(most) {}
   ~HandleTable() {
@@ -195,7 +195,7 @@ class HandleTable {
   // Copies what is known into a block with room: the spare one where it has the size, else a new one.
   bool rebuild() noexcept {
     Block* const old = current_.load(std::memory_order_relaxed);
-    std::size_t count = std::bit_ceil((size_ + 1) * 3);
+    std::size_t count = std::bit_ceil((size_ + 1) * 2);
     if (count < kLeast) count = kLeast;
     if (old != nullptr && count < old->count) count = old->count;
     Block* fresh = spare_;

@@ -9,8 +9,8 @@
 // take_error() comes first in each call that reports errors of work: a deferred call's error is due there.
 //
 // The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
-// function may be called from any thread; none throws, allocates or, where nothing is queued, locks, once start() has
-// returned. lock_ is held for the bookkeeping of one call, never across a driver call or a wait. A thread that a signal
+// function may be called from any thread; none throws, and once start() has returned none allocates, but for the first
+// call on a stream, or locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across a driver call or a wait. A thread that a signal
 // interrupted while it held the lock does without: nothing is deferred for its handler, and a call waits for all that
 // is queued.
 //
