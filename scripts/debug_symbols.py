@@ -1,7 +1,7 @@
 """Writes the debug information of a build's libraries, from which the wheel's were stripped, to files of its own.
 
-`debug_symbols.py BUILD OUT` makes OUT/.build-id/xx/yyy.debug of each library of the build directory, where gdb finds them
-after `set debug-file-directory OUT`: the library and the file have the same build id.
+`debug_symbols.py BUILD OUT` makes OUT/.build-id/xx/yyy.debug of each library of the build directory, where gdb finds
+them after `set debug-file-directory OUT`: the library and the file have the same build id.
 """
 
 import pathlib
