@@ -61,7 +61,7 @@ SIMULATED_SERVERS = {"vit_graph": "bert_graph", "recommender": "resnet50_b4"}
 #: The server alone is measured before each so many programs, and at the end.
 ALONE_EVERY = 5
 #: A cell is long enough for so many readings of the loss, and no longer than the second figure.
-READINGS = 2.5
+READINGS = 3.5
 LONGEST_S = 20.0
 #: A program that is not measured at once runs so long before its cell: predictions, clocks.
 SETTLE_S = 1.0
