@@ -174,12 +174,18 @@ class Fleet:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def prepare(self, places: Iterable[Place]) -> None:
-        """Starts processes that are missing, up to the end of their imports; returns at once."""
+        """Starts processes that are missing, up to the end of their imports; returns at once.
+
+        What cannot be started is an error when it is to be built.
+        """
         for place in places:
-            if place not in self._prepared and place not in self._running:
-                self._prepared[place] = Child(
-                    f"{place.name} {place.mode}", self._command(place), self._environment(place)
-                )
+            if place in self._prepared or place in self._running:
+                continue
+            with contextlib.suppress(HarnessError):
+                self._prepared[place] = self._start(place)
+
+    def _start(self, place: Place) -> Child:
+        return Child(f"{place.name} {place.mode}", self._command(place), self._environment(place))
 
     def build(self, place: Place) -> Callable[[], dict[str, Any]]:
         """Tells a process to build; what it returns waits until that is done.
@@ -189,8 +195,7 @@ class Fleet:
         """
         if place in self._running:
             return dict
-        self.prepare([place])
-        child = self._running[place] = self._prepared.pop(place)
+        child = self._running[place] = self._prepared.pop(place, None) or self._start(place)
 
         def wait() -> dict[str, Any]:
             ready = child.answer(START_TIMEOUT_S, "ready")

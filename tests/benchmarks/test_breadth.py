@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cudasched.demo.harness import Backend, HarnessError
 from test_cells import META, served
 
 from benchmarks.breadth.__main__ import (
@@ -16,6 +17,8 @@ from benchmarks.breadth.__main__ import (
     ARMS,
     MAIN_PROGRAMS,
     SERVERS,
+    Fleet,
+    Place,
     main,
     merge,
     parse,
@@ -206,6 +209,42 @@ def test_a_program_that_fails_costs_its_own_cells_alone(
     outcomes = {each.best_effort: outcome for each, outcome in CellFile(cells_path(out)).outcomes.items()}
     assert "ended with status" in str(outcomes["torchvision_resnet50"].error)
     assert outcomes["torchvision_deeplabv3"].result is not None
+
+
+def test_without_mps_its_cells_alone_fail(simulated_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    backend = Backend.simulated(simulated_driver)
+    try:
+        with Fleet(backend) as fleet:
+            there, missing = (Place("program", "torch_sparse", mode) for mode in ("plain", "mps"))
+            fleet.prepare([missing, there])
+            with pytest.raises(HarnessError, match="nvidia-cuda-mps-control"):
+                fleet.build(missing)
+            fleet.build(there)()
+            assert there in fleet and missing not in fleet
+    finally:
+        backend.close()
+
+
+def test_processes_that_wait_are_stopped_while_something_is_measured(simulated_driver: Path) -> None:
+    def state(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    backend = Backend.simulated(simulated_driver)
+    try:
+        with Fleet(backend) as fleet:
+            running, waiting = (Place("program", name, "plain") for name in ("torch_sparse", "torchvision_vit"))
+            fleet.build(running)()
+            fleet.prepare([waiting])
+            pids = {place: child._process.pid for place, child in [*fleet._running.items(), *fleet._prepared.items()]}
+            with fleet.held():
+                while state(pids[waiting]) != "T":
+                    time.sleep(0.001)
+                assert state(pids[running]) != "T"
+            fleet.build(waiting)()
+            assert state(pids[waiting]) != "T"
+    finally:
+        backend.close()
 
 
 def test_the_server_alone_is_measured_now_and_then(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from benchmarks.core.__main__ import GOALS, GROUPS, NOT_EXPLAINED, figures, main
 from benchmarks.results.schema import FigureRow, load
 from benchmarks.tables import core_table
 
-
 TRIES = 5
 
 
