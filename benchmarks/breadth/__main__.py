@@ -5,6 +5,7 @@
         --programs torchvision_resnet50,transformers_llama,torch_recommender,jax_transformer
     python -m benchmarks.breadth --rehearse --out /tmp/breadth.json
     python -m benchmarks.breadth merge --out benchmarks/results/breadth.json first.cells second.cells
+    python -m benchmarks.breadth explain benchmarks/results/breadth.cells        # what may limit each cell
 
 Each program runs as its user would run it, and is started first; then the server comes and is measured. A program has
 three processes: one bare, one under `cudasched run`, one under `cudasched run --mps`. Their imports go on during the
@@ -36,7 +37,7 @@ from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, Harn
 
 from benchmarks import meta
 from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
-from benchmarks.breadth.summary import breadth_figures, breadth_table
+from benchmarks.breadth.summary import breadth_figures, breadth_table, explain_table
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
@@ -76,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["merge"]:
         return merge(arguments[1:])
+    if arguments[:1] == ["explain"]:
+        cells = CellFile(Path(arguments[1]))
+        print(explain_table(results(cells), cells))
+        return 0
     options = parse(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     backend: Backend | None = None
@@ -454,8 +459,9 @@ class Runner:
                     time.sleep(SETTLE_S)
             if process.mode == "plain":
                 return self._window(cell, process, server if beside else None)
-            before = self.fleet.ask(process, "state")
+            before, began = self.fleet.ask(process, "state"), time.monotonic()
             result = self._window(cell, process, server)
+            result["counted_s"] = time.monotonic() - began
             result["counted"] = counted(before, self.fleet.ask(process, "state"))
             return result
         finally:

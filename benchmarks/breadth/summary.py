@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from benchmarks.breadth.programs import PROGRAMS
+from benchmarks.colocation.cells import KERNELS, CellFile
 from benchmarks.results.schema import ColocationRow, Results
 
 #: The arms under cudasched, and what a table calls them.
@@ -74,11 +76,52 @@ def breadth_figures(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def explain_table(results: Results, cells: CellFile) -> str:
+    """What may limit each managed cell, the least best effort first: the gate, the launcher, the host, missed launches.
+
+    `gpu` is the share of the time in which the program keeps the GPU busy by itself: below 1, its host is a limit too.
+    """
+    columns = ("gpu", "duty", "gate waits", "launcher CPU", "launches/s", "offloaded", "normal beside", "untracked")
+    lines = [f"| program | server | arm | best effort | P99 | {' | '.join(columns)} |", f"|---|{'---|' * 12}"]
+    rows = {(row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if _is_managed(row)}
+    kernels = {each.best_effort: known.result for each, known in cells.outcomes.items() if each.arm == KERNELS}
+    known = [(each, rows.get((each.arm, each.latency, each.best_effort))) for each in cells.outcomes]
+    for cell, row in sorted(known, key=lambda pair: (pair[1].best_effort_ratio or 9.0) if pair[1] else 9.0):
+        result = cells.outcomes[cell].result
+        if row is None or result is None or "counted" not in result:
+            continue
+        told, seconds = result["counted"], result["counted_s"]
+        launches = told["best_effort_launches"]
+        recorded = kernels.get(cell.best_effort)
+        alone_per_s = row.best_effort_alone_per_s
+        gpu = f"{alone_per_s * recorded['per_item_us'] / 1e6:.0%}" if alone_per_s and recorded else ""
+        launcher_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
+        cells_of_row = (
+            gpu,
+            f"{row.duty:.0%}" if row.duty is not None else "",
+            f"{told['gate_wait_ns'] / 1e9 / seconds:.0%}",
+            f"{launcher_ns / 1e9 / seconds:.0%}",
+            f"{launches / seconds:.0f}",
+            f"{told['offloaded_launches'] / launches:.1%}" if launches else "",
+            str(told.get("normal_beside_best_effort", "")),
+            str(told["untracked_launches"]),
+        )
+        kept = f"{row.best_effort_ratio:.3f}" if row.best_effort_ratio else ""
+        ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else ""
+        head = (cell.best_effort, cell.latency, MANAGED[cell.arm], kept, ratio)
+        lines.append(f"| {' | '.join((*head, *cells_of_row))} |")
+    return "\n".join(lines) + "\n"
+
+
 def p99_over_allowed(row: ColocationRow) -> float:
     """A row's P99 over what is allowed to the worst one: 1.5 x alone, or the bound and 5% where that is more."""
     assert row.latency_ms and row.alone_ms
     allowed = max(P99_WORST * row.alone_ms.p99, BOUND_MARGIN * (row.bound_p99_ms or 0.0))
     return row.latency_ms.p99 / allowed
+
+
+def _is_managed(row: object) -> TypeGuard[ColocationRow]:
+    return isinstance(row, ColocationRow) and row.arm in MANAGED
 
 
 def _managed(results: Results, arm: str) -> list[ColocationRow]:

@@ -188,6 +188,10 @@ def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
     programs = ("torchvision_resnet50", "cupy_fft_sort")
     both = "+".join(programs)
     assert measured == sorted([("latency_alone", both)] * 2 + list(itertools.product([*arms, KERNELS], programs)))
+    capsys.readouterr()
+    assert main(["explain", str(cells_path(out))]) == 0
+    explained = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| torch", "| cupy"))]
+    assert len(explained) == 2 and all("| recommender | two processes |" in line for line in explained)
     managed = next(outcome for each, outcome in cells.outcomes.items() if each.arm == "cudasched_two_processes")
     assert managed.result is not None and managed.result["counted"]["best_effort_launches"] > 0
     rows = {row.arm: row for row in load(out).rows}
