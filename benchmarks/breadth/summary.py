@@ -81,8 +81,10 @@ def explain_table(results: Results, cells: CellFile) -> str:
 
     `gpu` is the share of the time in which the program keeps the GPU busy by itself: below 1, its host is a limit too.
     """
-    columns = ("gpu", "duty", "gate waits", "launcher CPU", "launches/s", "offloaded", "normal beside", "untracked")
-    lines = [f"| program | server | arm | best effort | P99 | {' | '.join(columns)} |", f"|---|{'---|' * 12}"]
+    columns = ("gpu", "duty", "gate waits", "launcher CPU", "launches/s", "offloaded")
+    counts = ("normal_beside_best_effort", "untracked_launches", "gate_exceptions")
+    head = ("program", "server", "arm", "best effort", "P99", *columns, *(name.replace("_", " ") for name in counts))
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     rows = {(row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if _is_managed(row)}
     kernels = {each.best_effort: known.result for each, known in cells.outcomes.items() if each.arm == KERNELS}
     known = [(each, rows.get((each.arm, each.latency, each.best_effort))) for each in cells.outcomes]
@@ -103,13 +105,12 @@ def explain_table(results: Results, cells: CellFile) -> str:
             f"{launcher_ns / 1e9 / seconds:.0%}",
             f"{launches / seconds:.0f}",
             f"{told['offloaded_launches'] / launches:.1%}" if launches else "",
-            str(told.get("normal_beside_best_effort", "")),
-            str(told["untracked_launches"]),
+            *(str(told.get(name, "")) for name in counts),
         )
         kept = f"{row.best_effort_ratio:.3f}" if row.best_effort_ratio else ""
         ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else ""
-        head = (cell.best_effort, cell.latency, MANAGED[cell.arm], kept, ratio)
-        lines.append(f"| {' | '.join((*head, *cells_of_row))} |")
+        names = (cell.best_effort, cell.latency, MANAGED[cell.arm], kept, ratio)
+        lines.append(f"| {' | '.join((*names, *cells_of_row))} |")
     return "\n".join(lines) + "\n"
 
 
