@@ -62,11 +62,31 @@ void Launcher::work() {
       consume(*operation, /*gated=*/true);
       continue;
     }
-    const std::int64_t begin = now_ns();
-    while (ring_.front() == nullptr && now_ns() - begin < kSpinNs) {
+    await_work();
+  }
+}
+
+// The ring is empty.
+void Launcher::await_work() {
+  const std::int64_t begin = now_ns();
+  std::int64_t now = begin;
+  while (ring_.front() == nullptr && !stopping_.load(std::memory_order_acquire)) {
+    spin_saved_ns_ = std::min(spin_saved_ns_ + (now - spin_counted_ns_) / kSpinShare, kSpinSavedNs);
+    spin_counted_ns_ = now;
+    const std::int64_t spun_from = now;
+    const std::int64_t spin_until = std::min(begin + kSpinNs, now + spin_saved_ns_);
+    while (now < spin_until && ring_.front() == nullptr) {
       for (int i = 0; i < 16; ++i) _mm_pause();
+      now = now_ns();
     }
-    if (ring_.front() == nullptr) ring_.await_work(kSleepNs, stopping_);
+    spin_saved_ns_ -= now - spun_from;
+    if (ring_.front() != nullptr) return;
+    if (now - begin < kNapsNs) {
+      ring_.nap(kNapNs, stopping_);
+    } else {
+      ring_.await_work(kSleepNs, stopping_);
+    }
+    now = now_ns();
   }
 }
 

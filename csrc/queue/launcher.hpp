@@ -2,7 +2,9 @@
 // the driver, passes on. One a ring.
 //
 // It makes each operation's context current and never creates one, blocks all signals, and runs in relaxed capture
-// mode, so that it disturbs no capture of the program's threads. It spins a little when the ring is empty, then sleeps.
+// mode, so that it disturbs no capture of the program's threads. When the ring is empty it spins a little, for a
+// quarter of its time at most, then naps, so that a program that goes on launching never pays for waking it, then
+// sleeps.
 //
 // A launcher that has ended without being told to (a callback of the driver's may end its thread) is noticed by the
 // robust mutex that it holds for life: from then on the program's own threads run what is left, in order, and nothing
@@ -112,13 +114,18 @@ class Launcher {
  private:
   enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: it died, and another thread runs what it left
 
-  static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, before it sleeps
+  static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, at a time
+  static constexpr std::int64_t kSpinShare = 4;            // one part in so many of the time, at most,
+  static constexpr std::int64_t kSpinSavedNs = 1'000'000;  // of which so much may be saved up
+  static constexpr std::int64_t kNapNs = 40'000;
+  static constexpr std::int64_t kNapsNs = 300'000;         // since the last operation; then it sleeps
   static constexpr std::int64_t kSleepNs = 1'000'000'000;  // nothing depends on its waking
   static constexpr std::int64_t kLookNs = 20'000'000;      // between two looks of a waiter whether it is still there
 
   // What leads to a driver call is not noexcept: pthread_exit() unwinds.
   static void* run(void* self);
   void work();
+  void await_work();
   void consume(const Operation& operation, bool gated);
   CUresult make_current(CUcontext context) noexcept;
   void run_what_is_left();
@@ -140,7 +147,9 @@ class Launcher {
 
   std::atomic<std::int64_t> driver_ns_{0};
   std::atomic<Position> begun_{0};  // whose driver call is, or was, under way
-  CUcontext current_ = nullptr;     // of the launcher
+  std::int64_t spin_saved_ns_ = kSpinSavedNs;
+  std::int64_t spin_counted_ns_ = 0;  // when it was last added to
+  CUcontext current_ = nullptr;       // of the launcher
   std::uint64_t current_epoch_ = 0;
   std::atomic<std::uint64_t> context_epoch_{1};
 };

@@ -56,7 +56,7 @@ Position Ring::publish() noexcept {
   arena_used_ = slot(position).arena_end;
   // With the next load and their twins in await_work(): either the consumer sees this operation or we see it asleep.
   pushed_.store(position, std::memory_order_seq_cst);
-  if (consumer_sleeps_.load(std::memory_order_seq_cst) != 0) notify();
+  if (consumer_.load(std::memory_order_seq_cst) == kAsleep) notify();
   return position;
 }
 
@@ -101,20 +101,30 @@ void Ring::wake_waiters() noexcept {
 }
 
 void Ring::await_work(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept {
-  consumer_sleeps_.store(1, std::memory_order_seq_cst);
+  sleep(kAsleep, longest_ns, interrupted);
+}
+
+void Ring::nap(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept {
+  sleep(kNapping, longest_ns, interrupted);
+}
+
+void Ring::sleep(Consumer how, std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept {
+  consumer_.store(how, std::memory_order_seq_cst);
   if (pushed_.load(std::memory_order_seq_cst) == passed_.load(std::memory_order_relaxed) &&
       !interrupted.load(std::memory_order_seq_cst)) {
-    futex_sleep(consumer_sleeps_, 1, longest_ns);
+    futex_sleep(consumer_, how, longest_ns);
   }
-  consumer_sleeps_.store(0, std::memory_order_relaxed);
+  consumer_.store(kAwake, std::memory_order_relaxed);
 }
 
 void Ring::notify() noexcept {
-  if (consumer_sleeps_.exchange(0, std::memory_order_seq_cst) != 0) futex_wake_all(consumer_sleeps_);
+  if (consumer_.exchange(kAwake, std::memory_order_seq_cst) != kAwake) futex_wake_all(consumer_);
 }
 
 bool Ring::await(Position position, std::int64_t longest_ns) noexcept {
   if (passed() >= position) return true;
+  // A consumer that naps does not look by itself. One that is about to sees what was pushed, and does not.
+  if (consumer_.load(std::memory_order_seq_cst) == kNapping) notify();
   const std::int64_t begin = now_ns();
   for (std::int64_t now = begin; now - begin < std::min(kSpinNs, longest_ns); now = now_ns()) {
     for (int i = 0; i < 16; ++i) _mm_pause();

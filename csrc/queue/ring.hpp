@@ -48,6 +48,9 @@ class Ring {
   void pass() noexcept;
   // Sleeps until there is work, or notify() is called after `interrupted` was set, at most for `longest_ns`.
   void await_work(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
+  // The same, but a push does not end it: only notify() does, and a thread that waits for a position. So the pushing
+  // thread never pays for waking the consumer, and what it pushes waits for `longest_ns` at most.
+  void nap(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
   void notify() noexcept;
   // In a forked child: nothing is in it.
   void abandon() noexcept { passed_.store(pushed(), std::memory_order_release); }
@@ -70,6 +73,9 @@ class Ring {
   };
 
   Slot& slot(Position position) const noexcept { return slots_[(position - 1) & (slot_count_ - 1)]; }
+  enum Consumer : std::uint32_t { kAwake, kAsleep, kNapping };
+
+  void sleep(Consumer how, std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
   void wake_waiters() noexcept;
 
   void* memory_ = nullptr;
@@ -82,7 +88,7 @@ class Ring {
   // Producers.
   alignas(64) std::atomic<Position> pushed_{0};
   std::uint64_t arena_used_ = 0;  // bytes ever handed out, with gaps
-  std::atomic<std::uint32_t> consumer_sleeps_{0};
+  std::atomic<std::uint32_t> consumer_{kAwake};
 
   // The consumer.
   alignas(64) std::atomic<Position> passed_{0};

@@ -120,15 +120,15 @@ void Gate::forget_context(CUcontext context) noexcept {
   const driver::RelaxedCapture relaxed;
   const std::scoped_lock lock(lock_);
   if (!markers_.belongs_to(context)) return;
-  sampler_.forget(
-      [&](int segment) { return markers_.ledger().state(segment) == schedule::Ledger::State::kPending; });
+  sampler_.forget([&](int segment) { return markers_.ledger().state(segment) == schedule::Ledger::State::kPending; });
   markers_.forget();
 }
 
 // ---- while no latency client is on the device ----------------------------------------------------------------------
 
-// A few nanoseconds for most launches: a lock, an estimate by the launch's geometry, an addition. Only one launch in 16,
-// a kernel that was not seen before, and what may be too much look at the clock and ask the driver what is complete.
+// A few nanoseconds for most launches: a lock, an estimate by the launch's geometry, an addition. Only one launch in
+// 16, a kernel that was not seen before, and what may be too much look at the clock and ask the driver what is
+// complete.
 Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
                                const Waiver* waiver) noexcept {
   const std::uint64_t key = Sampler::key_of(launch);
@@ -350,9 +350,9 @@ void Gate::retire(std::int64_t now) noexcept {
 
 // A launch that is held because of what is in flight, and goes nonetheless.
 bool Gate::is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept {
-  const schedule::Exception exception =
-      admission_.exception(markers_.ledger(), id_of(stream), first_look,
-                           [&] { return waiver == nullptr || waiver->opening->others_behind(); });
+  const schedule::Exception exception = admission_.exception(markers_.ledger(), id_of(stream), first_look, [&] {
+    return waiver == nullptr || waiver->opening->others_behind();
+  });
   if (exception == schedule::Exception::kNone) return false;
   count.exceptions.fetch_add(1, std::memory_order_relaxed);
   if (exception == schedule::Exception::kBackstop) backstop_used_.store(true, std::memory_order_relaxed);

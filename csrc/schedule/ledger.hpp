@@ -192,8 +192,8 @@ class Ledger {
   std::int64_t first_left_ns(const Stream& stream) const noexcept;
   Completed complete_shared(int segment) noexcept;
 
-  std::int64_t now_ns_ = 0;       // of the last look; 0: there was none
-  std::int64_t own_ns_ = 0;       // own time by then
+  std::int64_t now_ns_ = 0;         // of the last look; 0: there was none
+  std::int64_t own_ns_ = 0;         // own time by then
   std::int64_t own_before_ns_ = 0;  // and by the look before it
   std::int64_t observed_ns_ = 0;
   std::int64_t done_ns_ = 0;  // GPU time of all that was seen complete

@@ -75,7 +75,9 @@ struct Client {
     });
     return ledger.remaining_ns(stream);
   }
-  std::int64_t in_flight_until_ns(std::int64_t now_ns) { return jobs.empty() ? complete_ns : now_ns + in_flight_ns(now_ns); }
+  std::int64_t in_flight_until_ns(std::int64_t now_ns) {
+    return jobs.empty() ? complete_ns : now_ns + in_flight_ns(now_ns);
+  }
 
   const ReplayClient* trace;
   int slot;
@@ -99,7 +101,7 @@ struct Client {
   schedule::HoldLimit hold_limit;
   std::array<std::uint64_t, schedule::Ledger::kMarkers> marked{};  // the launch that each marker is behind
   std::array<std::uint64_t, schedule::Ledger::kMarkers> told{};    // whose estimate its completion tells of; 0: of none
-  schedule::Ledger::Gpu gpu = schedule::Ledger::Gpu::kOwn;  // whose it is, as its gate saw last
+  schedule::Ledger::Gpu gpu = schedule::Ledger::Gpu::kOwn;         // whose it is, as its gate saw last
   schedule::Lead lead;
   std::int64_t launcher_free_ns = 0;
   std::uint64_t look_generation = 0;

@@ -1,5 +1,5 @@
-// How a thread waits at the gate: it says so in the arbiter where others are to know, and sleeps. On the arbiter's futex
-// for latency work or a turn; for a time, until shortly before it is over (schedule/sleep_plan.hpp).
+// How a thread waits at the gate: it says so in the arbiter where others are to know, and sleeps. On the arbiter's
+// futex for latency work or a turn; for a time, until shortly before it is over (schedule/sleep_plan.hpp).
 #pragma once
 
 #include <atomic>
@@ -36,8 +36,8 @@ class Waiter {
   bool waits() const noexcept { return announced_.load() > 0; }
 
   // Waits as the decision says, or less; the caller looks again. `announce`: others are to know. `next_end_ns`: as
-  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes it:
-  // what was waited for has come.
+  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes
+  // it: what was waited for has come.
   template <typename Open>
   void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, schedule::SleepPlan& plan,
             Wait& wait, Open&& open) noexcept {

@@ -175,6 +175,51 @@ TEST(Ring, AnInterruptedConsumerWakes) {
   consumer.join();
 }
 
+// A push leaves a consumer that naps alone; a thread that waits for what it pushed wakes it. Every time: the nap has no
+// other end here.
+TEST(Ring, AThreadThatWaitsWakesAConsumerThatNaps) {
+  constexpr std::uint64_t kRounds = 5'000;
+  Ring ring(8, 1024);
+  std::atomic<bool> no_stop{false};
+  std::thread consumer([&] {
+    for (std::uint64_t passed = 0; passed < 2 * kRounds;) {
+      if (ring.front() != nullptr) {
+        ring.pass();
+        ++passed;
+      } else {
+        ring.nap(kForever, no_stop);
+      }
+    }
+  });
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    push(ring, 1, 8);
+    const Position last = push(ring, 1, 8);
+    ASSERT_TRUE(ring.await(last, kForever));
+  }
+  consumer.join();
+}
+
+TEST(Ring, KnowsWhetherOtherStreamsAreQueuedBehindTheOldestOperation) {
+  Ring ring(8, 1024);
+  const auto push_to = [&](std::uintptr_t stream) {
+    std::byte* data = nullptr;
+    Operation* const operation = ring.reserve(8, data, false);
+    operation->stream = reinterpret_cast<CUstream>(stream);
+    ring.publish();
+  };
+  EXPECT_FALSE(ring.other_streams_behind());
+  push_to(16);
+  EXPECT_FALSE(ring.other_streams_behind());
+  push_to(16);
+  EXPECT_FALSE(ring.other_streams_behind());
+  push_to(32);
+  EXPECT_TRUE(ring.other_streams_behind());
+  ring.pass();
+  EXPECT_TRUE(ring.other_streams_behind());
+  ring.pass();
+  EXPECT_FALSE(ring.other_streams_behind());
+}
+
 TEST(Ring, AnAbandonedRingIsEmpty) {
   Ring ring(8, 1024);
   push(ring, 1, 8);

@@ -1,7 +1,5 @@
 // What is in flight, over the simulated driver: the cases in which it is not what was predicted, and programs that
 // launch far ahead before a latency client is there.
-#include "runtime/gate.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "hooked_driver.hpp"
 #include "other_client.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/gate.hpp"
 
 namespace cudasched::test {
 namespace {

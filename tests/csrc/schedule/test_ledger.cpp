@@ -1,5 +1,3 @@
-#include "schedule/ledger.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "schedule/admission.hpp"
 #include "schedule/estimates.hpp"
 #include "schedule/hold_limit.hpp"
+#include "schedule/ledger.hpp"
 #include "schedule/sleep_plan.hpp"
 
 namespace cudasched::schedule {
@@ -416,8 +415,7 @@ class Machine {
         head.begun_ns = now_;
         begun_.push_back(head.number);
       }
-      const bool may_end =
-          !waits || std::find(begun_.begin(), begun_.end(), head.kernel.waits_for) != begun_.end();
+      const bool may_end = !waits || std::find(begun_.begin(), begun_.end(), head.kernel.waits_for) != begun_.end();
       head.ran_ns += look_ns;
       busy = busy || !waits;
       if (head.ran_ns >= head.kernel.duration_ns && may_end) {
