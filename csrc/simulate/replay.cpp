@@ -29,7 +29,8 @@ constexpr std::int64_t kForeverNs = INT64_MAX;
 constexpr std::int64_t kTurnLookNs = 100'000;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
-constexpr std::int64_t kHeldLookNs = 5'000'000;   // between two looks of a launch that is held, where nothing happens
+constexpr std::int64_t kHeldLookNs =
+    1'000'000;  // between two looks of a launch that is held for the lead, at most, as the gate's
 constexpr std::int64_t kUngatedLookNs = 500'000;  // as the gate's
 constexpr std::int64_t kUnprovenLookNs = 50'000;
 
@@ -272,7 +273,10 @@ void check(const ReplayClient& client) {
   if (negative) refuse("a gap or duration is negative, or a graph has no kernel");
   if (!latency && !client.arrivals_ns.empty()) refuse("best-effort clients have no arrivals");
   if (!std::is_sorted(client.arrivals_ns.begin(), client.arrivals_ns.end())) refuse("its arrivals are not in order");
-  if (client.slo_ns < 0 || client.prepare_ns < 0 || client.expect_ns < 0) refuse("a time is negative");
+  const bool negative_time = client.slo_ns < 0 || client.prepare_ns < 0 || client.expect_ns < 0 || client.joins_ns < 0;
+  if (negative_time) refuse("a time is negative");
+  if (!client.arrivals_ns.empty() && client.arrivals_ns.front() < client.joins_ns)
+    refuse("it has work before it joins");
   std::size_t before = 0;
   for (const std::size_t end : client.request_ends) {
     if (end <= before || end > client.launches.size()) refuse("its requests do not divide its launches");

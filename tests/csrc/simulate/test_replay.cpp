@@ -349,6 +349,101 @@ TEST(Replay, AHintFindsTheGpuFree) {
   EXPECT_GT(quantile(without.clients[0].latencies_ns, 0.8), free_ns);
 }
 
+// How many launches of best effort the driver has at most, and how much GPU time that is, from `from_ns` on.
+std::pair<std::uint64_t, std::int64_t> most_in_flight(const ReplayResult& result, int client, std::int64_t from_ns,
+                                                      std::int64_t to_ns) {
+  struct Change {
+    std::int64_t at_ns;
+    int launches;
+    std::int64_t gpu_ns;
+  };
+  std::vector<Change> changes;
+  for (const LaunchRecord& launch : result.log) {
+    if (launch.client != client || launch.end_ns < 0) continue;
+    changes.push_back({launch.submitted_ns, 1, launch.end_ns - launch.start_ns});
+    changes.push_back({launch.end_ns, -1, launch.start_ns - launch.end_ns});
+  }
+  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.at_ns < b.at_ns; });
+  std::int64_t launches = 0;
+  std::int64_t gpu_ns = 0;
+  std::pair<std::uint64_t, std::int64_t> most;
+  for (const Change& change : changes) {
+    launches += change.launches;
+    gpu_ns += change.gpu_ns;
+    if (change.at_ns < from_ns || change.at_ns > to_ns) continue;
+    most.first = std::max(most.first, static_cast<std::uint64_t>(std::max<std::int64_t>(launches, 0)));
+    most.second = std::max(most.second, gpu_ns);
+  }
+  return most;
+}
+
+// A trainer with long kernels that never synchronises was there for a second when the server joins.
+TEST(Replay, AServerThatJoinsMeetsABoundedBacklogAndIsServedAsIfItHadBeenThere) {
+  ReplaySettings settings;
+  settings.sharing = Sharing::kOneProcess;
+  settings.end_ns = 4 * kSecond;
+  settings.log = true;
+  for (const std::int64_t kernel_ns : {5 * kUs, 200 * kUs, 1'500 * kUs, 40 * kMs}) {
+    ReplayClient trainer;
+    trainer.name = "trainer";
+    for (int i = 0; i < 50; ++i) trainer.launches.push_back({2 * kUs, kernel_ns, false});
+    ReplayClient joins = server(50, 21, settings.end_ns);
+    joins.joins_ns = kSecond;
+    std::erase_if(joins.arrivals_ns, [](std::int64_t at) { return at < kSecond; });
+    const ReplayResult result = run({joins, trainer}, settings);
+    const auto [launches, gpu_ns] = most_in_flight(result, 1, kSecond / 2, kSecond);
+    EXPECT_LE(gpu_ns, std::max<std::int64_t>(33 * kMs, 3 * kernel_ns)) << kernel_ns;
+    EXPECT_GE(launches, 2U);
+    EXPECT_LE(most_in_flight(result, 1, kSecond + 150 * kMs, settings.end_ns).first, kernel_ns < 20 * kUs ? 8U : 3U);
+    EXPECT_EQ(result.clients[1].uncounted, 0U);
+    // The GPU never ran dry for that.
+    ReplaySettings open = settings;
+    open.policy = "open";
+    open.end_ns = settings.end_ns = kSecond;
+    ReplayClient idle = joins;
+    idle.arrivals_ns.clear();
+    EXPECT_GE(static_cast<double>(run({idle, trainer}, settings).clients[1].gpu_ns),
+              0.995 * static_cast<double>(run({idle, trainer}, open).clients[1].gpu_ns))
+        << kernel_ns;
+    settings.end_ns = 4 * kSecond;
+  }
+}
+
+// One kernel in fifty takes three hundred times longer than predicted. What is behind it used to go all at once.
+TEST(Replay, PredictionsFarTooShortLetNoFloodPass) {
+  ReplaySettings settings;
+  settings.sharing = Sharing::kOneProcess;
+  settings.end_ns = 3 * kSecond;
+  settings.log = true;
+  ReplayClient trainer;
+  trainer.name = "trainer";
+  for (int i = 0; i < 50; ++i) trainer.launches.push_back({2 * kUs, 66 * kUs, false});
+  trainer.launches[20].duration_ns = 20 * kMs;
+  trainer.launches[20].predicted_ns = 66 * kUs;
+  const ReplayResult result = run({server(20, 22, settings.end_ns), trainer}, settings);
+  EXPECT_LE(most_in_flight(result, 1, 0, settings.end_ns).first, 5U);
+  EXPECT_EQ(result.clients[1].exceptions, 0U);
+  EXPECT_EQ(result.clients[1].uncounted, 0U);
+}
+
+// Longer than the backstop, which lets one launch go for each 10 ms from then on.
+TEST(Replay, TheBackstopIsMetered) {
+  ReplaySettings settings;
+  settings.sharing = Sharing::kOneProcess;
+  settings.end_ns = kSecond;
+  settings.log = true;
+  ReplayClient trainer;
+  trainer.name = "trainer";
+  for (int i = 0; i < 50; ++i) trainer.launches.push_back({2 * kUs, 66 * kUs, false});
+  trainer.launches[20].duration_ns = 200 * kMs;
+  trainer.launches[20].predicted_ns = 66 * kUs;
+  ReplayClient idle = server(20, 23, settings.end_ns);
+  idle.arrivals_ns.clear();
+  const ReplayResult result = run({idle, trainer}, settings);
+  EXPECT_GE(result.clients[1].exceptions, 5U);
+  EXPECT_LE(most_in_flight(result, 1, 0, settings.end_ns).first, 16U);
+}
+
 TEST(Replay, EarliestDeadlineFirstMeetsMoreDeadlines) {
   ReplaySettings settings;
   settings.sharing = Sharing::kOneProcess;
