@@ -214,6 +214,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   while (hot().scheduling.load(std::memory_order_relaxed)) {
     schedule::Decision decision;
     std::int64_t next_end_ns = 0;
+    std::int64_t lead_ns = 0;
     {
       const std::scoped_lock lock(lock_);
       const std::int64_t now = now_ns();
@@ -235,6 +236,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       if (seen.latency_active) sampler_.overlap();
       sampler_.observe_late(ledger);
       next_end_ns = ledger.next_end_ns();
+      lead_ns = seen.lead_ns;
       if (decision.answer != schedule::Answer::kSubmit) {
         if (must_not_wait(waiver)) {
           decision = {};
@@ -277,7 +279,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
     // share. One that waits for foreseen latency work is not: the others may go.
     const bool announce = decision.answer != schedule::Answer::kWaitForTime ||
                           (admission_.neighbours().feeds_with_others() && held.for_lead);
-    waiter_.wait(decision, announce, next_end_ns, sleep, wait, [&] {
+    waiter_.wait(decision, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait, [&] {
       return must_not_wait(waiver) || (for_latency && !admission_.neighbours().latency_active(now_ns()));
     });
   }

@@ -22,9 +22,10 @@ void Waiter::sleep_for(std::int64_t duration_ns) noexcept {
   nanosleep(&time, nullptr);
 }
 
-void Waiter::wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, schedule::SleepPlan& plan) noexcept {
+void Waiter::wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, std::int64_t slack_ns,
+                           schedule::SleepPlan& plan) noexcept {
   const std::int64_t begin_ns = now_ns();
-  if (const std::int64_t asleep_ns = plan.sleep_ns(wait_ns, next_end_ns); asleep_ns > 0) {
+  if (const std::int64_t asleep_ns = plan.sleep_ns(wait_ns, next_end_ns, slack_ns); asleep_ns > 0) {
     sleep_for(asleep_ns);
     plan.woke(now_ns() - begin_ns - asleep_ns);
     return;

@@ -36,13 +36,15 @@ class Waiter {
   bool waits() const noexcept { return announced_.load() > 0; }
 
   // Waits as the decision says, or less; the caller looks again. `announce`: others are to know. `next_end_ns`: as
-  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes
-  // it: what was waited for has come.
+  // Ledger::next_end_ns(). `slack_ns`: by how much it may be late. `plan`: of this kind of thread. `open()`: asked
+  // before it sleeps for something that wakes it: what was waited for has come.
   template <typename Open>
-  void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, schedule::SleepPlan& plan,
-            Wait& wait, Open&& open) noexcept {
+  void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, std::int64_t slack_ns,
+            schedule::SleepPlan& plan, Wait& wait, Open&& open) noexcept {
     begin(announce, wait);
-    if (decision.answer == schedule::Answer::kWaitForTime) return wait_for_time(decision.wait_ns, next_end_ns, plan);
+    if (decision.answer == schedule::Answer::kWaitForTime) {
+      return wait_for_time(decision.wait_ns, next_end_ns, slack_ns, plan);
+    }
     reap(wait);
     const std::uint32_t seen = table_->layout().wake_sequence.load(std::memory_order_acquire);
     if (open()) return;  // an opening between the last look and this one has woken nobody
@@ -66,7 +68,8 @@ class Waiter {
   void reap(Wait& wait) noexcept;
   void announce() noexcept;
   void leave() noexcept;
-  static void wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, schedule::SleepPlan& plan) noexcept;
+  static void wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, std::int64_t slack_ns,
+                            schedule::SleepPlan& plan) noexcept;
 
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};

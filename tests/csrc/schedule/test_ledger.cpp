@@ -574,19 +574,29 @@ TEST(InFlightCases, NothingWaitsForEver) {
 
 TEST(SleepPlan, WakesBeforeTheEndOfAWaitAndSoonAfterThatOfALaunch) {
   SleepPlan plan;
-  const std::int64_t late = plan.lateness_ns();
-  EXPECT_EQ(plan.sleep_ns(500 * kUs, Ledger::kNothingNs), 500 * kUs - late - SleepPlan::kAwakeNs);
-  EXPECT_EQ(plan.sleep_ns(500 * kUs, 60 * kUs), 60 * kUs);
-  EXPECT_EQ(plan.sleep_ns(late + SleepPlan::kAwakeNs + SleepPlan::kShortestNs - 1, Ledger::kNothingNs), 0);
-  EXPECT_EQ(plan.sleep_ns(50 * kMs, Ledger::kNothingNs), SleepPlan::kLongestNs);
+  const std::int64_t ahead = plan.lateness_ns() + SleepPlan::kAwakeNs;
+  EXPECT_EQ(plan.sleep_ns(500 * kUs, Ledger::kNothingNs, 0), 500 * kUs - ahead);
+  EXPECT_EQ(plan.sleep_ns(500 * kUs, Ledger::kNothingNs, 10 * kUs), 490 * kUs - ahead + 20 * kUs);
+  EXPECT_EQ(plan.sleep_ns(500 * kUs, Ledger::kNothingNs, kMs), 500 * kUs);
+  EXPECT_EQ(plan.sleep_ns(500 * kUs, 60 * kUs, 0), 60 * kUs);
+  EXPECT_EQ(plan.sleep_ns(ahead + SleepPlan::kShortestNs - 1, Ledger::kNothingNs, 0), 0);
+  EXPECT_EQ(plan.sleep_ns(50 * kMs, Ledger::kNothingNs, 0), SleepPlan::kLongestNs);
+}
+
+TEST(SleepPlan, SkipsSomeEndsShortlyBeforeThatOfTheWait) {
+  SleepPlan plan;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < SleepPlan::kMostSkipped; ++i) EXPECT_GT(plan.sleep_ns(100 * kUs, 20 * kUs, kMs), 20 * kUs) << i;
+    EXPECT_EQ(plan.sleep_ns(100 * kUs, 20 * kUs, kMs), 20 * kUs);
+  }
 }
 
 TEST(SleepPlan, PollsAnEndThatIsDueAwakeAndThenInShortSleeps) {
   SleepPlan plan;
-  for (int i = 0; i < SleepPlan::kAwakePolls; ++i) EXPECT_EQ(plan.sleep_ns(kMs, 0), 0) << i;
-  EXPECT_EQ(plan.sleep_ns(kMs, 0), SleepPlan::kPolledNs);
-  EXPECT_GT(plan.sleep_ns(kMs, 100 * kUs), SleepPlan::kPolledNs);
-  EXPECT_EQ(plan.sleep_ns(kMs, 0), 0);
+  for (int i = 0; i < SleepPlan::kAwakePolls; ++i) EXPECT_EQ(plan.sleep_ns(kMs, 0, 0), 0) << i;
+  EXPECT_EQ(plan.sleep_ns(kMs, 0, 0), SleepPlan::kPolledNs);
+  EXPECT_GT(plan.sleep_ns(kMs, 100 * kUs, 0), SleepPlan::kPolledNs);
+  EXPECT_EQ(plan.sleep_ns(kMs, 0, 0), 0);
 }
 
 TEST(SleepPlan, LearnsHowLateItWakes) {
@@ -621,7 +631,7 @@ TEST(SleepPlan, LongKernelsAreFedInTimeWhateverPredictionsAreWrongBy) {
         }
         const std::int64_t wait = ledger.remaining_ns(1) - kLeadNs;
         if (wait <= 0) break;
-        const std::int64_t asleep = plan.sleep_ns(wait, ledger.next_end_ns());
+        const std::int64_t asleep = plan.sleep_ns(wait, ledger.next_end_ns(), kLeadNs / 2);
         if (asleep == 0) awake += std::min(wait, kPollNs);
         now += asleep > 0 ? asleep + kLateNs : std::min(wait, kPollNs);
       }
