@@ -398,9 +398,10 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   const std::unique_lock lock = lock_soon();
   if (!lock.owns_lock()) return;
   // No launch may be looking, and how long kernels take shows in when they end.
-  if (markers_.ledger().launches() > 0) {
+  if (markers_.ledger().launches() > 0 && markers_.made()) {
     const driver::RelaxedCapture relaxed;
-    retire(now);
+    const driver::CurrentContext current(markers_.context());
+    if (current.ok()) retire(now);
   }
   const std::int64_t due = earliest_due_ns();
   table_->slot(slot_.load(std::memory_order_relaxed))

@@ -6,7 +6,9 @@
 //               (the late segment may wait for that), and nothing was complete for kWaitedForNs: one launch goes, and
 //               one more for each further kWaitedForNs. What is queued for other streams is not held by a late segment
 //               in the first place (Ledger::remaining_ns).
-//   kBackstop   nothing at all was complete for kBackstopNs, whatever the reason: one launch goes for each kBetweenNs.
+//   kBackstop   nothing at all was complete for kBackstopNs, and something is late: one launch goes for each
+//   kBetweenNs.
+//               After kLongestNs also where nothing is late: a prediction may be far too long.
 //
 // Time is observed own time (Ledger::observed_ns), and counts from the moment that the launch was first held: neither
 // latency work nor another client's turn brings an exception nearer.
@@ -26,10 +28,12 @@ class HoldLimit {
   static constexpr std::int64_t kWaitedForNs = 10'000'000;
   static constexpr std::int64_t kBackstopNs = 100'000'000;
   static constexpr std::int64_t kBetweenNs = 10'000'000;
+  static constexpr std::int64_t kLongestNs = 1'000'000'000;
 
   struct View {
     std::int64_t observed_ns = 0;     // Ledger::observed_ns()
     std::uint64_t completions = 0;    // Ledger::completions()
+    bool any_is_late = false;         // a segment in flight
     bool own_stream_is_late = false;  // the first segment of the held launch's stream
     bool others_queued = false;       // operations of other streams are queued behind it, or that is not known
   };
@@ -51,16 +55,12 @@ class HoldLimit {
     Exception exception = Exception::kNone;
     if (view.own_stream_is_late && view.others_queued && view.observed_ns - passed_ns_ >= kWaitedForNs) {
       exception = Exception::kWaitedFor;
-    } else if (view.observed_ns - completed_ns_ >= kBackstopNs && view.observed_ns - passed_ns_ >= kBetweenNs) {
+    } else if (view.observed_ns - completed_ns_ >= (view.any_is_late ? kBackstopNs : kLongestNs) &&
+               view.observed_ns - passed_ns_ >= kBetweenNs) {
       exception = Exception::kBackstop;
     }
     if (exception != Exception::kNone) passed_ns_ = view.observed_ns;
     return exception;
-  }
-
-  // Until look() may say something else, if nothing is complete before.
-  std::int64_t next_ns(std::int64_t observed_ns) const noexcept {
-    return std::max<std::int64_t>(std::min(passed_ns_ + kWaitedForNs, completed_ns_ + kBackstopNs) - observed_ns, 0);
   }
 
  private:

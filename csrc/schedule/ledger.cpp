@@ -309,12 +309,19 @@ bool Ledger::holds_others(std::uint64_t stream_id) const noexcept {
   return false;
 }
 
+bool Ledger::any_late() const noexcept {
+  for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
+    if (late_ns(streams_[static_cast<std::size_t>(__builtin_ctzll(streams))]) > 0) return true;
+  }
+  return false;
+}
+
 bool Ledger::sure() const noexcept {
   for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
     const Stream& stream = streams_[static_cast<std::size_t>(__builtin_ctzll(streams))];
-    if (late_ns(stream) > 0 || state(stream.last) == State::kOpen) return false;
+    if (state(stream.last) == State::kOpen) return false;
   }
-  return true;
+  return !any_late();
 }
 
 std::int64_t Ledger::next_end_ns() const noexcept {

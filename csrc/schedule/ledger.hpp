@@ -102,6 +102,9 @@ class Ledger {
   // Work of another stream than this is in flight.
   bool holds_others(std::uint64_t stream) const noexcept;
 
+  // A segment is late.
+  bool any_late() const noexcept;
+
   // No segment is late, and each will be seen to end by its marker.
   bool sure() const noexcept;
 

@@ -528,7 +528,7 @@ void Replay::look_ungated(Client& client) {
   if (!settings_.user_policy && settings_.policy != "open") decision = schedule::bounded(seen);
   if (decision.answer == schedule::Answer::kWaitForTime) {
     const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
-                                         client.ledger.late_ns(kStream) > 0, false};
+                                         client.ledger.any_late(), client.ledger.late_ns(kStream) > 0, false};
     if (client.hold_limit.look(view) == schedule::Exception::kNone) {
       return look_at(client, now_ns_ + (found.proven ? kUngatedLookNs : kUnprovenLookNs));
     }
@@ -558,7 +558,7 @@ void Replay::look(Client& client) {
     if (for_lead) {
       client.held_since_ns = now_ns_;
       const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
-                                           client.ledger.late_ns(kStream) > 0, false};
+                                           client.ledger.any_late(), client.ledger.late_ns(kStream) > 0, false};
       if (!seen.latency_active && client.hold_limit.look(view) != schedule::Exception::kNone) {
         waiting_ &= ~bit(client.slot);
         ++client.result.exceptions;

@@ -59,7 +59,8 @@ class Admission {
                                 OthersQueued&& others_queued) noexcept {
     const std::int64_t observed_ns = ledger.observed_ns();
     if (first_look) hold_limit_.begin(observed_ns);
-    schedule::HoldLimit::View view{observed_ns, ledger.completions(), ledger.late_ns(stream) > 0, false};
+    schedule::HoldLimit::View view{observed_ns, ledger.completions(), ledger.any_late(), ledger.late_ns(stream) > 0,
+                                   false};
     view.others_queued = view.own_stream_is_late && others_queued();
     return hold_limit_.look(view);
   }

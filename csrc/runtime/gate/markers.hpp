@@ -24,6 +24,7 @@ class Markers {
   // Makes the context's events, once. False where the context has none: they go to the first context that asks.
   bool ready(CUcontext context) noexcept;
   bool made() const noexcept { return context_ != nullptr; }
+  CUcontext context() const noexcept { return context_; }
   bool belongs_to(CUcontext context) const noexcept {
     return context_ != nullptr && (context == nullptr || context == context_);
   }

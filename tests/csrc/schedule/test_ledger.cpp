@@ -319,7 +319,7 @@ TEST(HoldLimit, OneLaunchForEachTenMillisecondsWhereOthersAreQueuedBehindALateSe
   limit.begin(1 * kMs);
   int passed = 0;
   for (std::int64_t observed = 1 * kMs; observed <= 61 * kMs; observed += kMs) {
-    if (limit.look({observed, 5, true, true}) == Exception::kWaitedFor) ++passed;
+    if (limit.look({observed, 5, true, true, true}) == Exception::kWaitedFor) ++passed;
   }
   EXPECT_EQ(passed, 6);
 }
@@ -328,8 +328,8 @@ TEST(HoldLimit, WhatIsNotLateOrHasNothingOfOthersBehindItWaits) {
   HoldLimit limit;
   limit.begin(0);
   for (std::int64_t observed = 0; observed < 99 * kMs; observed += kMs) {
-    ASSERT_EQ(limit.look({observed, 5, true, false}), Exception::kNone) << observed;
-    ASSERT_EQ(limit.look({observed, 5, false, true}), Exception::kNone) << observed;
+    ASSERT_EQ(limit.look({observed, 5, true, true, false}), Exception::kNone) << observed;
+    ASSERT_EQ(limit.look({observed, 5, true, false, true}), Exception::kNone) << observed;
   }
 }
 
@@ -339,7 +339,7 @@ TEST(HoldLimit, ACompletionStartsTheTimeAnew) {
   std::uint64_t completions = 0;
   for (std::int64_t observed = 0; observed < 1'000 * kMs; observed += kMs) {
     if (observed % (9 * kMs) == 0) ++completions;
-    ASSERT_EQ(limit.look({observed, completions, true, true}), Exception::kNone) << observed;
+    ASSERT_EQ(limit.look({observed, completions, true, true, true}), Exception::kNone) << observed;
   }
 }
 
@@ -348,14 +348,25 @@ TEST(HoldLimit, TheBackstopLetsOneGoForEachTenMilliseconds) {
   limit.begin(0);
   std::vector<std::int64_t> passed;
   for (std::int64_t observed = 0; observed < 150 * kMs; observed += kMs) {
-    if (limit.look({observed, 5, false, false}) == Exception::kBackstop) passed.push_back(observed / kMs);
+    if (limit.look({observed, 5, true, false, false}) == Exception::kBackstop) passed.push_back(observed / kMs);
   }
   EXPECT_EQ(passed, (std::vector<std::int64_t>{100, 110, 120, 130, 140}));
   // Another launch is held from a later moment on.
   limit.begin(400 * kMs);
-  EXPECT_EQ(limit.look({400 * kMs, 5, false, false}), Exception::kNone);
-  EXPECT_EQ(limit.look({499 * kMs, 5, false, false}), Exception::kNone);
-  EXPECT_EQ(limit.look({500 * kMs, 5, false, false}), Exception::kBackstop);
+  EXPECT_EQ(limit.look({400 * kMs, 5, true, false, false}), Exception::kNone);
+  EXPECT_EQ(limit.look({499 * kMs, 5, true, false, false}), Exception::kNone);
+  EXPECT_EQ(limit.look({500 * kMs, 5, true, false, false}), Exception::kBackstop);
+}
+
+// A kernel that takes long and was predicted to is nothing to be wondered at.
+TEST(HoldLimit, WhereNothingIsLateTheBackstopWaitsLonger) {
+  HoldLimit limit;
+  limit.begin(0);
+  std::int64_t observed = 0;
+  for (; observed < 1'000 * kMs; observed += kMs) {
+    ASSERT_EQ(limit.look({observed, 5, false, false, false}), Exception::kNone) << observed;
+  }
+  EXPECT_EQ(limit.look({observed, 5, false, false, false}), Exception::kBackstop);
 }
 
 // ---- a GPU, a ledger and a gate ------------------------------------------------------------------------------------
@@ -443,7 +454,8 @@ class Machine {
         held_ = true;
         const bool others = std::any_of(queue.begin() + 1, queue.end(),
                                         [&](const Kernel& other) { return other.stream != head.stream; });
-        const HoldLimit::View view{ledger.observed_ns(), ledger.completions(), ledger.late_ns(head.stream) > 0, others};
+        const HoldLimit::View view{ledger.observed_ns(), ledger.completions(), ledger.any_late(),
+                                   ledger.late_ns(head.stream) > 0, others};
         if (limit_.look(view) == Exception::kNone) return;
         ++exceptions;
       }
