@@ -44,6 +44,7 @@ constexpr std::int64_t kRegistrationWaitNs = 5 * kNsPerSecond;
 constexpr int kOpenAttempts = 100;
 constexpr int kClaimAttempts = 5;
 constexpr std::int64_t kNameLookNs = 10 * kNsPerMs;  // between two looks at what the file's name stands for
+constexpr std::int64_t kFollowNs = 50 * kNsPerMs;    // latency clients move first, so that the others find them
 constexpr rlim_t kHighestDescriptor = 4096;  // the kernel's table of descriptors grows with the highest
 constexpr rlim_t kDescriptorRoom = 512;      // below it, or below the program's limit
 constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
@@ -326,6 +327,7 @@ struct File {
   bool repaired_cut = false;                 // the last repair was of its size; guarded by `slots`
   std::string fault;                         // of the last attempt to follow the name; guarded by `slots`
   std::int64_t name_seen_ns = 0;             // guarded by `slots`
+  std::int64_t away_since_ns = 0;            // since when the name has stood for another file; guarded by `slots`
   std::atomic<int> cannot_extend{0};         // the errno for which the table was given up
 };
 
@@ -745,11 +747,8 @@ bool follow(Registry& registry, File& file) {
     if ((before.active.load() & bit_of(slot)) != 0) layout->active.fetch_or(bit_of(target));
     if ((before.waiting.load() & bit_of(slot)) != 0) layout->waiting.fetch_or(bit_of(target));
   }
-  // Those that are still in the old file see that we have gone.
-  for (std::uint64_t rest = own; rest != 0; rest &= rest - 1) {
-    clear_slot(before, std::countr_zero(rest));
-    unlock(file.descriptor(), slot_byte(std::countr_zero(rest)));
-  }
+  // What the old file says of us stays: those that are still in it go on holding back for an active latency client,
+  // until they have moved as well or its heartbeat is stale.
   wake(before);
   if (mmap(file.layout, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, place.file.get(), 0) ==
       MAP_FAILED) {
@@ -793,6 +792,14 @@ bool follow(Registry& registry, File& file) {
     table->stranded = false;
   }
   return true;
+}
+
+// The caller holds file.slots.
+bool holds_latency_client(const File& file) noexcept {
+  for (std::uint64_t rest = file.own_slots(); rest != 0; rest &= rest - 1) {
+    if (file.records[static_cast<std::size_t>(std::countr_zero(rest))].client_class == Class::kLatency) return true;
+  }
+  return false;
 }
 
 // Does the name stand for another file? Where it stands for none, but the file still has a name, all of its clients
@@ -980,7 +987,7 @@ int Table::reap(std::uint64_t candidates) noexcept {
   return reap_dead(state_->file, candidates);
 }
 
-Condition Table::tend(std::int64_t now) noexcept {
+Condition Table::tend(std::int64_t now, bool at_once) noexcept {
   File& file = state_->file;
   Claims& claims = state_->claims;
   if (!state_->usable()) return Condition::kSound;
@@ -996,9 +1003,12 @@ Condition Table::tend(std::int64_t now) noexcept {
       file.repaired_cut = cut;
     }
     for (std::uint64_t rest = file.own_slots(); rest != 0; rest &= rest - 1) write_client(file, std::countr_zero(rest));
-    if (now - file.name_seen_ns >= kNameLookNs || now < file.name_seen_ns) {
+    if (at_once || now - file.name_seen_ns >= kNameLookNs) {
       file.name_seen_ns = now;
-      follows = status.st_nlink == 0 || name_has_another(file);
+      const bool away = status.st_nlink == 0 || name_has_another(file);
+      if (!away) file.away_since_ns = 0;
+      if (away && file.away_since_ns == 0) file.away_since_ns = now;
+      follows = away && (at_once || holds_latency_client(file) || now - file.away_since_ns >= kFollowNs);
     }
   }
   if (follows) {

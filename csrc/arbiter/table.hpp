@@ -158,8 +158,9 @@ class Table {
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
 
   // Keeps the table usable: repairs the file, follows its name, and writes anew what this Table's clients are. Two
-  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file.
-  Condition tend(std::int64_t now_ns) noexcept;
+  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file. Processes without
+  // a latency client follow 50 ms later, so that they find those that hold them back; `at_once`: without that delay.
+  Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
 
   // Where a slot claimed through this Table is since tend() last said kMoved.
   int slot_now(int claimed_slot) const noexcept;

@@ -142,9 +142,9 @@ void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue
   queue_.store(owned_queue_.get(), std::memory_order_release);
 }
 
-arbiter::Condition Device::tend(std::int64_t now) noexcept {
+arbiter::Condition Device::tend(std::int64_t now, bool at_once) noexcept {
   const std::scoped_lock lock(tend_);
-  const arbiter::Condition found = table_->tend(now);
+  const arbiter::Condition found = table_->tend(now, at_once);
   if (found == arbiter::Condition::kSound) return std::exchange(untold_, found);
   if (found != arbiter::Condition::kMoved) return found;
   for (auto& place : slots_) {
@@ -160,7 +160,7 @@ arbiter::Condition Device::tend(std::int64_t now) noexcept {
 
 void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs) {
   if (registered(client_class)) return;
-  if (const arbiter::Condition found = tend(now_ns()); found != arbiter::Condition::kSound) {
+  if (const arbiter::Condition found = tend(now_ns(), /*at_once=*/true); found != arbiter::Condition::kSound) {
     const std::scoped_lock lock(tend_);
     untold_ = found;
   }

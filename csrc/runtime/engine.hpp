@@ -43,7 +43,7 @@ class Device {
 
   // Keeps the table usable (arbiter::Table::tend), and has its clients go on in the slots that they have now. The
   // ticker's, and before a client registers.
-  arbiter::Condition tend(std::int64_t now_ns) noexcept;
+  arbiter::Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
 
   // Gives the predictor its trees and what was learned of this GPU before, once. A file that cannot be used is said to
   // be so and does without.

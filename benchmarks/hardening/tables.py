@@ -1,0 +1,231 @@
+"""How many of a number of damaged client tables harm the three programs that use them.
+
+A server and two trainers share a simulated device. Their table is overwritten, again and again, each time in another
+way; after each, all that the table says must be right again within 100 ms, and each program must go on. The table is
+read as bytes, so that looking at it repairs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cudasched import hook
+
+__all__ = ["measure"]
+
+CLASSES = ("latency", "best_effort", "best_effort")
+GOAL_S = 0.1
+"""So soon after the damage the table is right again."""
+
+# csrc/arbiter/table.hpp, layout version 3
+HEADER_BYTES = 80
+WORDS = 128
+ACTIVE, LATENCY, BEST_EFFORT, WAITING, TURN = 128, 192, 200, 256, 320
+SLOTS, SLOT_BYTES, SLOT_COUNT = 448, 320, 64
+TURN_SLOT_SHIFT = 56
+CLASS_NUMBERS = {"normal": 0, "latency": 1, "best_effort": 2}
+
+
+class _Client:
+    """One program, and how often it came to the end of what it does."""
+
+    def __init__(self, client_class: str, directory: Path, environment: dict[str, str]) -> None:
+        self.client_class = client_class
+        self._counter = directory / f"counter-{len(list(directory.glob('counter-*')))}"
+        self._counter.write_bytes(bytes(8))
+        program = Path(__file__).with_name("client.py")
+        command = [sys.executable, "-m", "cudasched", "run", "--class", client_class.replace("_", "-"), "--"]
+        self._stderr = (directory / f"{self._counter.name}.stderr").open("w+b")
+        self.process = subprocess.Popen(
+            [*command, sys.executable, str(program), client_class, str(self._counter)],
+            env=environment,
+            stderr=self._stderr,
+        )
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._counter.read_bytes(), sys.byteorder)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def stderr(self) -> str:
+        return Path(self._stderr.name).read_text(errors="replace")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._stderr.close()
+
+
+@contextmanager
+def _clients() -> Iterator[tuple[list[_Client], Path]]:
+    """A server, two trainers and their run directory."""
+    directory = Path(tempfile.mkdtemp(prefix="cudasched-hardening-"))
+    clients: list[_Client] = []
+    try:
+        (directory / "device").mkdir(mode=0o700)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDASCHED_")}
+        environment = {
+            **inherited,
+            "CUDASCHED_DRIVER": str(hook.locate().simulated_driver),
+            "CUDASCHED_SIM_DIR": str(directory / "device"),
+            "CUDASCHED_SIM_SCALE": "4",
+            "CUDASCHED_RUN_DIR": str(directory / "run"),
+            "CUDASCHED_CACHE_DIR": "off",
+        }
+        clients += [_Client(client_class, directory, environment) for client_class in CLASSES]
+        yield clients, directory / "run"
+    finally:
+        for client in clients:
+            client.end()
+        shutil.rmtree(directory)
+
+
+def _word(table: bytes, offset: int) -> int:
+    return int(struct.unpack_from("<Q", table, offset)[0])
+
+
+def _slot(table: bytes, slot: int) -> tuple[int, int, int]:
+    """Occupied, class and pid."""
+    occupied, client_class, _, pid = struct.unpack_from("<IIii", table, SLOTS + slot * SLOT_BYTES)
+    return occupied, client_class, pid
+
+
+def _slots_of(table: bytes) -> dict[int, tuple[int, int, int]]:
+    seen = {slot: _slot(table, slot) for slot in range(SLOT_COUNT)}
+    return {slot: client for slot, client in seen.items() if client[0] != 0}
+
+
+def _why_wrong(table: bytes, sound: bytes) -> str:
+    """What a table says that its clients did not; empty: nothing."""
+    clients = _slots_of(sound)
+    bits = {
+        name: sum(1 << slot for slot, client in clients.items() if client[1] == number)
+        for name, number in CLASS_NUMBERS.items()
+    }
+    if len(table) != len(sound):
+        return "its size"
+    if table[:HEADER_BYTES] != sound[:HEADER_BYTES]:
+        return "its header"
+    if _slots_of(table) != clients:
+        return "who is there"
+    words = {name: _word(table, offset) for name, offset in (("latency", LATENCY), ("best_effort", BEST_EFFORT))}
+    for name, word in words.items():
+        if word != bits[name]:
+            return f"who is {name}"
+    if _word(table, ACTIVE) & ~bits["latency"]:
+        return "who is active"
+    if _word(table, WAITING) & ~bits["best_effort"]:
+        return "who waits"
+    owner = (_word(table, TURN) >> TURN_SLOT_SHIFT) - 1
+    return "" if owner == -1 or bits["best_effort"] >> owner & 1 else "whose turn it is"
+
+
+def _damage(sound: bytes, chance: random.Random) -> list[tuple[int, bytes]]:
+    """What to write where: all of it, a part of it, a few bytes, or what was in another place."""
+    whole = len(sound)
+    kind = chance.randrange(8)
+    if kind == 0:
+        return [(0, bytes([chance.choice((0, 0xFF))]) * whole)]
+    if kind == 1:
+        return [(0, chance.randbytes(whole))]
+    if kind == 2:
+        return [(WORDS, bytes([chance.choice((0, 0xFF))]) * (SLOTS - WORDS))]
+    if kind == 3:
+        return [(SLOTS, bytes([chance.choice((0, 0xFF))]) * (whole - SLOTS))]
+    if kind == 4:  # a word that looks sound: the bits of clients that are there
+        return [(chance.choice((ACTIVE, LATENCY, BEST_EFFORT, WAITING)), struct.pack("<Q", chance.randrange(16)))]
+    if kind == 5:  # what one client says, as another one's
+        source = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES
+        target = SLOTS + chance.randrange(SLOT_COUNT) * SLOT_BYTES
+        return [(target, sound[source : source + SLOT_BYTES])]
+    if kind == 6:  # a time that looks sound
+        offset = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES + 8 * chance.randrange(3, 26)
+        near_ns = time.monotonic_ns() + chance.randrange(-(10**9), 10**10)
+        return [(offset, struct.pack("<q", near_ns))]
+    reach = chance.choice((SLOTS + len(CLASSES) * SLOT_BYTES, whole))
+    return [(chance.randrange(reach), chance.randbytes(1)) for _ in range(chance.randrange(1, 65))]
+
+
+def _until(happens: Any, patience_s: float) -> bool:
+    until = time.monotonic() + patience_s
+    while not happens():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def measure(*, count: int = 5000, seed: int = 19, patience_s: float = 30.0, goal_s: float | None = GOAL_S) -> dict[str, Any]:
+    """Damages the table of three programs so often.
+
+    Args:
+        count: How often.
+        seed: Decides what is written where.
+        patience_s: A program that does not go on for so long hangs.
+        goal_s: Within that time of the damage the table is to be right; None: within ``patience_s`` (a busy machine).
+
+    Returns:
+        The row ``damaged_tables_failed`` of ``hardening.json``.
+
+    Raises:
+        RuntimeError: The programs did not come up.
+    """
+    chance = random.Random(seed)
+    failed: dict[str, int] = {}
+    done = 0
+    with _clients() as (clients, run):
+        if not _until(lambda: all(client.count > 0 for client in clients), patience_s):
+            raise RuntimeError("the programs did not come up: " + " ".join(client.stderr for client in clients))
+        (path,) = run.glob("*.arbiter")
+        sound = path.read_bytes()
+        with path.open("r+b", buffering=0) as table:
+            for done in range(1, count + 1):
+                before = [client.count for client in clients]
+                began = time.monotonic()
+                for offset, data in _damage(sound, chance):
+                    os.pwrite(table.fileno(), data[: len(sound) - offset], offset)
+                whole = _until(lambda: not _why_wrong(path.read_bytes(), sound), patience_s)
+                took_s = time.monotonic() - began
+                on = whole and _until(
+                    lambda: all(client.count > count for client, count in zip(clients, before, strict=True)), patience_s
+                )
+                if not whole:
+                    why = "the table says wrong " + _why_wrong(path.read_bytes(), sound)
+                elif not on:
+                    why = "a program hangs"
+                elif goal_s is not None and took_s > goal_s:
+                    why = f"the table was wrong for over {1000 * goal_s:.0f} ms"
+                else:
+                    continue
+                if not all(client.alive for client in clients):
+                    why = "a program died"
+                failed[why] = failed.get(why, 0) + 1
+                if not (whole and on):
+                    failed["not tried after that"] = count - done
+                    break
+    value = sum(failed.values())
+    return {
+        "figure": "damaged_tables_failed",
+        "value": value,
+        "goal": 0,
+        "better": "less",
+        "low": value,
+        "high": value,
+        "n": count,
+        "limited_by": "; ".join(f"{number} x {why}" for why, number in failed.items()),
+    }
