@@ -545,6 +545,13 @@ void wake(Layout& layout) noexcept {
   futex(layout.wake_sequence, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
+// The gate may have opened. Clients of other GPUs say only that there are some; whoever wakes them takes that back, so
+// that one that was killed in its sleep costs one wake-up.
+void wake_waiters(Layout& layout) noexcept {
+  const bool distant = layout.distant_waiters.load() != 0 && layout.distant_waiters.exchange(0) != 0;
+  if (distant || layout.waiting.load() != 0) wake(layout);
+}
+
 // The caller holds the slot's lock. `occupied` goes last: what a reaper killed on the way leaves, the next one sees.
 void clear_slot(Layout& layout, int slot) noexcept {
   const std::uint64_t others = ~bit_of(slot);
@@ -555,7 +562,7 @@ void clear_slot(Layout& layout, int slot) noexcept {
   layout.best_effort.fetch_and(others);
   layout.waiting.fetch_and(others);
   layout.slots[static_cast<std::size_t>(slot)].occupied.store(0, std::memory_order_release);
-  if (layout.waiting.load() != 0) wake(layout);
+  wake_waiters(layout);
 }
 
 void set_bit(std::atomic<std::uint64_t>& word, int slot, bool set) noexcept {
@@ -588,7 +595,7 @@ void clear_bits_of_other_classes(Layout& layout, int slot, Class client_class) n
     set_bit(layout.best_effort, slot, false);
     set_bit(layout.waiting, slot, false);
   }
-  if (holds && layout.waiting.load() != 0) wake(layout);
+  if (holds) wake_waiters(layout);
 }
 
 // What a client is, in its slot and in the words. The caller holds file.slots.
@@ -967,10 +974,7 @@ void Table::set_active(int slot, std::int64_t now_ns) noexcept {
 void Table::clear_active(int slot) noexcept {
   if (!state_->owns(slot)) return;
   const std::uint64_t before = layout_->active.fetch_and(~bit_of(slot));
-  if (before != bit_of(slot)) return;
-  // Taken back by whoever wakes them: one that was killed in its sleep costs one wake-up.
-  const bool distant = layout_->distant_waiters.load() != 0 && layout_->distant_waiters.exchange(0) != 0;
-  if (distant || layout_->waiting.load() != 0) wake_all();
+  if (before == bit_of(slot)) wake_waiters(*layout_);
 }
 
 bool Table::alive(int slot) const noexcept {

@@ -75,7 +75,7 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> virtual_ns;  // the GPU time that it was given, by its share (schedule/fair.hpp)
   std::array<char, 64> name;             // program name, NUL-terminated; written before occupied
   std::array<char, 32> version;          // cudasched version of the client
-  std::atomic<std::uint64_t> job;        // the job whose GPUs are gated together (runtime/job.hpp); 0: none
+  std::atomic<std::uint64_t> job;        // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
   std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
 };
 

@@ -158,7 +158,7 @@ arbiter::Condition Device::tend(std::int64_t now, bool at_once) noexcept {
   return found;
 }
 
-void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs) {
+void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job) {
   if (registered(client_class)) return;
   if (const arbiter::Condition found = tend(now_ns(), /*at_once=*/true); found != arbiter::Condition::kSound) {
     const std::scoped_lock lock(tend_);
@@ -169,12 +169,20 @@ void Device::register_client(Class client_class, const Settings& settings, const
   client.priority = settings.priority;
   client.slo_ns = settings.slo_ns;
   client.name = settings.name.empty() ? program_name() : settings.name;
+  if (client_class == Class::kBestEffort) client.job = job;
   const int slot = table_->claim(client);
   if (client_class == Class::kLatency) {
     latency.register_client(table_.get(), slot, settings, driver::under_mps(handle_));
   }
-  if (client_class == Class::kBestEffort) latency.note_own_best_effort(slot);
-  if (client_class == Class::kBestEffort) gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
+  if (client_class == Class::kBestEffort) {
+    latency.note_own_best_effort(slot);
+    if (job != 0) {
+      peers.join(job, *table_);
+      peers.refresh(now_ns());
+      gate.use_peers(&peers);
+    }
+    gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
+  }
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
 }
 
@@ -321,7 +329,8 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       const std::scoped_lock lock(mutex_);
       if (stopping_) return false;
       if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
-      device.register_client(launch_class, settings_, &graphs_);
+      if (launch_class == Class::kBestEffort && !job_) job_ = job_id(settings_.job, device_count_);
+      device.register_client(launch_class, settings_, &graphs_, job_.value_or(0));
       if (launch_class == Class::kBestEffort && user_policy_) {
         device.gate.use_policy(schedule::Decider(*user_policy_));
       }
@@ -757,6 +766,7 @@ bool Engine::tick(std::int64_t now) noexcept {
       device.latency.tick(now);
       active = active || device.latency.imminent(now);
     }
+    if (device.gate.registered()) device.peers.refresh(now);
     device.gate.report_overdue(now);
     if (device.gate.registered()) {
       watch_policy(device, now);
@@ -855,6 +865,8 @@ void Engine::reset_in_child() noexcept {
   graphs_.reset_in_child();
   partitions().reset_in_child();
   started_ = false;
+  job_.reset();
+  LatencyActivity::reset_in_child();
   ticker_running_.store(false);
   off_reason_.clear();
   ThreadState& thread = this_thread();

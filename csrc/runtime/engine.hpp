@@ -39,7 +39,8 @@ class Device {
   Device(CUdevice handle, int ordinal, const Settings& settings);
 
   // A client of this class, registered if it is not yet. Throws ArbiterError.
-  void register_client(Class client_class, const Settings& settings, const Graphs* graphs);
+  // `job`: of a best-effort client, 0: none.
+  void register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job);
 
   // Keeps the table usable (arbiter::Table::tend), and has its clients go on in the slots that they have now. The
   // ticker's, and before a client registers.
@@ -69,6 +70,7 @@ class Device {
 
   LatencyActivity latency;
   Gate gate;
+  JobPeers peers;
 
  private:
   CUdevice handle_;
@@ -227,6 +229,7 @@ class Engine {
   bool handlers_registered_ = false;
   std::string off_reason_;
   std::string coverage_error_;
+  std::optional<std::uint64_t> job_;  // of this process; decided by its first best-effort client
   std::atomic<std::uint64_t> next_token_{1};
   std::array<std::atomic<Device*>, kMaxDevices> devices_{};
   std::atomic<bool> ticker_running_{false};

@@ -44,6 +44,12 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   slot_.store(slot, std::memory_order_release);
 }
 
+void Gate::use_peers(JobPeers* peers) noexcept {
+  peers_ = peers;
+  waiter_.use_peers(peers);
+  admission_.neighbours().use_peers(peers);
+}
+
 void Gate::moved(int slot) noexcept {
   const std::scoped_lock lock(lock_);
   admission_.neighbours().moved(slot);
@@ -157,7 +163,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
     first_look = false;
     lock.unlock();
     Waiter::sleep_for(found.proven ? kUngatedLookNs : kUnprovenLookNs);
-    if (table_->latency_clients() != 0) return admit_gated(launch, stream, may_time, count, waiver);
+    if (latency_clients()) return admit_gated(launch, stream, may_time, count, waiver);
     lock.lock();
   }
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
@@ -417,7 +423,8 @@ std::int64_t Gate::in_flight_ns() noexcept {
 
 bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
   if (waiver != nullptr) return waiver->applies();
-  if (!own_latency_->registered()) return false;
+  const bool own = own_latency_->registered() || (peers_ != nullptr && peers_->any() && LatencyActivity::any_registered());
+  if (!own) return false;
   // In a latency region, this thread's wait is latency work's, and the gate would wait for the region to end.
   return in_latency_region(this_thread()) || holds_gil();
 }

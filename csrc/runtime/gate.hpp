@@ -76,6 +76,9 @@ class Gate {
                        const Graphs* graphs, CUdevice device);
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
 
+  // The other GPUs of the client's job. Before register_client().
+  void use_peers(JobPeers* peers) noexcept;
+
   // The client has another slot now.
   void moved(int slot) noexcept;
 
@@ -97,7 +100,7 @@ class Gate {
   // `waiver`: the caller is the launcher thread; null: the program's own.
   Pass admit(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
              const Waiver* waiver = nullptr) noexcept {
-    if (table_->latency_clients() == 0) return admit_ungated(launch, stream, may_time, count, waiver);
+    if (!latency_clients()) return admit_ungated(launch, stream, may_time, count, waiver);
     return admit_gated(launch, stream, may_time, count, waiver);
   }
 
@@ -108,7 +111,9 @@ class Gate {
 
   // Threads that wait look again.
   void wake() noexcept {
-    if (registered()) table_->wake_all();
+    if (!registered()) return;
+    table_->wake_all();
+    if (peers_ != nullptr) peers_->wake_all();
   }
 
   // What the predictor goes by: trees (null: none; they must outlive the gate) and the memory that CUDA knows.
@@ -157,7 +162,13 @@ class Gate {
   std::unique_lock<SpinLock> lock_soon() noexcept;
   bool is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept;
 
+  // On this GPU, or another one of the job.
+  bool latency_clients() const noexcept {
+    return table_->latency_clients() != 0 || (peers_ != nullptr && peers_->latency_clients());
+  }
+
   arbiter::Table* table_ = nullptr;
+  JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   const LatencyActivity* own_latency_ = nullptr;
   int sm_count_ = 1;

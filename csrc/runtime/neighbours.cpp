@@ -18,6 +18,15 @@ void for_each_slot(std::uint64_t slots, Visit&& visit) {
   for (; slots != 0; slots &= slots - 1) visit(__builtin_ctzll(slots));
 }
 
+bool is_client(const arbiter::Slot& slot, Class client_class) noexcept {
+  return slot.occupied.load(std::memory_order_relaxed) != 0 &&
+         slot.client_class.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(client_class);
+}
+
+const arbiter::Slot& slot_of(const arbiter::Table& table, int slot) noexcept {
+  return table.layout().slots[static_cast<std::size_t>(slot)];
+}
+
 }  // namespace
 
 void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept {
@@ -28,22 +37,18 @@ void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings&
   turn_ns_ = settings.turn_ns;
 }
 
-bool Neighbours::fresh(int slot, std::int64_t now) const noexcept {
-  const std::int64_t beat = table_->slot(slot).heartbeat_ns.load(std::memory_order_relaxed);
-  return schedule::is_fresh(beat, now, stale_heartbeat_ns_);
+bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noexcept {
+  return schedule::is_fresh(client.heartbeat_ns.load(std::memory_order_relaxed), now, stale_heartbeat_ns_);
 }
 
-bool Neighbours::is_client(int slot, Class client_class) const noexcept {
-  const arbiter::Slot& client = table_->slot(slot);
-  return client.occupied.load(std::memory_order_relaxed) != 0 &&
-         client.client_class.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(client_class);
-}
+bool Neighbours::fresh(int slot, std::int64_t now) const noexcept { return fresh(table_->slot(slot), now); }
 
 // Those that hold the gate closed. One that is stopped or swapped out does not count until it runs again.
-std::uint64_t Neighbours::active_latency(std::int64_t now) const noexcept {
+std::uint64_t Neighbours::active_latency(const arbiter::Table& table, std::int64_t now) const noexcept {
   std::uint64_t found = 0;
-  for_each_slot(table_->active() & table_->latency_clients(), [&](int slot) {
-    if (is_client(slot, Class::kLatency) && fresh(slot, now)) found |= bit(slot);
+  for_each_slot(table.active() & table.latency_clients(), [&](int slot) {
+    const arbiter::Slot& client = slot_of(table, slot);
+    if (is_client(client, Class::kLatency) && fresh(client, now)) found |= bit(slot);
   });
   return found;
 }
@@ -51,7 +56,7 @@ std::uint64_t Neighbours::active_latency(std::int64_t now) const noexcept {
 std::uint64_t Neighbours::other_best_effort() const noexcept {
   std::uint64_t found = 0;
   for_each_slot(table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot_), [&](int slot) {
-    if (is_client(slot, Class::kBestEffort)) found |= bit(slot);
+    if (is_client(slot_of(*table_, slot), Class::kBestEffort)) found |= bit(slot);
   });
   return found;
 }
@@ -69,15 +74,40 @@ bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
   return schedule::is_idle(table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed), now);
 }
 
-bool Neighbours::latency_active(std::int64_t now) const noexcept { return active_latency(now) != 0; }
+bool Neighbours::latency_active(std::int64_t now) const noexcept {
+  bool active = active_latency(*table_, now) != 0;
+  if (peers_ != nullptr) {
+    peers_->for_each([&](const arbiter::Table& table) { active = active || active_latency(table, now) != 0; });
+  }
+  return active;
+}
 
 void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64_t turn_waited_ns) noexcept {
-  snapshot.latency_clients = table_->latency_clients() != 0;
-  active_ = active_latency(now);
-  snapshot.latency_active = active_ != 0;
-  if (snapshot.latency_active) look_at_requests(snapshot, now);
+  active_ = 0;
+  std::int64_t slack = schedule::Snapshot::kLongAgoNs;
+  const auto look_at = [&](const arbiter::Table& table) {
+    snapshot.latency_clients = snapshot.latency_clients || table.latency_clients() != 0;
+    const std::uint64_t active = active_latency(table, now);
+    const std::int64_t admitted = table.layout().admitted_ns.load(std::memory_order_relaxed);
+    if (&table == table_) {
+      active_ = active;
+      admitted_ns_ = admitted;
+    }
+    if (active == 0) return;
+    snapshot.latency_active = true;
+    slack = std::min(slack, slack_ns(table, active, admitted, now));  // an unknown one is the least
+  };
+  snapshot.latency_clients = false;
+  look_at(*table_);
+  if (peers_ != nullptr) peers_->for_each(look_at);
+  if (snapshot.latency_active) snapshot.slack_ns = slack;
   const bool may_go = !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs;
-  if (may_go) look_ahead(snapshot, now);
+  if (may_go) {
+    look_ahead(*table_, snapshot, now);
+    if (peers_ != nullptr) {
+      peers_->for_each([&](const arbiter::Table& table) { look_ahead(table, snapshot, now); });
+    }
+  }
 
   // Stopped while it waited: what it did not ask for meanwhile is not owed to it.
   if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) came_back(now);
@@ -101,15 +131,16 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   }
 }
 
-void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
+// The least slack of the active requests of one GPU.
+std::int64_t Neighbours::slack_ns(const arbiter::Table& table, std::uint64_t active, std::int64_t admitted,
+                                  std::int64_t now) const noexcept {
   // Further away than anything that a request may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
   std::array<schedule::Request, arbiter::kSlotCount> requests;
   std::size_t count = 0;
   bool known = true;
-  const std::int64_t admitted = admitted_ns_ = table_->layout().admitted_ns.load(std::memory_order_relaxed);
-  for_each_slot(active_, [&](int slot) {
-    const arbiter::Slot& client = table_->slot(slot);
+  for_each_slot(active, [&](int slot) {
+    const arbiter::Slot& client = slot_of(table, slot);
     const std::int64_t deadline = client.deadline_ns.load(std::memory_order_relaxed);
     const std::int64_t expected = client.expected_ns.load(std::memory_order_relaxed);
     const std::int64_t entered = client.entered_ns.load(std::memory_order_relaxed);
@@ -119,20 +150,20 @@ void Neighbours::look_at_requests(schedule::Snapshot& snapshot, std::int64_t now
     if (!known) return;
     requests[count++] = {deadline, schedule::remaining_ns(expected, now - entered - (admitted - before)), expected};
   });
-  if (known) snapshot.slack_ns = schedule::least_slack_ns(std::span(requests).first(count), now);
+  return known ? schedule::least_slack_ns(std::span(requests).first(count), now) : schedule::Snapshot::kUnknownNs;
 }
 
 // Latency work that was announced, or is foreseen by the times at which it came.
-void Neighbours::look_ahead(schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
+void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
   // Further away than any of them may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 60 * kNsPerSecond;
   const auto ahead = [&](const std::atomic<std::int64_t>& word) {
     const std::int64_t at_ns = word.load(std::memory_order_relaxed);
     return at_ns > now && at_ns <= now + kMostNs ? at_ns - now : 0;
   };
-  for_each_slot(table_->latency_clients(), [&](int slot) {
-    if (!is_client(slot, Class::kLatency) || !fresh(slot, now)) return;
-    const arbiter::Slot& client = table_->slot(slot);
+  for_each_slot(table.latency_clients(), [&](int slot) {
+    const arbiter::Slot& client = slot_of(table, slot);
+    if (!is_client(client, Class::kLatency) || !fresh(client, now)) return;
     snapshot.hint_ns = std::max(snapshot.hint_ns, std::min(ahead(client.hint_until_ns), kNsPerSecond));
     if (const std::int64_t over = ahead(client.foreseen_over_ns); over > 0) {
       snapshot.free_ns = std::min(snapshot.free_ns, ahead(client.foreseen_ns));
@@ -205,7 +236,8 @@ void Neighbours::write_again() noexcept {
 }
 
 bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
-  if (seen.latency_active && !take_from_slack(seen, own_latency_slot)) return false;
+  // Latency work of another GPU loses nothing to this one's.
+  if (active_ != 0 && !take_from_slack(seen, own_latency_slot)) return false;
   arbiter::Slot& self = table_->slot(slot_);
   const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
   // By atomic addition, which wraps where a damaged word would overflow.

@@ -3,6 +3,9 @@
 //
 // Policy is schedule/'s; this turns words of shared memory, which may be stale, foreign or damaged, into its snapshot.
 // A bit of another client counts only where that client's slot is occupied and of the class that the bit stands for.
+//
+// Latency work on any GPU of the client's job (job_peers.hpp) counts as latency work of this one, with its requests'
+// slack, its hints and what is foreseen. Turns, shares and the time in flight are those of this GPU.
 // Not thread-safe but for latency_active(): the gate's lock is held.
 #pragma once
 
@@ -10,6 +13,7 @@
 #include <cstdint>
 
 #include "arbiter/table.hpp"
+#include "runtime/job_peers.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/admission.hpp"
 #include "schedule/lead.hpp"
@@ -21,13 +25,16 @@ class Neighbours {
   // `mps`: clients of several processes run at once, and none takes turns.
   void join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept;
 
+  // The other GPUs of its job; null: none. Before the first look.
+  void use_peers(const JobPeers* peers) noexcept { peers_ = peers; }
+
   // The client has another slot now.
   void moved(int slot) noexcept { slot_ = slot; }
 
   // Writes anew what the arbiter says of this client, where it says anything else.
   void write_again() noexcept;
 
-  // A latency client with a fresh heartbeat holds the gate closed. Any thread.
+  // A latency client with a fresh heartbeat holds the gate closed, on this GPU or another one of the job. Any thread.
   bool latency_active(std::int64_t now_ns) const noexcept;
 
   // Fills in what a snapshot says of others; its in_flight_ns is this client's own and grows under MPS.
@@ -56,22 +63,24 @@ class Neighbours {
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
-  void look_at_requests(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
-  void look_ahead(schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
+  std::int64_t slack_ns(const arbiter::Table& table, std::uint64_t active, std::int64_t admitted_ns,
+                        std::int64_t now_ns) const noexcept;
+  void look_ahead(const arbiter::Table& table, schedule::Snapshot& snapshot, std::int64_t now_ns) const noexcept;
   bool take_from_slack(const schedule::Snapshot& seen, int own_latency_slot) noexcept;
   const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
   bool my_turn(std::int64_t now_ns) noexcept;
   bool fresh(int slot, std::int64_t now_ns) const noexcept;
-  bool is_client(int slot, Class client_class) const noexcept;
-  std::uint64_t active_latency(std::int64_t now_ns) const noexcept;
+  std::uint64_t active_latency(const arbiter::Table& table, std::int64_t now_ns) const noexcept;
+  bool fresh(const arbiter::Slot& client, std::int64_t now_ns) const noexcept;
 
   arbiter::Table* table_ = nullptr;
+  const JobPeers* peers_ = nullptr;
   int slot_ = -1;
   bool mps_ = false;
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::int64_t looked_ns_ = 0;     // 0: not yet
-  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active,
+  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active on this GPU,
   std::int64_t admitted_ns_ = 0;   // and what it saw admitted beside them
   std::uint64_t turn_word_ = 0;    // the last turn that this client began,
   std::int64_t turn_used_ns_ = 0;  // and the predicted time of what was admitted in it

@@ -104,6 +104,7 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_STALE_HEARTBEAT_MS",
      [](Settings& s, const std::string& value) { s.stale_heartbeat_ns = duration(value, kNsPerMs, 1); }},
     {"CUDASCHED_TURN_MS", [](Settings& s, const std::string& value) { s.turn_ns = duration(value, kNsPerMs, 0.1); }},
+    {"CUDASCHED_JOB", [](Settings& s, const std::string& value) { s.job = value; }},
     {"CUDASCHED_RUN_DIR", [](Settings& s, const std::string& value) { s.run_directory = value; }},
     {"CUDASCHED_NAME", [](Settings& s, const std::string& value) { s.name = value; }},
     {"CUDASCHED_COVERAGE_DIR", [](Settings& s, const std::string& value) { s.coverage_directory = value; }},

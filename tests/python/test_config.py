@@ -32,6 +32,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),
+    "job": st.just("auto") | st.just("off") | st.just("resnet 8"),
     "model": st.just("/models/sm_90.ubj") | st.just("off"),
     "cache_dir": st.just("/var/cache/x") | st.just("off"),
     "run_dir": st.just("/dev/shm/x") | st.just("/tmp/a b"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import cudasched
@@ -136,11 +137,33 @@ def test_a_latency_client_gates_its_own_device_alone(stage: Stage, monkeypatch: 
     beside.answer()
 
 
-def test_one_program_on_two_devices(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_devices(train: Program) -> None:
+    train.call("one = Gpu(0); one.launch(); one.synchronize(); two = Gpu(1); two.launch(); two.synchronize()")
+
+
+def test_the_gates_of_one_program_on_two_devices_close_together(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
     serve = server(stage)
     train = stage.run("best-effort", **PATIENT)
-    train.call("one = Gpu(0); one.launch(); one.synchronize(); two = Gpu(1); two.launch(); two.synchronize()")
+    two_devices(train)
+    serve.call(ENTER)
+    for name in ("two", "one"):
+        train.send(f"{name}.use(); {name}.launch()")
+        wait_at_the_gate(train)
+        serve.call(LEAVE)
+        train.answer()
+        serve.call(ENTER)
+    serve.call(LEAVE)
+    assert (train.count("best_effort_launches"), train.count("gate_waits")) == (4, 2)
+
+
+def test_without_a_job_each_device_is_by_itself(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    train = stage.run("best-effort", CUDASCHED_JOB="off", **PATIENT)
+    two_devices(train)
     serve.call(ENTER)
     train.call("two.launch(5); two.synchronize()")
     train.send("one.use(); one.launch()")
@@ -148,6 +171,119 @@ def test_one_program_on_two_devices(stage: Stage, monkeypatch: pytest.MonkeyPatc
     serve.call(LEAVE)
     train.answer()
     assert (train.count("best_effort_launches"), train.count("gated_launches")) == (8, 2)
+
+
+# ---- jobs of several processes -------------------------------------------------------------------------------------
+
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def rank(stage: Stage, device: int, **environment: str) -> Program:
+    """One process of a job, on one device, which launches once."""
+    program = stage.run("best-effort", **PATIENT, **(environment or MASTER))
+    program.call(f"gpu = Gpu({device}); gpu.launch(); gpu.synchronize()")
+    return program
+
+
+def know_of_each_other(serve: Program, *ranks: Program) -> None:
+    """Until each rank waits for latency work on the first device."""
+    for program in ranks:
+
+        def waits(program: Program = program) -> bool:
+            before = program.count("gate_waits")
+            serve.call("with cudasched.region('latency'): time.sleep(0.05)")
+            program.call("gpu.launch()")
+            serve.call(ENTER)
+            program.send("gpu.launch()")
+            time.sleep(0.05)
+            serve.call(LEAVE)
+            program.answer()
+            return program.count("gate_waits") > before
+
+        eventually(waits, "it knows of the other's device")
+
+
+@pytest.mark.parametrize("how", [MASTER, {"CUDASCHED_JOB": "resnet"}], ids=["master", "job"])
+def test_a_job_holds_back_on_all_its_devices(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: dict[str, str]
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "3")
+    serve = server(stage)
+    ranks = [rank(stage, device, **how) for device in range(3)]
+    elsewhere = rank(stage, 1, MASTER_ADDR="127.0.0.1", MASTER_PORT="29501")
+    know_of_each_other(serve, *ranks)
+    for _ in range(3):
+        serve.call(ENTER)
+        for program in ranks:
+            program.send("gpu.launch()")
+        wait_at_the_gate(*ranks)
+        elsewhere.call("gpu.launch(5); gpu.synchronize()")
+        serve.call(LEAVE)
+        for program in ranks:
+            program.answer()
+            program.call("gpu.synchronize()")
+    assert elsewhere.count("gate_waits") == 0
+    assert [program.end() for program in ranks] == [0, 0, 0]
+
+
+def test_a_job_does_not_wait_for_a_device_that_its_member_has_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    ranks = [rank(stage, device) for device in range(2)]
+    know_of_each_other(serve, *ranks)
+    serve.call(ENTER)
+    ranks[1].send("gpu.launch()")
+    wait_at_the_gate(ranks[1])
+    assert ranks[0].end() == 0
+    ranks[1].answer()
+    ranks[1].call("gpu.launch(20); gpu.synchronize()")
+
+
+def test_a_member_of_a_job_is_killed_at_the_gate(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    ranks = [rank(stage, device) for device in range(2)]
+    know_of_each_other(serve, *ranks)
+    serve.call(ENTER)
+    for program in ranks:
+        program.send("gpu.launch()")
+    wait_at_the_gate(*ranks)
+    ranks[0].kill()
+    ranks[1].answer()
+    ranks[1].call("gpu.launch(20); gpu.synchronize()")
+
+
+def test_the_latency_client_of_another_device_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    ranks = [rank(stage, device) for device in range(2)]
+    know_of_each_other(serve, *ranks)
+    ranks[0].call("feeder = Feeder(gpu)")  # it is not the other rank that finds out
+    serve.call(ENTER)
+    ranks[1].send("gpu.launch()")
+    wait_at_the_gate(ranks[1])
+    serve.kill()
+    ranks[1].answer()
+
+
+def test_a_job_goes_on_when_its_tables_are_deleted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    serve = server(stage)
+    ranks = [rank(stage, device) for device in range(2)]
+    know_of_each_other(serve, *ranks)
+    for device in cudasched.status():
+        device.path.unlink()
+    eventually(lambda: set(clients()) == {program.pid for program in (serve, *ranks)}, "they meet again")
+    know_of_each_other(serve, *ranks)
+    serve.call(ENTER)
+    for program in ranks:
+        program.send("gpu.launch()")
+    wait_at_the_gate(*ranks)
+    serve.call(LEAVE)
+    for program in ranks:
+        program.answer()
 
 
 # ---- one process ---------------------------------------------------------------------------------------------------

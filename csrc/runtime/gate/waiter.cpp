@@ -53,6 +53,7 @@ void Waiter::reap(Wait& wait) noexcept {
   if (now - wait.reaped_ns <= kReapNs) return;
   wait.reaped_ns = now;
   table_->reap();
+  if (peers_ != nullptr) peers_->reap();
 }
 
 // The bit stands for all threads of the process that wait; the last one takes it away.

@@ -7,6 +7,7 @@
 
 #include "arbiter/table.hpp"
 #include "base/spin_lock.hpp"
+#include "runtime/job_peers.hpp"
 #include "schedule/admission.hpp"
 #include "schedule/sleep_plan.hpp"
 
@@ -26,6 +27,9 @@ class Waiter {
     table_ = table;
     slot_.store(slot, std::memory_order_relaxed);
   }
+  // The other GPUs of its job; null: none. Before the first wait.
+  void use_peers(JobPeers* peers) noexcept { peers_ = peers; }
+
   // The client has another slot now; its bit in the table is written anew by write_again().
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
 
@@ -46,9 +50,11 @@ class Waiter {
       return wait_for_time(decision.wait_ns, next_end_ns, slack_ns, plan);
     }
     reap(wait);
-    const std::uint32_t seen = table_->layout().wake_sequence.load(std::memory_order_acquire);
+    const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
+    arbiter::Table& holder = for_latency && peers_ != nullptr ? peers_->holder(*table_) : *table_;
+    const std::uint32_t seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
     if (open()) return;  // an opening between the last look and this one has woken nobody
-    table_->sleep(seen, decision.answer == schedule::Answer::kWaitForLatency ? kReapNs : kTurnLookNs);
+    holder.sleep(seen, for_latency ? kReapNs : kTurnLookNs);
   }
 
   // The launch waits no more.
@@ -72,6 +78,7 @@ class Waiter {
                             schedule::SleepPlan& plan) noexcept;
 
   arbiter::Table* table_ = nullptr;
+  JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<int> announced_{0};  // threads that the arbiter's `waiting` bit stands for
   SpinLock lock_;                  // the bit and the count change together

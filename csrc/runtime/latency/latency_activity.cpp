@@ -34,6 +34,7 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
   priority_ = settings.priority;
   by_deadline_ = settings.earliest_deadline_first;
   requests_.register_client(table, slot, settings);
+  any_registered_.store(true);
   slot_.store(slot, std::memory_order_release);
 }
 

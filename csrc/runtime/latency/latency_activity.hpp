@@ -46,6 +46,10 @@ class LatencyActivity {
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
+  // Has this process a latency client, on any device?
+  static bool any_registered() noexcept { return any_registered_.load(std::memory_order_relaxed); }
+  static void reset_in_child() noexcept { any_registered_.store(false); }
+
   // Best-effort work is held from here on.
   void before_launch() noexcept {
     begun_.fetch_add(1);
@@ -125,6 +129,7 @@ class LatencyActivity {
   bool gpu_is_anothers() const noexcept;
 
   arbiter::Table* table_ = nullptr;
+  static inline constinit std::atomic<bool> any_registered_{false};
   std::atomic<int> slot_{-1};
   std::int64_t max_idle_hold_ns_ = 0;
   std::int64_t stale_heartbeat_ns_ = 0;

@@ -90,6 +90,13 @@ def run(
             help="Best-effort GPU time in flight at the next submission, us; auto: found on line.",
         ),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|auto|off",
+            help="Its best-effort work holds back on all GPUs of the job together; auto: by MASTER_ADDR and MASTER_PORT.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
     check_coverage: Annotated[
@@ -113,6 +120,7 @@ def run(
         "priority": priority,
         "policy": policy,
         "lead_us": lead_us,
+        "job": job,
         "name": name,
     }
     return run_program(program, settings, config_file=config, check_coverage=check_coverage, with_mps=mps)
