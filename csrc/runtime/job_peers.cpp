@@ -125,7 +125,6 @@ arbiter::Table& JobPeers::holder(arbiter::Table& own) const noexcept {
   for_each([&](arbiter::Table& table) {
     if (found == &own && (table.active() & table.latency_clients()) != 0) found = &table;
   });
-  if (found != &own) found->layout().distant_waiters.store(1);
   return *found;
 }
 
@@ -138,7 +137,9 @@ void JobPeers::reap() noexcept {
 }
 
 void JobPeers::wake_all() const noexcept {
-  for_each([](arbiter::Table& table) { table.wake_all(); });
+  for_each([](arbiter::Table& table) {
+    if (table.layout().distant_waiters.load() != 0) table.wake_all();
+  });
 }
 
 }  // namespace cudasched::runtime

@@ -58,8 +58,11 @@ class JobPeers {
   }
 
   // The table whose end of latency work is to be slept for: `own`, unless latency work is active on another GPU alone.
-  // That one then wakes sleepers of other GPUs, too; to be called before its wake_sequence is read.
   arbiter::Table& holder(arbiter::Table& own) const noexcept;
+
+  // The calling thread is about to sleep for that table, of another GPU; between its reading wake_sequence and its last
+  // look whether it has to sleep. A wake-up between the two either changes the sequence or finds this said.
+  static void announce(arbiter::Table& holder) noexcept { holder.layout().distant_waiters.store(1); }
 
   // Gives back dead clients' slots on the other GPUs, and looks anew which GPUs are the job's.
   void reap() noexcept;

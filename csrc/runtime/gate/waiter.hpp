@@ -53,6 +53,7 @@ class Waiter {
     const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
     arbiter::Table& holder = for_latency && peers_ != nullptr ? peers_->holder(*table_) : *table_;
     const std::uint32_t seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
+    if (&holder != table_) JobPeers::announce(holder);
     if (open()) return;  // an opening between the last look and this one has woken nobody
     holder.sleep(seen, for_latency ? kReapNs : kTurnLookNs);
   }

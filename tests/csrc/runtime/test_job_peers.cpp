@@ -137,6 +137,7 @@ TEST_F(JobPeersTest, AThreadSleepsForTheGpuThatHoldsItAndIsWokenByIt) {
   Table& holder = peers.holder(*own);
   EXPECT_NE(&holder, own.get());
   const std::uint32_t seen = holder.layout().wake_sequence;
+  JobPeers::announce(holder);
   std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
   serve->ask(0);  // its request ends
   sleeper.join();
@@ -155,6 +156,7 @@ TEST_F(JobPeersTest, AThreadThatSleepsForAnotherGpuIsWokenByTheReaperOfItsLatenc
   refresh(peers);
   Table& holder = peers.holder(*own);
   const std::uint32_t seen = holder.layout().wake_sequence;
+  JobPeers::announce(holder);
   std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
   serve->kill();
   peers.reap();
@@ -172,6 +174,7 @@ TEST_F(JobPeersTest, ADrainThatOpensTheGateWakesThem) {
   refresh(peers);
   Table& holder = peers.holder(*own);
   const std::uint32_t seen = holder.layout().wake_sequence;
+  JobPeers::announce(holder);
   std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
   peers.wake_all();
   sleeper.join();
