@@ -170,7 +170,9 @@ def _until(happens: Any, patience_s: float) -> bool:
     return True
 
 
-def measure(*, count: int = 5000, seed: int = 19, patience_s: float = 30.0, goal_s: float | None = GOAL_S) -> dict[str, Any]:
+def measure(
+    *, count: int = 5000, seed: int = 19, patience_s: float = 30.0, goal_s: float | None = GOAL_S
+) -> dict[str, Any]:
     """Damages the table of three programs so often.
 
     Args:

@@ -45,8 +45,8 @@ constexpr int kOpenAttempts = 100;
 constexpr int kClaimAttempts = 5;
 constexpr std::int64_t kNameLookNs = 10 * kNsPerMs;  // between two looks at what the file's name stands for
 constexpr std::int64_t kFollowNs = 50 * kNsPerMs;    // latency clients move first, so that the others find them
-constexpr rlim_t kHighestDescriptor = 4096;  // the kernel's table of descriptors grows with the highest
-constexpr rlim_t kDescriptorRoom = 512;      // below it, or below the program's limit
+constexpr rlim_t kHighestDescriptor = 4096;          // the kernel's table of descriptors grows with the highest
+constexpr rlim_t kDescriptorRoom = 512;              // below it, or below the program's limit
 constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
 
 // Lock bytes of the file. These places hold for every layout version: that is how one version sees another's clients.
@@ -252,14 +252,15 @@ struct Record {
 struct Claims {
   static constexpr std::array<std::int8_t, kSlotCount> kUnmoved = [] {
     std::array<std::int8_t, kSlotCount> slots{};
-    for (int slot = 0; slot < kSlotCount; ++slot) slots[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(slot);
+    for (int slot = 0; slot < kSlotCount; ++slot)
+      slots[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(slot);
     return slots;
   }();
 
   std::atomic<std::uint64_t> claimed{0};
   bool repaired = false;
   bool moved = false;
-  bool stranded = false;                             // and that was said
+  bool stranded = false;                               // and that was said
   std::array<std::int8_t, kSlotCount> now{kUnmoved};   // where a slot is, since the last kMoved
   std::array<std::int8_t, kSlotCount> said{kUnmoved};  // and up to it
 };
@@ -278,7 +279,10 @@ struct Place {
 struct File {
   File(std::unique_ptr<Place> place_, std::string directory_path_, std::string name_, std::string path_,
        Layout* layout_)
-      : directory_path(std::move(directory_path_)), name(std::move(name_)), path(std::move(path_)), layout(layout_),
+      : directory_path(std::move(directory_path_)),
+        name(std::move(name_)),
+        path(std::move(path_)),
+        layout(layout_),
         device_name(layout_->device_name) {
     places.reserve(Table::kMostMoves + 1);
     places.push_back(std::move(place_));
@@ -322,13 +326,13 @@ struct File {
   std::mutex registration;  // held around byte 0
   std::mutex slots;         // held while slot locks change; never while waiting for another process
   std::array<Record, kSlotCount> records;
-  std::vector<Claims*> tables;               // guarded by Registry::mutex and `slots`
-  bool creates = false;                      // the name is created where it is missing; guarded by Registry::mutex
-  bool repaired_cut = false;                 // the last repair was of its size; guarded by `slots`
-  std::string fault;                         // of the last attempt to follow the name; guarded by `slots`
-  std::int64_t name_seen_ns = 0;             // guarded by `slots`
-  std::int64_t away_since_ns = 0;            // since when the name has stood for another file; guarded by `slots`
-  std::atomic<int> cannot_extend{0};         // the errno for which the table was given up
+  std::vector<Claims*> tables;        // guarded by Registry::mutex and `slots`
+  bool creates = false;               // the name is created where it is missing; guarded by Registry::mutex
+  bool repaired_cut = false;          // the last repair was of its size; guarded by `slots`
+  std::string fault;                  // of the last attempt to follow the name; guarded by `slots`
+  std::int64_t name_seen_ns = 0;      // guarded by `slots`
+  std::int64_t away_since_ns = 0;     // since when the name has stood for another file; guarded by `slots`
+  std::atomic<int> cannot_extend{0};  // the errno for which the table was given up
 };
 
 // The files this process has open. A forked child starts another one, and leaves its parent's as it is: that one's
@@ -1062,8 +1066,9 @@ bool Table::check() noexcept { return state_->file.descriptor().get() >= 0; }
 std::string Table::why_lost() const {
   const int error = state_->file.cannot_extend.load();
   if (error == 0) return closed(path_);
-  return "the client table " + path_ + " had been cut short and cannot be extended: " +
-         std::generic_category().message(error) + "; free space there, or " + kElsewhere;
+  return "the client table " + path_ +
+         " had been cut short and cannot be extended: " + std::generic_category().message(error) +
+         "; free space there, or " + kElsewhere;
 }
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {

@@ -72,10 +72,10 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> request_ns;            // how long it took
   std::atomic<std::int64_t> request_waited_ns;     // and how much best-effort work was in flight when it began
   // Of best-effort clients:
-  std::atomic<std::int64_t> virtual_ns;  // the GPU time that it was given, by its share (schedule/fair.hpp)
-  std::array<char, 64> name;             // program name, NUL-terminated; written before occupied
-  std::array<char, 32> version;          // cudasched version of the client
-  std::atomic<std::uint64_t> job;        // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
+  std::atomic<std::int64_t> virtual_ns;       // the GPU time that it was given, by its share (schedule/fair.hpp)
+  std::array<char, 64> name;                  // program name, NUL-terminated; written before occupied
+  std::array<char, 32> version;               // cudasched version of the client
+  std::atomic<std::uint64_t> job;             // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
   std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
 };
 
@@ -119,7 +119,8 @@ enum class Condition : std::uint8_t {
   kSound,
   kRepaired,  // the file had been cut short, or its header damaged; every client writes its own words anew
   kMoved,     // it had been deleted or replaced: the clients are in the file of that name now; see slot_now()
-  kStranded,  // it had been deleted or replaced, and there is no other to move to, as why() says; said once, tried again
+  kStranded,  // it had been deleted or replaced, and there is no other to move to, as why() says; said once, tried
+              // again
   kLost,      // it cannot be used any more, as why_lost() says
 };
 
@@ -158,8 +159,9 @@ class Table {
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
 
   // Keeps the table usable: repairs the file, follows its name, and writes anew what this Table's clients are. Two
-  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file. Processes without
-  // a latency client follow 50 ms later, so that they find those that hold them back; `at_once`: without that delay.
+  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file. Processes
+  // without a latency client follow 50 ms later, so that they find those that hold them back; `at_once`: without that
+  // delay.
   Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
 
   // Where a slot claimed through this Table is since tend() last said kMoved.

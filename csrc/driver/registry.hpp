@@ -6,9 +6,9 @@
 // allocate and ask the driver. A handle is forgotten before the driver frees it, because another thread may be given it
 // at once.
 //
-// At most HandleTable::kMost handles of a kind are known (90 MB where every kind is full; 28 KB where there are few). What
-// finds no place is unknown: a stream's kind is then asked of the driver each time, and calls on the event or graph are
-// not deferred. unknown() counts them.
+// At most HandleTable::kMost handles of a kind are known (90 MB where every kind is full; 28 KB where there are few).
+// What finds no place is unknown: a stream's kind is then asked of the driver each time, and calls on the event or
+// graph are not deferred. unknown() counts them.
 #pragma once
 
 #include <cuda.h>

@@ -213,13 +213,13 @@ void for_each_device(Visit&& visit) noexcept {
 }
 
 CUresult stream_destroy(CUstream stream) noexcept {
-  runtime::engine().forget_stream(stream);
+  runtime::forget_stream(stream);
   driver::registry().forget(stream);  // again, should the ticker have asked for it since
   return table().stream_destroy(stream);
 }
 
 void context_is_gone(CUcontext context) noexcept {
-  runtime::engine().forget_streams_of(context);
+  runtime::forget_streams_of(context);
   runtime::hot().context_epoch.fetch_add(1);
   driver::functions().forget_handles();
 }

@@ -10,9 +10,9 @@
 //
 // The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
 // function may be called from any thread; none throws, and once start() has returned none allocates, but for the first
-// call on a stream, or locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across a driver call or a wait. A thread that a signal
-// interrupted while it held the lock does without: nothing is deferred for its handler, and a call waits for all that
-// is queued.
+// call on a stream, or locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across a
+// driver call or a wait. A thread that a signal interrupted while it held the lock does without: nothing is deferred
+// for its handler, and a call waits for all that is queued.
 //
 // What streams, events, functions and graphs are, the process's registry knows (driver/registry.hpp).
 #pragma once

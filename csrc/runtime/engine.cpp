@@ -1,10 +1,7 @@
 #include "runtime/engine.hpp"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,9 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
-#include <limits>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -27,37 +22,11 @@
 #include "runtime/collecting.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/partitions.hpp"
-#include "runtime/predictor_files.hpp"
 #include "telemetry/collector.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace cudasched::runtime {
 namespace {
-
-constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client of this process is active
-constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
-constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
-constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
-constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
-constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
-
-// Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
-class ThreadRegions {
- public:
-  ~ThreadRegions() {
-    engine().leave_all_regions();
-    this_thread().stack = nullptr;
-  }
-  RegionStack* get() noexcept { return stack_.get(); }
-
- private:
-  std::unique_ptr<RegionStack> stack_ = std::make_unique<RegionStack>();
-};
-
-RegionStack* region_stack() {
-  static thread_local ThreadRegions regions;
-  return regions.get();
-}
 
 // For the exit handler: whoever holds the lock may be what the exit interrupted.
 bool lock_briefly(std::mutex& mutex) noexcept {
@@ -85,105 +54,6 @@ Engine& engine() noexcept {
   alignas(Engine) static unsigned char storage[sizeof(Engine)];
   static Engine* const instance = new (storage) Engine();
   return *instance;
-}
-
-Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
-  const std::string directory = settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
-  table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
-}
-
-void Device::prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept {
-  std::call_once(predictor_prepared_, [&] {
-    const auto or_without = [](auto&& attempt) {
-      try {
-        attempt();
-      } catch (const std::exception& error) {
-        log::warning(std::string(error.what()) + "; going on without");
-      }
-    };
-    or_without([&] {
-      trees_ = load_trees(settings, driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-                          driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
-    });
-    gate.use(trees_.get(), allocations);
-    or_without([&] {
-      state_path_ = state_path(settings, driver::device_uuid(handle_));
-      if (state_path_.empty()) return;
-      const std::vector<std::byte> state = read_state(state_path_);
-      if (!state.empty()) gate.restore(state);
-    });
-  });
-}
-
-void Device::save_predictor() noexcept {
-  if (state_path_.empty() || !registered(Class::kBestEffort)) return;
-  try {
-    const std::vector<std::byte> state = gate.save();
-    if (!state.empty()) write_state(state_path_, state);
-  } catch (const std::exception& error) {
-    log::info(error.what());  // a read-only home is no fault
-  }
-}
-
-void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept {
-  if (owned_queue_ != nullptr) return;
-  try {
-    owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
-    owned_queue_->serve(ordinal_);
-  } catch (const std::bad_alloc&) {
-    log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");
-    return;
-  }
-  if (!owned_queue_->start()) {
-    log::warning("the launch queue did not start: best-effort launches wait on the program's own threads");
-    return;
-  }
-  started(*owned_queue_);
-  queue_.store(owned_queue_.get(), std::memory_order_release);
-}
-
-arbiter::Condition Device::tend(std::int64_t now, bool at_once) noexcept {
-  const std::scoped_lock lock(tend_);
-  const arbiter::Condition found = table_->tend(now, at_once);
-  if (found == arbiter::Condition::kSound) return std::exchange(untold_, found);
-  if (found != arbiter::Condition::kMoved) return found;
-  for (auto& place : slots_) {
-    if (const int slot = place.load(); slot >= 0) place.store(table_->slot_now(slot), std::memory_order_release);
-  }
-  if (const int slot = this->slot(Class::kBestEffort); slot >= 0) {
-    latency.note_own_best_effort(slot);
-    gate.moved(slot);
-  }
-  if (const int slot = this->slot(Class::kLatency); slot >= 0) latency.moved(slot);
-  return found;
-}
-
-void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job) {
-  if (registered(client_class)) return;
-  if (const arbiter::Condition found = tend(now_ns(), /*at_once=*/true); found != arbiter::Condition::kSound) {
-    const std::scoped_lock lock(tend_);
-    untold_ = found;
-  }
-  arbiter::ClientInfo client;
-  client.client_class = client_class;
-  client.priority = settings.priority;
-  client.slo_ns = settings.slo_ns;
-  client.name = settings.name.empty() ? program_name() : settings.name;
-  if (client_class == Class::kBestEffort) client.job = job;
-  const int slot = table_->claim(client);
-  if (client_class == Class::kLatency) {
-    latency.register_client(table_.get(), slot, settings, driver::under_mps(handle_));
-  }
-  if (client_class == Class::kBestEffort) {
-    latency.note_own_best_effort(slot);
-    if (job != 0) {
-      peers.join(job, *table_);
-      peers.refresh(now_ns());
-      gate.use_peers(&peers);
-    }
-    gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
-  }
-  slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
 }
 
 void Engine::attach(void* real_driver, const std::string& path) {
@@ -343,7 +213,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       for_each_device([&](Device& each) {
         if (latency && each.queue() != nullptr) each.queue()->latency_came();
       });
-      start_ticker();
+      ticker_.start();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
     if (launch_class == Class::kLatency && thread.depth > 0) {
@@ -384,172 +254,12 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
   });
 }
 
-std::uint64_t Engine::enter_region(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns) {
-  ThreadState& thread = this_thread();
-  if (thread.depth == RegionStack::kCapacity) {
-    throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
-                " deep on this thread; leave some before entering another");
-  }
-  thread.stack = region_stack();
-  ++thread.depth;
-  Region& region = thread.innermost();
-  region = {};
-  region.region_class = value;
-  region.priority = priority;
-  region.slo_ns = slo_ns;
-  region.deadline_ns = deadline_ns;
-  region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
-  if (value == Class::kLatency) hot().host_backoff.enter();
-  if (value == Class::kBestEffort) {
-    hot().marks.entered(region.token);
-    hot().carries_origins.store(true, std::memory_order_relaxed);
-  }
-  // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
-  // thread's context says which one; without a context the first launch does.
-  if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
-    if (Device* device = current_device(thread)) prepare(*device, value, thread);
-  }
-  return region.token;
-}
-
-void Engine::exit_region(std::uint64_t token) {
-  ThreadState& thread = this_thread();
-  for (int i = thread.depth - 1; i >= 0; --i) {
-    auto& regions = thread.stack->regions;
-    const Region region = regions[static_cast<std::size_t>(i)];
-    if (region.token != token) continue;
-    std::move(regions.begin() + i + 1, regions.begin() + thread.depth, regions.begin() + i);
-    --thread.depth;
-    leave_devices(region);
-    return;
-  }
-  throw Error(
-      "this region was not entered on this thread, or was left already; a region belongs to the thread that "
-      "entered it");
-}
-
-void Engine::leave_devices(const Region& region) noexcept {
-  if (region.region_class == Class::kLatency) hot().host_backoff.leave();
-  if (region.region_class == Class::kBestEffort) {
-    hot().marks.left(region.token);
-    if (hot().marks.in_use()) hot().ticker.wake();
-  }
-  for_each_device([&](Device& device) {
-    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
-  });
-}
-
-// ---- marks of streams
-
-void Engine::note_stream_use(CUstream stream, ThreadState& thread) noexcept {
-  Hot& state = hot();
-  if (!state.scheduling.load(std::memory_order_relaxed) || is_captured(stream)) return;
-  const Class region = thread.depth > 0 ? thread.innermost().region_class : Class::kNormal;
-  name_thread(thread);
-  if (region == Class::kBestEffort) {
-    // In a program that is best effort as a whole, every thread is without a mark.
-    if (state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
-    const std::uint64_t stamp = thread.innermost().token + (state.marks.epoch() << 48);
-    // A default stream is another one in another context.
-    if (thread.marked_stream == stream && thread.marked_stamp == stamp && stream != CU_STREAM_LEGACY) return;
-    CUcontext context = nullptr;
-    if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
-    state.marks.mark(StreamMarks::key(stream, context), stream, context, thread.innermost().token);
-    thread.marked_stream = stream;
-    thread.marked_stamp = stamp;
-    return;
-  }
-  if (!state.marks.in_use()) return;
-  telemetry::Shard& count = state.counters.shard(thread.index);
-  const std::uint64_t key = mark_key(stream);
-  if (region == Class::kLatency) {
-    if (state.marks.contest(key)) count.contested_streams.fetch_add(1, std::memory_order_relaxed);
-  } else if (classify(stream, thread) == Class::kNormal && state.marks.marked(key)) {
-    count.normal_beside_best_effort.fetch_add(1, std::memory_order_relaxed);
-  }
-}
-
-void Engine::note_record(CUevent event, CUstream stream) noexcept {
-  Hot& state = hot();
-  const ThreadState& thread = this_thread();
-  Class bound = Class::kNormal;
-  Origin origin = kNoOrigin;
-  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) {
-    origin = bound == Class::kBestEffort ? kBoundOrigin : kNoOrigin;
-  } else if (thread.depth > 0) {
-    const Region& region = thread.innermost();
-    origin = region.region_class == Class::kBestEffort ? region.token : kNoOrigin;
-  } else if (state.marks.in_use()) {
-    origin = state.marks.find(mark_key(stream));
-  }
-  state.event_origins.set(event, origin);
-}
-
-void Engine::note_wait(CUevent event, CUstream stream) noexcept {
-  Hot& state = hot();
-  // What a region does it does in its own class, and what is bound stays so.
-  if (this_thread().depth > 0 || state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
-  Class bound = Class::kNormal;
-  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) return;
-  const Origin origin = state.event_origins.find(event);
-  if (origin == kNoOrigin && !state.marks.in_use()) return;
-  CUcontext context = nullptr;
-  if (is_captured(stream) || driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
-  state.marks.inherit(StreamMarks::key(stream, context), stream, context, origin);
-}
-
-void Engine::forget_stream(CUstream stream) noexcept {
-  for_each_device([&](Device& device) { device.latency.forget_stream(stream); });
-  if (!hot().streams.empty()) unbind_stream(reinterpret_cast<std::uintptr_t>(stream));
-  const std::scoped_lock lock(LatencyActivity::probe_mutex());  // no sweep asks the driver for it meanwhile
-  hot().marks.forget(StreamMarks::key(stream, nullptr));
-}
-
-void Engine::forget_streams_of(CUcontext context) noexcept {
-  const std::scoped_lock lock(LatencyActivity::probe_mutex());
-  hot().marks.forget_context(context);
-  hot().event_origins.clear();
-}
-
-void Engine::sweep_marks() noexcept {
-  if (!hot().marks.in_use()) return;
-  const std::scoped_lock lock(LatencyActivity::probe_mutex());
-  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
-  const driver::RelaxedCapture relaxed;
-  hot().marks.sweep([&](CUstream stream, CUcontext context) {
-    bool queued = false;
-    for_each_device([&](Device& device) {
-      queued = queued || (device.queue() != nullptr && device.queue()->before(queue::Scope::kStream, stream) != 0);
-    });
-    if (queued) return false;
-    const driver::CurrentContext current(context);
-    if (!current.ok()) return true;
-    if (hot().captures.load(std::memory_order_relaxed) > 0) {
-      // Asking for the legacy stream while some stream is captured would invalidate the capture.
-      if (stream == CU_STREAM_LEGACY || is_captured(stream)) return false;
-    }
-    return driver::table().stream_query.legacy(stream) != CUDA_ERROR_NOT_READY;
-  });
-}
-
-void Engine::leave_all_regions() noexcept {
-  for (ThreadState& thread = this_thread(); thread.depth > 0; --thread.depth) leave_devices(thread.innermost());
-}
-
 void Engine::note_graph(CUgraphExec exec, CUgraph graph) noexcept {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   Device* const device = current_device(this_thread());
   if (device == nullptr) return;
   device->prepare_predictor(settings_, allocations_.get());
   graphs_.note(exec, graph, [&](const predict::Query& query) { return device->gate.estimate_ns(query); });
-}
-
-void Engine::expect(std::int64_t within_ns) {
-  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
-  ThreadState& thread = this_thread();
-  Device* const device = current_device(thread);
-  if (device == nullptr || !prepare(*device, Class::kLatency, thread)) return;
-  device->latency.expect(within_ns);
 }
 
 void Engine::configure(const std::string& name, const std::string& value) {
@@ -586,7 +296,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
 void Engine::use_policy(schedule::UserPolicy policy) {
   const std::scoped_lock lock(mutex_);
   user_policy_ = policy;
-  policy_refused_ = false;
+  ticker_.policy_changed();
   for_each_device([&](Device& device) {
     if (device.gate.registered()) device.gate.use_policy(schedule::Decider(policy));
   });
@@ -634,155 +344,6 @@ StateReport Engine::report() {
   report.off_reason = off_reason_;
   report.driver_path = driver_path_;
   return report;
-}
-
-void Engine::start_ticker() {
-  if (ticker_running_.exchange(true)) return;
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  try {
-    std::thread([this] { tick_forever(); }).detach();
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-void Engine::tick_forever() noexcept {
-  pthread_setname_np(pthread_self(), "cudasched");
-  prctl(PR_SET_TIMERSLACK, 1UL);  // else the GPU is made ready 50 us late
-  std::uint64_t launches_before = 0;
-  int idle_ticks = 0;
-  while (hot().scheduling.load(std::memory_order_relaxed)) {
-    const std::int64_t now = now_ns();
-    const bool active = tick(now);
-    const std::uint64_t launches = hot().counters.totals().all_launches();
-    const bool launching = launches != launches_before;
-    launches_before = launches;
-    bool schedules = false;
-    std::int64_t ready = std::numeric_limits<std::int64_t>::max();  // when the first device wants to be made so
-    for_each_device([&](const Device& device) {
-      const bool latency = device.registered(Class::kLatency);
-      schedules = schedules || latency || device.registered(Class::kBestEffort);
-      if (const std::int64_t at = latency ? device.latency.ready_ns() : 0; at > now) ready = std::min(ready, at);
-    });
-    idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
-    if (idle_ticks == kIdleTicks && !needs_ticks()) {
-      hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
-      continue;
-    }
-    const std::int64_t longest = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
-    const timespec time{0, std::clamp<std::int64_t>(ready - now_ns(), 1, longest)};
-    nanosleep(&time, nullptr);
-  }
-}
-
-// Does somebody look for a sign of life of this process, now or at any moment?
-bool Engine::needs_ticks() noexcept {
-  bool found = false;
-  for_each_device([&](Device& device) {
-    found = found || (device.registered(Class::kLatency) && device.latency.expected(now_ns())) ||
-            (device.registered(Class::kBestEffort) && (device.gate.waits() || device.holds_launches()));
-  });
-  return found || hot().marks.needs_sweep();
-}
-
-// False: the table cannot be used any more, and scheduling is off.
-bool Engine::tend(Device& device, std::int64_t now) noexcept {
-  using arbiter::Condition;
-  try {
-    switch (device.tend(now)) {
-      case Condition::kSound:
-        break;
-      case Condition::kRepaired:
-        if (!std::exchange(said_repaired_, true)) {
-          log::warning(device.table().why() + "; it was repaired, and its clients are registered anew. Let nothing " +
-                       "but cudasched write to it");
-        }
-        break;
-      case Condition::kMoved:
-        if (!std::exchange(said_moved_, true)) {
-          log::warning("the client table " + device.table().path() +
-                       " was deleted or replaced; this program is registered anew in the one that is there now");
-        }
-        break;
-      case Condition::kStranded:
-        if (!std::exchange(said_stranded_, true)) {
-          log::warning(device.table().why() + "; programs that start from now on and this one do not see each other");
-        }
-        break;
-      case Condition::kLost:
-        fail(device.table().why_lost());
-        return false;
-    }
-  } catch (const std::exception& error) {
-    fail(error.what());  // no memory for a message
-    return false;
-  }
-  return true;
-}
-
-// A user's policy that does not return holds the gate's lock and cannot be cancelled: `cudasched status` names it.
-void Engine::watch_policy(Device& device, std::int64_t now) noexcept {
-  const int slot = device.slot(Class::kBestEffort);
-  const std::int64_t since = policy_asked_since_ns();
-  const bool hangs = since != 0 && now - since > kPolicyHangsNs;
-  device.table().slot(slot).policy_since_ns.store(hangs ? since : 0, std::memory_order_relaxed);
-  if (hangs && !std::exchange(said_policy_hangs_, true)) {
-    log::error("this program's policy has not answered for a second and cannot be cancelled; its launch waits for it");
-  }
-}
-
-bool Engine::tick(std::int64_t now) noexcept {
-  const telemetry::Totals totals = hot().counters.totals();
-  bool active = false;
-  sweep_marks();
-  if (totals.contested_streams > 0 && !contest_said_.exchange(true)) {
-    log::warning(
-        "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "
-        "regions that launch there are not best effort; give each class a stream of its own");
-  }
-  for_each_device([&](Device& device) {
-    if (device.queue() != nullptr) device.queue()->check();
-    if (!tend(device, now)) return;
-    for (int i = 0; i < kClassCount; ++i) {
-      const int index = device.slot(static_cast<Class>(i));
-      if (index < 0) continue;
-      arbiter::Slot& slot = device.table().slot(index);
-      slot.heartbeat_ns.store(now, std::memory_order_relaxed);
-      // Counts are the process's, shown with each of its clients; a process with several GPUs shows them with each.
-      slot.launches.store(totals.launches[static_cast<std::size_t>(i)], std::memory_order_relaxed);
-      slot.device_launches.store(telemetry::device_launches(), std::memory_order_relaxed);
-      if (static_cast<Class>(i) == Class::kBestEffort) {
-        slot.gate_waits.store(totals.waits, std::memory_order_relaxed);
-        slot.gate_wait_ns.store(totals.wait_ns, std::memory_order_relaxed);
-      }
-    }
-    if (device.registered(Class::kLatency)) {
-      device.latency.tick(now);
-      active = active || device.latency.imminent(now);
-    }
-    if (device.gate.registered()) device.peers.refresh(now);
-    device.gate.report_overdue(now);
-    if (device.gate.registered()) {
-      watch_policy(device, now);
-      device.gate.write_again();
-      if (const std::string_view why = device.gate.refused_policy(); !why.empty() && !policy_refused_.exchange(true)) {
-        std::array<char, 256> message{};
-        std::snprintf(message.data(), message.size(),
-                      "the policy was refused, and every launch goes at once from here on: %.*s",
-                      static_cast<int>(why.size()), why.data());
-        log::error(message.data());
-      }
-      // A client that was killed while idle holds nothing closed, but keeps the gate on.
-      device.table().reap();
-    }
-  });
-  return active;
 }
 
 void Engine::stop() noexcept {
@@ -867,7 +428,7 @@ void Engine::reset_in_child() noexcept {
   started_ = false;
   job_.reset();
   LatencyActivity::reset_in_child();
-  ticker_running_.store(false);
+  ticker_.reset_in_child();
   off_reason_.clear();
   ThreadState& thread = this_thread();
   thread.context = nullptr;

@@ -151,19 +151,19 @@ int cudasched_region_enter(std::int32_t client_class, std::int32_t priority, dou
     const Class region_class = checked_class(client_class);
     const std::int64_t slo_ns = checked_slo_ns(slo_ms);
     const std::int64_t deadline_ns = slo_ns == 0 ? 0 : cudasched::now_ns() + slo_ns;
-    *token = cudasched::runtime::engine().enter_region(region_class, priority, slo_ns, deadline_ns);
+    *token = cudasched::runtime::engine().regions().enter(region_class, priority, slo_ns, deadline_ns);
   });
 }
 
 int cudasched_region_enter_until(std::int32_t client_class, std::int32_t priority, std::int64_t deadline_ns,
                                  std::uint64_t* token) {
   return guarded([&] {
-    *token = cudasched::runtime::engine().enter_region(checked_class(client_class), priority, 0, deadline_ns);
+    *token = cudasched::runtime::engine().regions().enter(checked_class(client_class), priority, 0, deadline_ns);
   });
 }
 
 int cudasched_region_exit(std::uint64_t token) {
-  return guarded([&] { cudasched::runtime::engine().exit_region(token); });
+  return guarded([&] { cudasched::runtime::engine().regions().exit(token); });
 }
 
 int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class) {
@@ -182,7 +182,7 @@ int cudasched_configure(const char* name, const char* value) {
 }
 
 int cudasched_expect(double within_ms) {
-  return guarded([&] { cudasched::runtime::engine().expect(checked_hint_ns(within_ms)); });
+  return guarded([&] { cudasched::runtime::engine().regions().expect(checked_hint_ns(within_ms)); });
 }
 
 int cudasched_coverage_start(const char* cupti_path) {

@@ -1,6 +1,6 @@
-// The C boundary of a user's own policy. A policy that takes long keeps the gate's lock from everyone else: it is timed.
-// One that takes a millisecond and more is suspected, as a busy machine may have taken its core away; the next time that
-// it does so of its own doing, by sleeping or by computing, it is refused.
+// The C boundary of a user's own policy. A policy that takes long keeps the gate's lock from everyone else: it is
+// timed. One that takes a millisecond and more is suspected, as a busy machine may have taken its core away; the next
+// time that it does so of its own doing, by sleeping or by computing, it is refused.
 
 #include "runtime/engine_policy.hpp"
 

@@ -423,7 +423,8 @@ std::int64_t Gate::in_flight_ns() noexcept {
 
 bool Gate::must_not_wait(const Waiver* waiver) const noexcept {
   if (waiver != nullptr) return waiver->applies();
-  const bool own = own_latency_->registered() || (peers_ != nullptr && peers_->any() && LatencyActivity::any_registered());
+  const bool own =
+      own_latency_->registered() || (peers_ != nullptr && peers_->any() && LatencyActivity::any_registered());
   if (!own) return false;
   // In a latency region, this thread's wait is latency work's, and the gate would wait for the region to end.
   return in_latency_region(this_thread()) || holds_gil();

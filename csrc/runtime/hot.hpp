@@ -8,7 +8,7 @@
 #include "runtime/classify.hpp"
 #include "runtime/host_backoff.hpp"
 #include "runtime/stream_marks.hpp"
-#include "runtime/ticker.hpp"
+#include "runtime/ticker_sleep.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {

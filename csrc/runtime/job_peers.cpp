@@ -68,9 +68,8 @@ void JobPeers::join(std::uint64_t job, const arbiter::Table& own) {
 
 void JobPeers::find_tables(std::int64_t now) {
   struct stat status {};
-  const bool changed = stat(directory_.c_str(), &status) == 0 &&
-                       (status.st_mtim.tv_sec != directory_changed_.tv_sec ||
-                        status.st_mtim.tv_nsec != directory_changed_.tv_nsec);
+  const bool changed = stat(directory_.c_str(), &status) == 0 && (status.st_mtim.tv_sec != directory_changed_.tv_sec ||
+                                                                  status.st_mtim.tv_nsec != directory_changed_.tv_nsec);
   if (!changed && now - scanned_ns_ < kScanNs) return;
   directory_changed_ = status.st_mtim;
   scanned_ns_ = now;

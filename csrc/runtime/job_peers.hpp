@@ -1,9 +1,9 @@
 // The other GPUs of a job, as the gate of one GPU sees them. One a device, for its best-effort client.
 //
-// A job is one process with several GPUs, or the processes that share MASTER_ADDR and MASTER_PORT, or the setting `job`.
-// Its collectives hold up every GPU while one of its members waits at a gate, so its gates close and open together: one
-// is closed while latency work is active, or announced, on any GPU on which the job has a best-effort client. No launch
-// ever waits for another member's launch; what latency work does not hold back goes (docs/order.md).
+// A job is one process with several GPUs, or the processes that share MASTER_ADDR and MASTER_PORT, or the setting
+// `job`. Its collectives hold up every GPU while one of its members waits at a gate, so its gates close and open
+// together: one is closed while latency work is active, or announced, on any GPU on which the job has a best-effort
+// client. No launch ever waits for another member's launch; what latency work does not hold back goes (docs/order.md).
 //
 // Nothing is agreed between members. Each has the job's id in its slot, and each reads the tables of the run directory
 // to find on which GPUs the id is. A member that dies loses its slot, and with it its GPU leaves the job.
@@ -26,8 +26,8 @@
 
 namespace cudasched::runtime {
 
-// The id of this process's job: by `setting` ("auto", "off" or a name), MASTER_ADDR and MASTER_PORT, else of this process
-// alone where it may use several GPUs. 0: no job.
+// The id of this process's job: by `setting` ("auto", "off" or a name), MASTER_ADDR and MASTER_PORT, else of this
+// process alone where it may use several GPUs. 0: no job.
 std::uint64_t job_id(const std::string& setting, int device_count);
 
 class JobPeers {

@@ -154,7 +154,8 @@ std::int64_t Neighbours::slack_ns(const arbiter::Table& table, std::uint64_t act
 }
 
 // Latency work that was announced, or is foreseen by the times at which it came.
-void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& snapshot, std::int64_t now) const noexcept {
+void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& snapshot,
+                            std::int64_t now) const noexcept {
   // Further away than any of them may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 60 * kNsPerSecond;
   const auto ahead = [&](const std::atomic<std::int64_t>& word) {

@@ -79,11 +79,11 @@ class Neighbours {
   bool mps_ = false;
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int64_t turn_ns_ = 0;
-  std::int64_t looked_ns_ = 0;     // 0: not yet
-  std::uint64_t active_ = 0;       // slots of the latency clients that the last look saw active on this GPU,
-  std::int64_t admitted_ns_ = 0;   // and what it saw admitted beside them
-  std::uint64_t turn_word_ = 0;    // the last turn that this client began,
-  std::int64_t turn_used_ns_ = 0;  // and the predicted time of what was admitted in it
+  std::int64_t looked_ns_ = 0;       // 0: not yet
+  std::uint64_t active_ = 0;         // slots of the latency clients that the last look saw active on this GPU,
+  std::int64_t admitted_ns_ = 0;     // and what it saw admitted beside them
+  std::uint64_t turn_word_ = 0;      // the last turn that this client began,
+  std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
   std::int64_t own_in_flight_until_ns_ = 0;
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};

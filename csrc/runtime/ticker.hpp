@@ -1,34 +1,45 @@
-// How the ticker thread sleeps between two ticks. A process that has had nothing to do for a while lets it sleep for a
-// second at a time; whoever begins something that needs heartbeats wakes it.
+// The ticker thread: what must happen while the program makes no call. Heartbeats and counters in the shared tables,
+// tables that are kept usable, the end of latency work that the program never waits for, marks of streams whose regions
+// have been left, launches that are overdue, a launcher thread that died; and the messages about what other threads
+// only counted.
+//
+// It looks every millisecond while latency work is active, every 5 ms while the program launches, every 20 ms else, and
+// sleeps for a second at a time where nothing needs it (ticker_sleep.hpp). It may log; it holds no lock of the launch
+// path for longer than a few reads.
 #pragma once
-
-#include <time.h>
 
 #include <atomic>
 #include <cstdint>
 
-#include "queue/futex.hpp"
-
 namespace cudasched::runtime {
 
-class TickerSleep {
- public:
-  // By the ticker. `still_idle()` is asked once more when wake() would be noticed.
-  template <typename StillIdle>
-  void sleep_deeply(std::int64_t longest_ns, StillIdle&& still_idle) noexcept {
-    asleep_.store(1, std::memory_order_seq_cst);
-    if (still_idle()) queue::futex_sleep(asleep_, 1, longest_ns);
-    asleep_.store(0, std::memory_order_relaxed);
-  }
+class Device;
 
-  // Something has begun, and is to be seen by who asks still_idle(). A load where the ticker is awake.
-  void wake() noexcept {
-    if (asleep_.load(std::memory_order_seq_cst) == 0) return;
-    if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) queue::futex_wake_all(asleep_);
-  }
+class Ticker {
+ public:
+  // Starts the thread, once. Throws std::system_error where there is none to be had.
+  void start();
+  // In a forked child, which has no such thread.
+  void reset_in_child() noexcept { running_.store(false); }
+  // A policy is in use that has not been refused.
+  void policy_changed() noexcept { said_policy_refused_ = false; }
 
  private:
-  std::atomic<std::uint32_t> asleep_{0};
+  void run() noexcept;
+  // Is latency work active or imminent?
+  bool tick(std::int64_t now_ns) noexcept;
+  bool tend(Device& device, std::int64_t now_ns) noexcept;
+  void watch_policy(Device& device, std::int64_t now_ns) noexcept;
+  bool needs_ticks() noexcept;
+
+  std::atomic<bool> running_{false};
+  // What was said already.
+  std::atomic<bool> said_policy_refused_{false};
+  bool said_contested_ = false;
+  bool said_repaired_ = false;
+  bool said_moved_ = false;
+  bool said_stranded_ = false;
+  bool said_policy_hangs_ = false;
 };
 
 }  // namespace cudasched::runtime

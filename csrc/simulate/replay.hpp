@@ -32,10 +32,10 @@
 namespace cudasched::simulate {
 
 struct TraceLaunch {
-  std::int64_t gap_ns = 0;       // the program's own time since the launch before it began, or since it had waited
-  std::int64_t duration_ns = 0;  // on the GPU
-  bool synchronised = false;     // the program waits for all its launches first
-  int kernels = 1;               // of a graph: between them, other work may get the GPU
+  std::int64_t gap_ns = 0;        // the program's own time since the launch before it began, or since it had waited
+  std::int64_t duration_ns = 0;   // on the GPU
+  bool synchronised = false;      // the program waits for all its launches first
+  int kernels = 1;                // of a graph: between them, other work may get the GPU
   std::int64_t predicted_ns = 0;  // what is predicted, before noise; 0: its duration
 };
 

@@ -141,9 +141,7 @@ def two_devices(train: Program) -> None:
     train.call("one = Gpu(0); one.launch(); one.synchronize(); two = Gpu(1); two.launch(); two.synchronize()")
 
 
-def test_the_gates_of_one_program_on_two_devices_close_together(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gates_of_one_program_on_two_devices_close_together(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
     serve = server(stage)
     train = stage.run("best-effort", **PATIENT)

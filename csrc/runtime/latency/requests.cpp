@@ -117,10 +117,9 @@ void Requests::end(std::int64_t now, bool in_region) noexcept {
     History& learned = histories_[static_cast<std::size_t>(history)];
     // A damaged word may be anything.
     std::int64_t admitted = 0;
-    const bool damaged =
-        __builtin_sub_overflow(table_->layout().admitted_ns.load(std::memory_order_relaxed),
-                               admitted_at_entry_ns_.load(std::memory_order_relaxed), &admitted) ||
-        admitted < 0;
+    const bool damaged = __builtin_sub_overflow(table_->layout().admitted_ns.load(std::memory_order_relaxed),
+                                                admitted_at_entry_ns_.load(std::memory_order_relaxed), &admitted) ||
+                         admitted < 0;
     learned.times.observe(took, damaged ? took : admitted);
     const std::int64_t expected = learned.times.expected_ns();
     learned.expected_ns.store(expected == Snapshot::kUnknownNs ? 0 : expected, std::memory_order_relaxed);

@@ -403,8 +403,7 @@ TEST_F(ProcessTest, ReapersNeverHarmAClaimer) {
       own->set_active(slot, now_ns());
       if (round % 8 == 0) sched_yield();
       const Layout& layout = own->layout();
-      require((layout.active & layout.latency & bit(slot)) != 0,
-              "a reaper took a living client's bit");
+      require((layout.active & layout.latency & bit(slot)) != 0, "a reaper took a living client's bit");
       require(own->slot(slot).occupied == 1 && text(own->slot(slot).name) == name, "two clients in one slot");
       own->release(slot);
     }

@@ -1,5 +1,5 @@
-// Which GPUs a job is on, who wakes its members, and that its gates never deadlock: real tables, on a clock of the test's
-// own where time matters.
+// Which GPUs a job is on, who wakes its members, and that its gates never deadlock: real tables, on a clock of the
+// test's own where time matters.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -274,10 +274,10 @@ TEST_F(JobGateTest, TheLeastSlackOfAllGpusHolds) {
 // ---- no deadlock ---------------------------------------------------------------------------------------------------
 
 // Random jobs with collectives on two to four GPUs, beside latency clients and one another, by the rules of the gates:
-// each launch asks the policy with what Neighbours saw. A collective runs until all members have it running; each member
-// has two streams, and two collectives of different streams come in another order on each, as with two communicators.
-// So a collective may wait for a launch that its peer's lead holds, which passes after 10 ms (schedule/ledger.hpp). A
-// member may die at any moment; its collectives then end, as a watchdog would end them.
+// each launch asks the policy with what Neighbours saw. A collective runs until all members have it running; each
+// member has two streams, and two collectives of different streams come in another order on each, as with two
+// communicators. So a collective may wait for a launch that its peer's lead holds, which passes after 10 ms
+// (schedule/ledger.hpp). A member may die at any moment; its collectives then end, as a watchdog would end them.
 class JobDeadlockTest : public JobPeersTest, public ::testing::WithParamInterface<unsigned> {
  protected:
   static constexpr std::int64_t kStepNs = 20'000;
@@ -295,7 +295,7 @@ class JobDeadlockTest : public JobPeersTest, public ::testing::WithParamInterfac
     std::unique_ptr<JobPeers> peers;
     std::unique_ptr<Neighbours> neighbours;
     std::vector<Kernel> program;
-    std::size_t next = 0;       // the launch that asks
+    std::size_t next = 0;                      // the launch that asks
     std::array<std::deque<Kernel>, 2> queued;  // submitted, by stream; the first one of each runs
     std::int64_t moved_ns = 0;                 // when something was submitted or completed last
     std::int64_t latency_seen_ns = 0;
@@ -371,7 +371,9 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
   now_ = 1000 * 3600 * kNsPerSecond;
   const bool kills = below(3) == 0;
 
-  const auto is_of = [](int collective) { return [collective](const Kernel& each) { return each.collective == collective; }; };
+  const auto is_of = [](int collective) {
+    return [collective](const Kernel& each) { return each.collective == collective; };
+  };
   // Have all members that still have it before them begun it?
   const auto is_running = [&](int collective) {
     for (const Member& member : members) {
@@ -444,7 +446,8 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
         if (seen.latency_active) member.latency_seen_ns = now_;
         if (member.latency_seen_ns != 0) seen.since_latency_ns = now_ - member.latency_seen_ns;
         const schedule::Decision decision = schedule::strict(seen);
-        ASSERT_FALSE(job_is_held(member.job) && decision.answer == Answer::kSubmit) << "the gates do not close together";
+        ASSERT_FALSE(job_is_held(member.job) && decision.answer == Answer::kSubmit)
+            << "the gates do not close together";
         Table& table = *tables[static_cast<std::size_t>(member.gpu)];
         const bool for_turn = decision.answer == Answer::kWaitForTurn;
         member.turn_waited_ns = for_turn ? member.turn_waited_ns + kStepNs : 0;
@@ -484,8 +487,8 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
   }
   for (const Member& member : members) {
     EXPECT_TRUE(member.done()) << "GPU " << member.gpu << " of " << gpus << ": " << member.next << " launched, "
-                               << member.queued[0].size() + member.queued[1].size() << " queued, mps " << mps << ", calm for "
-                               << (now_ - calm_since_ns) / kNsPerMs << " ms";
+                               << member.queued[0].size() + member.queued[1].size() << " queued, mps " << mps
+                               << ", calm for " << (now_ - calm_since_ns) / kNsPerMs << " ms";
   }
 }
 

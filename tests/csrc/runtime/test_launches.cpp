@@ -562,9 +562,8 @@ TEST_F(Launches, APolicyThatSleepsIsRefusedTheSecondTime) {
   ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
   EXPECT_EQ(gate().refused_policy(), "");  // a busy machine may have taken its core away
   ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
-  EXPECT_TRUE(eventually([] {
-    return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers";
-  }));
+  EXPECT_TRUE(eventually(
+      [] { return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers"; }));
   ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
   engine().configure("policy", "strict");
 }
@@ -584,9 +583,8 @@ TEST_F(Launches, APolicyThatComputesIsRefusedTheSecondTime) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
   ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
-  EXPECT_TRUE(eventually([] {
-    return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers";
-  }));
+  EXPECT_TRUE(eventually(
+      [] { return gate().refused_policy() == "it sleeps or computes for over a millisecond before it answers"; }));
   engine().configure("policy", "strict");
 }
 

@@ -5,7 +5,7 @@
 
 #include "base/clock.hpp"
 #include "hooked_driver.hpp"
-#include "runtime/ticker.hpp"
+#include "runtime/ticker_sleep.hpp"
 
 namespace cudasched::test {
 namespace {

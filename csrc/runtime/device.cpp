@@ -1,0 +1,113 @@
+#include "runtime/device.hpp"
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "driver/driver.hpp"
+#include "runtime/predictor_files.hpp"
+
+namespace cudasched::runtime {
+
+Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
+  const std::string directory = settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
+  table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
+}
+
+void Device::prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept {
+  std::call_once(predictor_prepared_, [&] {
+    const auto or_without = [](auto&& attempt) {
+      try {
+        attempt();
+      } catch (const std::exception& error) {
+        log::warning(std::string(error.what()) + "; going on without");
+      }
+    };
+    or_without([&] {
+      trees_ = load_trees(settings, driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                          driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    });
+    gate.use(trees_.get(), allocations);
+    or_without([&] {
+      state_path_ = state_path(settings, driver::device_uuid(handle_));
+      if (state_path_.empty()) return;
+      const std::vector<std::byte> state = read_state(state_path_);
+      if (!state.empty()) gate.restore(state);
+    });
+  });
+}
+
+void Device::save_predictor() noexcept {
+  if (state_path_.empty() || !registered(Class::kBestEffort)) return;
+  try {
+    const std::vector<std::byte> state = gate.save();
+    if (!state.empty()) write_state(state_path_, state);
+  } catch (const std::exception& error) {
+    log::info(error.what());  // a read-only home is no fault
+  }
+}
+
+void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept {
+  if (owned_queue_ != nullptr) return;
+  try {
+    owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
+    owned_queue_->serve(ordinal_);
+  } catch (const std::bad_alloc&) {
+    log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");
+    return;
+  }
+  if (!owned_queue_->start()) {
+    log::warning("the launch queue did not start: best-effort launches wait on the program's own threads");
+    return;
+  }
+  started(*owned_queue_);
+  queue_.store(owned_queue_.get(), std::memory_order_release);
+}
+
+arbiter::Condition Device::tend(std::int64_t now, bool at_once) noexcept {
+  const std::scoped_lock lock(tend_);
+  const arbiter::Condition found = table_->tend(now, at_once);
+  if (found == arbiter::Condition::kSound) return std::exchange(untold_, found);
+  if (found != arbiter::Condition::kMoved) return found;
+  for (auto& place : slots_) {
+    if (const int slot = place.load(); slot >= 0) place.store(table_->slot_now(slot), std::memory_order_release);
+  }
+  if (const int slot = this->slot(Class::kBestEffort); slot >= 0) {
+    latency.note_own_best_effort(slot);
+    gate.moved(slot);
+  }
+  if (const int slot = this->slot(Class::kLatency); slot >= 0) latency.moved(slot);
+  return found;
+}
+
+void Device::register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job) {
+  if (registered(client_class)) return;
+  if (const arbiter::Condition found = tend(now_ns(), /*at_once=*/true); found != arbiter::Condition::kSound) {
+    const std::scoped_lock lock(tend_);
+    untold_ = found;
+  }
+  arbiter::ClientInfo client;
+  client.client_class = client_class;
+  client.priority = settings.priority;
+  client.slo_ns = settings.slo_ns;
+  client.name = settings.name.empty() ? program_name() : settings.name;
+  if (client_class == Class::kBestEffort) client.job = job;
+  const int slot = table_->claim(client);
+  if (client_class == Class::kLatency) {
+    latency.register_client(table_.get(), slot, settings, driver::under_mps(handle_));
+  }
+  if (client_class == Class::kBestEffort) {
+    latency.note_own_best_effort(slot);
+    if (job != 0) {
+      peers.join(job, *table_);
+      peers.refresh(now_ns());
+      gate.use_peers(&peers);
+    }
+    gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
+  }
+  slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,81 @@
+// One GPU as this process uses it: the shared table, a client for each class in use, the gate with its launch queue,
+// the latency activity and the predictor's files.
+//
+// Made once for each GPU that the process launches on, and never destroyed. register_client() and start_queue() are
+// called under the engine's lock, tend() by the ticker; the rest by any thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "arbiter/table.hpp"
+#include "predict/allocations.hpp"
+#include "queue/queue.hpp"
+#include "runtime/gate.hpp"
+#include "runtime/graphs.hpp"
+#include "runtime/latency/latency_activity.hpp"
+#include "runtime/offload.hpp"
+#include "runtime/settings.hpp"
+
+namespace cudasched::runtime {
+
+class Device {
+ public:
+  Device(CUdevice handle, int ordinal, const Settings& settings);
+
+  // A client of this class, registered if it is not yet. Throws ArbiterError.
+  // `job`: of a best-effort client, 0: none.
+  void register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job);
+
+  // Keeps the table usable (arbiter::Table::tend), and has its clients go on in the slots that they have now. The
+  // ticker's, and before a client registers.
+  arbiter::Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
+
+  // Gives the predictor its trees and what was learned of this GPU before, once. A file that cannot be used is said to
+  // be so and does without.
+  void prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept;
+
+  // Keeps what the predictor learned.
+  void save_predictor() noexcept;
+
+  // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing
+  // is ever deferred, and the gate holds the program's own threads.
+  void start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept;
+
+  // Null where there is none.
+  queue::Queue* queue() const noexcept { return queue_.load(std::memory_order_acquire); }
+  bool holds_launches() const noexcept { return queue() != nullptr && !queue()->empty(); }
+  bool registered(Class client_class) const noexcept { return slot(client_class) >= 0; }
+  int slot(Class client_class) const noexcept {
+    return slots_[static_cast<std::size_t>(client_class)].load(std::memory_order_acquire);
+  }
+
+  int ordinal() const noexcept { return ordinal_; }
+  arbiter::Table& table() noexcept { return *table_; }
+
+  LatencyActivity latency;
+  Gate gate;
+  JobPeers peers;
+
+ private:
+  CUdevice handle_;
+  int ordinal_;
+  std::unique_ptr<arbiter::Table> table_;
+  std::mutex tend_;                                         // held while slot numbers change
+  arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it
+  std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
+  std::once_flag predictor_prepared_;
+  std::unique_ptr<const predict::trees::Evaluator> trees_;
+  std::string state_path_;  // empty: nothing is kept
+  GateAdmission admission_{gate};
+  std::unique_ptr<queue::Queue> owned_queue_;
+  std::atomic<queue::Queue*> queue_{nullptr};
+};
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,100 @@
+#include "runtime/regions.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "base/error.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+// Where a thread's regions are, from its first one to its end. A thread that ends leaves those that are open.
+class ThreadRegions {
+ public:
+  ~ThreadRegions() {
+    engine().regions().leave_all();
+    this_thread().stack = nullptr;
+  }
+  RegionStack* get() noexcept { return stack_.get(); }
+
+ private:
+  std::unique_ptr<RegionStack> stack_ = std::make_unique<RegionStack>();
+};
+
+RegionStack* region_stack() {
+  static thread_local ThreadRegions regions;
+  return regions.get();
+}
+
+}  // namespace
+
+std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns) {
+  ThreadState& thread = this_thread();
+  if (thread.depth == RegionStack::kCapacity) {
+    throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
+                " deep on this thread; leave some before entering another");
+  }
+  thread.stack = region_stack();
+  ++thread.depth;
+  Region& region = thread.innermost();
+  region = {};
+  region.region_class = value;
+  region.priority = priority;
+  region.slo_ns = slo_ns;
+  region.deadline_ns = deadline_ns;
+  region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
+  if (value == Class::kLatency) hot().host_backoff.enter();
+  if (value == Class::kBestEffort) {
+    hot().marks.entered(region.token);
+    hot().carries_origins.store(true, std::memory_order_relaxed);
+  }
+  // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
+  // thread's context says which one; without a context the first launch does.
+  if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
+    if (Device* device = engine().current_device(thread)) engine().prepare(*device, value, thread);
+  }
+  return region.token;
+}
+
+void Regions::exit(std::uint64_t token) {
+  ThreadState& thread = this_thread();
+  for (int i = thread.depth - 1; i >= 0; --i) {
+    auto& regions = thread.stack->regions;
+    const Region region = regions[static_cast<std::size_t>(i)];
+    if (region.token != token) continue;
+    std::move(regions.begin() + i + 1, regions.begin() + thread.depth, regions.begin() + i);
+    --thread.depth;
+    leave_devices(region);
+    return;
+  }
+  throw Error(
+      "this region was not entered on this thread, or was left already; a region belongs to the thread that "
+      "entered it");
+}
+
+void Regions::leave_devices(const Region& region) noexcept {
+  if (region.region_class == Class::kLatency) hot().host_backoff.leave();
+  if (region.region_class == Class::kBestEffort) {
+    hot().marks.left(region.token);
+    if (hot().marks.in_use()) hot().ticker.wake();
+  }
+  engine().for_each_device([&](Device& device) {
+    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
+  });
+}
+
+void Regions::leave_all() noexcept {
+  for (ThreadState& thread = this_thread(); thread.depth > 0; --thread.depth) leave_devices(thread.innermost());
+}
+
+void Regions::expect(std::int64_t within_ns) {
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  ThreadState& thread = this_thread();
+  Device* const device = engine().current_device(thread);
+  if (device == nullptr || !engine().prepare(*device, Class::kLatency, thread)) return;
+  device->latency.expect(within_ns);
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,35 @@
+// Entering and leaving regions, and hints. Off the launch path: a region's entry may register a client and wait for a
+// more urgent one (LatencyActivity::enter_region).
+//
+// A region belongs to the thread that entered it. A thread that ends leaves the regions that it has open.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/class.hpp"
+#include "runtime/classify.hpp"
+
+namespace cudasched::runtime {
+
+class Regions {
+ public:
+  // Opens a region on the calling thread. What requests take is known by their `slo_ns` (0: nothing is known of this
+  // one). Returns the token that exit() takes. Throws Error: nested too deeply.
+  std::uint64_t enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns);
+  // Throws Error: not entered on this thread, or left already.
+  void exit(std::uint64_t token);
+  // Of the calling thread, which ends.
+  void leave_all() noexcept;
+
+  // Latency work of the calling thread's device is imminent, within that time; one second counts as the longest. Throws
+  // Error.
+  void expect(std::int64_t within_ns);
+
+ private:
+  void leave_devices(const Region& region) noexcept;
+
+  std::atomic<std::uint64_t> next_token_{1};
+};
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,85 @@
+// Which class a call has, and what a call tells of the streams that it uses (docs/order.md, "Which class a call has"):
+// marks that best-effort regions leave on streams, and what streams inherit by waiting for events.
+//
+// The inline functions are on the launch path: a load or two where no region of class best effort was ever entered.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "driver/driver.hpp"
+#include "runtime/classify.hpp"
+#include "runtime/hot.hpp"
+
+namespace cudasched::runtime {
+
+// What the functions of these names do where there may be something to do.
+void note_stream_use_of(CUstream stream, ThreadState& thread) noexcept;
+void note_record_of(CUevent event, CUstream stream) noexcept;
+void note_wait_of(CUevent event, CUstream stream) noexcept;
+
+// The stream, or all of the context (null: of any), is about to be destroyed.
+void forget_stream(CUstream stream) noexcept;
+void forget_streams_of(CUcontext context) noexcept;
+
+// The ticker's: takes away the marks of regions that were left and whose work is complete.
+void sweep_marks() noexcept;
+
+// A launch on a capturing stream goes straight to the driver, with nothing of ours beside it.
+inline bool is_captured(CUstream stream) noexcept {
+  if (hot().captures.load(std::memory_order_relaxed) == 0) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver::table().stream_is_capturing(stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// By which the marks know the stream; 0: they do not.
+inline std::uint64_t mark_key(CUstream stream) noexcept {
+  CUcontext context = nullptr;
+  if (stream == CU_STREAM_LEGACY && driver::table().context_get_current(&context) != CUDA_SUCCESS) return 0;
+  return StreamMarks::key(stream, context);
+}
+
+// `stream` is the one meant; null for calls that have none.
+inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
+  Hot& state = hot();
+  Class found = Class::kNormal;
+  if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
+  if (thread.depth > 0) return thread.innermost().region_class;
+  if (state.marks.in_use() && state.marks.find(mark_key(stream)) != kNoOrigin) return Class::kBestEffort;
+  return state.process_class.load(std::memory_order_relaxed);
+}
+
+// The class of a call about `event`, or of one without a handle (null): a thread in no region that asks after an event
+// of best-effort work does so for it.
+inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
+  if (thread.depth > 0) return thread.innermost().region_class;
+  Hot& state = hot();
+  if (event != nullptr && state.carries_origins.load(std::memory_order_relaxed) &&
+      state.event_origins.find(event) != kNoOrigin) {
+    return Class::kBestEffort;
+  }
+  return state.process_class.load(std::memory_order_relaxed);
+}
+
+// Before a launch on `stream`: a best-effort region marks it, latency work contests a mark that is there, and normal
+// work on a stream that best effort uses is counted.
+inline void note_stream_use(CUstream stream) noexcept {
+  ThreadState& thread = this_thread();
+  Hot& state = hot();
+  if (thread.depth == 0 && !state.marks.in_use()) [[likely]]
+    return;
+  note_stream_use_of(stream, thread);
+}
+
+// The calling thread records `event` on `stream`, or makes `stream` wait for it.
+inline void note_record(CUevent event, CUstream stream) noexcept {
+  if (hot().carries_origins.load(std::memory_order_relaxed)) note_record_of(event, stream);
+}
+inline void note_wait(CUevent event, CUstream stream) noexcept {
+  if (hot().carries_origins.load(std::memory_order_relaxed)) note_wait_of(event, stream);
+}
+
+}  // namespace cudasched::runtime

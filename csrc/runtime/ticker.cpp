@@ -1,0 +1,186 @@
+#include "runtime/ticker.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/engine_policy.hpp"
+#include "telemetry/coverage.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client of this process is active
+constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
+constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
+constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
+constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
+constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
+
+}  // namespace
+
+void Ticker::start() {
+  if (running_.exchange(true)) return;
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread([this] { run(); }).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Ticker::run() noexcept {
+  pthread_setname_np(pthread_self(), "cudasched");
+  prctl(PR_SET_TIMERSLACK, 1UL);  // else contexts are prewarmed 50 us late
+  std::uint64_t launches_before = 0;
+  int idle_ticks = 0;
+  while (hot().scheduling.load(std::memory_order_relaxed)) {
+    const std::int64_t now = now_ns();
+    const bool active = tick(now);
+    const std::uint64_t launches = hot().counters.totals().all_launches();
+    const bool launching = launches != launches_before;
+    launches_before = launches;
+    bool schedules = false;
+    std::int64_t ready = std::numeric_limits<std::int64_t>::max();  // when the first context is to be prewarmed
+    engine().for_each_device([&](const Device& device) {
+      const bool latency = device.registered(Class::kLatency);
+      schedules = schedules || latency || device.registered(Class::kBestEffort);
+      if (const std::int64_t at = latency ? device.latency.ready_ns() : 0; at > now) ready = std::min(ready, at);
+    });
+    idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
+    if (idle_ticks == kIdleTicks && !needs_ticks()) {
+      hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
+      continue;
+    }
+    const std::int64_t longest = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
+    const timespec time{0, std::clamp<std::int64_t>(ready - now_ns(), 1, longest)};
+    nanosleep(&time, nullptr);
+  }
+}
+
+// Do other clients look for a sign of life of this process, now or at any moment?
+bool Ticker::needs_ticks() noexcept {
+  bool found = false;
+  engine().for_each_device([&](Device& device) {
+    found = found || (device.registered(Class::kLatency) && device.latency.expected(now_ns())) ||
+            (device.registered(Class::kBestEffort) && (device.gate.waits() || device.holds_launches()));
+  });
+  return found || hot().marks.needs_sweep();
+}
+
+// False: the table cannot be used any more, and scheduling is off.
+bool Ticker::tend(Device& device, std::int64_t now) noexcept {
+  using arbiter::Condition;
+  try {
+    switch (device.tend(now)) {
+      case Condition::kSound:
+        break;
+      case Condition::kRepaired:
+        if (!std::exchange(said_repaired_, true)) {
+          log::warning(device.table().why() + "; it was repaired, and its clients are registered anew. Let nothing " +
+                       "but cudasched write to it");
+        }
+        break;
+      case Condition::kMoved:
+        if (!std::exchange(said_moved_, true)) {
+          log::warning("the client table " + device.table().path() +
+                       " was deleted or replaced; this program is registered anew in the one that is there now");
+        }
+        break;
+      case Condition::kStranded:
+        if (!std::exchange(said_stranded_, true)) {
+          log::warning(device.table().why() + "; programs that start from now on and this one do not see each other");
+        }
+        break;
+      case Condition::kLost:
+        engine().fail(device.table().why_lost());
+        return false;
+    }
+  } catch (const std::exception& error) {
+    engine().fail(error.what());  // no memory for a message
+    return false;
+  }
+  return true;
+}
+
+// A user's policy that does not return holds the gate's lock and cannot be cancelled: `cudasched status` names it.
+void Ticker::watch_policy(Device& device, std::int64_t now) noexcept {
+  const int slot = device.slot(Class::kBestEffort);
+  const std::int64_t since = policy_asked_since_ns();
+  const bool hangs = since != 0 && now - since > kPolicyHangsNs;
+  device.table().slot(slot).policy_since_ns.store(hangs ? since : 0, std::memory_order_relaxed);
+  if (hangs && !std::exchange(said_policy_hangs_, true)) {
+    log::error("this program's policy has not answered for a second and cannot be cancelled; its launch waits for it");
+  }
+}
+
+bool Ticker::tick(std::int64_t now) noexcept {
+  const telemetry::Totals totals = hot().counters.totals();
+  bool active = false;
+  sweep_marks();
+  if (totals.contested_streams > 0 && !std::exchange(said_contested_, true)) {
+    log::warning(
+        "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "
+        "regions that launch there are not best effort; give each class a stream of its own");
+  }
+  engine().for_each_device([&](Device& device) {
+    if (device.queue() != nullptr) device.queue()->check();
+    if (!tend(device, now)) return;
+    for (int i = 0; i < kClassCount; ++i) {
+      const int index = device.slot(static_cast<Class>(i));
+      if (index < 0) continue;
+      arbiter::Slot& slot = device.table().slot(index);
+      slot.heartbeat_ns.store(now, std::memory_order_relaxed);
+      // Counts are the process's, shown with each of its clients; a process with several GPUs shows them with each.
+      slot.launches.store(totals.launches[static_cast<std::size_t>(i)], std::memory_order_relaxed);
+      slot.device_launches.store(telemetry::device_launches(), std::memory_order_relaxed);
+      if (static_cast<Class>(i) == Class::kBestEffort) {
+        slot.gate_waits.store(totals.waits, std::memory_order_relaxed);
+        slot.gate_wait_ns.store(totals.wait_ns, std::memory_order_relaxed);
+      }
+    }
+    if (device.registered(Class::kLatency)) {
+      device.latency.tick(now);
+      active = active || device.latency.imminent(now);
+    }
+    if (device.gate.registered()) device.peers.refresh(now);
+    device.gate.report_overdue(now);
+    if (device.gate.registered()) {
+      watch_policy(device, now);
+      device.gate.write_again();
+      if (const std::string_view why = device.gate.refused_policy();
+          !why.empty() && !said_policy_refused_.exchange(true)) {
+        std::array<char, 256> message{};
+        std::snprintf(message.data(), message.size(),
+                      "the policy was refused, and every launch goes at once from here on: %.*s",
+                      static_cast<int>(why.size()), why.data());
+        log::error(message.data());
+      }
+      // A client that was killed while idle holds nothing closed, but keeps the gate on.
+      device.table().reap();
+    }
+  });
+  return active;
+}
+
+}  // namespace cudasched::runtime

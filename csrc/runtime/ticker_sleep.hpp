@@ -1,0 +1,34 @@
+// How the ticker thread sleeps between two ticks. A process that has had nothing to do for a while lets it sleep for a
+// second at a time; whoever begins something that needs heartbeats wakes it.
+#pragma once
+
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "queue/futex.hpp"
+
+namespace cudasched::runtime {
+
+class TickerSleep {
+ public:
+  // By the ticker. `still_idle()` is asked once more when wake() would be noticed.
+  template <typename StillIdle>
+  void sleep_deeply(std::int64_t longest_ns, StillIdle&& still_idle) noexcept {
+    asleep_.store(1, std::memory_order_seq_cst);
+    if (still_idle()) queue::futex_sleep(asleep_, 1, longest_ns);
+    asleep_.store(0, std::memory_order_relaxed);
+  }
+
+  // Something has begun, and is to be seen by who asks still_idle(). A load where the ticker is awake.
+  void wake() noexcept {
+    if (asleep_.load(std::memory_order_seq_cst) == 0) return;
+    if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) queue::futex_wake_all(asleep_);
+  }
+
+ private:
+  std::atomic<std::uint32_t> asleep_{0};
+};
+
+}  // namespace cudasched::runtime
