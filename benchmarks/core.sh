@@ -52,13 +52,23 @@ breadth() {
   return "$status"
 }
 
+# take_over DIRECTORY: what an earlier run has done, whatever number of GPUs it had: every part gets all of it.
+take_over() {
+  local i earlier=("$1"/breadth*.cells)
+  if [ -f "$1/core.cells" ]; then cp "$1/core.cells" "$out"; fi
+  [ -f "${earlier[0]}" ] || return 0
+  "$python" -m benchmarks.breadth merge --out "$out/earlier.json" "${earlier[@]}" >/dev/null
+  for i in "${!gpus[@]}"; do cp "$out/earlier.cells" "$out/breadth-$((i + 1)).cells"; done
+  rm -f "$out"/earlier.*
+}
+
 if [ -n "${DRY:-}" ]; then
   gpus=(0)
 else
   mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
   [ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
   mkdir -p "$out"
-  if [ -n "${FROM:-}" ]; then cp "$FROM"/*.cells "$out"; fi
+  [ -z "${FROM:-}" ] || take_over "$FROM"
 fi
 measure() {
   case $1 in

@@ -63,10 +63,15 @@ def test_each_gpu_has_its_part_and_the_parts_are_put_together(tmp_path: Path, st
     tools, log, out, before = tmp_path / "tools", tmp_path / "log", tmp_path / "out", tmp_path / "before"
     tools.mkdir()
     before.mkdir()
-    (before / "breadth-1.cells").write_text("of an earlier run")
+    (before / "breadth-1.cells").write_text("first, ")
+    (before / "breadth-2.cells").write_text("second of an earlier run")
+    (before / "core.cells").write_text("core of an earlier run")
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     (tools / "python").write_text(
-        f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*" >> {log}\n'
+        "#!/bin/sh\n"
+        'case "$*" in *merge*) while [ "$1" != --out ]; do shift; done; out=$2; shift 2; '
+        f'echo "merge $out $*" >> {log}; cat "$@" > "${{out%.json}}.cells"; touch "$out"; exit;; esac\n'
+        f'echo "$CUDA_VISIBLE_DEVICES $*" >> {log}\n'
         'while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done\n'
         f'touch "$out" "${{out%.json}}.cells"\necho measured\nexit {status}\n'
     )
@@ -75,12 +80,22 @@ def test_each_gpu_has_its_part_and_the_parts_are_put_together(tmp_path: Path, st
     environment = dict(PATH=f"{tools}:{os.environ['PATH']}", PYTHON="python", FROM=str(before), LIMIT_S="300")
     done = run(str(out), "main", "core", **environment)
     assert done.returncode == status, "what is there is put together whatever became of a step"
-    first, second, third, merge = log.read_text().splitlines()
+    earlier, first, second, third, merge = log.read_text().splitlines()
+    assert earlier == f"merge {out}/earlier.json {before}/breadth-1.cells {before}/breadth-2.cells"
     assert {first.split()[0], second.split()[0]} == {"GPU-a", "GPU-b"}
     assert {line.split("--part ")[1].split()[0] for line in (first, second)} == {"1/2", "2/2"}
     assert third.strip().startswith("-m benchmarks.core") and "--only readme_example,backlog,launcher" in third
-    cells = f"{out}/breadth-1.cells {out}/breadth-2.cells"
-    assert merge.strip() == f"-m benchmarks.breadth merge --out {out}/breadth.json {cells}"
-    assert (out / "breadth-1.cells").read_text() == "of an earlier run"
-    assert not list(out.glob("breadth-[0-9].json")) and "breadth 1/2: measured" in (out / "log").read_text()
-    assert f"exit {status} after" in done.stdout
+    assert merge == f"merge {out}/breadth.json {out}/breadth-1.cells {out}/breadth-2.cells"
+    assert all((out / f"breadth-{i}.cells").read_text() == "first, second of an earlier run" for i in (1, 2))
+    assert (out / "core.cells").read_text() == "core of an earlier run"
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "breadth-1.cells",
+        "breadth-2.cells",
+        "breadth.cells",
+        "breadth.json",
+        "core.cells",
+        "core.json",
+        "log",
+    }
+    assert "breadth 1/2: measured" in (out / "log").read_text() and f"exit {status} after" in done.stdout
