@@ -451,8 +451,9 @@ bool Table::check() noexcept { return state_->file.descriptor().get() >= 0; }
 std::string Table::why_lost() const {
   const int error = state_->file.cannot_extend.load();
   if (error == 0) return closed(path_);
-  return "the client table " + path_ + " had been cut short and cannot be extended: " +
-         std::generic_category().message(error) + "; free space there, or " + kElsewhere;
+  return "the client table " + path_ +
+         " had been cut short and cannot be extended: " + std::generic_category().message(error) +
+         "; free space there, or " + kElsewhere;
 }
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {

@@ -1,5 +1,5 @@
-// The files of client tables that this process has open, and what it holds in them: descriptors that the host program may
-// close behind our back, the locks, the slots. Internal to this room (table.hpp is its face).
+// The files of client tables that this process has open, and what it holds in them: descriptors that the host program
+// may close behind our back, the locks, the slots. Internal to this room (table.hpp is its face).
 //
 // Threads: a File's parts say which mutex guards them. Nothing here is on the launch path but File::own_slots().
 #pragma once
@@ -152,14 +152,15 @@ struct Record {
 struct Claims {
   static constexpr std::array<std::int8_t, kSlotCount> kUnmoved = [] {
     std::array<std::int8_t, kSlotCount> slots{};
-    for (int slot = 0; slot < kSlotCount; ++slot) slots[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(slot);
+    for (int slot = 0; slot < kSlotCount; ++slot)
+      slots[static_cast<std::size_t>(slot)] = static_cast<std::int8_t>(slot);
     return slots;
   }();
 
   std::atomic<std::uint64_t> claimed{0};
   bool repaired = false;
   bool moved = false;
-  bool stranded = false;                             // and that was said
+  bool stranded = false;                               // and that was said
   std::array<std::int8_t, kSlotCount> now{kUnmoved};   // where a slot is, since the last kMoved
   std::array<std::int8_t, kSlotCount> said{kUnmoved};  // and up to it
 };
@@ -178,7 +179,10 @@ struct Place {
 struct File {
   File(std::unique_ptr<Place> place_, std::string directory_path_, std::string name_, std::string path_,
        Layout* layout_)
-      : directory_path(std::move(directory_path_)), name(std::move(name_)), path(std::move(path_)), layout(layout_),
+      : directory_path(std::move(directory_path_)),
+        name(std::move(name_)),
+        path(std::move(path_)),
+        layout(layout_),
         device_name(layout_->device_name) {
     places.reserve(Table::kMostMoves + 1);
     places.push_back(std::move(place_));
@@ -216,13 +220,13 @@ struct File {
   std::mutex registration;  // held around byte 0
   std::mutex slots;         // held while slot locks change; never while waiting for another process
   std::array<Record, kSlotCount> records;
-  std::vector<Claims*> tables;               // guarded by Registry::mutex and `slots`
-  bool creates = false;                      // the name is created where it is missing; guarded by Registry::mutex
-  bool repaired_cut = false;                 // the last repair was of its size; guarded by `slots`
-  std::string fault;                         // of the last attempt to follow the name; guarded by `slots`
-  std::int64_t name_seen_ns = 0;             // guarded by `slots`
-  std::int64_t away_since_ns = 0;            // since when the name has stood for another file; guarded by `slots`
-  std::atomic<int> cannot_extend{0};         // the errno for which the table was given up
+  std::vector<Claims*> tables;        // guarded by Registry::mutex and `slots`
+  bool creates = false;               // the name is created where it is missing; guarded by Registry::mutex
+  bool repaired_cut = false;          // the last repair was of its size; guarded by `slots`
+  std::string fault;                  // of the last attempt to follow the name; guarded by `slots`
+  std::int64_t name_seen_ns = 0;      // guarded by `slots`
+  std::int64_t away_since_ns = 0;     // since when the name has stood for another file; guarded by `slots`
+  std::atomic<int> cannot_extend{0};  // the errno for which the table was given up
 };
 
 // The files this process has open. A forked child starts another one, and leaves its parent's as it is: that one's
