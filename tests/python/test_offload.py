@@ -580,7 +580,7 @@ def test_both_classes_on_many_threads_never_stand_still(stage: Stage) -> None:
 def test_each_device_has_a_ring_of_its_own(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
     serve = server(stage)
-    train = stage.run("best-effort", **PATIENT)
+    train = stage.run("best-effort", **PATIENT, CUDASCHED_JOB="off")
     train.call("from logged import *; one = Gpu(0); first = Log(one); first.note(0); one.synchronize()")
     train.call("two = Gpu(1); second = Log(two); second.note(0); two.synchronize()")
     train.call("there = two.stream(); one.use(); here = one.stream(); event = first.event()")
@@ -605,7 +605,7 @@ def test_a_free_on_one_device_does_not_wait_for_the_gate_of_another(
 ) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
     serve = server(stage)
-    train = stage.run("best-effort", **PATIENT)
+    train = stage.run("best-effort", **PATIENT, CUDASCHED_JOB="off")
     train.call("from logged import *; one = Gpu(0); first = Log(one); first.note(0); one.synchronize()")
     train.call("two = Gpu(1); second = Log(two); second.note(0); two.synchronize()")
     train.call("there = second.allocate(64); host = ctypes.c_void_p()")
