@@ -7,7 +7,9 @@
 //   words, word_offsets: all blocks one after the other; where each begins, and the end of the last
 //   pointers, pointer_offsets: alike, which words of a block were pointers; optional
 // and Replay also
-//   duration_ns (0 or less: not timed), and, if there are such: overlapped, busy, graph (a number a graph).
+//   duration_ns (0 or less: not timed), and, if there are such: overlapped, busy, graph (a number a graph);
+//   elapsed_ns: what two events around the launch gave; the predictor then learns from these, as at run time
+//   submitted_ns, completed_ns: a launch is learned from when it has completed; without them, before the next launch.
 #include "predict/predictor.hpp"
 
 #include <pybind11/numpy.h>
@@ -15,6 +17,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -249,6 +252,12 @@ class Replay {
     const auto overlapped = optional_column<bool>(columns, "overlapped", rows);
     const auto busy = optional_column<bool>(columns, "busy", rows);
     const auto graph = optional_column<std::uint32_t>(columns, "graph", rows);
+    const auto elapsed = optional_column<std::int64_t>(columns, "elapsed_ns", rows);
+    const auto submitted = optional_column<std::int64_t>(columns, "submitted_ns", rows);
+    const auto completed = optional_column<std::int64_t>(columns, "completed_ns", rows);
+    if (submitted.has_value() != completed.has_value()) {
+      throw Error("the recording has one of the columns submitted_ns and completed_ns: both are needed, or neither");
+    }
 
     const auto size = static_cast<py::ssize_t>(rows);
     py::array_t<std::int64_t> predicted(size);
@@ -268,7 +277,31 @@ class Replay {
       bool* const sampled_to = sampled.mutable_data();
       const py::gil_scoped_release released;
       std::vector<std::uint32_t> room;
+      struct Pending {
+        std::size_t row;
+        predict::Prediction prediction;
+      };
+      std::deque<Pending> pending;
+      const auto learn = [&](const Pending& done) {
+        const bool beside = overlapped && (*overlapped)[done.row];
+        if (elapsed) {
+          predictor_->observe_elapsed(done.prediction, (*elapsed)[done.row], beside);
+        } else {
+          predictor_->observe(done.prediction, duration[done.row], beside);
+        }
+      };
       for (std::size_t row = 0; row < rows; ++row) {
+        if (completed) {
+          // Launches of other streams may complete out of order.
+          for (auto next = pending.begin(); next != pending.end();) {
+            if ((*completed)[next->row] <= (*submitted)[row]) {
+              learn(*next);
+              next = pending.erase(next);
+            } else {
+              ++next;
+            }
+          }
+        }
         const bool is_busy = busy && (*busy)[row];
         const predict::Prediction prediction =
             launches.is_graph(row)
@@ -282,8 +315,14 @@ class Replay {
         hits_to[row] = prediction.hit;
         cold_to[row] = prediction.is_whole && prediction.knowledge == predict::Knowledge::kNew;
         sampled_to[row] = prediction.wants_sample && duration[row] > 0;
-        if (sampled_to[row]) predictor_->observe(prediction, duration[row], overlapped && (*overlapped)[row]);
+        if (!sampled_to[row]) continue;
+        pending.push_back({row, prediction});
+        if (!completed) {
+          learn(pending.back());
+          pending.clear();
+        }
       }
+      for (const Pending& rest : pending) learn(rest);
     }
     py::dict result;
     result["predicted_ns"] = predicted;

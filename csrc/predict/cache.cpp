@@ -5,20 +5,34 @@
 
 namespace cudasched::predict {
 
-void CacheEntry::add(float sample_log) noexcept {
+void CacheEntry::add(const Sample& sample) noexcept {
   if (samples < 3) {
-    first_logs[samples++] = sample_log;
+    first_logs[samples++] = sample.log();
     std::array<float, 3> sorted = first_logs;
     std::sort(sorted.begin(), sorted.begin() + samples);
     // Of two, the lower: interruptions only ever add time.
     measured_log = sorted[(samples - 1) / 2];
+    const float middle_ns = std::exp(measured_log);
+    if (sample.noise_of(middle_ns) > Sample::kLoud) {
+      // But what differs by no more than noise does is averaged.
+      const float near_ns = 3 * sample.noise_ns + CacheEntry::kAlikeLog * middle_ns;
+      float sum = 0;
+      float count = 0;
+      for (std::uint32_t i = 0; i < samples; ++i) {
+        const float ns = std::exp(first_logs[i]);
+        if (std::abs(ns - middle_ns) > near_ns) continue;
+        sum += ns;
+        count += 1;
+      }
+      measured_log = std::log(sum / count);
+    }
     spread = 0;
     for (std::uint32_t i = 0; i < samples; ++i) {
       spread += std::min(std::abs(first_logs[i] - measured_log), kOutlierLog) / static_cast<float>(samples);
     }
     return;
   }
-  const float distance = sample_log - measured_log;
+  const float distance = sample.log_over(measured_log);
   if (std::abs(distance) <= kOutlierLog) {
     outlier_run = 0;
   } else {
@@ -27,27 +41,29 @@ void CacheEntry::add(float sample_log) noexcept {
     outlier_run = static_cast<std::int8_t>(run);
     if (std::abs(run) == 3) {
       samples = 1;
-      first_logs[0] = sample_log;
-      measured_log = sample_log;
+      first_logs[0] = measured_log = sample.log();
       outlier_run = 0;
       spread = 0;
       return;
     }
   }
   ++samples;
-  measured_log += kStep * std::clamp(distance, -kOutlierLog, kOutlierLog);
+  const float noise = sample.noise_of(std::exp(measured_log));
+  const float least_step = noise > kNoiseForStep ? kStep * kNoiseForStep / noise : kStep;
+  measured_log +=
+      std::max(1 / static_cast<float>(samples), least_step) * std::clamp(distance, -kOutlierLog, kOutlierLog);
   // The three first samples weigh as three.
   const float step = std::max(1.0F / static_cast<float>(samples), 0.05F);
   spread += step * (std::min(std::abs(distance), kOutlierLog) - spread);
 }
 
-bool CacheEntry::agrees(std::uint16_t sample_words, float sample_log) noexcept {
+bool CacheEntry::agrees(std::uint16_t sample_words, const Sample& sample) noexcept {
   constexpr std::uint8_t kMostDoubts = 4;
   constexpr std::uint8_t kDoubt = 2;
   if (words == 0 || samples == 0) words = sample_words;
   if (words == sample_words) return true;
-  const bool is_alike = std::abs(sample_log - measured_log) <= kAlikeLog ||
-                        std::abs(std::exp(sample_log) - std::exp(measured_log)) <= kAlikeNs;
+  const bool is_alike = std::abs(sample.log() - measured_log) <= kAlikeLog ||
+                        std::abs(sample.ns - std::exp(measured_log)) <= kAlikeNs + 3 * sample.noise_ns;
   if (is_alike) {
     doubts = static_cast<std::uint8_t>(std::max(doubts - 1, 0));
   } else if ((doubts = static_cast<std::uint8_t>(doubts + kDoubt)) > kMostDoubts) {

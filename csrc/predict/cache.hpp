@@ -4,7 +4,9 @@
 // The first three samples give their median (one of them may have been interrupted by another process). Later ones
 // move the mean by a fifth of their distance, a distance that counts at most kOutlierLog, so that one bad sample moves
 // it by a tenth; three such samples in a row on the same side mean that the work has changed, and the key starts anew
-// with the last. When the table is crowded, the key that was used least recently nearby gives way.
+// with the last. Samples with noise (sample.hpp) that is loud beside the duration are averaged: the first three give
+// their mean, and later ones move it by less. When the table is crowded, the key that was used least recently nearby
+// gives way.
 //
 // A key may be one that launches share although their words differ (predictor.hpp). Samples with other words than the
 // first are held against what the first lasted, and where one in three and more do not agree, the key is split.
@@ -16,12 +18,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "predict/sample.hpp"
+
 namespace cudasched::predict {
 
 // One cache line.
 struct alignas(64) CacheEntry {
   static constexpr float kStep = 0.2F;
   static constexpr float kOutlierLog = 0.5F;
+  static constexpr float kNoiseForStep = 0.04F;  // beyond it a sample moves the mean by less than kStep
   // What launches of one key may differ by: what repeats do, and what is too short to matter.
   static constexpr float kAlikeLog = 0.2F;
   static constexpr float kAlikeNs = 500;
@@ -44,15 +49,14 @@ struct alignas(64) CacheEntry {
   std::uint8_t doubts = 0;      // of a shared key: up with samples that do not agree, down with others
   bool is_split = false;        // of a shared key: not in use any more, the words tell its launches apart
 
-  // A measured duration, as the logarithm of nanoseconds.
-  void add(float sample_log) noexcept;
+  void add(const Sample& sample) noexcept;
 
   // Goes on with what another key has learned.
   void take_over(const CacheEntry& other) noexcept;
 
   // Whether a launch of a shared key that had these words lasted what the key's launches last; splits the key after
   // the third that did not, unless enough others did.
-  bool agrees(std::uint16_t sample_words, float sample_log) noexcept;
+  bool agrees(std::uint16_t sample_words, const Sample& sample) noexcept;
 };
 static_assert(sizeof(CacheEntry) == 64);
 

@@ -59,6 +59,22 @@ std::string base_of(std::string_view name) {
   return last.empty() ? base : last;
 }
 
+// The outermost namespace, or what stands before the first underline or digit of a name without one: "at", "nvjet".
+std::uint32_t library_of(std::string_view base) noexcept {
+  constexpr std::string_view kMangled = "_ZN";  // a name that cannot be demangled begins with a namespace all the same
+  if (base.substr(0, kMangled.size()) == kMangled) {
+    base.remove_prefix(kMangled.size());
+    while (!base.empty() && is_digit(base[0])) base.remove_prefix(1);
+  }
+  while (!base.empty() && base[0] == '_') base.remove_prefix(1);
+  std::uint64_t hash = kSeed;
+  for (const char c : base) {
+    if (c == '_' || c == ':' || is_digit(c)) break;
+    hash = mix(hash, static_cast<unsigned char>(c));
+  }
+  return static_cast<std::uint32_t>(hash >> 32) | 1;
+}
+
 std::uint64_t group_of(std::string_view base) noexcept {
   std::uint64_t hash = kSeed;
   bool after_digit = false;
@@ -282,6 +298,7 @@ NameTraits traits_of(std::string_view mangled_name) {
   const std::string base = lower(base_of(plain));
   NameTraits traits;
   traits.group = group_of(base);
+  traits.library = library_of(base);
   traits.family = static_cast<std::uint8_t>(family_of(base, name));
   read_tile(name, traits);
   if (traits.tile[0] == 0) read_flash_tile(name, traits);

@@ -8,19 +8,20 @@
 #include "base/hash.hpp"
 #include "predict/features.hpp"
 #include "predict/state.hpp"
+#include "predict/work.hpp"
 
 namespace cudasched::predict {
 namespace {
 
-constexpr float kLeastLog = 0;         // 1 ns
-constexpr float kMostLog = 32;         // 22 hours
-constexpr float kMostRatio = 4;        // log(measured / base): 55 times
-constexpr float kAllWeight = 2;        // samples of a function that weigh as much as those of all functions
-constexpr float kSpreadWeight = 6;     // samples of a key that weigh as much as kUsualSpread
-constexpr float kUsualSpread = 0.02F;  // of repeats
+constexpr float kLeastLog = 0;             // 1 ns
+constexpr float kMostLog = 32;             // 22 hours
+constexpr float kMostRatio = 4;            // log(measured / base): 55 times
+constexpr float kLibraryWeight = 2;        // samples of a function that weigh as much as its library
+constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates about what short kernels last
+constexpr float kSpreadWeight = 6;         // samples of a key that weigh as much as kUsualSpread
+constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
 constexpr float kFunctionStep = 0.1F;
-constexpr float kAllStep = 0.05F;
 constexpr float kMostScore = 10'000;
 constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted of a correction
 
@@ -42,7 +43,6 @@ bool may_share(const NameTraits& traits) noexcept {
     case Family::kElementwise:
     case Family::kIndex:
     case Family::kCopy:
-    case Family::kOptimizer:
     case Family::kMemory:
       return traits.tile[0] == 0;
     default:
@@ -87,18 +87,22 @@ std::uint64_t Predictor::own_key_of(const Query& query, std::uint64_t geometry) 
   const std::uint64_t identity =
       query.function != nullptr ? query.function->identity : reinterpret_cast<std::uintptr_t>(query.launch.function);
   const std::uint64_t kernel = mix(identity, geometry);
-  return finished(has_words(query) ? mix(kernel, words_.sum(*query.function, query.words)) : kernel);
+  if (!has_words(query)) return finished(kernel);
+  const std::uint64_t work = work_key(query.function->traits.layout, query.words, query.launch.blocks());
+  return finished(mix(kernel, work != 0 ? work : words_.sum(*query.function, query.words)));
 }
 
 void Predictor::meet(const Function& function, std::span<const std::uint32_t> words) noexcept {
-  const auto saved =
-      std::lower_bound(saved_.begin(), saved_.end(), function.identity,
-                       [](const Saved& entry, std::uint64_t identity) { return entry.correction.identity < identity; });
-  const bool known = saved != saved_.end() && saved->correction.identity == function.identity;
   if (function.index < kMaxFunctions && corrections_[function.index].identity == 0) {
-    corrections_[function.index] = known ? saved->correction : Correction{function.identity, 0, 0};
+    const auto saved = std::lower_bound(
+        saved_.begin(), saved_.end(), function.identity,
+        [](const Correction& correction, std::uint64_t identity) { return correction.identity < identity; });
+    const bool known = saved != saved_.end() && saved->identity == function.identity;
+    Correction& correction = corrections_[function.index];
+    correction = known ? *saved : Correction{function.identity};
+    correction.library = libraries_.find(function.traits.library);
   }
-  words_.meet(function, words, allocations_, known && saved->any_dropped ? &saved->dropped : nullptr);
+  words_.meet(function, words);
 }
 
 Prediction Predictor::predict(const Query& query) noexcept {
@@ -112,28 +116,25 @@ Prediction Predictor::predict(const Query& query) noexcept {
 
 Prediction Predictor::predict_known(const Query& query, const Place& place) noexcept {
   CacheEntry& entry = cache_.use(*place.entry);
-  if (entry.launches == 1 && query.function != nullptr) words_.returned(query.function->index, place.key);
-  return answer(entry, true, query.busy, 0);
+  return answer(entry, true, query.busy);
 }
 
 Prediction Predictor::predict_new(const Query& query, const Place& place) noexcept {
   const Function* const function = query.function;
   // Pointers where there were none before: once more without them.
-  if (has_words(query) && words_.mask_pointers(*function, query.words, allocations_)) return predict(query);
+  if (has_words(query) && words_.mask_pointers(*function, query.words)) return predict(query);
   if (place.split != nullptr && place.split->words == tag_of(place.key)) {
     const CacheEntry shared = *place.split;  // which the new one may replace
     CacheEntry& entry = cache_.make(place.key);
     entry.take_over(shared);
-    return answer(entry, true, query.busy, 0);
+    return answer(entry, true, query.busy);
   }
   const float base_log = base_log_of(query);
-  const bool learns = function != nullptr && !place.is_shared;
-  const std::uint32_t event = learns ? words_.fresh(*function, query.words, place.geometry, place.key) : 0;
   CacheEntry& entry = cache_.make(place.key);
   entry.base_log = base_log;
   entry.function = correction_of(function);
   entry.persistent = function != nullptr;
-  return answer(entry, false, query.busy, event);
+  return answer(entry, false, query.busy);
 }
 
 std::uint16_t Predictor::correction_of(const Function* function) noexcept {
@@ -158,38 +159,41 @@ Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_pat
   constexpr std::uint64_t kGraphSeed = 0x6772'6170'6873ULL;
   const std::uint64_t key =
       mix(mix(kGraphSeed, reinterpret_cast<std::uintptr_t>(graph)), static_cast<std::uint64_t>(critical_path_ns)) | 1;
-  if (CacheEntry* const entry = cache_.find(key)) return answer(*entry, true, busy, 0);
+  if (CacheEntry* const entry = cache_.find(key)) return answer(*entry, true, busy);
   CacheEntry& entry = cache_.make(key);
   entry.base_log = log_of(critical_path_ns > 0 ? critical_path_ns : kUnknownGraphNs);
   // What unknown graphs last says nothing of those whose critical path is known.
   entry.function = static_cast<std::uint16_t>(critical_path_ns > 0 ? kGraphs : kUncorrected);
-  return answer(entry, false, busy, 0);
+  return answer(entry, false, busy);
 }
 
 float Predictor::correction_log(std::uint32_t function_index) const noexcept {
   if (function_index == kUncorrected) return 0;
   const Correction& own = corrections_[function_index];
   const auto samples = static_cast<float>(own.samples);
-  const float all = function_index == kGraphs ? 0 : all_.log_ratio;
-  return (samples * own.log_ratio + kAllWeight * all) / (samples + kAllWeight);
+  return (samples * own.log_ratio + kLibraryWeight * libraries_.shrunk(own.library)) / (samples + kLibraryWeight);
 }
 
 void Predictor::refresh(CacheEntry& entry) const noexcept {
   const float corrected = entry.base_log + correction_log(entry.function);
   float log = corrected;
   if (entry.samples > 0) {
-    // What the function suggests weighs as many samples as it deserves: one where it is as near as repeats are to each
-    // other, next to none where it is far off.
+    // What the function suggests weighs as many samples as it deserves: by the noise of a sample over what the
+    // suggestion is off by, of which what the samples' own noise explains is not counted.
     const auto samples = static_cast<float>(entry.samples);
     const float distance = corrected - entry.measured_log;
-    const float weight = kUsualSpread * kUsualSpread / (kUsualSpread * kUsualSpread + distance * distance);
+    const float noise = noise_ns_ / std::exp(entry.measured_log);
+    const float sample_variance = kUsualSpread * kUsualSpread + noise * noise;
+    const float base_variance =
+        std::max(noise > 0 ? kLeastBaseSpread * kLeastBaseSpread : 0.0F, distance * distance - noise * noise / samples);
+    const float weight = sample_variance / (sample_variance + base_variance);
     log = entry.measured_log + weight / (samples + weight) * distance;
   }
   entry.estimate_log = std::clamp(log, kLeastLog, kMostLog);
   entry.estimate_ns = std::max(std::exp(entry.estimate_log), 1.0F);
 }
 
-Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept {
+Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy) noexcept {
   Prediction prediction;
   prediction.key = entry.key;
   prediction.hit = hit;
@@ -199,7 +203,7 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy, std::uint32
   // The bound moves slowly, and its exponential is half of what a hit costs.
   if (prediction.wants_sample || busy || entry.bound_ns == 0 || entry.samples < kFirstSamples ||
       entry.launches % kBoundPeriod == 0) {
-    estimate(entry, event, prediction);
+    estimate(entry, prediction);
   } else {
     prediction.function_index = entry.function;
     prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
@@ -228,7 +232,7 @@ bool Predictor::draw(const CacheEntry& entry, bool busy) noexcept {
   return true;
 }
 
-void Predictor::estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept {
+void Predictor::estimate(CacheEntry& entry, Prediction& prediction) const noexcept {
   if (entry.samples == 0) refresh(entry);
   prediction.is_whole = true;
   prediction.knowledge = entry.samples == 0              ? Knowledge::kNew
@@ -240,7 +244,6 @@ void Predictor::estimate(CacheEntry& entry, std::uint32_t event, Prediction& pre
     prediction.scale = std::max(spread, kLeastSpread);
   }
   prediction.function_index = entry.function;
-  prediction.event = event;
   prediction.estimate_log = entry.estimate_log;
   prediction.base_log = entry.base_log;
   prediction.bin = Bound::bin_of(entry.estimate_log);
@@ -257,30 +260,32 @@ void Predictor::Correction::add(float log, float least_step) noexcept {
   const float step = std::max(1.0F / static_cast<float>(samples + 1), least_step);
   // One interrupted sample does not carry the mean away.
   const float most = samples < 3 ? kMostRatio : 1.0F;
-  log_ratio += step * std::clamp(std::clamp(log, -kMostRatio, kMostRatio) - log_ratio, -most, most);
+  log_ratio += step * std::clamp(log - log_ratio, -most, most);
   if (samples < kMostSamples) ++samples;
 }
 
-void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept {
-  if (duration_ns <= 0 || prediction.key == 0) return;
-  const float sample_log = std::min(log_of(duration_ns), kMostLog);
+void Predictor::learn(const Prediction& prediction, const Sample& sample, bool overlapped) noexcept {
+  if (prediction.key == 0) return;
+  noise_ns_ = sample.noise_ns;
   if (prediction.is_whole) {
     bound_.add(prediction.knowledge, prediction.busy || overlapped, prediction.bin, prediction.scale,
-               sample_log - prediction.estimate_log, duration_ns > prediction.bound_ns);
+               sample.log() - prediction.estimate_log, sample.ns > static_cast<float>(prediction.bound_ns));
   }
   if (overlapped) return;
   CacheEntry* const entry = cache_.find(prediction.key);
   const std::uint32_t function = prediction.function_index;
   // A key that fell out of the cache was known once; nothing is known of what it was then.
-  if (prediction.is_whole && function != kUncorrected && (entry == nullptr || entry->samples < kFirstSamples)) {
-    const float ratio = sample_log - prediction.base_log;
-    corrections_[function].add(ratio, kFunctionStep);
-    if (function != kGraphs) all_.add(ratio, kAllStep);
+  if (prediction.is_whole && function != kUncorrected && (entry == nullptr || entry->samples == 0)) {
+    const float ratio = std::clamp(sample.log_over(prediction.base_log), -kMostRatio, kMostRatio);
+    Correction& correction = corrections_[function];
+    if (correction.samples == 0) {
+      if (Library* const library = libraries_.at(correction.library)) library->add(ratio);
+    }
+    correction.add(ratio, kFunctionStep);
   }
-  words_.measured(function, prediction.event, sample_log);
   if (entry == nullptr || entry->is_split) return;
   if (prediction.own_key != 0) unanswered_ = 0;
-  if (prediction.own_key != 0 && !entry->agrees(tag_of(prediction.own_key), sample_log)) {
+  if (prediction.own_key != 0 && !entry->agrees(tag_of(prediction.own_key), sample)) {
     // It will be asked for if the key is split.
     CacheEntry* own = cache_.find(prediction.own_key);
     if (own == nullptr) {
@@ -290,11 +295,11 @@ void Predictor::observe(const Prediction& prediction, std::int64_t duration_ns, 
       own->persistent = true;
     }
     ++own->launches;
-    own->add(sample_log);
+    own->add(sample);
     refresh(*own);
     return;
   }
-  entry->add(sample_log);
+  entry->add(sample);
   refresh(*entry);
   entry->bound_ns = 0;
 }
@@ -315,44 +320,39 @@ bool Predictor::wants_residency(const Launch& launch, const Function* function,
   return !launch.is_graph && place_of({launch, function, words, {}, false}).entry == nullptr;
 }
 
+std::uint64_t Predictor::base_identity() const noexcept { return trees_ != nullptr ? trees_->identity() : 0; }
+
 std::vector<std::byte> Predictor::save() const {
   StateWriter out;
-  out.put(std::uint8_t{trees_ != nullptr});
-  out.put(all_.samples);
-  out.put(all_.log_ratio);
+  out.put(base_identity());
   const Correction& graphs = corrections_[kGraphs];
   out.put(graphs.samples);
   out.put(graphs.log_ratio);
 
-  std::vector<Saved> functions;
+  std::vector<Correction> functions;
   for (std::uint32_t index = 0; index < kMaxFunctions; ++index) {
-    const Correction& correction = corrections_[index];
-    if (correction.identity == 0) continue;
-    const WordSet* const dropped = words_.dropped(index);
-    if (correction.samples == 0 && dropped == nullptr) continue;
-    functions.push_back({correction, dropped != nullptr, dropped != nullptr ? *dropped : WordSet{}});
+    if (corrections_[index].identity != 0 && corrections_[index].samples != 0) functions.push_back(corrections_[index]);
   }
-  const auto by_identity = [](const Saved& a, const Saved& b) { return a.correction.identity < b.correction.identity; };
+  const auto by_identity = [](const Correction& a, const Correction& b) { return a.identity < b.identity; };
   std::sort(functions.begin(), functions.end(), by_identity);
   const std::size_t met = functions.size();
-  for (const Saved& earlier : saved_) {
+  for (const Correction& earlier : saved_) {
     if (functions.size() == kMaxFunctions) break;
     const auto end = functions.begin() + static_cast<std::ptrdiff_t>(met);
     if (!std::binary_search(functions.begin(), end, earlier, by_identity)) functions.push_back(earlier);
   }
   out.put(static_cast<std::uint32_t>(functions.size()));
-  for (const Saved& function : functions) {
-    out.put(function.correction.identity);
-    out.put(function.correction.samples);
-    out.put(function.correction.log_ratio);
-    std::uint16_t parts = 0;
-    for (std::size_t part = 0; part < function.dropped.size(); ++part) {
-      if (function.dropped[part] != 0) parts = static_cast<std::uint16_t>(parts | 1U << part);
-    }
-    out.put(parts);
-    for (const std::uint64_t bits : function.dropped) {
-      if (bits != 0) out.put(bits);
-    }
+  for (const Correction& function : functions) {
+    out.put(function.identity);
+    out.put(function.samples);
+    out.put(function.log_ratio);
+  }
+
+  for (const Library& library : libraries_.all()) {
+    out.put(library.name);
+    out.put(library.count);
+    out.put(library.mean);
+    out.put(library.variance);
   }
 
   std::uint32_t count = 0;
@@ -380,29 +380,33 @@ std::vector<std::byte> Predictor::save() const {
 
 void Predictor::restore(std::span<const std::byte> state) {
   StateReader in(state);
-  const bool same_base = (in.take<std::uint8_t>("kind of estimate", 1) != 0) == (trees_ != nullptr);
+  // What another model was wrong by says nothing of this one.
+  const bool same_base = in.take<std::uint64_t>("model") == base_identity();
   const auto take_correction = [&](Correction& correction) {
     correction.samples = in.take<std::uint32_t>("number of samples", kMostSamples);
     correction.log_ratio = in.take_real("correction", -kMostRatio, kMostRatio);
   };
-  Correction all;
-  take_correction(all);
   Correction graphs;
   take_correction(graphs);
 
-  std::vector<Saved> functions(in.take<std::uint32_t>("number of functions", kMaxFunctions));
-  for (Saved& function : functions) {
-    function.correction.identity = in.take<std::uint64_t>("identity");
-    take_correction(function.correction);
-    const auto parts = in.take<std::uint16_t>("words");
-    function.any_dropped = parts != 0;
-    for (std::size_t part = 0; part < function.dropped.size(); ++part) {
-      if ((parts >> part & 1) != 0) function.dropped[part] = in.take<std::uint64_t>("words");
-    }
-    if (!same_base) function.correction = {function.correction.identity, 0, 0};
+  std::vector<Correction> functions(in.take<std::uint32_t>("number of functions", kMaxFunctions));
+  for (Correction& function : functions) {
+    function.identity = in.take<std::uint64_t>("identity");
+    take_correction(function);
+    if (!same_base) function = Correction{function.identity};
   }
   std::sort(functions.begin(), functions.end(),
-            [](const Saved& a, const Saved& b) { return a.correction.identity < b.correction.identity; });
+            [](const Correction& a, const Correction& b) { return a.identity < b.identity; });
+
+  Libraries libraries;
+  for (std::size_t left = Libraries::kMost; left > 0; --left) {
+    const auto name = in.take<std::uint32_t>("library");
+    const auto count = in.take<std::uint32_t>("number of kernels", Library::kMostCount);
+    const float mean = in.take_real("correction", -kMostRatio, kMostRatio);
+    const float variance = in.take_real("variance", 0, 4 * kMostRatio * kMostRatio);
+    Library* const library = name != 0 && same_base ? libraries.at(libraries.find(name)) : nullptr;
+    if (library != nullptr) *library = {name, count, mean, variance};
+  }
 
   const auto cache = std::make_unique<Cache>();
   for (auto left = in.take<std::uint32_t>("number of keys", Cache::kCapacity); left > 0; --left) {
@@ -438,7 +442,7 @@ void Predictor::restore(std::span<const std::byte> state) {
 
   cache_ = *cache;
   bound_ = *bound;
-  all_ = same_base ? all : Correction{};
+  libraries_ = libraries;
   corrections_.fill({});
   corrections_[kGraphs] = graphs;
   saved_ = std::move(functions);

@@ -1,15 +1,17 @@
 // How long will this launch take, and what will it hardly exceed? The one interface that the scheduler knows.
 //
 // A key that was launched before: what its launches lasted (cache.hpp). A new one: the trees, or without them occupancy
-// and waves, times what such estimates of this function, and of all, were wrong by so far. A graph: its critical path
+// and waves, times what such estimates of this function's new keys were wrong by so far, and of a new function those of
+// its library as far as they agree (libraries.hpp). A graph: its critical path
 // or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
 // (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
 //
-// Kernels whose work shows in their geometry (elementwise, copies, indexing, fills, optimizers; by name) share a key
+// Kernels whose work shows in their geometry (elementwise, copies, indexing, fills; by name) share a key
 // with all launches of one geometry and first word, which is where sizes stand and never padding: what else differs is
 // offsets, scalars and what the stack held in padding and unfilled arrays. Where it does change the duration the key
 // is split: from then on these launches go by all words that matter, and keep what they have learned. Other kernels,
-// matrix products above all, never share: their sizes may stand anywhere.
+// matrix products above all, never share: their sizes may stand anywhere. Of lists of tensors and of PyTorch's
+// reductions the key has the work alone (work.hpp): the rest of their blocks is left over from earlier calls.
 //
 // The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod of all
 // others (in kEarlyPeriod until the bound knows launches of their length; all of a shared key in doubt), drawn, so that
@@ -30,6 +32,8 @@
 #include "predict/bound.hpp"
 #include "predict/cache.hpp"
 #include "predict/launch.hpp"
+#include "predict/libraries.hpp"
+#include "predict/sample.hpp"
 #include "predict/trees/evaluator.hpp"
 #include "predict/words.hpp"
 
@@ -49,7 +53,6 @@ struct Prediction {
   Knowledge knowledge = Knowledge::kNew;
   std::uint8_t bin = 0;
   std::uint32_t function_index = 0;
-  std::uint32_t event = 0;
   std::uint64_t own_key = 0;  // of a launch with a shared key: the one that its words would give it
   float estimate_log = 0;
   float base_log = 0;
@@ -76,7 +79,12 @@ class Predictor {
   void use_trees(const trees::Evaluator* evaluator) noexcept;
 
   // Must outlive this; null: what looks like an address is a pointer.
-  void use_allocations(const Allocations* allocations) noexcept { allocations_ = allocations; }
+  void use_allocations(const Allocations* allocations) noexcept {
+    allocations_ = allocations;
+    words_.use_allocations(allocations);
+  }
+
+  const Words& words() const noexcept { return words_; }
 
   Prediction predict(const Query& query) noexcept;
 
@@ -87,7 +95,17 @@ class Predictor {
   Prediction predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept;
 
   // A launch took `duration_ns`; `prediction` is what was said of it.
-  void observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept;
+  void observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept {
+    if (duration_ns > 0) learn(prediction, {static_cast<float>(duration_ns), 0}, overlapped);
+  }
+
+  // The same of a launch between two timing events, which gave `elapsed_ns`.
+  void observe_elapsed(const Prediction& prediction, std::int64_t elapsed_ns, bool overlapped) noexcept {
+    if (elapsed_ns > 0) learn(prediction, clock_.sample(elapsed_ns), overlapped);
+  }
+
+  // What two timing events around nothing gave: what they add to a launch.
+  void calibrate(std::int64_t elapsed_ns) noexcept { clock_.calibrate(elapsed_ns); }
 
   // A launch has run for `ran_ns` and is not complete: it takes at least that. For a key that has no sample yet, whose
   // estimate may be far too short; a measured one stands.
@@ -111,19 +129,14 @@ class Predictor {
   static constexpr std::uint32_t kNameless = kMaxFunctions + 1;  // and of kernels without a number
   static constexpr std::uint32_t kUncorrected = kMaxFunctions + 2;
 
-  // What the base estimates were wrong by: the running mean of log(measured / base).
+  // What the base estimates of a function's new keys were wrong by: the running mean of log(measured / base).
   struct Correction {
     std::uint64_t identity = 0;
     float log_ratio = 0;
     std::uint32_t samples = 0;
+    std::uint8_t library = kNoLibrary;
 
     void add(float log, float least_step) noexcept;
-  };
-
-  struct Saved {
-    Correction correction;
-    bool any_dropped = false;
-    WordSet dropped{};
   };
 
   // Where a launch's history is.
@@ -135,22 +148,22 @@ class Predictor {
     const CacheEntry* split = nullptr;  // the key that the launch shared until it was split
   };
 
+  void learn(const Prediction& prediction, const Sample& sample, bool overlapped) noexcept;
   Place place_of(const Query& query) const noexcept;
   static std::uint16_t correction_of(const Function* function) noexcept;
   std::uint64_t own_key_of(const Query& query, std::uint64_t geometry) const noexcept;  // by all words that matter
   Prediction predict_known(const Query& query, const Place& place) noexcept;
   Prediction predict_new(const Query& query, const Place& place) noexcept;
-  bool has_words(const Query& query) const noexcept {
-    return query.function != nullptr && !query.words.empty() && words_.knows(*query.function);
-  }
+  bool has_words(const Query& query) const noexcept { return query.function != nullptr && !query.words.empty(); }
   void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
+  std::uint64_t base_identity() const noexcept;  // of what estimates new keys; 0: no trees
   float base_log_of(const Query& query) const noexcept;
   float correction_log(std::uint32_t function_index) const noexcept;
   void refresh(CacheEntry& entry) const noexcept;
   bool settles(const CacheEntry& entry) noexcept;
   bool draw(const CacheEntry& entry, bool busy) noexcept;
-  Prediction answer(CacheEntry& entry, bool hit, bool busy, std::uint32_t event) noexcept;
-  void estimate(CacheEntry& entry, std::uint32_t event, Prediction& prediction) const noexcept;
+  Prediction answer(CacheEntry& entry, bool hit, bool busy) noexcept;
+  void estimate(CacheEntry& entry, Prediction& prediction) const noexcept;
 
   std::uint32_t unanswered_ = 0;  // requests for samples that would settle a doubt, since the last of a shared key
   std::uint32_t early_draws_ = 0;
@@ -159,9 +172,11 @@ class Predictor {
   const Allocations* allocations_ = nullptr;
   Cache cache_;
   Bound bound_;
-  Correction all_;
+  EventClock clock_;
+  float noise_ns_ = 0;  // of the samples
   std::array<Correction, kMaxFunctions + 2> corrections_{};
-  std::vector<Saved> saved_;  // of functions of earlier runs, by identity
+  Libraries libraries_;
+  std::vector<Correction> saved_;  // of functions of earlier runs, by identity
   Words words_;
 };
 

@@ -18,7 +18,7 @@
 namespace cudasched::predict {
 
 inline constexpr std::uint64_t kStateMagic = 0x7473'6465'7270'7363ULL;  // "csprdst"
-inline constexpr std::uint32_t kStateVersion = 2;
+inline constexpr std::uint32_t kStateVersion = 3;
 inline constexpr std::size_t kMaxStateBytes = std::size_t{2} << 20;
 
 class StateWriter {

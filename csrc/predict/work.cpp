@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "predict/logarithm.hpp"
 
 namespace cudasched::predict {
@@ -41,6 +42,7 @@ struct Layout {
   Places k;
   bool has_tensor_maps = false;
   TensorList list;
+  std::uint16_t reduction = 0;  // word at which the configuration of a PyTorch reduction begins; 0: it is none
 };
 
 constexpr Layout matrices(std::string_view name, std::size_t words, int at) {
@@ -53,6 +55,12 @@ constexpr Layout convolution(std::string_view name, std::size_t least, std::size
   return {
       name,  least, most, Places(at, at + 5, at + 6, at + 7), Places(at + 8), Places(at + 4, at + 9, at + 10, at + 11),
       false, {}};
+}
+
+// The configuration begins with the bytes of an element, the inputs of an output, and the outputs.
+constexpr Layout reduction(std::size_t words, int at) {
+  return {"native::reduce_kernel<",      words, words, Places(at + 2), {}, Places(at + 1), false, {},
+          static_cast<std::uint16_t>(at)};
 }
 
 constexpr Layout rows(std::string_view name, std::size_t words, Places rows, Places columns) {
@@ -77,10 +85,10 @@ constexpr Layout kLayouts[] = {
     convolution("sm80_xmma_fprop", 200, 380, 14),
     convolution("sm80_xmma_dgrad", 200, 380, 14),
     convolution("sm80_xmma_wgrad", 200, 380, 14),
-    rows("native::reduce_kernel<", 260, Places(3), Places(2)),
-    rows("native::reduce_kernel<", 262, Places(4), Places(3)),
-    rows("native::reduce_kernel<", 264, Places(6), Places(5)),
-    rows("native::reduce_kernel<", 266, Places(8), Places(7)),
+    reduction(260, 1),
+    reduction(262, 2),
+    reduction(264, 4),
+    reduction(266, 6),
     rows("scan_innermost_dim<", 8, Places(4), Places(5)),
     rows("scan_innermost_dim<", 9, Places(4), Places(5)),
     rows("scan_innermost_dim_with_indices<", 11, Places(6), Places(7)),
@@ -131,23 +139,65 @@ WorkSizes of_tensor_maps(std::span<const std::uint32_t> words) noexcept {
   return sizes;
 }
 
-WorkSizes of_tensor_list(const TensorList& list, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {
+// The number of elements of each tensor that the launch works on, 8 bytes each; empty where the list does not hold
+// together. What earlier launches left beyond the last block's tensor is not this launch's.
+std::span<const std::uint32_t> elements_of(const TensorList& list, std::span<const std::uint32_t> words,
+                                           std::uint64_t blocks) noexcept {
   const std::size_t first = std::size_t{2} * list.depth * list.tensors;
   const std::size_t map = 4 * (first + std::size_t{2} * list.tensors) + std::size_t{list.gap} * list.tensors;
   constexpr std::uint64_t kMostBlocks = 320;
   if (blocks == 0 || blocks > kMostBlocks) return {};
   const std::size_t at = map + static_cast<std::size_t>(blocks) - 1;
-  // What earlier launches left beyond the last block's tensor is not this launch's.
   const std::size_t used = (words[at / 4] >> (8 * (at % 4)) & 0xff) + 1;
   if (used > list.tensors) return {};
+  return words.subspan(first, 2 * used);
+}
+
+WorkSizes of_tensor_list(std::span<const std::uint32_t> elements) noexcept {
+  if (elements.empty()) return {};
   std::uint64_t sum = 0;
   std::uint32_t greatest = 0;
-  for (std::size_t i = 0; i < used; ++i) {
-    const std::uint32_t elements = words[first + 2 * i];
-    sum += elements;
-    greatest = std::max(greatest, elements);
+  for (std::size_t i = 0; i < elements.size(); i += 2) {
+    sum += elements[i];
+    greatest = std::max(greatest, elements[i]);
   }
   return {log2_of(sum), 0, log_of_size(greatest), true};
+}
+
+constexpr std::uint64_t kKeySeed = 0x776f'726bULL;
+
+std::uint64_t key_of(std::span<const std::uint32_t> words) noexcept {
+  std::uint64_t hash = mix(kKeySeed, words.size());
+  for (const std::uint32_t word : words) hash = mix(hash, word);
+  return hash;
+}
+
+// ReduceConfig of PyTorch: 16 words, of which one is a truth value of a byte; then the offset calculator of the input:
+// how many dimensions, a size with two numbers for its division each, and from a fixed place on a stride each.
+std::uint64_t key_of_reduction(std::size_t begin, std::span<const std::uint32_t> words) noexcept {
+  constexpr std::size_t kConfiguration = 16;
+  constexpr std::size_t kTruth = 14;
+  constexpr std::size_t kMostDimensions = 25;
+  const std::size_t dimensions = words[begin + kConfiguration];
+  const std::size_t sizes = begin + kConfiguration + 1;
+  const std::size_t strides = sizes + 3 * kMostDimensions;
+  if (dimensions > kMostDimensions || strides + dimensions > words.size()) return 0;
+  std::uint64_t hash = key_of(words.subspan(begin, kTruth));
+  hash = mix(hash, words[begin + kTruth] & 0xff);
+  hash = mix(hash, words[begin + kTruth + 1]);
+  for (std::size_t i = 0; i < dimensions; ++i) {
+    hash = mix(hash, std::uint64_t{words[sizes + 3 * i]} << 32 | words[strides + i]);
+  }
+  return hash;
+}
+
+// Which of the layouts of one name the block has; null: none.
+const Layout* layout_at(std::uint8_t layout, std::size_t words) noexcept {
+  if (layout == 0 || layout >= std::size(kLayouts)) return nullptr;
+  for (std::size_t i = layout; i < std::size(kLayouts) && kLayouts[i].name == kLayouts[layout].name; ++i) {
+    if (words >= kLayouts[i].least_words && words <= kLayouts[i].most_words) return &kLayouts[i];
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -160,16 +210,21 @@ std::uint8_t layout_of(std::string_view name) noexcept {
 }
 
 WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {
-  if (layout == 0 || layout >= std::size(kLayouts)) return {};
-  for (std::size_t i = layout; i < std::size(kLayouts) && kLayouts[i].name == kLayouts[layout].name; ++i) {
-    const Layout& found = kLayouts[i];
-    if (words.size() < found.least_words || words.size() > found.most_words) continue;
-    if (found.has_tensor_maps) return of_tensor_maps(words);
-    if (found.list.tensors != 0) return of_tensor_list(found.list, words, blocks);
-    return {log_of_product(found.m, words), log_of_product(found.n, words), log_of_product(found.k, words),
-            found.n.words[0] != kNone};
-  }
-  return {};
+  const Layout* const found = layout_at(layout, words.size());
+  if (found == nullptr) return {};
+  if (found->has_tensor_maps) return of_tensor_maps(words);
+  if (found->list.tensors != 0) return of_tensor_list(elements_of(found->list, words, blocks));
+  return {log_of_product(found->m, words), log_of_product(found->n, words), log_of_product(found->k, words),
+          found->n.words[0] != kNone || found->reduction != 0};
+}
+
+std::uint64_t work_key(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {
+  const Layout* const found = layout_at(layout, words.size());
+  if (found == nullptr) return 0;
+  if (found->reduction != 0) return key_of_reduction(found->reduction, words);
+  if (found->list.tensors == 0) return 0;
+  const std::span<const std::uint32_t> elements = elements_of(found->list, words, blocks);
+  return elements.empty() ? 0 : key_of(elements);
 }
 
 }  // namespace cudasched::predict

@@ -26,4 +26,9 @@ std::uint8_t layout_of(std::string_view name) noexcept;
 // `words` is the block, `blocks` are those of the launch.
 WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept;
 
+// A hash of what tells launches of this kernel apart, where the block is known to hold more than that: of a list of
+// tensors the elements of each tensor that the launch works on, of a PyTorch reduction its configuration, sizes and
+// strides. The rest of these blocks is what earlier calls left on the stack. 0: all words of the block count.
+std::uint64_t work_key(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept;
+
 }  // namespace cudasched::predict

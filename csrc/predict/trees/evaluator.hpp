@@ -45,12 +45,17 @@ class Evaluator {
   std::uint32_t features() const noexcept { return features_; }
   Isa isa() const noexcept { return isa_; }
 
+  // The same model has the same in every run and by every walk; never 0.
+  std::uint64_t identity() const noexcept { return identity_; }
+
  protected:
-  Evaluator(const Model& model, Isa isa) noexcept : features_(model.features), isa_(isa) {}
+  Evaluator(const Model& model, Isa isa) noexcept
+      : features_(model.features), isa_(isa), identity_(identity_of(model)) {}
 
  private:
   std::uint32_t features_;
   Isa isa_;
+  std::uint64_t identity_;
 };
 
 // Whether this processor and this system can run it.

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "base/hash.hpp"
 #include "predict/trees/document.hpp"
 
 namespace cudasched::predict::trees {
@@ -386,6 +387,18 @@ SavedModel read_saved(const Field& top) {
 }
 
 }  // namespace
+
+std::uint64_t identity_of(const Model& model) noexcept {
+  std::uint64_t hash = mix(model.features, std::bit_cast<std::uint32_t>(model.base_score));
+  for (const Tree& tree : model.trees) {
+    hash = mix(hash, tree.nodes.size());
+    for (const Node& node : tree.nodes) {
+      hash = mix(hash, std::uint64_t{node.feature} << 32 | std::bit_cast<std::uint32_t>(node.value));
+      hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(node.left)} << 1 | (node.default_left ? 1 : 0));
+    }
+  }
+  return hash == 0 ? 1 : hash;
+}
 
 int Model::depth() const noexcept {
   int deepest = 0;

@@ -61,6 +61,9 @@ struct Model {
   int depth() const noexcept;
 };
 
+// A hash of all that the margin depends on; never 0.
+std::uint64_t identity_of(const Model& model) noexcept;
+
 struct SavedModel {
   Model model;
   std::vector<float> rows;     // row after row, `model.features` values each

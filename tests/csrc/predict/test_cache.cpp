@@ -10,7 +10,7 @@
 namespace cudasched::predict {
 namespace {
 
-void add(CacheEntry& entry, double duration_ns) { entry.add(static_cast<float>(std::log(duration_ns))); }
+void add(CacheEntry& entry, double duration_ns) { entry.add({static_cast<float>(duration_ns), 0}); }
 
 double measured(const CacheEntry& entry) { return std::exp(static_cast<double>(entry.measured_log)); }
 
@@ -49,7 +49,7 @@ TEST(CacheEntry, OutliersOnBothSidesAreNoise) {
 
 // Samples of a shared key whose words are like nobody's.
 bool agrees(CacheEntry& entry, std::uint16_t words, double duration_ns) {
-  return entry.agrees(words, static_cast<float>(std::log(duration_ns)));
+  return entry.agrees(words, {static_cast<float>(duration_ns), 0});
 }
 
 TEST(CacheEntry, ASharedKeySplitsAfterThreeThatLastedOtherwise) {
@@ -92,6 +92,51 @@ TEST(CacheEntry, TracksASlowDriftAndItsOwnSpread) {
   EXPECT_LT(entry.spread, 0.05F);
   for (int i = 0; i < 200; ++i) add(entry, actual * (i % 2 == 0 ? 1.2 : 0.8));
   EXPECT_GT(entry.spread, 0.15F);
+}
+
+// As two events in half-microsecond ticks tell a kernel of that length.
+Sample by_events(double duration_ns, std::mt19937_64& random) {
+  const double begin = std::uniform_real_distribution<double>(0, 500)(random);
+  const double elapsed = 500 * std::floor((begin + duration_ns + EventClock::kGapNs) / 500);
+  return EventClock{}.sample(static_cast<std::int64_t>(elapsed));
+}
+
+TEST(CacheEntry, ShortKernelsTimedByEventsAreNotBiased) {
+  std::mt19937_64 random(1);
+  for (const double actual : {700.0, 900.0, 1'100.0, 1'350.0, 1'800.0, 3'100.0}) {
+    double sum = 0;
+    double error = 0;
+    constexpr int kKeys = 300;
+    for (int key = 0; key < kKeys; ++key) {
+      CacheEntry entry;
+      for (int i = 0; i < 40; ++i) entry.add(by_events(actual, random));
+      sum += measured(entry) / kKeys;
+      error += std::abs(measured(entry) / actual - 1) / kKeys;
+    }
+    EXPECT_NEAR(sum / actual, 1.0, 0.04) << actual;
+    EXPECT_LT(error, 0.1) << actual;
+  }
+}
+
+TEST(CacheEntry, ShortSamplesOfASharedKeySplitNothingByTheirTicks) {
+  std::mt19937_64 random(1);
+  CacheEntry entry;
+  for (std::uint16_t i = 0; i < 200; ++i) {
+    const Sample sample = by_events(1'400, random);
+    if (entry.agrees(static_cast<std::uint16_t>(2 * i + 1), sample)) entry.add(sample);
+  }
+  EXPECT_FALSE(entry.is_split);
+}
+
+TEST(EventClock, TakesOffWhatEventsAroundNothingGave) {
+  EventClock clock;
+  EXPECT_EQ(clock.sample(5'000).ns, 5'000 - EventClock::kGapNs);
+  for (int i = 0; i < 500; ++i) clock.calibrate(i % 2 == 0 ? 1'500 : 2'000);
+  EXPECT_NEAR(clock.gap_ns(), 1'750, 30);
+  EXPECT_NEAR(clock.sample(5'000).ns, 3'250, 30);
+  clock.calibrate(5'000'000);  // other work came between them
+  clock.calibrate(-1);
+  EXPECT_NEAR(clock.gap_ns(), 1'750, 30);
 }
 
 // Far more keys than places: the table never fails, and the keys in use now are the ones it knows.

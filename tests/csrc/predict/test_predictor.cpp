@@ -114,7 +114,7 @@ TEST_F(PredictorTest, ASampleThatMovesTheEstimateMovesTheBoundOfTheNextLaunch) {
   EXPECT_NE(known.margin, 0);  // looked at for this launch, not kept from when the key was young
 }
 
-TEST_F(PredictorTest, NewFunctionsLearnFromAllAndNewShapesFromTheirFunction) {
+TEST_F(PredictorTest, NewFunctionsLearnFromTheirLibraryAndNewShapesFromTheirFunction) {
   for (std::uint32_t i = 0; i < 100; ++i) {
     const Prediction guess = predict(i, 1'000);
     predictor_->observe(guess, guess.base_ns * 5, false);
@@ -127,6 +127,45 @@ TEST_F(PredictorTest, NewFunctionsLearnFromAllAndNewShapesFromTheirFunction) {
   }
   const Prediction own = predict(1'000, 9'999);
   EXPECT_NEAR(static_cast<double>(own.duration_ns) / static_cast<double>(own.base_ns), 0.5, 0.06);
+}
+
+// The first launches of a library whose estimates err in both directions are best left alone.
+TEST_F(PredictorTest, AFirstLaunchIsNotMadeWorseByALibraryThatErrsBothWays) {
+  std::mt19937_64 random(3);
+  std::normal_distribution<double> normal;
+  double with = 0;
+  double without = 0;
+  for (std::uint32_t i = 0; i < 400; ++i) {
+    const Prediction first = predict(i, 1'000);
+    const double actual = static_cast<double>(first.base_ns) * std::exp(normal(random));
+    with += std::abs(std::log(static_cast<double>(first.duration_ns) / actual));
+    without += std::abs(std::log(static_cast<double>(first.base_ns) / actual));
+    predictor_->observe(first, static_cast<std::int64_t>(actual), false);
+  }
+  EXPECT_LE(with, 1.02 * without);
+}
+
+TEST_F(PredictorTest, OneLibrarySaysNothingOfAnother) {
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const Prediction guess = predict(i, 1'000);
+    predictor_->observe(guess, guess.base_ns * 5, false);
+  }
+  const Launch launch = kernel(1'000);
+  Function other = function(500);
+  other.traits = traits_of("cupy_add__float_float");
+  ASSERT_NE(other.traits.library, function(1).traits.library);
+  const Prediction first = predictor_->predict({launch, &other, {}, kResidency, false});
+  EXPECT_NEAR(static_cast<double>(first.duration_ns), static_cast<double>(first.base_ns), 10);
+}
+
+TEST_F(PredictorTest, EventsAreTakenLessWhatEventsAroundNothingGive) {
+  predictor_->observe_elapsed(predict(1, 1'000), 90'000 + EventClock::kGapNs, false);
+  EXPECT_NEAR(static_cast<double>(predict(1, 1'000).duration_ns), 90'000, 900);
+  for (int i = 0; i < 300; ++i) predictor_->calibrate(3'000);
+  predictor_->observe_elapsed(predict(2, 1'000), 93'000, false);
+  EXPECT_NEAR(static_cast<double>(predict(2, 1'000).duration_ns), 90'000, 900);
+  predictor_->observe_elapsed(predict(3, 1'000), 0, false);  // the driver had no time: nothing is learned
+  EXPECT_EQ(predict(3, 1'000).base_ns, 0);
 }
 
 TEST_F(PredictorTest, OverlappedSamplesLeaveTheIdleEstimateAndBound) {

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -194,118 +193,9 @@ TEST_F(WordsTest, SizesStayWhenNothingIsMeasured) {
   EXPECT_EQ(keys.size(), sizes.size());
 }
 
-// How many launches of `count` were no hits.
-template <typename Launch>
-int misses(int count, Launch&& launch) {
-  int result = 0;
-  for (int i = 0; i < count; ++i) result += launch().hit ? 0 : 1;
-  return result;
-}
-
-TEST_F(WordsTest, PhiloxOffsetsAreDropped) {
-  Block words = block();
-  words[20] = 640;
-  words[21] = 0;
-  const auto next = [&] {
-    words[20] += 4;
-    return launch(words, noisy(12'000, 0.03));
-  };
-  misses(100, next);
-  EXPECT_EQ(misses(1'000, next), 0);
-  // And the shape is in the key as ever.
-  words[8] = 4096;
-  EXPECT_FALSE(next().hit);
-}
-
-TEST_F(WordsTest, LargeFreeWordsAreDroppedAfterAFewMeasurements) {
-  Block words = block();
-  const auto next = [&] {
-    words[20] = static_cast<std::uint32_t>(random_() % (1U << 28)) | 1U << 27;
-    words[21] = static_cast<std::uint32_t>(random_());
-    words[22] = static_cast<std::uint32_t>(random_());
-    return launch(words, noisy(12'000, 0.02));
-  };
-  misses(16, next);
-  EXPECT_EQ(misses(1'000, next), 0);
-}
-
-TEST_F(WordsTest, CountersAreDroppedUnmeasured) {
-  Block words = block();
-  const auto next = [&] {
-    words[20] += 4;
-    return launch(words, 0);
-  };
-  misses(40, next);
-  EXPECT_EQ(misses(200, next), 0);
-}
-
-// A step's scalars change together, once a step, while shapes take turns.
-TEST_F(WordsTest, StepScalarsOfManyShapesAreDropped) {
-  Block words = block();
-  int late_misses = 0;
-  for (int step = 0; step < 60; ++step) {
-    const float correction = 1.0F - std::pow(0.9F, static_cast<float>(step + 1)) + 1e-6F * static_cast<float>(step);
-    words[20] = std::bit_cast<std::uint32_t>(correction);
-    words[21] = std::bit_cast<std::uint32_t>(correction * 0.7F);
-    for (std::uint32_t shape = 0; shape < 6; ++shape) {
-      launch_.grid[0] = 100 + shape;
-      words[8] = 1'000 * (shape + 1);
-      const bool hit = launch(words, noisy(10'000 + 2'000.0 * shape, 0.02)).hit;
-      if (step >= 30 && !hit) ++late_misses;
-    }
-  }
-  EXPECT_EQ(late_misses, 0);
-}
-
-// multi_tensor_apply leaves what the stack held in the tail of its arrays.
-TEST_F(WordsTest, GarbageInUnfilledArraysIsDropped) {
-  function_.parameter_bytes = 4000;
-  function_.identity = 78;
-  Block full(1'000);
-  for (std::uint32_t& word : full) word = 1 + static_cast<std::uint32_t>(random_() % 100'000);
-  int late_misses = 0;
-  for (int step = 0; step < 60; ++step) {
-    for (std::uint32_t part = 0; part < 5; ++part) {
-      Block words = full;
-      words[0] = part;
-      for (std::size_t at = 1; at < 900; ++at) words[at] += part;
-      if (part == 4) {
-        for (std::size_t at = 900; at < 990; ++at) {
-          words[at] = random_() % 4 == 0 ? 0 : static_cast<std::uint32_t>(random_());
-        }
-      }
-      launch_.grid[0] = part == 4 ? 40 : 320;
-      const bool hit = launch(words, noisy(part == 4 ? 9'000 : 60'000, 0.02)).hit;
-      if (step >= 30 && !hit) ++late_misses;
-    }
-  }
-  EXPECT_LE(late_misses, 1);
-}
-
-TEST_F(WordsTest, WordsThatChangeTheDurationStayBesideFreeOnes) {
-  Block words = block();
-  const std::uint32_t sizes[] = {256, 1024, 4096};
-  const auto next = [&](std::uint32_t size) {
-    words[8] = size;
-    words[20] = static_cast<std::uint32_t>(random_()) | 1U << 31;
-    return launch(words, noisy(1'000.0 + 20.0 * size, 0.02));
-  };
-  for (int i = 0; i < 200; ++i) next(sizes[random_() % 3]);
-  for (int i = 0; i < 50; ++i) {
-    std::set<std::uint64_t> keys;
-    for (const std::uint32_t size : sizes) {
-      const Prediction prediction = next(size);
-      EXPECT_TRUE(prediction.hit);
-      keys.insert(prediction.key);
-    }
-    EXPECT_EQ(keys.size(), 3U);
-  }
-}
-
 // What such a kernel does shows in its geometry; the rest is padding and what the stack held.
 TEST_F(WordsTest, ElementwiseKernelsHitAtTheFirstRepeatWhateverElseTheirBlocksHold) {
-  for (const Family family :
-       {Family::kElementwise, Family::kIndex, Family::kCopy, Family::kOptimizer, Family::kMemory}) {
+  for (const Family family : {Family::kElementwise, Family::kIndex, Family::kCopy, Family::kMemory}) {
     function_.index = ++function_.identity % 1'000;
     function_.traits.family = static_cast<std::uint8_t>(family);
     Block words = block();
@@ -389,7 +279,7 @@ TEST_F(WordsTest, NoLaunchThatWasTimedIsNewWhenItsKeyIsSplit) {
 TEST_F(WordsTest, ProductsThatDifferInKAloneNeverShareAKey) {
   for (const Family family :
        {Family::kGemm, Family::kConvolution, Family::kAttention, Family::kNormalisation, Family::kSoftmax,
-        Family::kReduction, Family::kSortScan, Family::kTriton, Family::kOther}) {
+        Family::kReduction, Family::kSortScan, Family::kOptimizer, Family::kTriton, Family::kOther}) {
     for (const int values : {2, 3, 5, 40}) {
       for (const bool measured : {true, false}) {
         function_.index = ++function_.identity % 1'000;
@@ -423,23 +313,86 @@ TEST_F(WordsTest, ATileInTheNameSpeaksOfAProductWhateverElseItSays) {
   EXPECT_NE(launch(words, 12'000).key, key);
 }
 
-TEST_F(WordsTest, FunctionsBeyondTheTableHaveNoWords) {
+// An optimizer's work is in its block: launches of one geometry may differ by any factor.
+TEST_F(WordsTest, OptimizersShareNoKeyThoughTheirGeometryIsOne) {
+  function_.traits = traits_of("void multi_tensor_apply_kernel<TensorListMetadata<2> >(int)");
+  ASSERT_EQ(function_.traits.family, static_cast<std::uint8_t>(Family::kOptimizer));
+  Block words = block();
+  const std::uint64_t key = launch(words, 12'000).key;
+  words[8] = 40'960;
+  EXPECT_NE(launch(words, 120'000).key, key);
+}
+
+// And a list of tensors is told by the tensors that it has, whatever earlier launches left behind them.
+TEST_F(WordsTest, AListOfTensorsIsKnownByItsElements) {
+  function_.traits = traits_of(
+      "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+      "namespace)::TensorListMetadata<2>, int>(int)");
+  const std::size_t first = std::size_t{2} * 2 * 64;
+  const std::size_t map = first + std::size_t{2} * 64;
+  Block words(788, 5);
+  words[map] = 0x0701'0100;
+  launch_.grid[0] = 3;
+  words[first] = 1'000;
+  words[first + 2] = 2'000;
+  const std::uint64_t key = launch(words, 12'000).key;
+  for (int i = 0; i < 20; ++i) {
+    for (std::size_t at = map + 1; at < words.size(); ++at) words[at] = static_cast<std::uint32_t>(random_());
+    words[first + 4] = static_cast<std::uint32_t>(random_() % 10'000);  // of a tensor that no block works on
+    EXPECT_EQ(launch(words, 12'000).key, key);
+  }
+  words[first + 2] = 2'001;
+  EXPECT_NE(launch(words, 12'000).key, key);
+}
+
+// Their launches are told apart by all words, and pointers are still out.
+TEST_F(WordsTest, FunctionsBeyondTheTableGoByAllWords) {
   function_.index = kMaxFunctions;
   Block words = block();
   const std::uint64_t key = launch(words, 1'000).key;
+  put_pointer(words, 4, kMemory + 8192);
+  EXPECT_TRUE(launch(words, 1'000).hit);
   words[8] = 9;
-  EXPECT_EQ(launch(words, 1'000).key, key);
+  EXPECT_NE(launch(words, 1'000).key, key);
+  EXPECT_GT(predictor_->words().without_room(), 0U);
 }
 
-TEST_F(WordsTest, AnArenaThatIsFullCostsWordsOnly) {
+TEST_F(WordsTest, TheArenaHasRoomForEveryFunctionOfTheTable) {
   for (std::uint32_t i = 0; i < kMaxFunctions; ++i) {
     function_.index = i;
     function_.identity = 1'000 + i;
-    Block words(1'024, i);
-    ASSERT_NE(launch(words, 1'000).key, 0U);
-    words[0] = 7;
-    ASSERT_NE(launch(words, 1'000).key, 0U);
+    Block words(kMaxWords, i);
+    const std::uint64_t key = launch(words, 1'000).key;
+    words[kMaxWords - 1] = 7'777;
+    ASSERT_NE(launch(words, 1'000).key, key) << i;
   }
+  EXPECT_EQ(predictor_->words().without_room(), 0U);
+  EXPECT_EQ(predictor_->words().used_bytes(), Words::kArenaBytes);
+}
+
+// Never another shape's key, and the same key for the same launch.
+TEST_F(WordsTest, AFunctionWithoutRoomInTheArenaGoesByAllWords) {
+  const auto words = std::make_unique<Words>(64);
+  words->use_allocations(&allocations_);
+  Block first = block();
+  words->meet(function_, first);
+  EXPECT_EQ(words->without_room(), 0U);
+  Function other = function_;
+  other.index = 1;
+  other.identity = 78;
+  words->meet(other, first);
+  EXPECT_EQ(words->without_room(), 1U);
+  EXPECT_EQ(words->used_bytes(), 64U);
+  EXPECT_TRUE(words->knows(other));
+  EXPECT_EQ(words->sum(other, first), words->sum(function_, first));
+  Block moved = first;
+  put_pointer(moved, 4, kMemory + 8192);
+  EXPECT_EQ(words->sum(other, moved), words->sum(other, first));
+  EXPECT_FALSE(words->mask_pointers(other, moved));
+  Block larger = first;
+  larger[39] = 6;
+  EXPECT_NE(words->sum(other, larger), words->sum(other, first));
+  EXPECT_EQ(words->first(other, first), 5U);
 }
 
 }  // namespace

@@ -86,8 +86,36 @@ TEST(Work, OfAReductionGoesByTheBlocksLength) {
     words[3 + shift] = 16;
     EXPECT_EQ(of(kName, words).log_k, 10);
     EXPECT_EQ(of(kName, words).log_m, 4);
-    EXPECT_FALSE(of(kName, words).is_all);
+    EXPECT_TRUE(of(kName, words).is_all);
   }
+}
+
+// Sizes and strides beyond the dimensions that a reduction has are what the stack held.
+TEST(Work, AReductionsKeyHasWhatItIsMadeOf) {
+  constexpr std::string_view kName = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(int)";
+  const auto key = [&](const std::vector<std::uint32_t>& words) { return work_key(traits_of(kName).layout, words, 1); };
+  std::vector<std::uint32_t> words = block(262);
+  const std::size_t dimensions = 2 + 16;
+  const std::size_t strides = dimensions + 1 + 75;
+  words[dimensions] = 2;
+  const std::uint64_t first = key(words);
+  EXPECT_NE(first, 0U);
+  for (const std::size_t garbage : {std::size_t{0}, dimensions + 2, dimensions + 7, strides + 2, std::size_t{261}}) {
+    std::vector<std::uint32_t> other = words;
+    other[garbage] = 7;
+    EXPECT_EQ(key(other), first) << garbage;
+  }
+  for (const std::size_t counted : {std::size_t{2}, std::size_t{4}, std::size_t{15}, dimensions, dimensions + 1,
+                                    dimensions + 4, strides, strides + 1}) {
+    std::vector<std::uint32_t> other = words;
+    other[counted] = 1;
+    EXPECT_NE(key(other), first) << counted;
+  }
+  words[dimensions] = 26;  // it has 25 at most: this is another block
+  EXPECT_EQ(key(words), 0U);
+  EXPECT_EQ(key(block(700)), 0U);
+  EXPECT_EQ(work_key(0, words, 1), 0U);
+  EXPECT_EQ(work_key(255, words, 1), 0U);
 }
 
 TEST(Work, OfAnotherVersionsBlockIsNotRead) {
