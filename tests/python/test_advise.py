@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from cudasched.advise import Finding, Kernel, Report, advise, html
+from cudasched.advise import Finding, Kernel, Report, advise, diff, html
 from cudasched.advise.view import terminal
 from cudasched.cli import advise as cli
 from cudasched.errors import ConfigError, Error
@@ -270,7 +270,7 @@ def test_local_memory_of_a_kernel_that_has_all_registers() -> None:
 def test_kernels_of_libraries_are_listed_without_advice_on_their_shape(function: str) -> None:
     bad = {"grid": (12, 1, 1), "block": (33, 1, 1), "local_bytes": 4000, "blocks_per_sm": 20}
     kernel = only(launch(function=function, **bad))
-    assert (kernel.changeable, kernel.findings, kernel.level, kernel.share) == (False, (), "good", 1)
+    assert (kernel.changeable, kernel.findings, kernel.level, kernel.share) == (False, (), "not judged", 1)
     assert len(only(launch(**bad)).findings) >= 3
 
 
@@ -283,22 +283,43 @@ def train(count: int, duration_ns: int, gap_ns: int, **values: Any) -> list[dict
     ]
 
 
-def test_many_tiny_launches_even_of_a_library() -> None:
+def tiny(*rows: dict[str, Any]) -> Finding | None:
+    """The program's finding on its launches."""
+    return next((found for found in advise(recording(rows)).program if found.rule == "tiny_launches"), None)
+
+
+def test_many_tiny_launches_are_one_finding_with_their_kernels_under_it() -> None:
     function = "_ZN2at6native29vectorized_elementwise_kernelEv"
-    kernel = only(*train(200, 2000, 8000, function=function))
-    found = finding(kernel, "tiny_launches")
-    assert found.reason == "200 launches of 2 us, and the device idle for 7.96 us before each"
-    assert kernel.idle_before_ns == 199 * 8000
+    report = advise(recording(train(200, 2000, 8000, function=function)))
+    found = tiny(*train(200, 2000, 8000, function=function))
+    assert found is not None
+    assert found.reason == "200 launches of 1 kernel take 2 us each, and the device is idle for 7.96 us before each"
+    assert report.kernels[0].idle_before_ns == 199 * 8000
+    assert not report.kernels[0].findings
     assert found.time_at_stake_ns == 199 * 8000 - 200 * 1300
     assert "CUDA graph" in found.recommendation
-    assert not only(*train(50, 2000, 8000, function=function)).findings  # few
-    assert not only(*train(200, 2000, 1000, function=function)).findings  # one right behind the other
-    assert not only(*train(200, 1200, 1350, function=function)).findings  # nothing to gain
-    assert not only(*train(200, 20_000, 80_000, function=function)).findings  # not tiny
+    (affected,) = found.kernels
+    assert (affected.name, affected.launches) == ("at::native::vectorized_elementwise_kernel", 200)
+    assert affected.time_at_stake_ns == found.time_at_stake_ns
+    assert tiny(*train(50, 2000, 8000, function=function)) is None  # few
+    assert tiny(*train(200, 2000, 1000, function=function)) is None  # one right behind the other
+    assert tiny(*train(200, 1200, 1350, function=function)) is None  # nothing to gain
+    assert tiny(*train(200, 20_000, 80_000, function=function)) is None  # not tiny
+
+
+def test_the_kernels_of_a_finding_are_sorted_and_put_together_by_function() -> None:
+    rows = train(600, 2000, 8000)
+    for number, row in enumerate(rows):
+        row["function"] = "seldom" if number % 4 == 0 else "often"
+        row["grid_x"] = 132 * 64 + number % 2  # two shapes of each, of 150 launches and more
+    found = tiny(*rows)
+    assert found is not None
+    assert [(one.name, one.launches) for one in found.kernels] == [("often", 450), ("seldom", 150)]
+    assert sum(one.time_at_stake_ns for one in found.kernels) == found.time_at_stake_ns
 
 
 def test_a_program_that_the_host_holds_back() -> None:
-    (found,) = advise(recording(train(200, 2000, 8000))).program
+    found = advise(recording(train(200, 2000, 8000))).program[0]
     assert (found.rule, found.level) == ("launch_bound", "critical")
     assert "100% of 200 launches are shorter than the 10 us from one launch to the next" in found.reason
     assert not advise(recording(train(200, 100_000, 8000))).program
@@ -316,22 +337,73 @@ def test_gaps_of_one_process_and_device_are_its_own() -> None:
     assert only(*pause).idle_before_ns == 50_000
 
 
-def test_the_most_time_at_stake_comes_first() -> None:
+def test_the_most_time_comes_first() -> None:
     small, large = {"grid": (12, 1, 1)}, {"block": (100, 1, 1), "blocks_per_sm": 16}
     rows = [
-        launch(function="long_and_good", duration_ns=50_000_000),
         launch(function="worse_but_short", duration_ns=10_000, **small),
+        launch(function="long_and_good", duration_ns=50_000_000),
         launch(function="bad_and_long", duration_ns=9_000_000, **large),
         launch(function="short_and_good", duration_ns=5_000),
     ]
     report = advise(recording(rows))
     order = [kernel.name for kernel in report.kernels]
-    assert order == ["bad_and_long", "worse_but_short", "long_and_good", "short_and_good"]
-    stakes = [kernel.time_at_stake_ns or 0 for kernel in report.kernels]
-    assert stakes == sorted(stakes, reverse=True)
+    assert order == ["long_and_good", "bad_and_long", "worse_but_short", "short_and_good"]
+    assert [function.name for function in report.functions] == order
     # Nearly half of it could go, but it is less than 1% of the run.
-    assert report.kernels[1].findings[0].expected_gain > 0.25
-    assert report.kernels[1].level == "warning"
+    assert report.kernels[2].findings[0].expected_gain > 0.25
+    assert report.kernels[2].level == "warning"
+
+
+def test_launch_shapes_are_grouped_by_their_function() -> None:
+    rows = [
+        launch(function="a", duration_ns=30_000),
+        launch(function="b", duration_ns=100_000),
+        launch(function="a", grid=(12, 1, 1), duration_ns=90_000),
+        launch(function="nvjet_x", duration_ns=10_000),
+    ]
+    report = advise(recording(rows))
+    found = {function.name: function for function in report.functions}
+    assert [function.name for function in report.functions] == ["a", "b", "nvjet_x"]
+    assert (found["a"].launches, found["a"].time_ns, found["a"].level) == (2, 120_000, "critical")
+    assert [report.kernels[place].grid[0] for place in found["a"].shapes] == [12, 132 * 64]
+    assert (found["b"].level, found["nvjet_x"].level) == ("good", "not judged")
+    assert sum(function.share or 0 for function in report.functions) == pytest.approx(1)
+
+
+def test_a_kernel_is_its_modules_where_that_was_recorded() -> None:
+    def owned_by(function: str, module: str) -> str:
+        table = recording([launch(function=function)])
+        table = table.append_column("module", pa.array([module]))
+        return advise(table).kernels[0].origin
+
+    assert owned_by("a_name_that_no_rule_has", "/opt/cuda/lib64/libcublasLt.so.13") == "cuBLAS"
+    assert owned_by("add_kernel", "/site-packages/torch/lib/libtorch_cuda.so") == "ATen"
+    assert owned_by("my_kernel", "/home/me/program") == "own"
+    assert owned_by("nvjet_x", "") == "cuBLAS"
+
+
+def test_what_changed_between_two_runs() -> None:
+    before = advise(recording([launch(function="a"), launch(function="b"), launch(function="gone")]))
+    after = advise(recording([launch(function="a", duration_ns=40_000), launch(function="b"), launch(function="b")]))
+    changed = {change.name: change for change in diff(before, after)}
+    assert [change.name for change in diff(before, after)][-1] == "a"
+    assert changed["a"].change_ns == -60_000
+    assert changed["a"].each == pytest.approx(0.4)
+    assert (changed["b"].change_ns, changed["b"].each) == (100_000, 1)
+    assert (changed["gone"].after_launches, changed["gone"].change_ns, changed["gone"].each) == (0, -100_000, None)
+    assert not diff(before, before)[0].change_ns
+    with pytest.raises(Error, match="different GPUs"):
+        diff(before, advise(recording([], gpu="NVIDIA A100")))
+
+
+def test_no_rule_is_said_to_help_that_was_not_measured_to() -> None:
+    report = nasty()
+    found = [*report.program, *(one for kernel in report.kernels for one in kernel.findings)]
+    assert found
+    assert not any(one.shown for one in found)
+    file = io.StringIO()
+    Console(file=file, width=400).print(terminal(report, columns=400, top=0))
+    assert "an estimate, not yet measured on a kernel" in file.getvalue()
 
 
 def test_untimed_launches_count_as_the_mean_of_the_timed() -> None:
@@ -391,6 +463,7 @@ def test_graphs_are_listed_and_told_apart() -> None:
     assert sorted(kernel.launches for kernel in report.kernels) == [1, 1, 2]
     for kernel in report.kernels:
         assert (kernel.kind, kernel.changeable, kernel.findings) == ("graph", False, ())
+        assert kernel.level == "not judged"
         assert (kernel.occupancy, kernel.waves, kernel.block_efficiency) == (None, None, None)
     assert any("CUDA graphs" in note for note in report.notes)
 
@@ -454,12 +527,12 @@ def nasty() -> Report:
 def test_json_round_trip() -> None:
     report = nasty()
     assert Report.model_validate_json(report.model_dump_json()) == report
-    assert json.loads(report.model_dump_json())["schema_version"] == 1
+    assert json.loads(report.model_dump_json())["schema_version"] == 2
 
 
 def test_json_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="schema_version"):
-        Report.model_validate({**nasty().model_dump(), "schema_version": 2})
+        Report.model_validate({**nasty().model_dump(), "schema_version": 1})
 
 
 class Tags(HTMLParser):
@@ -490,7 +563,7 @@ def test_html_is_whole_escaped_and_needs_nothing_else() -> None:
     tags.feed(text)
     assert not tags.open
     assert not tags.met & {"script", "img", "link", "iframe"}
-    assert tags.links == {f"#{name}" for name in tags.ids}
+    assert tags.links == {f"#{name}" for name in tags.ids} != set()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "\x1b" not in text
     assert "http" not in text.replace("http-equiv", "")
@@ -550,6 +623,20 @@ def test_command_writes_a_report(recorded: Path, tmp_path: Path, name: str, caps
     assert text.startswith("<!DOCTYPE html>") if "json" not in name else Report.model_validate_json(text).kernels
     assert path.stat().st_mode & 0o400
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == sorted(["data.parquet", name])
+
+
+def test_command_shows_what_changed_since_a_report(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(advise(recording([launch(function="histogram", duration_ns=400_000)])).model_dump_json())
+    assert run("--data", str(recorded), "--before", str(path)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "histogram 400 us 100 us -300 us 1 0.25 x" in said
+    for text in ("{}", "no report"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is no report of this version"):
+            run("--data", str(recorded), "--before", str(path))
 
 
 @pytest.mark.parametrize(
@@ -644,13 +731,14 @@ def test_any_recording_gets_a_report_that_holds_together(
     report = advise(recording(rows * times, compute_capability=capability, sm_count=sm_count), model=Model())
     assert Report.model_validate_json(report.model_dump_json()) == report
     assert report.launches == sum(kernel.launches for kernel in report.kernels) == len(rows) * times
-    stakes = [kernel.time_at_stake_ns or 0 for kernel in report.kernels]
-    assert stakes == sorted(stakes, reverse=True)
+    times = [kernel.time_ns or 0 for kernel in report.kernels]
+    assert times == sorted(times, reverse=True)
+    assert sorted(place for one in report.functions for place in one.shapes) == list(range(len(report.kernels)))
     for kernel in report.kernels:
         assert kernel.time_ns is None or 0 <= kernel.time_ns <= (report.time_ns or 0)
         assert all(0 <= (part or 0) <= 1 for part in (kernel.tail_fill, kernel.sm_utilisation, kernel.block_efficiency))
-        assert (kernel.level == "good") == (not kernel.findings)
-        assert kernel.changeable or {found.rule for found in kernel.findings} <= {"tiny_launches"}
+        assert (kernel.level in ("good", "not judged")) == (not kernel.findings)
+        assert kernel.changeable == (kernel.level != "not judged")
         assert all(found.expected_gain >= 0.05 for found in kernel.findings)
     terminal(report, columns=80, top=0)
 

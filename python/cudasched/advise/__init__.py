@@ -5,8 +5,9 @@
     report = cudasched.advise("data.parquet")  # what `cudasched collect` wrote, or its pyarrow.Table
     report.kernels[0].findings[0].recommendation
 
-    from cudasched.advise import html
+    from cudasched.advise import diff, html
     Path("report.html").write_text(html(report))
+    diff(report, cudasched.advise("after.parquet"))[0]  # the kernel whose time changed most
 
 The module itself is the function, so that its parts (`Report`, `html`, `occupancy`) lie beside it. It makes no CUDA
 call.
@@ -20,19 +21,24 @@ from types import ModuleType
 from typing import Any
 
 from cudasched.advise._face import Predicts, advise
+from cudasched.advise.diff import Change, diff
 from cudasched.advise.occupancy import ARCHITECTURES, Architecture, Occupancy, occupancy
-from cudasched.advise.report import SCHEMA_VERSION, Finding, Kernel, Report
+from cudasched.advise.report import SCHEMA_VERSION, Affected, Finding, Function, Kernel, Report
 from cudasched.advise.view import html
 
 __all__ = [
     "ARCHITECTURES",
     "SCHEMA_VERSION",
+    "Affected",
     "Architecture",
+    "Change",
     "Finding",
+    "Function",
     "Kernel",
     "Occupancy",
     "Report",
     "advise",
+    "diff",
     "html",
     "occupancy",
 ]

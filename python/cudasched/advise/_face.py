@@ -11,7 +11,7 @@ from cudasched.advise import profile, rules
 from cudasched.advise.names import qualified_name, signature
 from cudasched.advise.occupancy import ARCHITECTURES, WARP_THREADS
 from cudasched.advise.origins import Origin, origin_of
-from cudasched.advise.report import Finding, Kernel, Report
+from cudasched.advise.report import Finding, Function, Kernel, Level, Report
 from cudasched.errors import Error
 
 if TYPE_CHECKING:
@@ -52,35 +52,69 @@ def _predict(table: pa.Table, model: Predicts | None) -> tuple[pa.Array | None, 
     return pa.array(durations, type=pa.float64(), from_pandas=True), ""  # from_pandas: NaN, a graph's, is null
 
 
-def _program(table: pa.Table) -> tuple[Finding, ...]:
+def _program(table: pa.Table, subjects: list[rules.Subject]) -> tuple[Finding, ...]:
     import pyarrow.compute as pc
 
+    tiny = rules.tiny_launches(subjects, qualified_name)
     table = table.select(["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns"])
     timed = profile.gaps(table)
     interval = profile.submit_interval_ns(table)
-    if not len(timed) or interval is None:
-        return ()
-    found = rules.launch_bound(
-        launches=len(timed),
-        short=pc.sum(pc.less(timed["duration_ns"], interval)).as_py() or 0,
-        busy_ns=pc.sum(timed["duration_ns"]).as_py() or 0,
-        idle_ns=pc.sum(timed["gap_ns"]).as_py() or 0,
-        interval_ns=interval,
-    )
-    return (found,) if found else ()
+    bound = None
+    if len(timed) and interval is not None:
+        bound = rules.launch_bound(
+            launches=len(timed),
+            short=pc.sum(pc.less(timed["duration_ns"], interval)).as_py() or 0,
+            busy_ns=pc.sum(timed["duration_ns"]).as_py() or 0,
+            idle_ns=pc.sum(timed["gap_ns"]).as_py() or 0,
+            interval_ns=interval,
+        )
+    return tuple(found for found in (bound, tiny) if found is not None)
 
 
-def _kernel(group: profile.Group, run: profile.Run, total_ns: int) -> Kernel:
+def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Subject:
     architecture = ARCHITECTURES.get(run.compute_capability)
-    warps = run.max_threads_per_sm // WARP_THREADS or (architecture.max_warps_per_sm if architecture else 0)
-    subject = rules.Subject(
+    return rules.Subject(
         group=group,
-        origin=origin_of(group.function) if group.kind == "kernel" else _GRAPH,
+        origin=origin_of(group.function, group.module) if group.kind == "kernel" else _GRAPH,
         sm_count=run.sm_count,
-        max_warps_per_sm=warps,
+        max_warps_per_sm=run.max_threads_per_sm // WARP_THREADS
+        or (architecture.max_warps_per_sm if architecture else 0),
         architecture=architecture,
         share=group.time_ns / total_ns if group.time_ns is not None and total_ns else None,
     )
+
+
+_LEVELS: tuple[Level, ...] = ("critical", "warning", "good", "not judged")
+
+
+def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
+    """The kernels by function. Graphs stay apart, each by its number."""
+    places: dict[tuple[str, str, int], list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        places.setdefault((kernel.kind, kernel.function, kernel.graph), []).append(place)
+    found = []
+    for (_, function, _), mine in places.items():
+        shapes = [kernels[place] for place in mine]
+        times = [shape.time_ns for shape in shapes if shape.time_ns is not None]
+        stakes = [shape.time_at_stake_ns for shape in shapes if shape.time_at_stake_ns is not None]
+        found.append(
+            Function(
+                function=function,
+                name=f"graph {shapes[0].graph}" if shapes[0].kind == "graph" else shapes[0].name,
+                origin=shapes[0].origin,
+                launches=sum(shape.launches for shape in shapes),
+                time_ns=sum(times) if times else None,
+                share=sum(times) / total_ns if times and total_ns else None,
+                level=min((shape.level for shape in shapes), key=_LEVELS.index),
+                time_at_stake_ns=sum(stakes) if stakes else None,
+                shapes=tuple(mine),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-(one.time_ns or 0), one.name, one.function)))
+
+
+def _kernel(subject: rules.Subject) -> Kernel:
+    group = subject.group
     fits = rules.achieved(subject)
     findings = rules.find(subject)
     stakes = [finding.time_at_stake_ns for finding in findings if finding.time_at_stake_ns is not None]
@@ -115,7 +149,7 @@ def _kernel(group: profile.Group, run: profile.Run, total_ns: int) -> Kernel:
         sm_utilisation=rules.sm_utilisation(subject),
         block_efficiency=rules.block_efficiency(subject),
         idle_before_ns=group.idle_before_ns,
-        level="critical" if "critical" in levels else "warning" if "warning" in levels else "good",
+        level=min(levels, key=_LEVELS.index) if levels else "good" if subject.origin.changeable else "not judged",
         time_at_stake_ns=max(stakes) if stakes else None if group.time_ns is None else 0,
         findings=findings,
     )
@@ -156,7 +190,7 @@ def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[st
 
 
 def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None) -> Report:
-    """What to change in the kernels of a recorded run, the most time at stake first.
+    """What to change in the kernels of a recorded run, the most time first.
 
     Args:
         data: What `cudasched collect` wrote: a path, or its ``pyarrow.Table`` with its metadata.
@@ -180,14 +214,14 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
     predicted, note = _predict(data, model) if len(data) else (None, "")
     groups = profile.groups(data, predicted)
     times = [group.time_ns for group in groups if group.time_ns is not None]
-    kernels = [_kernel(group, run, sum(times)) for group in groups]
+    subjects = [_subject(group, run, sum(times)) for group in groups]
+    kernels = [_kernel(subject) for subject in subjects]
     kernels.sort(
         key=lambda kernel: (
-            -(kernel.time_at_stake_ns or 0),
+            -(kernel.time_ns or 0),
             -max((finding.expected_gain for finding in kernel.findings), default=0.0)
             if kernel.time_ns is None
             else 0.0,
-            -(kernel.time_ns or 0),
             kernel.name,
             kernel.function,
             kernel.grid,
@@ -205,6 +239,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
         timed_launches=sum(group.timed for group in groups),
         time_ns=sum(times) if times else None,
         notes=_notes(run, kernels, note),
-        program=_program(data),
+        program=_program(data, subjects),
+        functions=_functions(kernels, sum(times)),
         kernels=tuple(kernels),
     )

@@ -47,12 +47,13 @@ def _any_of(patterns: list[str]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[list[tuple[re.Pattern[str], re.Pattern[str] | None, Origin]], Origin]:
+def _compiled() -> tuple[list[tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str] | None, Origin]], Origin]:
     written = rules()
     compiled = [
         (
             _any_of(rule["patterns"]),
             _any_of(rule["mangled"]) if "mangled" in rule else None,
+            _any_of(rule["modules"]) if "modules" in rule else None,
             Origin(rule["name"], rule["shape"] == "user", rule.get("how", "")),
         )
         for rule in written["origin"]
@@ -60,11 +61,20 @@ def _compiled() -> tuple[list[tuple[re.Pattern[str], re.Pattern[str] | None, Ori
     return compiled, Origin(written["origin_own"]["name"], True, written["origin_own"]["how"])
 
 
-def origin_of(function: str) -> Origin:
-    """Classifies a kernel by its name, mangled or not. An anonymous namespace before it does not count."""
-    name = qualified_name(function).removeprefix("(anonymous namespace)::")
+def origin_of(function: str, module: str = "") -> Origin:
+    """Whose a kernel is: by the file that it was loaded from, where that is known and is a library's; else by its name.
+
+    Args:
+        function: Its name, mangled or not. An anonymous namespace before it does not count.
+        module: A path, or its last part; empty where it is not known.
+    """
     compiled, own = _compiled()
-    for pattern, mangled, origin in compiled:
+    file = module.rpartition("/")[2]
+    for _, _, modules, origin in compiled:
+        if file and modules is not None and modules.search(file):
+            return origin
+    name = qualified_name(function).removeprefix("(anonymous namespace)::")
+    for pattern, mangled, _, origin in compiled:
         if pattern.search(name) or (mangled is not None and mangled.search(function)):
             return origin
     return own

@@ -23,6 +23,7 @@ LONGEST_GAP_NS = 1_000_000
 
 _SHAPE = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"]
 _KEY = ["kind", "function", "identity", "graph", *_SHAPE, "dynamic_shared_bytes"]
+_OPTIONAL = {"module"}  # recordings of later versions have it
 _OF_KERNEL = ["static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm"]
 _OTHERS = ["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns", "overlapped"]
 _PREFIX = "cudasched."
@@ -78,6 +79,7 @@ class Group:
         duration_ns: Of the timed ones, together.
         predicted_ns: Of one launch, mean; None if nothing predicted them.
         idle_before_ns: Of the device before these launches, together; None if none was timed.
+        module: The file that the kernel was loaded from; empty if the recording does not say, or it was made at run time.
     """
 
     kind: str
@@ -98,6 +100,7 @@ class Group:
     duration_ns: int
     predicted_ns: float | None
     idle_before_ns: int | None
+    module: str = ""
 
     @property
     def blocks(self) -> int:
@@ -240,7 +243,8 @@ def groups(table: pa.Table, predicted: pa.Array | None) -> list[Group]:
     import pyarrow.compute as pc
 
     # Each chunk may come with a dictionary of its own, and groups are told apart by one.
-    plain = table.select([*_KEY, *_OF_KERNEL, *_OTHERS]).unify_dictionaries()
+    key = [*_KEY, *(_OPTIONAL & set(table.column_names))]
+    plain = table.select([*key, *_OF_KERNEL, *_OTHERS]).unify_dictionaries()
     # Graphs are numbered anew in each process.
     owner = pc.if_else(
         pc.equal(plain["kind"].cast(pa.string()), "graph"), plain["pid"], pa.scalar(0, plain["pid"].type)
@@ -251,7 +255,7 @@ def groups(table: pa.Table, predicted: pa.Array | None) -> list[Group]:
     untimed = plain.filter(pc.invert(pc.and_(pc.is_valid(plain["start_ns"]), pc.is_valid(plain["duration_ns"]))))
     everything = pa.concat_tables([timed, untimed.append_column("gap_ns", pa.nulls(len(untimed), pa.int64()))])
     rows: list[dict[str, Any]] = (
-        everything.group_by([*_KEY, "owner"])
+        everything.group_by([*key, "owner"])
         .aggregate(
             [
                 *((name, "max") for name in _OF_KERNEL),
@@ -286,5 +290,6 @@ def _group(row: dict[str, Any]) -> Group:
         duration_ns=row["duration_ns_sum"] or 0,
         predicted_ns=row["predicted_ns_mean"],
         idle_before_ns=row["gap_ns_sum"],
+        module=row.get("module") or "",
         **{name: row[f"{name}_max"] or 0 for name in _OF_KERNEL},
     )

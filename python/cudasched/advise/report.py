@@ -6,15 +6,24 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["SCHEMA_VERSION", "Finding", "Kernel", "Level", "Report"]
+__all__ = ["SCHEMA_VERSION", "Affected", "Finding", "Function", "Kernel", "Level", "Report"]
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
-Level = Literal["critical", "warning", "good"]
+#: "not judged": a kernel whose launch shape is not the user's to change, and a graph.
+Level = Literal["critical", "warning", "good", "not judged"]
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Affected(_Frozen):
+    """A kernel that a finding on the program is about."""
+
+    name: str
+    launches: int
+    time_at_stake_ns: int
 
 
 class Finding(_Frozen):
@@ -27,6 +36,12 @@ class Finding(_Frozen):
     expected_gain: float = Field(ge=0, le=1, description="Part of the time that may be saved; an estimate.")
     time_at_stake_ns: int | None = Field(
         description="Time x expected gain over the run, ns; null if nothing was timed."
+    )
+    shown: bool = Field(
+        description="Whether following the rule was measured to help a real kernel; docs/advise.md has the measurement."
+    )
+    kernels: tuple[Affected, ...] = Field(
+        default=(), description="Of a finding on the program: the kernels, the most time at stake first."
     )
 
 
@@ -81,10 +96,24 @@ class Kernel(_Frozen):
     findings: tuple[Finding, ...]
 
 
-class Report(_Frozen):
-    """The advice on one run, kernels with the most time at stake first."""
+class Function(_Frozen):
+    """All launches of one kernel function, whatever their shapes."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    function: str = Field(description="As the driver names it (mangled).")
+    name: str
+    origin: str
+    launches: int
+    time_ns: int | None
+    share: float | None = Field(description="Of the device time of the run.")
+    level: Level = Field(description="The worst of its launch shapes'.")
+    time_at_stake_ns: int | None
+    shapes: tuple[int, ...] = Field(description="Places in the report's `kernels`, the most time first.")
+
+
+class Report(_Frozen):
+    """The advice on one run, the most time first."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
     cudasched_version: str
     command: str
     gpu: str
@@ -96,4 +125,5 @@ class Report(_Frozen):
     time_ns: int | None = Field(description="Device time of all launches, null if nothing was timed or predicted.")
     notes: tuple[str, ...] = Field(description="What limits this report.")
     program: tuple[Finding, ...] = Field(description="On the program as a whole.")
-    kernels: tuple[Kernel, ...]
+    functions: tuple[Function, ...] = Field(description="The most time first.")
+    kernels: tuple[Kernel, ...] = Field(description="By launch shape, the most time first.")

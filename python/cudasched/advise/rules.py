@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from cudasched.advise.occupancy import MAX_THREADS_PER_BLOCK, WARP_THREADS, Architecture, Occupancy, occupancy
 from cudasched.advise.origins import Origin
 from cudasched.advise.profile import Group
-from cudasched.advise.report import Finding, Level
+from cudasched.advise.report import Affected, Finding, Level
 
 __all__ = [
     "CRITICAL_GAIN",
     "CRITICAL_SHARE",
     "KERNEL_RULES",
+    "SHOWN",
     "WARNING_GAIN",
     "Subject",
     "achieved",
@@ -28,6 +29,7 @@ __all__ = [
     "level_of",
     "sm_utilisation",
     "tail_fill",
+    "tiny_launches",
     "waves",
 ]
 
@@ -36,6 +38,9 @@ WARNING_GAIN = 0.05
 CRITICAL_GAIN = 0.25
 CRITICAL_SHARE = 0.01
 """Of the run's device time: a kernel with less is never critical."""
+
+SHOWN: frozenset[str] = frozenset()
+"""Rules whose advice was measured to help a real kernel, before and after (docs/advise.md)."""
 
 _LOW_OCCUPANCY = 0.5
 _HALF_SPEED_OCCUPANCY = 0.125  # speed = o / (o + this): memory latency is hidden with diminishing returns
@@ -173,6 +178,7 @@ def _finding(subject: Subject, rule: str, gain: float, reason: str, recommendati
         recommendation=recommendation,
         expected_gain=gain,
         time_at_stake_ns=None if time is None else round(time * gain),
+        shown=rule in SHOWN,
     )
 
 
@@ -358,26 +364,53 @@ def _spills(subject: Subject) -> Finding | None:
     )
 
 
-def _tiny(subject: Subject) -> Finding | None:
-    """Many launches, each shorter than the pause before it. For library kernels too: the program launches them."""
-    group, each = subject.group, subject.group.mean_ns
+def _idle_at_stake(group: Group) -> int:
+    """Idle time before many launches that are shorter than it; 0 where they are not. Of library kernels too."""
+    each = group.mean_ns
     if each is None or group.idle_before_ns is None or group.launches < _TINY_LAUNCHES or each >= _TINY_NS:
+        return 0
+    if group.idle_before_ns / group.timed <= max(each, _BACK_TO_BACK_NS):
+        return 0
+    return group.idle_before_ns - _BACK_TO_BACK_NS * group.timed
+
+
+def tiny_launches(subjects: Sequence[Subject], name_of: Callable[[str], str]) -> Finding | None:
+    """Many launches, each shorter than the pause before it: one finding on the program, which makes the launches.
+
+    Args:
+        subjects: All kernels of the run.
+        name_of: From a kernel as the driver names it to what a report calls it.
+    """
+    at_stake = [
+        (subject.group, _idle_at_stake(subject.group)) for subject in subjects if subject.group.kind == "kernel"
+    ]
+    tiny = [(group, stake) for group, stake in at_stake if stake > 0]
+    busy = sum(subject.group.duration_ns for subject in subjects)
+    idle = sum(subject.group.idle_before_ns or 0 for subject in subjects)
+    stake = sum(stake for _, stake in tiny)
+    if not tiny or busy + idle <= 0 or stake / (busy + idle) < WARNING_GAIN:
         return None
-    idle = group.idle_before_ns / group.timed
-    if idle <= max(each, _BACK_TO_BACK_NS):
-        return None
-    stake = group.idle_before_ns - _BACK_TO_BACK_NS * group.timed
-    gain = stake / (group.duration_ns + group.idle_before_ns)
-    if gain < WARNING_GAIN:
-        return None
+    by_function: dict[str, tuple[int, int]] = {}
+    for group, mine in tiny:
+        launches, before = by_function.get(group.function, (0, 0))
+        by_function[group.function] = launches + group.launches, before + mine
+    launches = sum(group.launches for group, _ in tiny)
+    each = sum(group.duration_ns for group, _ in tiny) / sum(group.timed for group, _ in tiny)
+    pause = sum(group.idle_before_ns or 0 for group, _ in tiny) / sum(group.timed for group, _ in tiny)
+    gain = stake / (busy + idle)
     return Finding(
         rule="tiny_launches",
-        level=level_of(gain, subject.share),
-        reason=f"{group.launches} launches of {_microseconds(each)}, "
-        f"and the device idle for {_microseconds(idle)} before each",
+        level=level_of(gain, None),
+        reason=f"{launches} launches of {_count(len(by_function), 'kernel')} take {_microseconds(each)} each, "
+        f"and the device is idle for {_microseconds(pause)} before each",
         recommendation=f"launch less often: {_LESS_OFTEN}",
         expected_gain=round(gain, 3),
         time_at_stake_ns=stake,
+        shown="tiny_launches" in SHOWN,
+        kernels=tuple(
+            Affected(name=name_of(function), launches=count, time_at_stake_ns=mine)
+            for function, (count, mine) in sorted(by_function.items(), key=lambda item: (-item[1][1], item[0]))
+        ),
     )
 
 
@@ -389,10 +422,9 @@ KERNEL_RULES: tuple[Rule, ...] = (_partial_warp, _low_occupancy, _small_grid, _t
 
 def find(subject: Subject) -> tuple[Finding, ...]:
     """What is to be said of a kernel, the most time at stake first. Nothing on graphs: one row holds many kernels."""
-    if subject.group.kind != "kernel":
+    if subject.group.kind != "kernel" or not subject.origin.changeable:
         return ()
-    rules = (*KERNEL_RULES, _tiny) if subject.origin.changeable else (_tiny,)
-    found = [finding for finding in (rule(subject) for rule in rules) if finding is not None]
+    found = [finding for finding in (rule(subject) for rule in KERNEL_RULES) if finding is not None]
     return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
 
 
@@ -423,4 +455,5 @@ def launch_bound(launches: int, short: int, busy_ns: int, idle_ns: int, interval
         recommendation=f"the host is the limit: {_LESS_OFTEN}, or less Python between launches",
         expected_gain=round(gain, 3),
         time_at_stake_ns=stake,
+        shown="launch_bound" in SHOWN,
     )

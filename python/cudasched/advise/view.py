@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cudasched.advise.report import Finding, Kernel, Report
+from cudasched.advise.diff import Change
+from cudasched.advise.report import Finding, Function, Kernel, Report
 from cudasched.errors import Error
 
-__all__ = ["html", "terminal"]
+__all__ = ["changes", "html", "terminal"]
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_STYLES = {"critical": "bold red", "warning": "yellow", "good": "green"}
+_STYLES = {"critical": "bold red", "warning": "yellow", "good": "green", "not judged": "dim"}
+_MOST_AFFECTED = 5
 _WIDE_COLUMNS, _MEDIUM_COLUMNS = 110, 70
 _MAX_NAME_CHARS = 48
 
@@ -61,22 +63,23 @@ def _label(kernel: Kernel) -> str:
     return f"graph {kernel.graph}" if kernel.kind == "graph" else kernel.name
 
 
-_Cell = Callable[[Kernel], str]
+_Cell = Callable[[Function, Kernel], str]
 
 _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
-    ("time", 0, lambda kernel: _time(kernel.time_ns)),
-    ("share", 0, lambda kernel: _percent(kernel.share)),
-    ("at stake", 0, lambda kernel: _time(kernel.time_at_stake_ns)),
-    ("launches", _MEDIUM_COLUMNS, lambda kernel: str(kernel.launches)),
-    ("grid", _MEDIUM_COLUMNS, lambda kernel: _shape(kernel.grid) if kernel.kind == "kernel" else "-"),
-    ("block", _MEDIUM_COLUMNS, lambda kernel: _shape(kernel.block) if kernel.kind == "kernel" else "-"),
-    ("each", _WIDE_COLUMNS, lambda kernel: _time(kernel.mean_ns)),
-    ("predicted", _WIDE_COLUMNS, lambda kernel: _time(kernel.predicted_ns)),
-    ("occupancy", _WIDE_COLUMNS, lambda kernel: _percent(kernel.occupancy)),
-    ("waves", _WIDE_COLUMNS, _waves),
-    ("lanes", _WIDE_COLUMNS, lambda kernel: _percent(kernel.block_efficiency)),
+    ("time", 0, lambda function, _: _time(function.time_ns)),
+    ("share", 0, lambda function, _: _percent(function.share)),
+    ("at stake", 0, lambda function, _: _time(function.time_at_stake_ns) if function.level != "not judged" else "-"),
+    ("launches", _MEDIUM_COLUMNS, lambda function, _: str(function.launches)),
+    ("shapes", _MEDIUM_COLUMNS, lambda function, _: str(len(function.shapes))),
+    ("grid", _MEDIUM_COLUMNS, lambda _, kernel: _shape(kernel.grid) if kernel.kind == "kernel" else "-"),
+    ("block", _MEDIUM_COLUMNS, lambda _, kernel: _shape(kernel.block) if kernel.kind == "kernel" else "-"),
+    ("each", _WIDE_COLUMNS, lambda _, kernel: _time(kernel.mean_ns)),
+    ("predicted", _WIDE_COLUMNS, lambda _, kernel: _time(kernel.predicted_ns)),
+    ("occupancy", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.occupancy)),
+    ("waves", _WIDE_COLUMNS, lambda _, kernel: _waves(kernel)),
+    ("lanes", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.block_efficiency)),
 )
-"""Title, the least width of the terminal that it is shown in, and the cell."""
+"""Title, the least width of the terminal that it is shown in, and the cell; a shape is the one with the most time."""
 
 
 def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
@@ -88,8 +91,20 @@ def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
             _printable(finding.reason),
             "; ",
             _printable(finding.recommendation),
-            (f" ({gain}{at_stake})", "dim"),
+            (f" ({_estimate(finding)} {gain}{at_stake})", "dim"),
         )
+        for affected in finding.kernels[:_MOST_AFFECTED]:
+            yield Text(
+                f"  {_short(affected.name)}: {affected.launches} launches, {_time(affected.time_at_stake_ns)}",
+                style="dim",
+            )
+        if len(finding.kernels) > _MOST_AFFECTED:
+            yield Text(f"  and {len(finding.kernels) - _MOST_AFFECTED} more kernels", style="dim")
+
+
+def _estimate(finding: Finding) -> str:
+    """What a gain rests on."""
+    return "measured to help:" if finding.shown else "an estimate, not yet measured on a kernel:"
 
 
 def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
@@ -105,45 +120,86 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
         Text(f"{_printable(report.command)}: {title}" if report.command else title, style="bold")
     ]
     parts += _advice(report.program)
-    shown = report.kernels[:top] if top else report.kernels
+    shown = report.functions[:top] if top else report.functions
     if shown:
         narrow = columns < _MEDIUM_COLUMNS
         table = Table(expand=False, box=None, pad_edge=False)
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("kernel", overflow="fold", ratio=1)
         chosen = [column for column in _COLUMNS if columns >= column[1] and not (narrow and column[0] == "share")]
-        if all(kernel.predicted_ns is None for kernel in shown):
+        if all(kernel.predicted_ns is None for kernel in report.kernels):
             chosen = [column for column in chosen if column[0] != "predicted"]
         for heading, _, _ in chosen:
             table.add_column(heading, justify="right", no_wrap=True)
-        for number, kernel in enumerate(shown, 1):
-            label = Text(_short(_label(kernel)), style=_STYLES[kernel.level])
-            if kernel.kind == "kernel" and kernel.origin != "own" and not narrow:
-                label.append(f" [{kernel.origin}]", style="dim")
-            table.add_row(str(number), label, *(Text(cell(kernel)) for _, _, cell in chosen))
+        for number, function in enumerate(shown, 1):
+            label = Text(_short(function.name), style=_STYLES[function.level])
+            if function.origin not in ("own", "graph") and not narrow:
+                label.append(f" [{function.origin}]", style="dim")
+            most = report.kernels[function.shapes[0]]
+            table.add_row(str(number), label, *(Text(cell(function, most)) for _, _, cell in chosen))
         parts += [Text(), table]
-        advised = [(number, kernel) for number, kernel in enumerate(shown, 1) if kernel.findings]
+        advised = [(number, function) for number, function in enumerate(shown, 1) if _advised(report, function)]
         if advised:
             parts.append(Text())
-        for number, kernel in advised:
-            lines = Table.grid(padding=(0, 1))
-            lines.add_column(justify="right", no_wrap=True)
-            lines.add_column(overflow="fold")
-            head = Text(
-                f"{_short(_label(kernel))} (grid {_shape(kernel.grid)}, block {_shape(kernel.block)})", style="bold"
-            )
-            lines.add_row(f"{number}", head)
-            for line in _advice(kernel.findings):
-                lines.add_row("", line)
-            parts.append(lines)
+        for number, function in advised:
+            parts.append(_of_function(number, function, _advised(report, function)))
+        judged = any(function.level != "not judged" for function in shown)
         if not advised and not report.program:
-            parts += [Text(), Text("nothing to change in launch shapes", style="green")]
-        if len(shown) < len(report.kernels):
+            nothing = "nothing to change in launch shapes" if judged else "no kernel here is the user's to change"
+            parts += [Text(), Text(nothing, style="green" if judged else "dim")]
+        if len(shown) < len(report.functions):
             parts.append(
-                Text(f"and {len(report.kernels) - len(shown)} more kernels: --top 0 shows them all", style="dim")
+                Text(f"and {len(report.functions) - len(shown)} more kernels: --top 0 shows them all", style="dim")
             )
     parts += [Text(f"note: {_printable(note)}", style="dim") for note in report.notes]
     return Group(*parts)
+
+
+def _advised(report: Report, function: Function) -> list[Kernel]:
+    """The launch shapes of a function that there is advice on."""
+    return [report.kernels[place] for place in function.shapes if report.kernels[place].findings]
+
+
+def _of_function(number: int, function: Function, shapes: list[Kernel]) -> RenderableType:
+    """The advice on a function: on its shape with the most time, and how many others have some too."""
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(justify="right", no_wrap=True)
+    lines.add_column(overflow="fold")
+    most = shapes[0]
+    head = f"{_short(function.name)} (grid {_shape(most.grid)}, block {_shape(most.block)})"
+    lines.add_row(f"{number}", Text(head, style="bold"))
+    for line in _advice(most.findings):
+        lines.add_row("", line)
+    if len(shapes) > 1:
+        lines.add_row("", Text(f"and {len(shapes) - 1} more of its launch shapes: see --json", style="dim"))
+    return lines
+
+
+def changes(found: Sequence[Change], *, top: int) -> RenderableType:
+    """What changed between two runs, for a terminal.
+
+    Args:
+        found: What `cudasched.advise.diff` made of them.
+        top: At most so many kernels; 0: all.
+    """
+    table = Table(expand=False, box=None, pad_edge=False)
+    table.add_column("kernel", overflow="fold", ratio=1)
+    for heading in ("before", "after", "change", "launches", "each"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in found[:top] if top else found:
+        sign = "-" if change.change_ns < 0 else "+"
+        launches = str(change.before_launches)
+        if change.after_launches != change.before_launches:
+            launches += f" -> {change.after_launches}"
+        table.add_row(
+            Text(_short(change.name)),
+            _time(change.before_ns),
+            _time(change.after_ns),
+            f"{sign}{_time(abs(change.change_ns))}",
+            launches,
+            "-" if change.each is None else f"{change.each:.2f} x",
+        )
+    return table
 
 
 def html(report: Report) -> str:
@@ -165,6 +221,7 @@ def html(report: Report) -> str:
         "shape": _shape,
         "waves": _waves,
         "label": _label,
+        "estimate": _estimate,
         "printable": _printable,
     }
     environment.filters.update(filters)

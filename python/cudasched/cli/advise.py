@@ -97,6 +97,9 @@ def command(
     ] = None,
     timing: Annotated[str, typer.Option(help="cupti, or events where another profiler has CUPTI: coarser.")] = "cupti",
     top: Annotated[int, typer.Option(min=0, help="Show so many kernels, 0: all.")] = 20,
+    before: Annotated[
+        Path | None, typer.Option(help="A report.json of an earlier run: also show which kernels' times changed.")
+    ] = None,
 ) -> int:
     """Say what to change in a program's kernels, and what it may gain: occupancy, grids, blocks, spills, launches."""
     if bool(program) == bool(data):
@@ -105,8 +108,16 @@ def command(
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     _check_output(output)
 
-    from cudasched.advise import advise, html
-    from cudasched.advise.view import terminal
+    from cudasched.advise import Report, advise, diff, html
+    from cudasched.advise.view import changes, terminal
+
+    earlier = None
+    if before is not None:
+        try:
+            earlier = Report.model_validate_json(before.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"--before {before} is no report of this version: {reason}") from None
 
     code = 0
     if data is not None:
@@ -124,6 +135,9 @@ def command(
     else:
         console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
         console.print(terminal(report, columns=console.width, top=top))
+        if earlier is not None:
+            console.print("\nsince the earlier report, the greatest change first:", style="bold")
+            console.print(changes(diff(earlier, report), top=top))
     if output is not None:
         print(f"cudasched: report written to {output}", file=sys.stderr)
     return code
