@@ -64,7 +64,7 @@ class HandleTable {
     if (slot == nullptr) return false;
     const std::uint64_t stamp = slot->stamp.load(std::memory_order_relaxed);
     const std::uint64_t next = ((stamp >> 1) + 1) << 1;
-    slot->stamp.store(next, std::memory_order_relaxed);  // seen by whoever sees a word of the new ones
+    slot->stamp.store(next, std::memory_order_relaxed);  // a lookup that sees a new word sees this
     for (std::size_t i = 0; i < kWords; ++i) slot->words[i].store(words[i], std::memory_order_release);
     slot->stamp.store(next | kKnown, std::memory_order_release);
     if ((stamp & kKnown) == 0) ++size_;

@@ -12,8 +12,8 @@
 namespace cudasched::driver {
 namespace {
 
-// Launches accept a kernel cast to a function, and calls that describe functions refuse it: whoever answers for the
-// number of registers, and for the first parameter, is asked for the rest.
+// Launches accept a kernel cast to a function, and calls that describe functions refuse it: the call that answers for
+// the number of registers, and for the first parameter, is asked for the rest.
 class Asker {
  public:
   explicit Asker(const void* handle) noexcept
@@ -168,14 +168,14 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
       known->second = std::move(asked);
     }
     const KernelFacts* const facts = known->second.get();
-    // A module that went meanwhile, or is going, may have been this handle's.
+    // A module that was unloaded meanwhile, or is being unloaded, may have been this handle's.
     if (ending_ == 0 && forgotten_.load(std::memory_order_relaxed) == forgotten) {
       by_handle_.set(handle_word(function),
                      {handle_word(facts), ++last_serial_, owner.handle | (owner.is_library ? kIsKernel : 0)});
     }
     return facts;
   } catch (const std::exception&) {
-    return nullptr;  // no memory: the launch goes on undescribed
+    return nullptr;  // no memory: the launch is not described
   }
 }
 

@@ -3,7 +3,7 @@
 //
 // find() is a few loads for a kernel that is known, from any thread. A kernel that is new is described under a lock,
 // with allocation and driver calls: its first launch is slow anyway, because its code is loaded then. What find() gave
-// stays true and in place for the life of the process. A handle is forgotten before its module goes, because the driver
+// stays true and in place for the life of the process. A handle is forgotten before its module is unloaded: the driver
 // may give it to another kernel at once; what it stood for is kept and found again by identity. At most
 // HandleTable::kMost handles are remembered; others are described at each launch and never deferred.
 #pragma once
@@ -36,17 +36,17 @@ struct KernelFacts {
   std::string name;  // as the driver gives it: mangled; empty before 12.3
   std::vector<Parameter> parameters;
   bool described = false;         // `parameters` are all that there are; not before 12.4
-  std::uint32_t block_bytes = 0;  // of all parameters with what lies between them
+  std::uint32_t block_bytes = 0;  // of all parameters and the padding between them
   bool has_layout = false;        // described, and a block of at most Function::kMaxParameterBytes
 
-  // Copies the launch's parameters into `block`, which has room for facts.parameter_bytes; what lies between them is
-  // zero. Returns the words written: 0 without a layout, or where the program passes a block of another size.
+  // Copies the launch's parameters into `block`, which has room for facts.parameter_bytes; the padding between them
+  // is zero. Returns the words written: 0 without a layout, or where the program passes a block of another size.
   std::size_t gather(const predict::Launch& launch, std::uint32_t* block) const noexcept;
 };
 
 class Functions {
  public:
-  // A handle that is known. `serial` is given once in a process: another when the handle comes back for another kernel,
+  // A handle that is known. `serial` is given once in a process: a new one when the handle stands for another kernel,
   // and when an attribute of the kernel changes.
   struct Known {
     const KernelFacts* facts = nullptr;
@@ -89,7 +89,7 @@ class Functions {
     Ending& operator=(const Ending&) = delete;
   };
 
-  // A context goes.
+  // Before a context is destroyed or reset.
   void forget_handles() noexcept;
 
   // In a forked child.
@@ -97,7 +97,7 @@ class Functions {
 
  private:
   enum : std::size_t { kFacts, kSerial, kOwner };  // words of by_handle_
-  // Beside the owner, a module's or library's handle; 0: unknown, and forgotten whatever goes.
+  // Beside the owner, a module's or library's handle; 0: unknown, and forgotten with every module and library.
   static constexpr std::uint64_t kIsKernel = std::uint64_t{1} << 63;
 
   const KernelFacts* describe(const void* function) noexcept;

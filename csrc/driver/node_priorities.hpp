@@ -1,6 +1,6 @@
 // The priorities of a graph's kernel nodes, changed for the length of a scope: the user's graph reads afterwards as it
-// did before. Not on the launch path: allocates, and calls the driver once or twice a node. The caller of CUDA sees to
-// it that no other thread uses the graph meanwhile, as CUDA demands of him.
+// did before. Not on the launch path: allocates, and calls the driver once or twice a node. No other
+// thread may use the graph meanwhile, as CUDA demands of its caller.
 #pragma once
 
 #include <cuda.h>

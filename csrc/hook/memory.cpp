@@ -1,5 +1,5 @@
-// Calls that make memory known to CUDA: each goes to the driver and is then noted. And calls after which handles of
-// kernels mean nothing any more: those are forgotten first.
+// Calls that make memory known to CUDA: each goes to the driver and is then noted. And calls that end handles of
+// kernels: those are forgotten first.
 #include "hook/memory.hpp"
 
 #include "driver/driver.hpp"

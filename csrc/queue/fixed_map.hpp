@@ -41,7 +41,7 @@ class FixedMap {
     std::size_t hole = home(handle);
     while (places_[hole].handle != handle) hole = next(hole);
     --size_;
-    // Those that had to step aside for it move up, so that a search may end at a free place.
+    // Entries that were displaced by it move up, so that a search may end at a free place.
     for (std::size_t at = next(hole); places_[at].handle != kFree; at = next(at)) {
       const std::size_t wanted = home(places_[at].handle);
       if (((at - wanted) & kMask) >= ((at - hole) & kMask)) {

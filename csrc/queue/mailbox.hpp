@@ -1,5 +1,5 @@
 // Errors of deferred calls, on their way to the program. A non-sticky error is for the thread that pushed the call and
-// is handed over once, at its next call; a sticky one is for whichever call comes next, as CUDA does it. The driver
+// is handed over once, at its next call; a sticky one is for the next call of any thread, as in CUDA. The driver
 // itself repeats it from then on, so nothing more is deferred (broken()). While there is none, looking costs one load.
 //
 // Any thread may put and take; nothing locks.
@@ -22,7 +22,7 @@ class Mailbox {
   static constexpr std::size_t kPlaces = 64;
 
   // `thread` is a number other than 0. The first error of a thread stands until it is taken. Where no place is free,
-  // the error goes to whichever call comes next.
+  // the error is for the next call of any thread.
   void put(unsigned thread, CUresult status) noexcept {
     if (is_sticky(status) || !put_for(thread, status)) {
       std::uint32_t none = 0;

@@ -97,7 +97,7 @@ struct Operation {
   CUresult execute(const Calls& calls) const;
 };
 
-// Errors after which every call in the context fails: CUDA reports them to whichever call comes next.
+// Errors after which every call in the context fails: CUDA reports them to the next call, whatever it is.
 bool is_sticky(CUresult status) noexcept;
 
 }  // namespace cudasched::queue

@@ -53,7 +53,7 @@ class Order {
   // The handle is destroyed and may come back for something else. Its operations have been passed.
   void forget_stream(std::uint64_t stream) noexcept { streams_.remove(stream); }
   void forget_event(std::uint64_t event) noexcept { events_.remove(event); }
-  void forget_streams_and_events() noexcept;  // a context goes
+  void forget_streams_and_events() noexcept;  // a context ends
 
  private:
   struct Event {
@@ -83,7 +83,7 @@ struct Waiter {
     kOther,        // anything else: locks may be held meanwhile; PyTorch's allocator frees and records under its own
   };
   For what = For::kOther;
-  bool latency = false;    // the call is latency or normal work, or comes from a latency region
+  bool latency = false;    // the call is latency or normal work, or the thread is in a latency region
   bool holds_gil = false;  // matters only where the process has latency regions
 };
 

@@ -449,7 +449,8 @@ void Queue::drain(const Caller& caller, Position position, Waiter::For what) noe
 
 bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {
   if (position <= ring_.passed()) return false;
-  // Who asks goes on, as an allocator does that looks for what it may use again, unless it does nothing but ask.
+  // A thread that asks usually continues with other work, as an allocator that looks for free memory does. One that
+  // does nothing but ask waits.
   const bool again = asked_.exchange(position, std::memory_order_relaxed) == position;
   const unsigned times = again ? asked_times_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   if (!again) asked_times_.store(0, std::memory_order_relaxed);

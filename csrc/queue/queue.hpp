@@ -2,19 +2,19 @@
 // copied, and its threads return at once; a launcher thread makes the calls when the gate lets it. docs/order.md has
 // the rules.
 //
-// A call comes in one of three ways (queue/treatments.hpp says which):
+// A call is treated in one of three ways (queue/treatments.hpp says which):
 //   deferred   push_...() says true: done, the program gets success. False: as drained, and a launch is then gated.
 //   drained    drain(caller, before(...), ...), then the driver on the calling thread.
 //   direct     nothing.
-// take_error() comes first in each call that reports errors of work: a deferred call's error is due there.
+// take_error() is called first in each call that reports errors of work: a deferred call's error is due there.
 //
 // The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
 // function may be called from any thread; none throws, and once start() has returned none allocates, but for the first
 // call on a stream, or locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across a
-// driver call or a wait. A thread that a signal interrupted while it held the lock does without: nothing is deferred
-// for its handler, and a call waits for all that is queued.
+// driver call or a wait. A signal handler that interrupted the lock's holder does without the lock: nothing is deferred
+// for it, and its calls wait for all that is queued.
 //
-// What streams, events, functions and graphs are, the process's registry knows (driver/registry.hpp).
+// Facts about streams, events, functions and graphs are in the process's registry (driver/registry.hpp).
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +32,7 @@
 
 namespace cudasched::queue {
 
-// Who makes a call.
+// The thread that makes a call.
 struct Caller {
   unsigned thread = 0;          // a number of its own, other than 0
   CUcontext context = nullptr;  // current on it

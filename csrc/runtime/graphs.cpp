@@ -177,7 +177,7 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
     const Walk walked = walk(graph, estimate, 0);
     driver::registry().made(exec, {walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
   } catch (const std::exception&) {
-    driver::registry().forget(exec);  // no memory, or a device that is no more: it goes without a prediction
+    driver::registry().forget(exec);  // no memory, or a device that is gone: no prediction
   }
 }
 
