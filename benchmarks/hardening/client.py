@@ -1,7 +1,7 @@
 """A program on the simulated driver that counts what it did: `python client.py CLASS COUNTER`.
 
-A latency client serves a request every 5 ms in a region; a best-effort one launches and launches. The eight bytes of the
-file COUNTER are how many came to their end.
+A latency client serves a request every 5 ms in a region; a best-effort one launches and launches. The eight bytes of
+the file COUNTER are how many came to their end.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Gpu:
             raise RuntimeError(f"{name} failed with status {status}")
 
     def launch(self) -> None:
+        """Launches the kernel once."""
         duration = ctypes.c_uint32(20)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
         self._call("cuLaunchKernel", self._function, 1, 1, 1, 32, 1, 1, 0, None, arguments, None)
 
     def synchronize(self) -> None:
+        """Waits for all that was launched."""
         self._call("cuCtxSynchronize")
 
 

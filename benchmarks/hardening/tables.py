@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,10 @@ def _until(happens: Any, patience_s: float) -> bool:
     return True
 
 
+def _all_went_on(clients: list[_Client], before: list[int]) -> bool:
+    return all(client.count > count for client, count in zip(clients, before, strict=True))
+
+
 def measure(
     *, count: int = 5000, seed: int = 19, patience_s: float = 30.0, goal_s: float | None = GOAL_S
 ) -> dict[str, Any]:
@@ -203,9 +208,7 @@ def measure(
                     os.pwrite(table.fileno(), data[: len(sound) - offset], offset)
                 whole = _until(lambda: not _why_wrong(path.read_bytes(), sound), patience_s)
                 took_s = time.monotonic() - began
-                on = whole and _until(
-                    lambda: all(client.count > count for client, count in zip(clients, before, strict=True)), patience_s
-                )
+                on = whole and _until(partial(_all_went_on, clients, before), patience_s)
                 if not whole:
                     why = "the table says wrong " + _why_wrong(path.read_bytes(), sound)
                 elif not on:

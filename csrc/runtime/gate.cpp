@@ -232,7 +232,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
         prediction = sampler_.predict(question.query);
         if (ledger.launches() == 0) {
           late = now - submitted_ns_ > (waiver != nullptr ? kPromptNs : kPromptProgramNs);
-          admission_.neighbours().came_back(now);
+          admission_.neighbours().rejoined(now);
         }
       }
       held.pass(now);

@@ -110,7 +110,7 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   }
 
   // Stopped while it waited: what it did not ask for meanwhile is not owed to it.
-  if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) came_back(now);
+  if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) rejoined(now);
   looked_ns_ = now;
 
   const std::uint64_t others = other_best_effort();
@@ -216,7 +216,7 @@ bool Neighbours::my_turn(std::int64_t now) noexcept {
   return decision.mine;
 }
 
-void Neighbours::came_back(std::int64_t now) noexcept {
+void Neighbours::rejoined(std::int64_t now) noexcept {
   const std::uint64_t others = other_best_effort();
   if (others == 0 || !idle(slot_, now)) return;
   std::uint64_t at_work = waiting(now);

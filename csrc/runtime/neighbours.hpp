@@ -42,7 +42,7 @@ class Neighbours {
   void look(schedule::Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;
 
   // A launch asks, and nothing of this client is in flight: where it has been idle for long, no time is owed to it.
-  void came_back(std::int64_t now_ns) noexcept;
+  void rejoined(std::int64_t now_ns) noexcept;
 
   // A launch is to be admitted by the snapshot of the last look. `own_latency_slot`: of this process's latency client,
   // -1 if there is none. False: another gate was quicker to take from the slack that was seen. Then nothing is noted,

@@ -95,9 +95,9 @@ class Config(pydantic.BaseModel):
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
-        job: The job that this program belongs to. Its best-effort gates on all of the job's GPUs close and open together.
-            ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a name:
-            the processes that have the same; ``off``: each GPU by itself.
+        job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
+            ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
+            name: the processes that have the same; ``off``: each GPU by itself.
         model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),
             or ``off``; the models that the package ships by default.
         cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or

@@ -94,7 +94,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME|auto|off",
-            help="Its best-effort work holds back on all GPUs of the job together; auto: by MASTER_ADDR and MASTER_PORT.",
+            help="Best effort holds back on all GPUs of the job together; auto: by MASTER_ADDR and MASTER_PORT.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,

@@ -438,7 +438,7 @@ class Contest {
   bool waiting(const Client& client) const { return (table_.layout().waiting & bit(client)) != 0; }
 
   void ask(Client& client, std::int64_t now, std::int64_t launch_ns) {
-    if (!waiting(client)) client.neighbours.came_back(now);  // a launch that has just come
+    if (!waiting(client)) client.neighbours.rejoined(now);  // a launch that has just come
     Snapshot seen;
     seen.predicted_ns = launch_ns;
     client.neighbours.look(seen, now, 0);
@@ -677,7 +677,7 @@ TEST_F(NeighboursTest, RandomWordsNeverLeadAstray) {
         ASSERT_EQ(decision.wait_ns > 0, decision.answer == Answer::kWaitForTime);
       }
       if (seen.latency_active && schedule::slack(seen).answer == Answer::kSubmit) ++admitted_beside;
-      own->came_back(now_);
+      own->rejoined(now_);
       own->admitted(seen, -1);
       own->report_requests(lead);
       ASSERT_TRUE(lead.ns() >= 10'000 && lead.ns() <= 40'000);
