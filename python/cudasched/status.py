@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,14 +219,22 @@ def status() -> list[Device]:
 
     Returns:
         The GPUs that cudasched's clients have used, by UUID; empty if there are none. A table that cannot be read has
-        ``error`` set.
+        ``error`` set; where the directory cannot be read, it stands alone in the list, with its ``error``.
 
     Raises:
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
     core = hook.load_core()
+    directory = Path(core.run_directory())
+    try:
+        paths = sorted(directory / name for name in os.listdir(directory) if name.endswith(".arbiter"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        why = f"the directory of the client tables cannot be read: {error.strerror}"
+        return [Device(name="", uuid="", path=directory, clients=(), error=why)]
     devices = []
-    for path in sorted(Path(core.run_directory()).glob("*.arbiter")):
+    for path in paths:
         try:
             name, clients = core.read_table(str(path))
         except Error as error:

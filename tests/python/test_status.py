@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -118,6 +120,22 @@ def test_a_table_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch:
         ("broken", 0, "not a table"),
         ("zzz", 1, ""),
     ]
+
+
+def test_a_directory_that_cannot_be_read_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_: object) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [RAW]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        (device,) = cudasched.status()
+        assert (device.path, device.clients) == (tmp_path, ())
+        assert device.error == "the directory of the client tables cannot be read: Permission denied"
+        assert show_status(as_json=False, watch=False) == 1
+    assert "Permission denied" in capsys.readouterr().out
 
 
 def test_no_directory_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
