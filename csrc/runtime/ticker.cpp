@@ -28,6 +28,7 @@ constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client o
 constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
 constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
 constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
+constexpr std::int64_t kReapAllNs = 20 * kNsPerMs;
 constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
 constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
 
@@ -135,6 +136,8 @@ void Ticker::watch_policy(Device& device, std::int64_t now) noexcept {
 }
 
 bool Ticker::tick(std::int64_t now) noexcept {
+  const bool reaps_all = now - reaped_all_ns_ >= kReapAllNs;
+  if (reaps_all) reaped_all_ns_ = now;
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
   sweep_marks();
@@ -176,8 +179,9 @@ bool Ticker::tick(std::int64_t now) noexcept {
                       static_cast<int>(why.size()), why.data());
         log::error(message.data());
       }
-      // A client that was killed while idle holds nothing closed, but keeps the gate on.
-      device.table().reap();
+      // A client that was killed while idle holds nothing closed, but keeps the gate on. Bits that damage has set are
+      // looked for less often: that asks for every client's lock.
+      device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
   return active;

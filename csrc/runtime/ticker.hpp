@@ -40,6 +40,7 @@ class Ticker {
   bool said_moved_ = false;
   bool said_stranded_ = false;
   bool said_policy_hangs_ = false;
+  std::int64_t reaped_all_ns_ = 0;
 };
 
 }  // namespace cudasched::runtime
