@@ -32,6 +32,17 @@ Level least_level() noexcept {
   return find_level(wanted == nullptr ? "" : wanted).value_or(Level::kWarning);
 }
 
+// A name or a path may be another program's choice: nothing in it is an order to the terminal.
+void make_harmless(char* text, std::size_t bytes) noexcept {
+  constexpr unsigned char kFirstOfC1 = 0xc2;
+  for (std::size_t i = 0; i < bytes; ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = i + 1 < bytes ? static_cast<unsigned char>(text[i + 1]) : 0U;
+    if (byte < 0x20 || byte == 0x7f) text[i] = byte == '\n' || byte == '\t' ? ' ' : '?';
+    if (byte == kFirstOfC1 && next >= 0x80 && next < 0xa0) text[i] = text[i + 1] = '?';
+  }
+}
+
 }  // namespace
 
 void set_level(std::string_view name) {
@@ -49,6 +60,7 @@ void write(Level level, std::string_view message) noexcept {
   const std::size_t bytes =
       static_cast<std::size_t>(length) < sizeof line ? static_cast<std::size_t>(length) : sizeof line - 1;
   if (bytes == sizeof line - 1) line[bytes - 1] = '\n';
+  make_harmless(line, bytes - 1);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line, bytes);
 }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/loader.h"
+#include "base/switch.h"
 #include "cudasched/engine.h"
 #include "hook/find_driver.h"
 #include "hook/other_shims.hpp"
@@ -67,8 +67,7 @@ void load(const fs::path& library) {
 }
 
 void install() {
-  const char* const off = std::getenv("CUDASCHED_OFF");
-  if (off != nullptr && std::strcmp(off, "1") == 0) return;
+  if (cudasched_switch(std::getenv("CUDASCHED_OFF")) == 1) return;
   const fs::path engine = own_path();
   const fs::path shim = engine.parent_path() / "hook/libcuda.so.1";
   const fs::path stub = engine.parent_path() / "hook/libcuda.so";

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/loader.h"
+#include "base/switch.h"
 #include "cudasched/engine.h"
 #include "hook/find_driver.h"
 #include "symbol_names.h"
@@ -166,8 +167,7 @@ static bool engine_path(char* path, size_t bytes) {
 }
 
 static void attach_engine(const struct driver* driver) {
-  const char* off = getenv("CUDASCHED_OFF");
-  if (off != NULL && strcmp(off, "1") == 0) return;
+  if (cudasched_switch(getenv("CUDASCHED_OFF")) == 1) return;
   char path[PATH_MAX];
   if (!engine_path(path, sizeof path)) {
     warn("the shim cannot tell where it was loaded from, so libcudasched.so is not loaded: every call passes through");

@@ -10,6 +10,8 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/switch.h"
+#include "schedule/fair.hpp"
 #include "schedule/policy.hpp"
 
 namespace cudasched::runtime {
@@ -37,20 +39,31 @@ double number(const std::string& value, double least, double most, const Problem
 std::int64_t duration(const std::string& value, std::int64_t unit_ns, double least) {
   const auto unit = static_cast<double>(unit_ns);
   const double most = 3600.0 * static_cast<double>(kNsPerSecond) / unit;
-  return static_cast<std::int64_t>(
-      number(value, least, most, "a number of at least " + std::to_string(least) + " and at most an hour") * unit);
+  std::array<char, 96> wanted{};
+  std::snprintf(wanted.data(), wanted.size(), "a number of %s, from %g to %.0f", unit_ns == kNsPerMs ? "ms" : "us",
+                least, most);
+  return static_cast<std::int64_t>(number(value, least, most, wanted.data()) * unit);
 }
 
-std::int32_t integer(const std::string& value) {
+std::int32_t priority(const std::string& value) {
   std::int32_t result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-  if (error != std::errc() || end != value.data() + value.size()) throw Problem("an integer");
+  constexpr int kMost = schedule::kLargestPriority;
+  if (error != std::errc() || end != value.data() + value.size() || result < -kMost || result > kMost) {
+    throw Problem("an integer from " + std::to_string(-kMost) + " to " + std::to_string(kMost));
+  }
   return result;
 }
 
 bool one_of(const std::string& value, const char* no, const char* yes) {
   if (value != no && value != yes) throw Problem(std::string(no) + " or " + yes);
   return value == yes;
+}
+
+bool on_or_off(const std::string& value) {
+  const int parsed = cudasched_switch(value.c_str());
+  if (parsed < 0) throw Problem("on or off (or 1 and 0, true and false, yes and no)");
+  return parsed == 1;
 }
 
 std::string policy(const std::string& value) {
@@ -71,13 +84,13 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_CLASS",
      [](Settings& s, const std::string& value) {
        const auto parsed = parse_class(value);
-       if (!parsed) throw Problem("latency, normal or best-effort");
+       if (!parsed) throw Problem("latency, normal or best_effort");
        s.process_class = *parsed;
      }},
-    {"CUDASCHED_PRIORITY", [](Settings& s, const std::string& value) { s.priority = integer(value); }},
+    {"CUDASCHED_PRIORITY", [](Settings& s, const std::string& value) { s.priority = priority(value); }},
     {"CUDASCHED_SLO_MS", [](Settings& s, const std::string& value) { s.slo_ns = duration(value, kNsPerMs, 1e-3); }},
     {"CUDASCHED_POLICY", [](Settings& s, const std::string& value) { s.policy = policy(value); }},
-    {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = one_of(value, "0", "1"); }},
+    {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = on_or_off(value); }},
     {"CUDASCHED_LEAD_US",
      [](Settings& s, const std::string& value) {
        s.lead_ns = value == "auto" ? std::nullopt : std::optional(duration(value, kNsPerUs, 0));
@@ -94,8 +107,7 @@ constexpr Variable kVariables[] = {
      }},
     {"CUDASCHED_LATENCY_ORDER",
      [](Settings& s, const std::string& value) { s.earliest_deadline_first = one_of(value, "free", "deadline"); }},
-    {"CUDASCHED_NODE_PRIORITY",
-     [](Settings& s, const std::string& value) { s.node_priority = one_of(value, "0", "1"); }},
+    {"CUDASCHED_NODE_PRIORITY", [](Settings& s, const std::string& value) { s.node_priority = on_or_off(value); }},
     {"CUDASCHED_HOST_BACKOFF_MS",
      [](Settings& s, const std::string& value) { s.host_backoff_ns = duration(value, kNsPerMs, 0); }},
     {"CUDASCHED_LINGER_US", [](Settings& s, const std::string& value) { s.linger_ns = duration(value, kNsPerUs, 0); }},

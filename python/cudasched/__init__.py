@@ -22,7 +22,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from cudasched import config, hook, mps
+from cudasched import _text, config, hook
 from cudasched._cpp import get_cmake_dir, get_include
 from cudasched._region import bind_stream, expect, region, set_class, unbind_stream
 from cudasched._version import __version__
@@ -102,21 +102,39 @@ def _is_command_line() -> bool:
     return os.path.basename(program) == "cudasched" or (program == "-m" and "cudasched" in sys.orig_argv)
 
 
+def _configure() -> None:
+    """Puts what is set into this process's environment, for the engine, and warns of what is wrong. Never raises."""
+    try:
+        resolved = config.resolve(tolerant=True)
+        if resolved.chosen_class is not None:
+            from cudasched import mps
+
+            os.environ.update(mps.priority(os.environ, resolved.chosen_class))
+        for field, variable in config.VARIABLES.items():
+            if field not in resolved.origins:
+                os.environ.pop(variable, None)  # refused: the engine need not say so again
+        os.environ.update(resolved.environment())
+        refused = [f"{text}; the default is used" for text in resolved.refused]
+        said = config.untold([*refused, *resolved.notes], os.environ)
+    except Exception as error:  # what nobody has thought of costs the settings, not the program
+        said = [f"{type(error).__name__}: {_text.printable(str(error))[:200]}; settings of files have no effect here"]
+    for text in said:
+        warnings.warn(text, ConfigWarning, stacklevel=4)
+
+
 def _activate() -> None:
     if hook.switched_off() or _is_command_line():
         return
-    try:
-        resolved = config.resolve()
-        os.environ.update(mps.priority(os.environ, resolved.chosen_class))
-        os.environ.update(resolved.environment())
-    except ConfigError as error:
-        warnings.warn(f"{error}; settings of files are ignored in this process", ConfigWarning, stacklevel=3)
+    _configure()
     try:
         core = hook.load_core()
         try:
             core.find_driver()
         except HookError as error:
             note_not_installed(str(error))
+            # Silent where there is none; not where the user says that there is one.
+            if os.environ.get("CUDASCHED_DRIVER") and config.untold([str(error)], os.environ):
+                warnings.warn(_text.one_line(str(error)), HookWarning, stacklevel=3)
             return
         install()
     except (HookError, OSError) as error:

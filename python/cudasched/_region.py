@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from numbers import Real
 from typing import Any, TypeVar, cast
 
-from cudasched import _partition, hook, mps
+from cudasched import _partition, hook
 from cudasched.config import Config, check_region
 from cudasched.errors import ConfigError, Error, HookWarning
 
@@ -358,5 +358,7 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
     config = check_region(client_class, priority, slo_ms)
     if not hook.installed():
         return
+    from cudasched import mps
+
     os.environ.update(mps.priority(os.environ, config.client_class))
     hook.load_core().set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)

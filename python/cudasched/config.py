@@ -7,73 +7,49 @@ The TOML file is the one that ``CUDASCHED_CONFIG`` names, else ``./cudasched.tom
     class = "latency"
     slo_ms = 5
 
-The engine reads environment variables alone: `Resolved.environment` is what it gets. An empty variable counts as
-unset. Relative paths of a file belong to the file's directory, others to the working directory.
+A file that ``CUDASCHED_CONFIG`` names is trusted. One that was found is read only if it belongs to the effective user
+or to root and nobody else can have put it there, and ``./cudasched.toml`` may set no paths, because a path is code to
+be loaded or a file to be written.
+
+`SETTINGS` has one definition for each setting, whichever way it is given. The engine reads environment variables alone:
+`Resolved.environment` is what it gets. An empty variable counts as unset. Relative paths of a file belong to the file's
+directory, others to the working directory.
 """
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import os
 import re
+import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, cast
 
-from cudasched._anywhere import pydantic
+from cudasched._text import closest, printable, shown
 from cudasched.errors import ConfigError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["ClientClass", "Config", "Resolved", "find_file", "parse_class", "resolve"]
+__all__ = ["SETTINGS", "ClientClass", "Config", "Resolved", "Setting", "find_file", "parse_class", "resolve"]
 
 ClientClass = Literal["latency", "normal", "best_effort"]
 
 _HOUR_MS = 3_600_000
-_INT32 = 2**31
 _NAME_BYTES = 63
-
-
-def _closest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or nothing if no known word is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
-def _class_name(value: object) -> object:
-    """Accepts ``best-effort`` for ``best_effort``; what is unknown is refused with the known names."""
-    name = "best_effort" if value == "best-effort" else value
-    if name not in get_args(ClientClass):
-        known = ("latency", "normal", "best-effort")
-        raise ValueError(f"unknown class, known are {', '.join(known)}{_closest(str(value), known)}")
-    return name
-
-
-def _short_name(value: str) -> str:
-    if len(value.encode()) > _NAME_BYTES:
-        raise ValueError(f"a name has at most {_NAME_BYTES} bytes")
-    return value
-
-
-_Milliseconds = Annotated[float, pydantic.Field(gt=0, le=_HOUR_MS, allow_inf_nan=False)]
-_Microseconds = Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS * 1e3, allow_inf_nan=False)]
-_Text = Annotated[str, pydantic.Field(min_length=1, pattern=r"^[^\x00]*$")]
-
-
+_LARGEST_PRIORITY = 8  # csrc/schedule/fair.hpp
+_FILE_BYTES = 64 * 1024
 _MODELS = Path(__file__).parent / "predictor" / "models"
 
 
-class Config(pydantic.BaseModel):
+@dataclass(frozen=True)
+class Config:
     """What can be set. A field that nobody set is left to the engine, whose default is the one given here.
 
     Attributes:
         client_class: Class of launches that no region and no stream decides.
-        priority: Within the class, higher first.
+        priority: Within the class, higher first; -8 to 8.
         slo_ms: The program's own latency target, ms; none by default.
         offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
         policy: When a best-effort launch may go beside latency work: ``strict``, ``slack`` or ``open``.
@@ -108,41 +84,184 @@ class Config(pydantic.BaseModel):
         name: How ``cudasched status`` calls this program, at most 63 bytes; the program's own name by default.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    client_class: Annotated[ClientClass, pydantic.BeforeValidator(_class_name)] = "normal"
-    priority: Annotated[int, pydantic.Field(ge=-_INT32, lt=_INT32)] = 0
-    slo_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.001)] | None = None
+    client_class: ClientClass = "normal"
+    priority: int = 0
+    slo_ms: float | None = None
     offload: bool = True
     policy: Literal["strict", "slack", "open"] = "strict"
-    lead_us: _Microseconds | Literal["auto"] = "auto"
-    max_inflation: Annotated[float, pydantic.Field(ge=1.001, le=1000, allow_inf_nan=False)] | None = None
-    margin_us: _Microseconds = 200.0
-    long_us: _Microseconds = 300.0
-    miss_probability: Annotated[float, pydantic.Field(ge=0, le=0.999, allow_inf_nan=False)] = 0.0
+    lead_us: float | Literal["auto"] = "auto"
+    max_inflation: float | None = None
+    margin_us: float = 200.0
+    long_us: float = 300.0
+    miss_probability: float = 0.0
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
-    host_backoff_ms: Annotated[float, pydantic.Field(ge=0, le=_HOUR_MS, allow_inf_nan=False)] = 2.0
-    linger_us: _Microseconds = 100.0
-    max_idle_hold_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 5.0
-    stale_heartbeat_ms: Annotated[_Milliseconds, pydantic.Field(ge=1)] = 100.0
-    turn_ms: Annotated[_Milliseconds, pydantic.Field(ge=0.1)] = 3.0
-    job: _Text = "auto"
-    model: _Text = str(_MODELS)
-    cache_dir: _Text | None = None
-    run_dir: _Text | None = None
+    host_backoff_ms: float = 2.0
+    linger_us: float = 100.0
+    max_idle_hold_ms: float = 5.0
+    stale_heartbeat_ms: float = 100.0
+    turn_ms: float = 3.0
+    job: str = "auto"
+    model: str = str(_MODELS)
+    cache_dir: str | None = None
+    run_dir: str | None = None
     log: Literal["error", "warning", "info", "debug"] = "warning"
-    driver: _Text | None = None
-    name: Annotated[_Text, pydantic.AfterValidator(_short_name)] | None = None
+    driver: str | None = None
+    name: str | None = None
 
+
+# ---- one definition a setting --------------------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """What values a setting takes.
+
+    Attributes:
+        parse: A value as `Config` has it; raises ValueError with what the value must be. The second argument says
+            whether the value is text of a variable or an option, or typed, as a file or a caller gives it.
+        is_path: It names a file or a directory.
+    """
+
+    parse: Callable[[object, bool], object]
+    is_path: bool = False
+
+
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+def parse_switch(value: object, text: bool = True) -> bool:
+    """``1``, ``true``, ``yes`` or ``on``, and their opposites; a file has ``true`` and ``false``.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if not text:
+        if isinstance(value, bool):
+            return value
+        raise ValueError("must be true or false")
+    word = str(value).lower()
+    if word not in _YES + _NO:
+        raise ValueError("must be on or off (or 1 and 0, true and false, yes and no)")
+    return word in _YES
+
+
+def _as_number(value: object, text: bool) -> float:
+    """NaN for what is no number."""
+    if isinstance(value, bool):
+        return float("nan")
+    if isinstance(value, (int, float)) or (text and isinstance(value, str) and value.isascii() and "_" not in value):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    return float("nan")
+
+
+def _number(unit: str, least: float, most: float, instead: str = "") -> Setting:
+    """A number of `unit` within bounds; or the word `instead`."""
+    bounds = f"from {_plain(least)} to {_plain(most)}"
+    wanted = f"must be {instead + ' or ' if instead else ''}a number{unit and ' of ' + unit}, {bounds}"
+
+    def parse(value: object, text: bool) -> object:
+        if instead and value == instead:
+            return value
+        number = _as_number(value, text)
+        if not least <= number <= most:
+            raise ValueError(wanted)
+        return number
+
+    return Setting(parse)
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else repr(number)
+
+
+def _integer(least: int, most: int) -> Setting:
+    def parse(value: object, text: bool) -> object:
+        if text and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,20}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"must be an integer from {least} to {most}")
+        return value
+
+    return Setting(parse)
+
+
+def _choice(*words: str) -> Setting:
+    quoted = [f"'{word}'" for word in words]
+
+    def parse(value: object, text: bool) -> object:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"must be {', '.join(quoted[:-1])} or {quoted[-1]}{closest(value, words)}")
+        return value
+
+    return Setting(parse)
+
+
+_CLASSES = ("latency", "normal", "best_effort")
+
+
+def _class(value: object, text: bool) -> object:
+    name = "best_effort" if value == "best-effort" else value
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ValueError(f"unknown class, known are {', '.join(_CLASSES)}{closest(value, _CLASSES)}")
+    return name
+
+
+def _text(value: object, text: bool) -> object:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("must be text, and not empty")
+    return value
+
+
+def _name(value: object, text: bool) -> object:
+    if len(str(_text(value, text)).encode(errors="surrogateescape")) > _NAME_BYTES:
+        raise ValueError(f"a name has at most {_NAME_BYTES} bytes")
+    return value
+
+
+def _time(unit: str, least: float) -> Setting:
+    return _number(unit, least, _HOUR_MS * (1000 if unit == "us" else 1))
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "client_class": Setting(_class),
+    "priority": _integer(-_LARGEST_PRIORITY, _LARGEST_PRIORITY),
+    "slo_ms": _time("ms", 0.001),
+    "offload": Setting(parse_switch),
+    "policy": _choice("strict", "slack", "open"),
+    "lead_us": _number("us", 0, _HOUR_MS * 1000, instead="auto"),
+    "max_inflation": _number("", 1.001, 1000),
+    "margin_us": _time("us", 0),
+    "long_us": _time("us", 0),
+    "miss_probability": _number("", 0, 0.999),
+    "latency_order": _choice("free", "deadline"),
+    "node_priority": Setting(parse_switch),
+    "host_backoff_ms": _time("ms", 0),
+    "linger_us": _time("us", 0),
+    "max_idle_hold_ms": _time("ms", 0.1),
+    "stale_heartbeat_ms": _time("ms", 1),
+    "turn_ms": _time("ms", 0.1),
+    "job": Setting(_text),
+    "model": Setting(_text, is_path=True),
+    "cache_dir": Setting(_text, is_path=True),
+    "run_dir": Setting(_text, is_path=True),
+    "log": _choice("error", "warning", "info", "debug"),
+    "driver": Setting(_text, is_path=True),
+    "name": Setting(_name),
+}
+"""Each field of `Config`, and what it takes, as an argument, an option, a variable or a key of a file."""
 
 VARIABLES: Mapping[str, str] = {
-    "client_class": "CUDASCHED_CLASS",
-    **{field: f"CUDASCHED_{field.upper()}" for field in Config.model_fields if field != "client_class"},
+    field: "CUDASCHED_CLASS" if field == "client_class" else f"CUDASCHED_{field.upper()}" for field in SETTINGS
 }
 """The environment variable of each field of `Config`."""
 
-_PATHS = ("model", "cache_dir", "run_dir", "driver")
+OTHER_VARIABLES = ("CONFIG", "OFF", "CUPTI", "COVERAGE_DIR", "COLLECT_DIR", "COLLECT_TIMING", "COLLECT_LABEL", "TOLD")
+"""Variables that are no field of `Config`, without ``CUDASCHED_``."""
+
 _OFF = "off"  # in the place of a path
 
 
@@ -154,10 +273,14 @@ class Resolved:
         config: The values, defaults included.
         origins: For each field that was set: ``--slo-ms`` or ``slo_ms`` (an argument), ``CUDASCHED_SLO_MS`` (a
             variable) or ``path/to/cudasched.toml, line 3``.
+        notes: What the user should know: a file that is not trusted, settings that have no effect.
+        refused: What is wrong, one message each; empty unless `resolve` was told to go on (`tolerant`).
     """
 
     config: Config
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def chosen_class(self) -> ClientClass | None:
@@ -173,29 +296,199 @@ class Resolved:
         }
 
 
-def _say(error: pydantic.ValidationError) -> tuple[str, str]:
-    """The first field that is wrong, and why, in a few words."""
-    first = error.errors(include_url=False)[0]
-    message = first["msg"]
-    if first["type"] == "value_error":
-        return str(first["loc"][0]), message.removeprefix("Value error, ")
-    return str(first["loc"][0]), re.sub(r"^\w+ should ", "must ", message)
+def untold(texts: Iterable[str], environment: MutableMapping[str, str]) -> list[str]:
+    """Those that no process has said from which this one comes.
+
+    Args:
+        texts: What there is to say.
+        environment: Of this process; marks there, for those that it starts, what is said now.
+    """
+    marks = environment.get("CUDASCHED_TOLD", "").split(",")
+    new = {f"{zlib.crc32(text.encode(errors='replace')):08x}": text for text in texts}
+    left = [text for mark, text in new.items() if mark not in marks]
+    if left:
+        environment["CUDASCHED_TOLD"] = ",".join(filter(None, [*marks, *(mark for mark in new if mark not in marks)]))
+    return left
 
 
-def _absolute(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    for field in _PATHS:
-        if isinstance(values.get(field), str) and values[field] not in ("", _OFF):
-            values[field] = str(base / Path(values[field]).expanduser())
-    return values
+def switched_off(environment: Mapping[str, str]) -> bool:
+    """``CUDASCHED_OFF=1`` (``true``, ``yes``, ``on``): every call passes through, nothing is installed."""
+    return environment.get("CUDASCHED_OFF", "").lower() in _YES
 
 
-def _check(values: Mapping[str, Any], strings: bool, origin: Callable[[str], str]) -> Config:
-    """One layer's values as a `Config`; a wrong one is refused as ``origin(field) = value: why``."""
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """A configuration file.
+
+    Attributes:
+        path: Where it is.
+        named: ``CUDASCHED_CONFIG`` names it, so it is trusted.
+        may_set_paths: It is named, or in the user's own configuration directory.
+    """
+
+    path: Path
+    named: bool
+    may_set_paths: bool
+
+
+class _UntrustedError(Exception):
+    """A file that was found is not to be read; says why."""
+
+
+def find_file(environment: Mapping[str, str], directory: Path) -> Found | None:
+    """The TOML file that holds: see the module's text.
+
+    Args:
+        environment: Variables to look at.
+        directory: Where ``./cudasched.toml`` is looked for.
+
+    Returns:
+        None if there is no file. What ``CUDASCHED_CONFIG`` names is returned whether or not it exists.
+    """
+    if named := environment.get("CUDASCHED_CONFIG"):
+        return Found(directory / Path(named).expanduser(), named=True, may_set_paths=True)
+    home = environment.get("HOME")
+    base = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    candidates = [Found(directory / "cudasched.toml", named=False, may_set_paths=False)]
+    if base:
+        candidates.append(Found(Path(base) / "cudasched" / "config.toml", named=False, may_set_paths=True))
+    return next((found for found in candidates if os.path.isfile(found.path)), None)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
     try:
-        return Config.model_validate_strings(values) if strings else Config.model_validate(values, strict=True)
-    except pydantic.ValidationError as error:
-        field, why = _say(error)
-        raise ConfigError(f"{origin(field)} = {values.get(field)!r}: {why}") from None
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def _why_untrusted(path: Path, file: os.stat_result) -> str | None:
+    """Why a file that was found may be another's work; None if it cannot be."""
+    link, parent = os.lstat(path), os.stat(path.parent)
+    for what, status in (("it", file), ("its link", link)):
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"{what} belongs to {_user(status.st_uid)}"
+    if not stat.S_ISREG(file.st_mode):
+        return "it is not a regular file"
+    if file.st_mode & stat.S_IWOTH:
+        return "everyone may write to it"
+    if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
+        return f"everyone may put files into {path.parent}"
+    return None
+
+
+def _content(found: Found) -> str:
+    """What the file says. Raises ConfigError, or _UntrustedError for one that was found and may be another's work."""
+    path = found.path
+    try:
+        # Not blocking: a pipe that nobody writes to is no reason to wait.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not found.named and (why := _why_untrusted(path, os.fstat(descriptor))):
+                raise _UntrustedError(why)
+            os.set_blocking(descriptor, True)
+            content = b""
+            while len(content) <= _FILE_BYTES and (part := os.read(descriptor, _FILE_BYTES + 1)):
+                content += part
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _FILE_BYTES:
+        raise ConfigError(f"{path}: cannot be read: a configuration file has at most {_FILE_BYTES} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
+def _line_of(text: str, key: str) -> int:
+    """The line that sets `key`, 1 if it cannot be told."""
+    pattern = re.compile(rf"""^\s*\[*\s*(["']?){re.escape(key)}\1\s*[].=]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return dict(tomllib.loads(text))
+    except RecursionError:
+        raise ConfigError(f"{path}: not TOML that can be read: it is nested too deeply") from None
+    except ValueError as error:  # tomllib's own, and Python's for a number of too many digits
+        lines = text.splitlines() or [""]
+        told = re.search(r"at line (\d+)", str(error))
+        number = min(int(told.group(1)) if told else len(lines), len(lines))
+        key = re.match(r"""\s*["']?([\w.-]+)""", lines[number - 1])
+        where = f", key {key.group(1)!r}" if key else ""
+        place = f", line {number}{where}" if told or isinstance(error, tomllib.TOMLDecodeError) else ""
+        raise ConfigError(f"{path}{place}: not TOML: {error}") from None
+
+
+class _Layer:
+    """Values of one source, checked one by one."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def take(self, field: str, value: object, *, text: bool, origin: str, named: str, base: Path) -> None:
+        try:
+            value = SETTINGS[field].parse(value, text)
+        except ValueError as error:
+            self.problems.append(f"{named} = {shown(value)}: {error}")
+            return
+        if SETTINGS[field].is_path and value != _OFF:
+            with contextlib.suppress(RuntimeError):  # "~nobody"
+                value = str(base / Path(cast(str, value)).expanduser())
+        self.values[field] = value
+        self.origins[field] = origin
+
+
+def _read_file(found: Found) -> _Layer:
+    layer = _Layer()
+    path = found.path
+    try:
+        text = _content(found)
+        values = _parsed(path, text)
+    except _UntrustedError as error:
+        layer.notes.append(
+            f"{path} is not read: {error}, and a configuration file that was only found must be yours or root's; if "
+            f"you trust it, set CUDASCHED_CONFIG={path}"
+        )
+        return layer
+    except ConfigError as error:
+        layer.problems.append(str(error))
+        return layer
+    if "class" in values and "client_class" in values:
+        line = _line_of(text, "class")
+        layer.problems.append(f"{path}, line {line}: class and client_class are the same; keep one")
+        return layer
+    for key, value in values.items():
+        field = "client_class" if key == "class" else key
+        place = f"{path}, line {_line_of(text, key)}"
+        if field not in SETTINGS:
+            layer.problems.append(f"{place}: unknown key {shown(key)}{closest(key, ['class', *SETTINGS])}")
+        elif SETTINGS[field].is_path and not found.may_set_paths:
+            layer.notes.append(
+                f"{place}: {key} is ignored: a file that was only found sets no paths; if you trust it, set "
+                f"CUDASCHED_CONFIG={path}, or set {VARIABLES[field]}"
+            )
+        else:
+            base = path.parent.absolute()
+            layer.take(field, value, text=False, origin=place, named=f"{place}: {key}", base=base)
+    return layer
+
+
+# ---- all of it -----------------------------------------------------------------------------------------------------
 
 
 def _working_directory() -> Path:
@@ -205,71 +498,27 @@ def _working_directory() -> Path:
         return Path()
 
 
-def find_file(environment: Mapping[str, str], directory: Path) -> Path | None:
-    """The TOML file that holds: see the module's text.
+def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) -> Iterable[str]:
+    """Settings that were made and change nothing, because of another one."""
 
-    Args:
-        environment: Variables to look at.
-        directory: Where ``./cudasched.toml`` is looked for.
+    def have(field: str, other: str, wanted: object, why: str) -> Iterable[str]:
+        if field in values and values.get(other, getattr(Config, other)) != wanted:
+            yield f"{origins[field]}: {field} = {shown(values[field])} has no effect: {why}"
 
-    Returns:
-        A path, or None if there is no file. What ``CUDASCHED_CONFIG`` names is returned whether or not it exists.
-    """
-    if named := environment.get("CUDASCHED_CONFIG"):
-        return directory / Path(named).expanduser()
-    home = environment.get("HOME")
-    base = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
-    candidates = [directory / "cudasched.toml"]
-    if base:
-        candidates.append(Path(base) / "cudasched" / "config.toml")
-    return next((path for path in candidates if os.path.isfile(path)), None)
+    yield from have("slo_ms", "client_class", "latency", "only class latency has a latency target")
+    yield from have("max_inflation", "lead_us", "auto", "it bounds the lead where lead_us is auto")
+    yield from have("margin_us", "policy", "slack", "only policy slack has a margin")
 
 
-def _line_of(text: str, key: str) -> int:
-    """The line that sets `key`, 1 if it cannot be told."""
-    pattern = re.compile(rf"""^\s*\[*\s*(["']?){re.escape(key)}\1\s*[].=]""")
-    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
-
-
-def _malformed(path: Path, text: str, error: tomllib.TOMLDecodeError) -> ConfigError:
-    lines = text.splitlines() or [""]
-    told = re.search(r"at line (\d+)", str(error))
-    number = min(int(told.group(1)) if told else len(lines), len(lines))
-    key = re.match(r"""\s*["']?([\w.-]+)""", lines[number - 1])
-    where = f", key {key.group(1)!r}" if key else ""
-    return ConfigError(f"{path}, line {number}{where}: not TOML: {error}")
-
-
-def _read_file(path: Path) -> tuple[Config, dict[str, str]]:
-    """The file's values and, for each, where it stands."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    try:
-        values = dict(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise _malformed(path, text, error) from None
-
-    known = list(Config.model_fields)
-    keys: dict[str, str] = {"client_class": "class"} if "class" in values else {}
-    for key in values:
-        if key == "class" and "client_class" in values:
-            raise ConfigError(f"{path}, line {_line_of(text, key)}: class and client_class are the same; keep one")
-        if key != "class" and key not in known:
-            hint = _closest(key, ["class", *known])
-            raise ConfigError(f"{path}, line {_line_of(text, key)}: unknown key {key!r}{hint}")
-    if "class" in values:
-        values["client_class"] = values.pop("class")
-    lines = {str(name): f"{path}, line {_line_of(text, keys.get(str(name), str(name)))}" for name in values}
-    config = _check(
-        _absolute(values, path.parent.absolute()),
-        strings=False,
-        origin=lambda field: f"{lines[field]}: {keys.get(field, field)}",
-    )
-    return config, lines
+def _misspelt(environment: Mapping[str, str]) -> Iterable[str]:
+    """Variables that look like a setting's."""
+    known = [name.removeprefix("CUDASCHED_") for name in VARIABLES.values()] + list(OTHER_VARIABLES)
+    for name in environment:
+        word = name.removeprefix("CUDASCHED_")
+        if word == name or word in known or word.startswith("SIM_"):
+            continue
+        if hint := closest(word, known, 0.8):
+            yield f"{name} is no setting and has no effect{hint.replace(chr(39), chr(39) + 'CUDASCHED_', 1)}"
 
 
 def resolve(
@@ -278,6 +527,7 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
     option: Callable[[str], str] | None = None,
+    tolerant: bool = False,
 ) -> Resolved:
     """Resolves the policy: arguments > environment > TOML file > defaults.
 
@@ -285,7 +535,9 @@ def resolve(
         arguments: Field to value, as given by a caller; None stands for "not given".
         environment: Variables to read; those of this process by default.
         directory: Stands for the working directory; that of this process by default.
-        option: How an argument is named in errors (``--slo-ms`` for ``slo_ms``); by its field's name by default.
+        option: How an argument is named in errors (``--slo-ms`` for ``slo_ms``): arguments are a command's options
+            then, and their text is read as a variable's is. By default an argument has its field's name, and a type.
+        tolerant: Leave out what is wrong, and say so in `Resolved.refused`.
 
     Returns:
         The values and their origins.
@@ -297,31 +549,44 @@ def resolve(
     environment = os.environ if environment is None else environment
     directory = _working_directory() if directory is None else directory
     given = {field: value for field, value in (arguments or {}).items() if value is not None}
-    named = option or (lambda field: field)
     for field in given:
-        if field not in Config.model_fields:
-            raise ConfigError(f"unknown setting {field!r}{_closest(field, Config.model_fields)}")
-    variables = {field: environment[name] for field, name in VARIABLES.items() if environment.get(name)}
+        if field not in SETTINGS:
+            raise ConfigError(f"unknown setting {field!r}{closest(field, SETTINGS)}")
 
     file = find_file(environment, directory)
-    layers: list[tuple[Config, Mapping[str, str]]] = []
-    if file is not None:
-        layers.append(_read_file(file))
-    layers.append(
-        (
-            _check(_absolute(variables, directory), strings=True, origin=VARIABLES.__getitem__),
-            {field: VARIABLES[field] for field in variables},
-        )
-    )
-    layers.append(
-        (_check(_absolute(given, directory), strings=False, origin=named), {field: named(field) for field in given})
-    )
+    layers = [_read_file(file)] if file is not None else []
+    variables = _Layer()
+    for field, name in VARIABLES.items():
+        if word := environment.get(name):
+            variables.take(field, word, text=True, origin=name, named=name, base=directory)
+    off = environment.get("CUDASCHED_OFF", "")
+    if off and off.lower() not in _YES + _NO:
+        variables.problems.append(f"CUDASCHED_OFF = {shown(off)}: must be on or off (or 1 and 0, true and false)")
+    called = _Layer()
+    for field, value in given.items():
+        origin = option(field) if option else field
+        called.take(field, value, text=option is not None, origin=origin, named=origin, base=directory)
+
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for config, places in layers:
-        values.update(config.model_dump(exclude_unset=True))
-        origins.update(places)
-    return Resolved(Config.model_construct(**values), origins)
+    notes: list[str] = []
+    problems: list[str] = []
+    for layer in (*layers, variables, called):
+        values.update(layer.values)
+        origins.update(layer.origins)
+        notes += layer.notes
+        problems += layer.problems
+    if problems and not tolerant:
+        raise ConfigError(printable(problems[0]))
+    notes += [*_without_effect(values, origins), *_misspelt(environment)]
+    return Resolved(Config(**values), origins, tuple(map(printable, notes)), tuple(map(printable, problems)))
+
+
+def _checked(field: str, value: object, name: str) -> Any:
+    try:
+        return SETTINGS[field].parse(value, False)
+    except ValueError as error:
+        raise ConfigError(f"{name} = {shown(value)}: {error}") from None
 
 
 def parse_class(name: object) -> ClientClass:
@@ -330,7 +595,7 @@ def parse_class(name: object) -> ClientClass:
     Raises:
         ConfigError: The class is unknown; the message lists the known ones.
     """
-    return _check({"client_class": name}, strings=False, origin=lambda _: "class").client_class
+    return cast(ClientClass, _checked("client_class", name, "class"))
 
 
 def check_region(client_class: object, priority: object, slo_ms: object) -> Config:
@@ -339,6 +604,8 @@ def check_region(client_class: object, priority: object, slo_ms: object) -> Conf
     Raises:
         ConfigError: One of them has no meaning.
     """
-    names = {"client_class": "class"}
-    values = {"client_class": client_class, "priority": priority, "slo_ms": slo_ms}
-    return _check(values, strings=False, origin=lambda field: names.get(field, field))
+    return Config(
+        client_class=parse_class(client_class),
+        priority=_checked("priority", priority, "priority"),
+        slo_ms=None if slo_ms is None else _checked("slo_ms", slo_ms, "slo_ms"),
+    )

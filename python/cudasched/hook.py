@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from cudasched import config
 from cudasched.errors import HookError
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def load_core() -> _Core:
 
 def switched_off() -> bool:
     """``CUDASCHED_OFF=1``: every call passes through, nothing is installed."""
-    return os.environ.get("CUDASCHED_OFF") == "1"
+    return config.switched_off(os.environ)
 
 
 def engine() -> _Core | None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cudasched import hook
+from cudasched._output import Output
 from cudasched.demo.arrivals import schedule
 from cudasched.errors import ConfigError, Error
 
@@ -661,7 +662,7 @@ def _compared(
     return ()
 
 
-def plot(rows: Sequence[Row], path: Path, title: str) -> None:
+def plot(rows: Sequence[Row], path: Path | Output, title: str) -> None:
     """Draws latency percentiles, best-effort throughput, attainment and utilisation of each arm, side by side.
 
     Args:
@@ -670,6 +671,7 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
         title: What ran.
 
     Raises:
+        ConfigError: It is nothing that can be written to.
         Error: matplotlib is not installed, or the file cannot be written.
     """
     try:
@@ -711,8 +713,9 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
     for axes in (left, right):
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=11)
+    output = path if isinstance(path, Output) else Output(path, parents=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        with output.replacing() as temporary:
+            figure.savefig(temporary, dpi=150, format=None if output.path.suffix else "png")
     except (OSError, ValueError) as error:
-        raise Error(f"{path} cannot be written: {error}") from None
+        raise Error(f"{output.path} cannot be written: {error}") from None

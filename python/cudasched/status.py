@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudasched import hook
-from cudasched.errors import Error, HookError
+from cudasched.errors import ArbiterError, Error, HookError
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -177,7 +177,7 @@ def note_not_installed(reason: str) -> None:
 
 def state() -> State:
     """What cudasched does and has seen in this process. Never raises: without the hook, ``off_reason`` says why."""
-    reason = "CUDASCHED_OFF=1" if hook.switched_off() else ""
+    reason = f"CUDASCHED_OFF={os.environ['CUDASCHED_OFF']}" if hook.switched_off() else ""
     try:
         seen = hook.load_core().state()
     except HookError as error:
@@ -219,22 +219,25 @@ def status() -> list[Device]:
 
     Returns:
         The GPUs that cudasched's clients have used, by UUID; empty if there are none. A table that cannot be read has
-        ``error`` set; where the directory cannot be read, it stands alone in the list, with its ``error``.
+        ``error`` set.
 
     Raises:
+        ArbiterError: The directory of the tables cannot be read.
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
     core = hook.load_core()
+    devices = []
     directory = Path(core.run_directory())
     try:
-        paths = sorted(directory / name for name in os.listdir(directory) if name.endswith(".arbiter"))
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".arbiter"))
     except FileNotFoundError:
-        return []
+        names = []
     except OSError as error:
-        why = f"the directory of the client tables cannot be read: {error.strerror}"
-        return [Device(name="", uuid="", path=directory, clients=(), error=why)]
-    devices = []
-    for path in paths:
+        raise ArbiterError(
+            f"{directory} cannot be read: {error.strerror}; the tables of this user's GPUs are in the directory that "
+            "CUDASCHED_RUN_DIR names"
+        ) from None
+    for path in (directory / name for name in names):
         try:
             name, clients = core.read_table(str(path))
         except Error as error:

@@ -71,11 +71,12 @@ def test_help_names_the_commands(cudasched: Run) -> None:
     ("arguments", "said"),
     [
         (["run", "--class", "latancy", "--", "true"], "--class = 'latancy': unknown class, .*did you mean 'latency'"),
-        (["run", "--slo-ms", "-5", "--", "true"], "--slo-ms = -5.0"),
-        (["run", "--slo-ms", "nan", "--", "true"], "--slo-ms = nan"),
+        (["run", "--slo-ms", "-5", "--", "true"], "--slo-ms = '-5'"),
+        (["run", "--slo-ms", "nan", "--", "true"], "--slo-ms = 'nan'"),
         (["run", "--slo-ms", "fast", "--", "true"], "--slo-ms"),
-        (["run", "--lead-us", "-1", "--", "true"], "--lead-us = -1.0"),
-        (["run", "--priority", "1.5", "--", "true"], "--priority"),
+        (["run", "--lead-us", "-1", "--", "true"], "--lead-us = '-1'"),
+        (["run", "--priority", "1.5", "--", "true"], "--priority = '1.5'"),
+        (["run", "--priority", "9", "--", "true"], "--priority = '9': must be an integer from -8 to 8"),
         (["run", "--name", "", "--", "true"], "--name = ''"),
         (["run", "--config", "missing.toml", "--", "true"], "missing.toml: cannot be read"),
         (["run", "--clas", "latency", "--", "true"], "No such option"),
@@ -181,12 +182,12 @@ def test_the_settings_arrive_by_precedence(
     (tmp_path / "c.toml").write_text("priority = 1\nslo_ms = 2\nlead_us = 3\n")
     monkeypatch.setenv("CUDASCHED_SLO_MS", "20")
     monkeypatch.setenv("CUDASCHED_LEAD_US", "30")
-    options = ["--config", "c.toml", "--lead-us", "300", "--name", "my program", "--class", "best-effort"]
+    options = ["--config", "c.toml", "--lead-us", "300", "--name", "my program", "--class", "latency"]
     show = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CUDASCHED')}))"
     done = cudasched("run", *options, "--", sys.executable, "-c", show)
     assert done.stderr == ""
     environment = json.loads(done.stdout)
-    told = {"CLASS": "best_effort", "PRIORITY": "1", "SLO_MS": "20.0", "LEAD_US": "300.0", "NAME": "my program"}
+    told = {"CLASS": "latency", "PRIORITY": "1", "SLO_MS": "20.0", "LEAD_US": "300.0", "NAME": "my program"}
     assert {name: environment[f"CUDASCHED_{name}"] for name in told} == told
     assert environment["CUDASCHED_DRIVER"] == str(simulated)
 

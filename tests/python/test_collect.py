@@ -190,7 +190,7 @@ def test_a_program_whose_cupti_cannot_be_had_runs_all_the_same(
 ) -> None:
     monkeypatch.setenv(variable, value)
     ended = run_launcher(cudasched)
-    assert (ended.returncode, ended.stdout) == (0, "launched 50\n")
+    assert (ended.returncode, ended.stdout) == (1, "launched 50\n")  # the program's, but nothing was recorded
     assert what in ended.stderr
     assert "no launch was recorded" in ended.stderr
     assert collect.read("data.parquet").num_rows == 0
@@ -253,9 +253,11 @@ def test_a_full_disk_costs_launches_and_nothing_else(cudasched: Run, simulated: 
         "gpu.launch(500); gpu.synchronize(); print('done')\n"
     )
     ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, "-c", code)
-    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+    assert ended.stdout == "done\n", ended.stderr
     assert "cannot be written" in ended.stderr
-    assert collect.read("data.parquet").num_rows < 500
+    recorded = collect.read("data.parquet").num_rows
+    assert recorded < 500
+    assert ended.returncode == (0 if recorded else 1)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
 
 
@@ -269,7 +271,7 @@ def test_usage_errors_are_one_line(cudasched: Run, simulated: Path) -> None:
     for arguments, what in (
         (["-o", "x.parquet", "--timing", "sundial", "--", "true"], "--timing"),
         (["-o", "x.parquet"], "nothing to finish"),
-        (["-o", "nowhere/x.parquet", "--timing", "events", "--", "true"], "cannot be made"),
+        (["-o", "nowhere/x.parquet", "--timing", "events", "--", "true"], "there is no directory"),
     ):
         ended = cudasched("collect", *arguments)
         assert ended.returncode != 0
@@ -286,8 +288,45 @@ def test_an_unfinished_collection_is_not_overwritten_and_can_be_finished(cudasch
     assert ended.returncode == 1
     assert "finishes it" in ended.stderr
     ended = cudasched("collect", "-o", "data.parquet")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 1 and "kept as it was" in ended.stderr  # nothing had been recorded
     assert not journals.exists()
+    assert collect.read("data.parquet").num_rows == 50
+
+
+def test_an_empty_recording_does_not_replace_a_good_one(cudasched: Run, simulated: Path) -> None:
+    run_launcher(cudasched, "--timing", "events")
+    before = Path("data.parquet").read_bytes()
+    ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", "true")
+    assert ended.returncode == 1
+    assert "no launch was recorded" in ended.stderr and "data.parquet was there before, and is kept" in ended.stderr
+    assert Path("data.parquet").read_bytes() == before
+    assert not journals_of(Path("data.parquet")).exists()
+
+
+def test_a_cupti_that_fails_does_not_cost_a_good_recording(
+    cudasched: Run, with_cupti: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_launcher(cudasched).returncode == 0
+    before = Path("data.parquet").read_bytes()
+    monkeypatch.setenv("FAKE_CUPTI_HELD", "1")
+    ended = run_launcher(cudasched)
+    assert ended.returncode == 1 and Path("data.parquet").read_bytes() == before
+
+
+def test_a_second_collection_into_the_same_file_is_refused_while_one_runs(
+    cudasched: Run, command: str, simulated: Path
+) -> None:
+    waits = [command, "collect", "-o", "data.parquet", "--timing", "events", "--", "sh", "-c", "echo on; read line"]
+    first = subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "on\n"
+        for arguments in (["--timing", "events", "--", "true"], []):  # another one, and one that would finish it
+            ended = cudasched("collect", "-o", "data.parquet", *arguments)
+            assert ended.returncode == 1 and "another process is recording into data.parquet" in ended.stderr
+        assert journals_of(Path("data.parquet")).is_dir()
+    finally:
+        first.communicate("\n", timeout=PATIENCE_S)
+    assert run_launcher(cudasched, "--timing", "events").returncode == 0
 
 
 # ---- in a program

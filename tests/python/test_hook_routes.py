@@ -789,9 +789,10 @@ def test_an_engine_that_wants_nothing_leaves_every_call_to_the_driver(built: Bui
 
 def test_off_leaves_every_call_to_the_driver(own: Built) -> None:
     own.compile("linked", HOST_C, "-DEXECUTABLE", "-DLINKED", own.shim, f"-Wl,-rpath,{own.shim.parent}")
-    done = own.run([own.directory / "linked"], CUDASCHED_OFF="1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == 2 * ROUND.replace("engine launch\n", "")
+    for word in ("1", "true", "Yes", "on"):
+        done = own.run([own.directory / "linked"], CUDASCHED_OFF=word)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == 2 * ROUND.replace("engine launch\n", "")
     own.engine.unlink()
     done = own.run([own.directory / "linked"], CUDASCHED_OFF="1")
     assert (done.returncode, done.stderr) == (0, "")

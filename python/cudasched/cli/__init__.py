@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
 from cudasched._version import __version__
 from cudasched.cli import advise, collect, simulate
@@ -64,30 +68,21 @@ def _start(
         print(context.get_help())
 
 
-def _lead(value: str) -> float | str:
-    if value == "auto":
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is neither a number nor auto") from None
-
-
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`.")],
     client_class: Annotated[
-        str | None, typer.Option("--class", metavar="CLASS", help="latency, normal or best-effort.")
+        str | None, typer.Option("--class", metavar="CLASS", help="latency, normal or best_effort.")
     ] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="The program's latency target, ms.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Within the class, higher first.")] = None,
+    slo_ms: Annotated[
+        str | None, typer.Option(metavar="MS", help="The program's latency target, ms; of class latency.")
+    ] = None,
+    priority: Annotated[str | None, typer.Option(metavar="N", help="Within the class, higher first; -8 to 8.")] = None,
     policy: Annotated[str | None, typer.Option(help="strict, slack or open: best effort beside latency work.")] = None,
     lead_us: Annotated[
-        Any,
+        str | None,
         typer.Option(
-            metavar="US|auto",
-            parser=_lead,
-            help="Best-effort GPU time in flight at the next submission, us; auto: found on line.",
+            metavar="US|auto", help="Best-effort GPU time in flight at the next submission, us; auto: found on line."
         ),
     ] = None,
     job: Annotated[
@@ -159,29 +154,73 @@ def demo(
     return demo.main(seconds=seconds, output=output, simulate=simulate)
 
 
+class _ClosedOutput(io.TextIOBase):
+    """Stands for a standard output that was closed before the program began."""
+
+    used = False
+
+    def write(self, text: str) -> int:
+        self.used = True
+        return len(text)
+
+
+def _open_standard_files() -> None:
+    """A descriptor that the caller has closed would be the next file that is opened; Python has None for it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lives
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"cudasched: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"cudasched: error: {_text.one_line(message)}", file=sys.stderr)
+    if not isinstance(sys.stdout, _ClosedOutput):
+        try:
+            sys.stdout.flush()
+        except OSError:  # what is left in it is not written at exit either, which would be another error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code: nothing that a user can cause ends in a traceback."""
+    if isinstance(error, ConfigError):
+        return str(error), _USAGE
+    if isinstance(error, Error):
+        return str(error), getattr(error, "exit_code", 1)
+    # Usage errors: their class is click's or typer's own copy of it, as typer's version has it.
+    if hasattr(error, "format_message"):
+        return error.format_message() or str(error), getattr(error, "exit_code", _USAGE)
+    if isinstance(error, OSError):
+        what = os.fsdecode(error.filename) if error.filename is not None else ""
+        if not what and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT):
+            what = "the output cannot be written"
+        return ": ".join(filter(None, (what, error.strerror or str(error)))), 1
+    if isinstance(error, MemoryError):
+        return "there is not enough memory", 1
+    if os.environ.get("CUDASCHED_LOG") == "debug":
+        traceback.print_exception(error)
+    kind = type(error).__name__
+    return f"this is a mistake in cudasched ({kind}: {error}); CUDASCHED_LOG=debug shows where: please report it", 1
 
 
 def main() -> NoReturn:
     """The entry point. Exits with the command's code: of a program it ran, 127 and 126 as a shell's, 2 for usage."""
+    _open_standard_files()
     command = typer.main.get_command(app)
     try:
         code = command.main(prog_name="cudasched", standalone_mode=False)
         sys.stdout.flush()
-    except ConfigError as error:
-        _fail(str(error), _USAGE)
-    except Error as error:
-        _fail(str(error), getattr(error, "exit_code", 1))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has left; nothing is to be flushed to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        # Usage errors: their class is click's or typer's own copy of it, as typer's version has it.
-        if not hasattr(error, "format_message"):
-            raise
-        _fail(error.format_message() or str(error), getattr(error, "exit_code", _USAGE))
+        _fail(*_explain(error))
+    if isinstance(sys.stdout, _ClosedOutput) and sys.stdout.used:
+        _fail("the output cannot be written: standard output is closed", 1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cudasched.errors import ConfigError, Error
+from cudasched._output import Output
+from cudasched.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -56,32 +57,14 @@ def _record(program: Sequence[str], recording: Path, *, timing: str, quiet: bool
         return run_collected(program, output=recording, timing=timing, label="", quiet=False)
 
 
-def _check_output(output: Path | None) -> None:
+def _checked(output: Path | None) -> Output | None:
     """Before the program runs, which may take long."""
     if output is None:
-        return
-    if output.suffix.lower() not in _FORMATS:
+        return None
+    target = Output(output, option="-o")
+    if not target.is_stream and output.suffix.lower() not in _FORMATS:
         raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
-    if not output.absolute().parent.is_dir():
-        raise ConfigError(f"-o {output}: there is no directory {output.absolute().parent}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
-            try:
-                file.write(text)
-                file.close()
-                umask = os.umask(0)
-                os.umask(umask)
-                os.chmod(file.name, 0o666 & ~umask)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise Error(f"the report cannot be written to {path}: {error.strerror}") from None
+    return target
 
 
 def command(
@@ -106,7 +89,7 @@ def command(
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    _check_output(output)
+    target = _checked(output)
 
     from cudasched.advise import Report, advise, diff, html
     from cudasched.advise.view import changes, terminal
@@ -127,9 +110,9 @@ def command(
             recording = Path(directory) / "data.parquet"
             code = _record(program or [], recording, timing=timing, quiet=json)
             report = advise(recording)
-    if output is not None:
-        as_html = output.suffix.lower() == ".html"
-        _write(output, html(report) if as_html else report.model_dump_json(indent=2) + "\n")
+    if target is not None:
+        as_html = target.path.suffix.lower() == ".html"
+        target.write(html(report) if as_html else report.model_dump_json(indent=2) + "\n")
     if json:
         print(report.model_dump_json())
     else:

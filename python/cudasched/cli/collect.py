@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Annotated
 import typer
 
 from cudasched import hook
+from cudasched._output import Output
+from cudasched._text import one_line
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
-from cudasched.cli.run import preload
-from cudasched.collect._dataset import arrow, convert, journals_of
+from cudasched.cli.run import configure, preload
+from cudasched.collect._dataset import arrow, claim, convert, journals_of
 from cudasched.collect._journal import scan
-from cudasched.config import resolve
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["command", "run_collected"]
@@ -54,7 +56,7 @@ def command(
 
 
 def _say(message: str) -> None:
-    print(f"cudasched: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"cudasched: {one_line(message)}", file=sys.stderr, flush=True)
 
 
 class _Progress:
@@ -92,7 +94,6 @@ class _Progress:
 def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[str, str]:
     environment = {
         **os.environ,
-        **resolve({}).environment(),
         "CUDASCHED_COLLECT_DIR": str(directory.absolute()),
         "CUDASCHED_COLLECT_TIMING": timing,
         "CUDASCHED_COLLECT_LABEL": label,
@@ -130,14 +131,21 @@ def _run(path: Path, program: Sequence[str], environment: dict[str, str], progre
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report(output: Path, metadata: dict[str, str]) -> None:
+def _report(output: Path, metadata: dict[str, str]) -> int:
+    """Says what was recorded. Returns 1 if that is nothing, else 0."""
+
     def number(name: str) -> int:
         return int(metadata.get(f"cudasched.{name}", "0"))
 
     rows = int(metadata["rows"])
-    _say(f"{output}: {rows:,} launches of {number('processes')} processes, timed by {metadata['cudasched.timing']}")
-    if rows == 0:
-        _say("warning: no launch was recorded: no process made one under the hook, or collecting could not start")
+    if rows > 0:
+        _say(f"{output}: {rows:,} launches of {number('processes')} processes, timed by {metadata['cudasched.timing']}")
+    else:
+        kept = f"; {output} was there before, and is kept as it was" if "kept" in metadata else ""
+        _say(
+            "error: no launch was recorded: no process made one under the hook, or collecting could not start (a line "
+            f"above says why){kept}"
+        )
     for name, what in (
         ("lost", "launches have no row, for want of memory or disk"),
         ("untimed", "launches have no time, because the device gave none"),
@@ -147,6 +155,7 @@ def _report(output: Path, metadata: dict[str, str]) -> None:
     ):
         if number(name):
             _say(f"warning: {number(name):,} {what}")
+    return 0 if rows > 0 else 1
 
 
 def run_collected(program: Sequence[str], *, output: Path, timing: str, label: str, quiet: bool) -> int:
@@ -154,60 +163,65 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
 
     Args:
         program: Its name and arguments; empty: there is one to finish.
-        output: The Parquet file. While the program runs, its journals are in ``<output>.journals``.
+        output: The Parquet file. While the program runs, its journals are in ``<output>.journals``. Where nothing was
+            recorded, what was there before stays.
         timing: "cupti" or "events".
         label: Of every launch that has no label of its own.
         quiet: No progress.
 
     Returns:
-        The program's exit code, 128 + n where signal n killed it.
+        The program's exit code, 128 + n where signal n killed it; 1 where it succeeded and nothing was recorded.
 
     Raises:
-        ConfigError: An option has no meaning.
+        ConfigError: An option has no meaning, or the output cannot be written.
         HookError: There is no driver, or the installation is broken.
         ProgramError: The program cannot be run.
-        Error: pyarrow is missing, or the data set cannot be written; its journals stay then.
+        Error: pyarrow is missing, another collection into the same file runs, or the data set cannot be written; its
+            journals stay then.
     """
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing is one of {', '.join(_TIMINGS)}; got {timing!r}")
     arrow()
-    directory = journals_of(output)
+    target = Output(output, option="-o")
+    if target.is_stream:
+        with tempfile.TemporaryDirectory(prefix="cudasched-collect-") as scratch:
+            directory = journals_of(Path(scratch) / "data.parquet")
+            return _collect(program, directory, target, timing=timing, label=label, quiet=quiet)
+    return _collect(program, journals_of(output), target, timing=timing, label=label, quiet=quiet)
+
+
+def _collect(program: Sequence[str], directory: Path, target: Output, *, timing: str, label: str, quiet: bool) -> int:
+    output = target.path
     if not program:
         if not directory.is_dir():
             raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
-        return _finish(directory, output, 0)
+        with claim(directory, output, new=False):
+            return _finish(directory, target, 0)
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     unreachable = why_not_preloadable(path)
     if unreachable:
         raise ProgramError(f"the launches of {program[0]} cannot be recorded: {unreachable}")
+    configure()
     hook.load_core().find_driver()
-    try:
-        directory.mkdir()
-    except FileExistsError:
-        raise Error(
-            f"{directory} holds what a collection into {output} left that was never finished: "
-            f"`cudasched collect -o {output}` finishes it, or remove the directory"
-        ) from None
-    except OSError as error:
-        raise Error(f"{directory} cannot be made: {error.strerror}") from None
-    progress = _Progress(directory, quiet)
-    try:
-        code = _run(path, program, _environment(path, directory, timing, label), progress)
-    except ProgramError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    progress.end()
-    return _finish(directory, output, code)
+    with claim(directory, output, new=True):
+        progress = _Progress(directory, quiet)
+        try:
+            code = _run(path, program, _environment(path, directory, timing, label), progress)
+        except ProgramError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        progress.end()
+        return _finish(directory, target, code)
 
 
-def _finish(directory: Path, output: Path, code: int) -> int:
+def _finish(directory: Path, target: Output, code: int) -> int:
     try:
-        metadata = convert(directory, output)
+        metadata = convert(directory, target)
     except OSError as error:
         raise Error(
-            f"{output} cannot be written ({error}); what was recorded stays in {directory}, and "
-            f"`cudasched collect -o {output}` finishes it"
+            f"{target.path} cannot be written ({error}); what was recorded stays in {directory}, and "
+            f"`cudasched collect -o {target.path}` finishes it"
         ) from error
     shutil.rmtree(directory, ignore_errors=True)
-    _report(output, metadata)
-    return code
+    nothing = _report(target.path, metadata)
+    return code or nothing

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from cudasched import hook, mps
+from cudasched._text import one_line
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
-from cudasched.config import resolve
+from cudasched.config import Resolved, resolve, untold
 from cudasched.errors import HookError
 
-__all__ = ["preload", "run_program"]
+__all__ = ["configure", "preload", "run_program"]
 
 _OPTIONS = {"client_class": "--class"}
 _LIMITERS = ("libvgpu.so", "libvgpu-control.so")
@@ -26,7 +27,21 @@ def _option(field: str) -> str:
 
 
 def _warn(message: str) -> None:
-    print(f"cudasched: warning: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"cudasched: warning: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def configure(settings: Mapping[str, object] | None = None) -> Resolved:
+    """Resolves the settings of a command, says what of them has no effect, and puts them into the environment.
+
+    Raises:
+        ConfigError: A setting has no meaning.
+    """
+    resolved = resolve(settings, option=_option)
+    for note in untold(resolved.notes, os.environ):
+        _warn(note)
+    os.environ.update(mps.priority(os.environ, resolved.chosen_class))
+    os.environ.update(resolved.environment())
+    return resolved
 
 
 def preload(files: hook.Files, already: str, system: Path = Path("/etc/ld.so.preload")) -> str:
@@ -104,9 +119,7 @@ def run_program(
     """
     if config_file is not None:
         os.environ["CUDASCHED_CONFIG"] = str(config_file.absolute())
-    resolved = resolve(settings, option=_option)
-    os.environ.update(mps.priority(os.environ, resolved.chosen_class))
-    os.environ.update(resolved.environment())
+    configure(settings)
 
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     unreachable = why_not_preloadable(path)
@@ -114,6 +127,7 @@ def run_program(
     try:
         core.find_driver()
     except HookError as error:
+        untold([str(error)], os.environ)  # the program's own import of cudasched need not say it again
         _warn(f"{program[0]} runs unmanaged: {error}")
         _become(path, program)
     if unreachable:

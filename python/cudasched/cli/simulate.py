@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cudasched._output import Output
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def command(
 
     from cudasched import simulate
 
+    target = None if output is None else Output(output, option="--output", parents=True)
     if sharing not in ("two_processes", "mps", "one_process"):
         raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")
     named = [_policy(text) for text in policy or ["open", "strict", *(["slack"] if slo_ms is not None else [])]]
@@ -199,6 +201,6 @@ def command(
         print(json_format.dumps({"title": title, "rows": [row.as_dict() for row in rows]}))
     else:
         _show(rows, title)
-    if output is not None:
-        simulate.plot(rows, output, title)
+    if target is not None:
+        simulate.plot(rows, target, title)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudasched import hook
-from cudasched.config import resolve
+from cudasched.cli.run import configure
 from cudasched.errors import HookError
 from cudasched.status import Client, Device, status
 
@@ -123,7 +122,7 @@ def show_status(*, as_json: bool, watch: bool) -> int:
         ConfigError: A setting has no meaning.
         HookError: There is no driver; the message says what was searched.
     """
-    os.environ.update(resolve().environment())
+    configure()
     core = hook.load_core()
     try:
         core.find_driver()

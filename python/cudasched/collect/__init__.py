@@ -15,12 +15,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 from cudasched import hook
-from cudasched.collect._dataset import SCHEMA_VERSION, arrow, convert, journals_of, read, schema
-from cudasched.errors import Error, HookError
+from cudasched._output import Output
+from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema
+from cudasched.errors import Error, HookError, HookWarning
 
 __all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema"]
 
@@ -61,20 +63,15 @@ class recording:  # noqa: N801  used like a function
             raise HookError(
                 "launches cannot be recorded: cudasched's hook is not in this process (cudasched.state() says why)"
             )
+        self._output = Output(self._path)
         directory = journals_of(self._path)
-        try:
-            directory.mkdir()
-        except FileExistsError:
-            raise Error(
-                f"{directory} holds what a recording into {self._path} left that was never finished: "
-                f"`cudasched collect -o {self._path}` finishes it, or remove the directory"
-            ) from None
-        except OSError as error:
-            raise Error(f"launches cannot be recorded: {directory} cannot be made: {error.strerror}") from None
+        self._claim = claim(directory, self._path, new=True)
+        self._claim.__enter__()
         try:
             hook.load_core().collect_start(str(directory), self._timing, None, self._capacity_mb << 20)
-        except Error:
+        except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
+            self._claim.__exit__(None, None, None)
             raise
         return self
 
@@ -84,13 +81,22 @@ class recording:  # noqa: N801  used like a function
         directory = journals_of(self._path)
         _, _, self.lost = hook.load_core().collect_stop()
         try:
-            self.rows = int(convert(directory, self._path)["rows"])
+            made = convert(directory, self._output)
         except OSError as failure:
             raise Error(
                 f"{self._path} cannot be written ({failure}); what was recorded stays in {directory}, and "
                 f"`cudasched collect -o {self._path}` finishes it"
             ) from failure
+        finally:
+            self._claim.__exit__(None, None, None)
         shutil.rmtree(directory, ignore_errors=True)
+        self.rows = int(made["rows"])
+        if "kept" in made:
+            warnings.warn(
+                f"no launch was recorded, so {self._path}, which was there before, is kept as it was",
+                HookWarning,
+                stacklevel=2,
+            )
 
 
 def label(text: str) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._output import Output
 from cudasched._version import __version__
 from cudasched.collect._journal import Journal, Rows, Summary, scan
 from cudasched.errors import Error
@@ -15,7 +20,7 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SCHEMA_VERSION", "arrow", "convert", "journals_of", "read", "schema"]
+__all__ = ["SCHEMA_VERSION", "arrow", "claim", "convert", "journals_of", "read", "schema"]
 
 SCHEMA_VERSION = "1"
 ROW_GROUP_ROWS = 65_536
@@ -167,44 +172,99 @@ def _batches(summaries: Iterable[Summary]) -> Iterator[pa.RecordBatch]:
                 yield _batch(journal, block)
 
 
-def convert(directory: Path, output: Path) -> dict[str, str]:
+@contextlib.contextmanager
+def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
+    """Makes the directory of journals, or takes one that was left; for the length of the block it is this process's.
+
+    Args:
+        directory: Of the journals.
+        output: The data set that they become.
+        new: It must not be there yet.
+
+    Raises:
+        Error: Another process records into it, it was left by a collection that was never finished, or it cannot be
+            made.
+    """
+    there = False
+    if new:
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            there = True
+        except OSError as error:
+            raise Error(f"launches cannot be recorded: {directory} cannot be made: {error.strerror}") from None
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Error(f"{directory} cannot be opened: {error.strerror}; remove it, or choose another output") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Error(
+                f"another process is recording into {output} now; wait for it, or choose another file"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        if there:
+            raise Error(
+                f"{directory} holds what a recording into {output} left that was never finished: "
+                f"`cudasched collect -o {output}` finishes it, or remove the directory"
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _NothingRecordedError(Exception):
+    pass
+
+
+def convert(directory: Path, output: Path | Output) -> dict[str, str]:
     """Makes a data set of the journals in a directory, with memory for one row group.
 
     Args:
         directory: Where the journals are; they stay.
-        output: The Parquet file; it appears when it is whole, in place of what was there.
+        output: The Parquet file; it appears when it is whole, in place of what was there. If there are no launches,
+            what was there stays.
 
     Returns:
-        The file's metadata, and "rows".
+        The file's metadata, "rows", and "kept" if the file is the one that was there before.
 
     Raises:
         Error: A file in the directory is of another version, or pyarrow is missing.
+        OSError: The file cannot be written.
     """
     arrow()
     import pyarrow.parquet as pq
 
+    target = output if isinstance(output, Output) else Output(output)
     summaries = _summaries(directory)
     metadata = _metadata(summaries)
     form = schema().with_metadata(metadata)
-    unfinished = output.with_name(output.name + ".unfinished")
     rows = 0
     try:
-        with pq.ParquetWriter(unfinished, form, compression="zstd") as writer:
-            waiting: list[pa.RecordBatch] = []
-            count = 0
-            for batch in _batches(summaries):
-                waiting.append(batch)
-                count += batch.num_rows
-                if count >= ROW_GROUP_ROWS:
+        with target.replacing() as unfinished:
+            with pq.ParquetWriter(unfinished, form, compression="zstd", write_page_checksum=True) as writer:
+                waiting: list[pa.RecordBatch] = []
+                count = 0
+                for batch in _batches(summaries):
+                    waiting.append(batch)
+                    count += batch.num_rows
+                    if count >= ROW_GROUP_ROWS:
+                        writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
+                        rows, count = rows + count, 0
+                        waiting.clear()
+                if waiting or rows == 0:
                     writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
-                    rows, count = rows + count, 0
-                    waiting.clear()
-            if waiting or rows == 0:
-                writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
-                rows += count
-        os.replace(unfinished, output)
-    finally:
-        unfinished.unlink(missing_ok=True)
+                    rows += count
+                sealed = {key.encode(): value.encode() for key, value in metadata.items()}
+                if hasattr(writer, "add_key_value_metadata"):  # from pyarrow 16 on
+                    writer.add_key_value_metadata({_SEAL: _seal(sealed, rows)})
+            if rows == 0 and target.holds_something:
+                raise _NothingRecordedError
+    except _NothingRecordedError:
+        return {**metadata, "rows": "0", "kept": "1"}
     return {**metadata, "rows": str(rows)}
 
 
@@ -227,7 +287,7 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     Raises:
         Error: There is no such file, it is no data set of launches, or of another version.
     """
-    pa = arrow()
+    arrow()
     import pyarrow.parquet as pq
 
     file = Path(path)
@@ -236,18 +296,69 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
         summaries = _summaries(journals)
         return _table(list(_batches(summaries)), schema().with_metadata(_metadata(summaries)))
     try:
-        table = pq.read_table(file, read_dictionary=["kind", "function", "label"])
+        with pq.ParquetFile(file) as reader:
+            form = reader.schema_arrow
+        version = (form.metadata or {}).get(b"cudasched.schema", b"").decode(errors="replace")
+        if version != SCHEMA_VERSION:
+            raise Error(
+                f"{file} is no data set of launches that this cudasched reads: "
+                + (f"it has schema version {version}, and {SCHEMA_VERSION} is read" if version else "it has no version")
+            )
+        missing = [name for name in schema().names if name not in form.names]
+        if missing:
+            raise Error(f"{file} is no data set of launches: it lacks the columns {', '.join(missing)}")
+        texts = ["kind", "function", "label"]
+        with pq.ParquetFile(file, read_dictionary=texts, page_checksum_verification=True) as reader:
+            table = reader.read()
+        table.validate(full=True)
+    except Error:
+        raise
     except FileNotFoundError:
         raise Error(f"there is no data set at {file}, nor journals at {journals}") from None
-    except pa.ArrowInvalid as error:
-        raise Error(f"{file} is no data set of launches: {error}") from None
-    version = (table.schema.metadata or {}).get(b"cudasched.schema", b"").decode()
-    if version != SCHEMA_VERSION:
-        raise Error(
-            f"{file} is no data set of launches that this cudasched reads: "
-            + (f"it has schema version {version}, and {SCHEMA_VERSION} is read" if version else "it has no version")
-        )
-    missing = [name for name in schema().names if name not in table.schema.names]
-    if missing:
-        raise Error(f"{file} is no data set of launches: it lacks the columns {', '.join(missing)}")
+    except MemoryError:
+        raise Error(f"{file} cannot be read: it needs more memory than there is, or it is damaged") from None
+    except Exception as error:  # pyarrow has no one class for what a damaged file makes it raise
+        why = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        raise Error(f"{file} is no data set of launches, or is damaged: {why}; record it again") from None
+    _check_types(table, file)
     return table
+
+
+_MAY_BE_MISSING = ("start_ns", "duration_ns")
+_NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed")
+
+
+def _check_types(table: pa.Table, file: Path) -> None:
+    """What a damaged footer may have changed, and no checksum of a page shows. Raises Error."""
+    pa = arrow()
+    wrong = ""
+    for entry in schema():
+        column = table[entry.name]
+        kind = column.type
+        if pa.types.is_dictionary(kind) and pa.types.is_dictionary(entry.type):
+            kind = entry.type if kind.value_type == entry.type.value_type else kind
+        if kind != entry.type:
+            wrong = f"column {entry.name} holds {column.type}, not {entry.type}"
+        elif column.null_count and entry.name not in _MAY_BE_MISSING:
+            wrong = f"column {entry.name} lacks values"
+    metadata = table.schema.metadata or {}
+    for name in _NUMBERS:
+        value = metadata.get(f"cudasched.{name}".encode(), b"0")
+        if not value.isdigit():
+            wrong = f"its metadata has no number for {name}"
+    if not re.fullmatch(rb"(\d+\.\d+)?", metadata.get(b"cudasched.compute_capability", b"")):
+        wrong = "its metadata has no compute capability"
+    seal = metadata.get(_SEAL)
+    if not wrong and seal is not None and seal != _seal(metadata, table.num_rows):
+        wrong = "its metadata is not what was written"
+    if wrong:
+        raise Error(f"{file} is damaged: {wrong}; record it again")
+
+
+_SEAL = b"cudasched.seal"
+
+
+def _seal(metadata: Mapping[bytes, bytes], rows: int) -> bytes:
+    """A checksum of the metadata and the number of rows, which stand where no page's checksum is."""
+    items = sorted((key, value) for key, value in metadata.items() if key.startswith(b"cudasched.") and key != _SEAL)
+    return b"%08x" % zlib.crc32(repr((items, rows)).encode())

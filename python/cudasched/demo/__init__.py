@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._output import Output
 from cudasched.demo.harness import (
     ARMS,
     Backend,
@@ -63,6 +64,8 @@ def main(seconds: float, output: Path, simulate: bool) -> int:
     from rich.console import Console
 
     console = Console(soft_wrap=True)
+    picture = Output(output, option="--output", parents=True)
+    numbers = None if picture.is_stream else Output(output.with_suffix(".json"), option="--output")
     backend: Backend | None = None
     try:
         device, on_gpu = _choose_device(console, simulate)
@@ -89,12 +92,12 @@ def main(seconds: float, output: Path, simulate: bool) -> int:
         "rate_hz": scene.rate_hz,
         "rows": rows,
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    numbers = output.with_suffix(".json")
-    numbers.write_text(json.dumps(report, indent=2) + "\n")
-    plotted = plot(rows, output, title)
+    if numbers:
+        numbers.write(json.dumps(report, indent=2) + "\n")
+    plotted = plot(rows, picture, title)
     console.print(f"plot: {output}" if plotted else HOW_TO_GET_MATPLOTLIB, markup=False)
-    console.print(f"numbers: {numbers}", markup=False)
+    if numbers:
+        console.print(f"numbers: {numbers.path}", markup=False)
     return 0
 
 

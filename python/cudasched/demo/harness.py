@@ -39,7 +39,7 @@ DEFAULT_SCALE = 20.0
 #: fixed there: what `auto` may choose from is in the time of a real GPU.
 SCALED_SETTINGS = {
     VARIABLES[name]: float(value)
-    for name, value in Config(lead_us=20.0)
+    for name, value in vars(Config(lead_us=20.0)).items()
     if name.endswith(("_us", "_ms")) and isinstance(value, (int, float))
 }
 #: What a bare worker must not inherit from a managed parent.

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cudasched._output import Output
+
 COLORS = {"p50": "#9ecae1", "p95": "#4292c6", "p99": "#08306b", "best_effort": "#74a57f"}
 HOW_TO_GET_MATPLOTLIB = "no plot: matplotlib is not installed (pip install 'cudasched[plot]')"
 
 
-def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
+def plot(rows: Sequence[Mapping[str, Any]], path: Path | Output, title: str) -> bool:
     """Writes a PNG or SVG, by the suffix of `path`.
 
     Args:
@@ -57,6 +59,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    output = path if isinstance(path, Output) else Output(path, parents=True)
+    with output.replacing() as temporary:
+        figure.savefig(temporary, dpi=150, format=None if output.path.suffix else "png")
     return True

@@ -47,5 +47,11 @@ TEST(Log, TheLevelIsTheEnvironmentsUntilOneIsSet) {
   unsetenv("CUDASCHED_LOG");
 }
 
+TEST(Log, NothingInAMessageIsAnOrderToTheTerminal) {
+  CaptureStderr();
+  error("a name: \x1b[2J\x7f and\nmore\ttext, \u009b2J, \u00e9");
+  EXPECT_EQ(GetCapturedStderr(), "cudasched: error: a name: ?[2J? and more text, ??2J, \u00e9\n");
+}
+
 }  // namespace
 }  // namespace cudasched::log

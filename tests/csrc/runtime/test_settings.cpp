@@ -84,10 +84,10 @@ TEST(SettingsTest, WithoutOffloadTheLeadCoversTheProgramsOwnTime) {
 TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
   const std::map<std::string, std::vector<std::string>> nonsense = {
       {"CUDASCHED_CLASS", {"urgent", "Latency", " "}},
-      {"CUDASCHED_PRIORITY", {"high", "1.5", "99999999999"}},
+      {"CUDASCHED_PRIORITY", {"high", "1.5", "99999999999", "9", "-9"}},
       {"CUDASCHED_SLO_MS", {"-1", "0", "nan", "inf", "5ms", "1e300"}},
       {"CUDASCHED_LINGER_US", {"-1", "soon"}},
-      {"CUDASCHED_OFFLOAD", {"yes", "2"}},
+      {"CUDASCHED_OFFLOAD", {"maybe", "2"}},
       {"CUDASCHED_LEAD_US", {"-1", "abc", "1e18", "automatic"}},
       {"CUDASCHED_POLICY", {"fair", "Strict"}},
       {"CUDASCHED_MAX_INFLATION", {"1", "0.5", "much"}},
@@ -107,6 +107,26 @@ TEST(SettingsTest, NonsenseKeepsTheDefaultAndNamesTheVariable) {
       EXPECT_EQ(result.settings.process_class, Class::kNormal);
     }
   }
+}
+
+TEST(SettingsTest, SwitchesAreSpeltAsOneLikes) {
+  for (const char* const word : {"1", "true", "YES", "on"}) {
+    EXPECT_TRUE(read({{"CUDASCHED_OFFLOAD", word}}).settings.offload) << word;
+    EXPECT_TRUE(read({{"CUDASCHED_NODE_PRIORITY", word}}).settings.node_priority) << word;
+  }
+  for (const char* const word : {"0", "false", "NO", "off"}) {
+    EXPECT_FALSE(read({{"CUDASCHED_OFFLOAD", word}}).settings.offload) << word;
+    EXPECT_FALSE(read({{"CUDASCHED_NODE_PRIORITY", word}}).settings.node_priority) << word;
+  }
+}
+
+TEST(SettingsTest, AComplaintSaysTheBoundsInWords) {
+  const Read slo = read({{"CUDASCHED_SLO_MS", "0"}});
+  EXPECT_NE(slo.complaints.at(0).find("it takes a number of ms, from 0.001 to 3600000;"), std::string::npos)
+      << slo.complaints[0];
+  const Read margin = read({{"CUDASCHED_MARGIN_US", "-1"}});
+  EXPECT_NE(margin.complaints.at(0).find("it takes a number of us, from 0 to 3600000000;"), std::string::npos)
+      << margin.complaints[0];
 }
 
 TEST(SettingsTest, TheProgramHasAName) { EXPECT_NE(program_name().find("test_runtime"), std::string::npos); }
