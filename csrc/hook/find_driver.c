@@ -338,7 +338,7 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
             places->driver, description(kind));
   } else {
     explain(&search,
-            "no driver (libcuda.so.1 for x86-64) found; install it or set CUDASCHED_DRIVER to its path. "
+            "no NVIDIA driver found (libcuda.so.1 for x86-64): install it, or set CUDASCHED_DRIVER to its path. "
             "Looked in");
     found = consider_places(&search, places);
   }

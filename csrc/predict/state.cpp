@@ -56,7 +56,10 @@ StateReader::StateReader(std::span<const std::byte> state) {
   if (version != kStateVersion) {
     refuse("has version " + std::to_string(version) + " where this one reads " + std::to_string(kStateVersion));
   }
-  if (raw<std::uint32_t>("length") != state.size()) refuse("is cut short: it has " + size);
+  const auto length = raw<std::uint32_t>("length");
+  if (length > state.size()) refuse("is cut short: it has " + size + " of " + std::to_string(length));
+  if (length < state.size())
+    refuse("is longer than it says: it has " + size + " in place of " + std::to_string(length));
   if (sum != expected) refuse("is corrupt: its checksum is wrong");
 }
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "runtime/engine.hpp"
@@ -43,9 +44,10 @@ void Ticker::start() {
   pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
     std::thread([this] { run(); }).detach();
-  } catch (...) {
+  } catch (const std::exception& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
+    throw Error(std::string("no thread can be started (") + error.what() +
+                "): raise the limit of processes (ulimit -u), or the container's");
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cudasched import hook
 from cudasched._output import Output
+from cudasched._text import shown
 from cudasched.demo.arrivals import schedule
 from cudasched.errors import ConfigError, Error
 
@@ -68,6 +69,22 @@ ADAPTIVE = "auto"
 
 _MS = 1e6
 _REQUEST_GAP_MS = 1.0
+_PAUSE_S = 1.0
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "rate_hz": (0.001, 100_000),
+    "seconds": (0.001, 3_600),
+    "seed": (0, 2**63 - 1),
+    "gpu_ms": (1e-6, 3_600_000),
+    "kernels": (1, 1_000_000),
+    "slo_ms": (0.001, 3_600_000),
+    "request_gap_ms": (0.001, 3_600_000),
+    "prepare_ms": (0, 3_600_000),
+    "expect_ms": (0, 1000),
+    "recording_us": (0, 1_000_000),
+    "lead_us": (0, 3_600_000_000),
+    "arrivals": (0, 1_000_000),
+}
+"""What each number may be: beyond it a simulation means nothing, or would not end."""
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
 _LOADS = (
     "bert_graph",
@@ -101,6 +118,7 @@ class Trace:
         load: The benchmark load that this is, where its labels or its name tell; else empty.
         core: The launches themselves.
         ends: Where requests end, if each launch is one (graphs); else empty.
+        source: What of a recording it is; empty where it was not read from one.
     """
 
     name: str
@@ -109,6 +127,7 @@ class Trace:
     load: str
     core: CoreTrace
     ends: tuple[int, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,6 +289,14 @@ class Row:
         return {**asdict(self), "comparisons": compared}
 
 
+def _checked(what: str, value: float) -> float:
+    """Raises ConfigError where the value is out of its limits, or no number."""
+    least, most = _LIMITS[what]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise ConfigError(f"{what} = {shown(value)}: must be a number from {least:.12g} to {most:.19g}")
+    return value
+
+
 def policies() -> dict[str, str]:
     """The policies that can be named, and what each does; the first is the default."""
     return dict(_engine().policies())
@@ -306,8 +333,7 @@ def trace_of(
     """
     if not submitted_ns:
         raise ConfigError(f"{name} has no launches")
-    if kernels < 1:
-        raise ConfigError(f"a launch of {name} has at least one kernel, not {kernels}")
+    _checked("kernels", kernels)
     starts = [-1 if start is None else start for start in start_ns]
     core = _engine().Trace(
         list(submitted_ns), starts, list(duration_ns), kernels, _nanoseconds("recording_us", recording_us)
@@ -327,8 +353,7 @@ def request(gpu_ms: float, *, kernels: int = 1, name: str = "request") -> Trace:
     Raises:
         ConfigError: The time is not above 0, or there is no kernel.
     """
-    if not 0 < gpu_ms < math.inf:
-        raise ConfigError(f"a request needs GPU time above 0 ms, not {gpu_ms:g}")
+    _checked("gpu_ms", gpu_ms)
     return trace_of([0], [None], [round(gpu_ms * _MS)], name=name, requests=True, kernels=kernels)
 
 
@@ -369,8 +394,23 @@ def _without_holes(
             done = max(done, start - removed + duration_ns[index])
 
 
+def _parts(submitted_ns: Sequence[int], start_ns: Sequence[int | None], duration_ns: Sequence[int]) -> list[range]:
+    """Launches in order of submission, divided where neither the program nor the GPU did anything for a second."""
+    begins = [0]
+    done = -math.inf
+    for index, submitted in enumerate(submitted_ns):
+        if index > 0 and submitted - max(done, submitted_ns[index - 1]) >= _PAUSE_S * 1e9:
+            begins.append(index)
+        start = start_ns[index]
+        done = max(done, (submitted if start is None else start) + duration_ns[index])
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(submitted_ns)], strict=True)]
+
+
 def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: float = 0.0) -> Trace:
-    """Reads recorded launches; of several processes or GPUs, those of the one with most launches.
+    """Reads recorded launches that belong together: those of one process on one GPU, without pauses of a second.
+
+    Of several processes and GPUs, the one with most launches is taken; of those launches, the longest row of them in
+    which no second passes without work, so that start-up is not replayed. `Trace.source` says which they are.
 
     Args:
         path: A data set of `cudasched.collect`.
@@ -378,35 +418,49 @@ def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: f
         recording_us: What recording a launch cost the program, us.
 
     Raises:
-        Error: It cannot be read (`cudasched.collect.read`), has no such launches, or none of them was timed.
+        Error: It cannot be read (`cudasched.collect.read`), has no such launches, does not say when they were
+            submitted, or none of them was timed.
     """
     from cudasched import collect
 
     file = Path(path)
     kind = ["kind", "identity", "grid_x", "grid_y", "grid_z", "block_x", "graph"]
     columns = ["pid", "device", "launch", *kind, "submitted_ns", "start_ns", "duration_ns", "label"]
-    rows = collect.read(file).select(columns).to_pydict()
+    table = collect.read(file).select(columns)
+    if table["submitted_ns"].null_count:
+        raise Error(
+            f"{file} does not say when its launches were submitted, so they cannot be replayed: it is a data set for "
+            "training (training.compact leaves times out); record the program with `cudasched collect`"
+        )
+    rows = table.to_pydict()
     places: dict[tuple[int, int], list[int]] = {}
     for index, place in enumerate(zip(rows["pid"], rows["device"], strict=True)):
         if (rows["label"][index] or "").startswith(label):
             places.setdefault(place, []).append(index)
     if not places:
         raise Error(f"{file} has no launches" + (f" with a label that begins with {label!r}" if label else ""))
-    busiest = max(places.values(), key=len)
-    chosen = sorted(busiest, key=rows["submitted_ns"].__getitem__)
+    busiest = max(places, key=lambda place: len(places[place]))
+    chosen = sorted(places[busiest], key=rows["submitted_ns"].__getitem__)
     taken = {name: [values[index] for index in chosen] for name, values in rows.items()}
     durations = _filled(taken["duration_ns"], list(zip(*(taken[name] for name in kind), strict=True)), file)
     if label:
         _without_holes(taken["launch"], taken["submitted_ns"], taken["start_ns"], durations)
-    return trace_of(
-        taken["submitted_ns"],
-        taken["start_ns"],
-        durations,
+    parts = _parts(taken["submitted_ns"], taken["start_ns"], durations)
+    part = max(parts, key=len)
+    cut = slice(part.start, part.stop)
+    source = f"process {busiest[0]} on GPU {busiest[1]}" + (f", 1 of {len(places)}" if len(places) > 1 else "")
+    if len(parts) > 1:
+        source += f", launches {part.start + 1} to {part.stop} of {len(chosen)}, the longest of {len(parts)} parts"
+    trace = trace_of(
+        taken["submitted_ns"][cut],
+        taken["start_ns"][cut],
+        durations[cut],
         name=label or file.stem,
         load=_load_of({text for text in taken["label"] if text}, file),
         requests=all(one == "graph" for one in taken["kind"]),
         recording_us=recording_us,
     )
+    return replace(trace, source=source)
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -448,12 +502,16 @@ def latency(
     Raises:
         ConfigError: A value has no meaning.
     """
-    for what, value in (("an SLO", slo_ms), ("a request gap", request_gap_ms)):
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{what} is above 0 ms, not {value:g}")
-    for what, value in (("time to prepare", prepare_ms), ("time ahead", expect_ms)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"a {what} is 0 ms or more, not {value:g}")
+    given = {"rate_hz": rate_hz, "seconds": seconds, "prepare_ms": prepare_ms, "expect_ms": expect_ms, "seed": seed}
+    given |= {} if slo_ms is None else {"slo_ms": slo_ms}
+    given |= {} if request_gap_ms is None else {"request_gap_ms": request_gap_ms}
+    for what, value in given.items():
+        _checked(what, value)
+    if rate_hz * seconds > _LIMITS["arrivals"][1]:
+        raise ConfigError(
+            f"{rate_hz:g} requests a second for {seconds:g} s are more than the {_LIMITS['arrivals'][1]:.0f} that are "
+            "simulated: take a lower rate, or fewer seconds"
+        )
     try:
         times = tuple(schedule(arrivals, rate_hz, seconds, seed))
     except ValueError as error:
@@ -576,6 +634,8 @@ def compare(
     """
     if not arms:
         raise ConfigError("there is no arm to compare")
+    _checked("seconds", seconds)
+    _checked("seed", seed)
     servers = [client for client in clients if client.client_class == "latency"]
     trainings = [client for client in clients if client.client_class == "best_effort"]
     # Alone means without cudasched: the program's own thread calls the driver.
@@ -586,6 +646,9 @@ def compare(
         rows.append(alone.row)
     unhindered = _run(trainings, replace(bare, name="best effort alone"), seconds, seed) if trainings else None
     if unhindered:
+        if unhindered.best_effort_gpu_ns == 0:
+            names = ", ".join(client.trace.name for client in trainings)
+            raise ConfigError(f"{names} launched nothing in {seconds:g} s: simulate more seconds")
         rows.append(replace(unhindered.row, best_effort_ratio=1.0))
     left = 1 - (alone.latency_busy if alone else 0)
     for arm in arms:

@@ -171,7 +171,7 @@ def test_blocks_of_32_threads_get_advice(tmp_path: Path) -> None:
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(done.stdout)["data"]
     kernels = [kernel for kernel in report["kernels"] if kernel["function"] == "narrow"]
     assert len(kernels) == 1
     kernel = kernels[0]

@@ -49,7 +49,10 @@ def elf(*, machine: int = 62, elf_class: int = 2, exit_code: int = 7) -> bytes:
 
 def test_version(cudasched: Run) -> None:
     done = cudasched("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"cudasched {package.__version__}\n", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *others = done.stdout.splitlines()
+    assert first == f"cudasched {package.__version__}"
+    assert [line.split(":")[0] for line in others] == ["build", "driver", "models"]
 
 
 def test_as_a_module(cudasched: Run) -> None:
@@ -330,7 +333,7 @@ def test_the_demo_gets_its_options(python: Run) -> None:
 import sys, types
 from pathlib import Path
 fake = types.ModuleType("cudasched.demo")
-fake.main = lambda seconds, output, simulate: print(seconds, output, simulate) or 4
+fake.main = lambda seconds, output, simulate, as_json: print(seconds, output, simulate, as_json) or 4
 import cudasched
 sys.modules["cudasched.demo"] = cudasched.demo = fake
 from cudasched.cli import main
@@ -338,4 +341,4 @@ sys.argv = ["cudasched", "demo", "--seconds", "3", "--output", "there", "--simul
 main()
 """
     done = python(code)
-    assert (done.returncode, done.stdout) == (4, "3.0 there True\n"), done.stderr
+    assert (done.returncode, done.stdout) == (4, "3.0 there True False\n"), done.stderr

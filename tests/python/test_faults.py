@@ -40,7 +40,7 @@ def shown(cudasched: Run) -> set[int]:
     """The pids that `cudasched status` lists."""
     done = cudasched("status", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    return {client["pid"] for device in json.loads(done.stdout) for client in device["clients"]}
+    return {client["pid"] for device in json.loads(done.stdout)["data"] for client in device["clients"]}
 
 
 def started(program: Program) -> Program:

@@ -375,19 +375,20 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatc
         simulate.plot([], tmp_path / "plot.png", "")
 
 
-def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path) -> None:
+def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own.py"
     own.write_text("def politely(snapshot):\n    return 'latency' if snapshot.latency_active else None\n")
     options = ["--slo-ms", "5", "--seconds", "1", "--lead-us", "20", "--measured", str(results(tmp_path))]
     done = cudasched("simulate", str(recorded), *options, "--policy", "strict", "--policy", f"{own}:politely", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)
+    said = json.loads(done.stdout)["data"]
     assert [row["arm"] for row in said["rows"]] == [
         "latency alone",
         "best effort alone",
         "strict, lead 20 us",
         "politely, lead 20 us",
     ]
+    monkeypatch.setenv("COLUMNS", "140")
     done = cudasched("simulate", str(recorded), *options, "--load", "transformer", "--request-ms", "0.48")
     assert (done.returncode, done.stderr) == (0, "")
     assert "slack, lead 20 us" in done.stdout and "GPU busy" in done.stdout

@@ -105,8 +105,8 @@ def test_work_that_does_not_end_is_named(
     monkeypatch.setattr(hook, "_core", Tables(tmp_path, [hangs, late, asks]))
     (tmp_path / "GPU-1.arbiter").touch()
     assert show_status(as_json=False, watch=False) == 0
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()[3:6]]
-    states = {row[4].strip(): row[8].strip() for row in rows}
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    states = {row[2].strip(): row[4].strip() for row in rows}
     assert states == {"hangs.py": "overdue 13 s", "late.py": "active", "asks.py": "its policy hangs 3 s"}
 
 
@@ -148,14 +148,14 @@ def test_no_driver(no_driver: Path, cudasched: Run) -> None:
         done = cudasched(*arguments)
         assert (done.returncode, done.stdout) == (1, "")
         assert len(done.stderr.splitlines()) == 1
-        assert "no NVIDIA driver found" in done.stderr and str(no_driver) in done.stderr
+        assert done.stderr.count("driver") == 2 and str(no_driver) in done.stderr  # said once
 
 
 def test_no_clients(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
     done = cudasched("status")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("no clients") and str(tmp_path / "run") in done.stdout
-    assert json.loads(cudasched("status", "--json").stdout) == []
+    assert json.loads(cudasched("status", "--json").stdout)["data"] == []
 
 
 def test_a_file_that_is_no_table(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_living_clients_are_shown_and_dead_ones_go(simulated: Path, cudasched: R
     try:
         for client in clients:
             assert client.stdout is not None and client.stdout.readline() == "ready\n"
-        (device,) = json.loads(cudasched("status", "--json").stdout)
+        (device,) = json.loads(cudasched("status", "--json").stdout)["data"]
         assert device["path"].endswith(".arbiter") and device["uuid"].startswith("GPU-") and device["name"]
         shown = {client["client_class"]: client for client in device["clients"]}
         assert {name: entry["pid"] for name, entry in shown.items()} == {
@@ -195,7 +195,7 @@ def test_living_clients_are_shown_and_dead_ones_go(simulated: Path, cudasched: R
             assert word in table.stdout
         clients[0].kill()
         clients[0].wait()
-        (device,) = json.loads(cudasched("status", "--json").stdout)
+        (device,) = json.loads(cudasched("status", "--json").stdout)["data"]
         assert {client["client_class"] for client in device["clients"]} == {"best_effort", "normal"}
     finally:
         for client in clients:
@@ -212,6 +212,6 @@ def test_watch_goes_on_until_interrupted(simulated: Path, command: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert watch.stdout is not None
-    assert [watch.stdout.readline(), watch.stdout.readline()] == ["[]\n", "[]\n"]
+    assert [json.loads(watch.stdout.readline())["data"] for _ in range(2)] == [[], []]
     watch.send_signal(signal.SIGINT)
     assert watch.wait(timeout=PATIENCE_S) == 0

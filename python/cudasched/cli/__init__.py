@@ -14,8 +14,7 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched._version import __version__
-from cudasched.cli import advise, collect, simulate
+from cudasched.cli import advise, collect, doctor, simulate
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -25,15 +24,18 @@ _INTERRUPTED = 130
 
 app = typer.Typer(
     name="cudasched",
-    help="Share one GPU between programs: latency-critical work hardly notices best-effort work.",
-    add_completion=False,
+    help="Share one GPU between programs: latency-critical work hardly notices best-effort work. `cudasched doctor` "
+    "says whether it can work here.",
+    epilog="Example: cudasched run --class best_effort -- python train.py",
     pretty_exceptions_enable=False,
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"cudasched {__version__}")
+        from cudasched.cli.version import describe
+
+        print(describe())
         raise typer.Exit
 
 
@@ -53,7 +55,13 @@ def _show_cmake_dir(wanted: bool) -> None:
 def _start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print version, build, driver and models.",
+        ),
     ] = False,
     include_dir: Annotated[
         bool,
@@ -68,7 +76,11 @@ def _start(
         print(context.get_help())
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Examples: cudasched run --class latency --slo-ms 5 -- python serve.py; "
+    "cudasched run --class best_effort -- python train.py",
+)
 def run(
     program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`.")],
     client_class: Annotated[
@@ -97,6 +109,9 @@ def run(
     check_coverage: Annotated[
         bool, typer.Option(help="Count what the device runs, and say how much of it cudasched saw.")
     ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --check-coverage: JSON on standard error in place of the table.")
+    ] = False,
     mps: Annotated[
         bool,
         typer.Option(
@@ -118,27 +133,28 @@ def run(
         "job": job,
         "name": name,
     }
-    return run_program(program, settings, config_file=config, check_coverage=check_coverage, with_mps=mps)
+    return run_program(program, settings, config_file=config, check_coverage=check_coverage, as_json=json, with_mps=mps)
 
 
 _RUNS_A_PROGRAM = {"allow_interspersed_args": False}
-app.command("collect", context_settings=_RUNS_A_PROGRAM)(collect.command)
-app.command("advise", context_settings=_RUNS_A_PROGRAM)(advise.command)
-app.command("simulate")(simulate.command)
+app.command("collect", context_settings=_RUNS_A_PROGRAM, epilog=collect.EXAMPLE)(collect.command)
+app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(advise.command)
+app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
+app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)
 
 
-@app.command()
+@app.command(epilog="Examples: cudasched status --watch; cudasched status --json | jq '.data[].clients[].name'")
 def status(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew each second until Ctrl-C.")] = False,
 ) -> int:
-    """Show who is on which GPU: class, activity, time in flight, launches, coverage."""
+    """Show who is on which GPU: class, state, time at the gate, latency target, time in flight, launches."""
     from cudasched.cli.status import show_status
 
     return show_status(as_json=json, watch=watch)
 
 
-@app.command()
+@app.command(epilog="Example: cudasched demo --simulate --seconds 60")
 def demo(
     seconds: Annotated[float, typer.Option(min=1, help="About how long to measure, s.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The plot, a PNG; the figures go beside it, as JSON.")] = Path(
@@ -147,11 +163,12 @@ def demo(
     simulate: Annotated[bool, typer.Option("--simulate", help="Use the simulated GPU even if there is a real one.")] = (
         False
     ),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of the table.")] = False,
 ) -> int:
     """Latency-critical beside best-effort clients: alone, unmanaged and managed; without a GPU, on a simulated one."""
     from cudasched import demo
 
-    return demo.main(seconds=seconds, output=output, simulate=simulate)
+    return demo.main(seconds=seconds, output=output, simulate=simulate, as_json=json)
 
 
 class _ClosedOutput(io.TextIOBase):
@@ -196,6 +213,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return error.format_message() or str(error), getattr(error, "exit_code", _USAGE)
     if isinstance(error, OSError):
         what = os.fsdecode(error.filename) if error.filename is not None else ""
+        if error.errno == errno.EAGAIN:
+            return "no process or thread can be started: raise the limit of processes (ulimit -u)", 1
         if not what and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EDQUOT):
             what = "the output cannot be written"
         return ": ".join(filter(None, (what, error.strerror or str(error)))), 1

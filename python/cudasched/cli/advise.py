@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +12,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cudasched._document import document
 from cudasched._output import Output
+from cudasched._scratch import Scratch
+from cudasched._table import terminal_columns
 from cudasched.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["EXAMPLE", "command"]
 
-_PIPE_COLUMNS = 160
 _FORMATS = (".html", ".json")
+EXAMPLE = "Examples: cudasched advise -- python train.py; cudasched advise --data data.parquet -o report.html"
 _TIMINGS = ("cupti", "events")
 
 
@@ -74,7 +76,7 @@ def command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
     data: Annotated[
         Path | None, typer.Option(help="A recording of `cudasched collect`, in place of a program.")
     ] = None,
@@ -106,17 +108,17 @@ def command(
     if data is not None:
         report = advise(data)
     else:
-        with tempfile.TemporaryDirectory(prefix="cudasched-advise-") as directory:
-            recording = Path(directory) / "data.parquet"
+        with Scratch("advise") as directory:
+            recording = directory / "data.parquet"
             code = _record(program or [], recording, timing=timing, quiet=json)
             report = advise(recording)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"
         target.write(html(report) if as_html else report.model_dump_json(indent=2) + "\n")
     if json:
-        print(report.model_dump_json())
+        print(document("advise", report.model_dump(mode="json")))
     else:
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+        console = Console(width=terminal_columns())
         console.print(terminal(report, columns=console.width, top=top))
         if earlier is not None:
             console.print("\nsince the earlier report, the greatest change first:", style="bold")

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 
 from cudasched import hook
 from cudasched._output import Output
+from cudasched._scratch import Scratch
 from cudasched._text import one_line
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
@@ -25,8 +25,12 @@ from cudasched.collect._dataset import arrow, claim, convert, journals_of
 from cudasched.collect._journal import scan
 from cudasched.errors import ConfigError, Error
 
-__all__ = ["command", "run_collected"]
+__all__ = ["EXAMPLE", "command", "run_collected"]
 
+EXAMPLE = (
+    "Examples: cudasched collect -o data.parquet -- python train.py; "
+    "cudasched collect -o data.parquet (finishes one that was killed)"
+)
 _TIMINGS = ("cupti", "events")
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _KILLED = 128
@@ -184,8 +188,8 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
     arrow()
     target = Output(output, option="-o")
     if target.is_stream:
-        with tempfile.TemporaryDirectory(prefix="cudasched-collect-") as scratch:
-            directory = journals_of(Path(scratch) / "data.parquet")
+        with Scratch("collect") as scratch:
+            directory = journals_of(scratch / "data.parquet")
             return _collect(program, directory, target, timing=timing, label=label, quiet=quiet)
     return _collect(program, journals_of(output), target, timing=timing, label=label, quiet=quiet)
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from cudasched._document import document
+from cudasched._scratch import Scratch
+from cudasched._table import PIPE_COLUMNS, Column, fitted
+from cudasched._text import printable
 from cudasched.cli.program import ProgramError
 
 __all__ = ["Report", "find_cupti", "read_reports", "run_counted", "verdict"]
@@ -100,24 +103,32 @@ def verdict(code: int, reports: Iterable[Report]) -> int:
     return code if code != 0 or all(report.complete for report in reports) else 1
 
 
-def _show(reports: Sequence[Report]) -> None:
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+def _show(reports: Sequence[Report], as_json: bool) -> None:
+    if as_json:
+        rows = [{**asdict(report), "complete": report.complete} for report in reports]
+        print(document("coverage", rows), file=sys.stderr)
+        return
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else PIPE_COLUMNS
+    console = Console(stderr=True, width=width)
     if not reports:
         console.print("cudasched: no process made a CUDA call and came to its end, so there is no coverage to report")
         return
-    table = Table(title="coverage: launches that the hook saw / launches that the device ran")
-    for title, justify in (("pid", "right"), ("name", "left"), ("hook", "right"), ("device", "right")):
-        table.add_column(title, justify="right" if justify == "right" else "left")
-    table.add_column("coverage", justify="right")
+    columns = [
+        Column("pid", [str(report.pid) for report in reports], is_number=True),
+        Column("name", [report.name for report in reports], may_shorten=True),
+        Column("hook", [str(report.hook_launches) for report in reports], is_number=True),
+        Column("device", ["?" if one.error else str(one.device_launches) for one in reports], is_number=True),
+        Column(
+            "coverage",
+            ["not counted" if report.error else f"{100 * report.coverage:.2f} %" for report in reports],
+            is_number=True,
+        ),
+    ]
+    title = "coverage: launches that the hook saw / launches that the device ran"
+    console.print(fitted(columns, width, title=title))
     for report in reports:
-        table.add_row(
-            str(report.pid),
-            Text(report.name),
-            str(report.hook_launches),
-            "?" if report.error else str(report.device_launches),
-            Text(f"not counted: {report.error}") if report.error else f"{100 * report.coverage:.2f} %",
-        )
-    console.print(table)
+        if report.error:
+            console.print(Text(printable(f"{report.pid} ({report.name}): not counted: {report.error}")))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -132,12 +143,13 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
 
 
-def run_counted(path: Path, program: Sequence[str]) -> int:
+def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) -> int:
     """Runs a program as a child with its launches counted, and prints a table on standard error.
 
     Args:
         path: The program's file.
         program: Its name and arguments. The environment is this process's, with the shim preloaded.
+        as_json: JSON in place of the table.
 
     Returns:
         The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100%.
@@ -145,8 +157,8 @@ def run_counted(path: Path, program: Sequence[str]) -> int:
     Raises:
         ProgramError: It cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="cudasched-coverage-") as directory:
-        environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": directory}
+    with Scratch("coverage") as scratch:
+        environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": str(scratch)}
         cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
         if cupti:
             environment["CUDASCHED_CUPTI"] = cupti
@@ -164,6 +176,6 @@ def run_counted(path: Path, program: Sequence[str]) -> int:
             raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        reports = read_reports(Path(directory))
-    _show(reports)
+        reports = read_reports(scratch)
+    _show(reports, as_json)
     return verdict(code, reports)

@@ -97,6 +97,7 @@ def run_program(
     *,
     config_file: Path | None,
     check_coverage: bool,
+    as_json: bool = False,
     with_mps: bool = False,
 ) -> int:
     """Becomes the program, or runs it and checks its coverage.
@@ -106,6 +107,7 @@ def run_program(
         settings: Fields of `cudasched.config.Config`, None where not given.
         config_file: TOML file to use in place of the one that would be found.
         check_coverage: Run it as a child, and report afterwards what part of its launches was seen.
+        as_json: Report as JSON (docs/json.md).
         with_mps: It is to be a client of CUDA's multi-process service, of a private daemon if there is none.
 
     Returns:
@@ -140,7 +142,7 @@ def run_program(
 
     from cudasched.cli.coverage import run_counted
 
-    return run_counted(path, program)
+    return run_counted(path, program, as_json=as_json)
 
 
 def _become(path: Path, program: Sequence[str]) -> NoReturn:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json as json_format
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cudasched._document import document
 from cudasched._output import Output
+from cudasched._table import Column, fitted, terminal_columns
+from cudasched._text import printable
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
     from cudasched.simulate import Policy, Row, Trace
 
-__all__ = ["command"]
+__all__ = ["EXAMPLE", "command"]
 
 _MEASURED = Path("benchmarks/results/scheduler.json")
-_PIPE_COLUMNS = 200
+EXAMPLE = "Example: cudasched simulate train.parquet --rate-hz 60 --slo-ms 2 --policy strict --policy slack"
 
 
 def _policy(text: str) -> str | Policy:
@@ -62,44 +63,55 @@ def _lead(text: str) -> float | str:
         raise ConfigError(f"--lead-us {text}: a lead is a number of us, or auto") from None
 
 
-def _show(rows: Sequence[Row], title: str) -> None:
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    def latency(share: str) -> list[str]:
+        return ["-" if row.latency_ms is None else f"{getattr(row.latency_ms, share):.3f}" for row in rows]
+
+    requests = ["-" if row.latency_ms is None else str(row.latency_ms.n) for row in rows]
+    leads = ["-" if row.lead_us is None else f"{row.lead_us:.0f}" for row in rows]
+    traces = ["-" if row.best_effort_per_s is None else f"{row.best_effort_per_s:.3g}" for row in rows]
+    return [
+        Column("arm", [row.arm for row in rows], may_shorten=True),
+        Column("lead us", leads, 2, is_number=True),
+        Column("requests", requests, 1, is_number=True),
+        Column("P50 ms", latency("p50"), 6, is_number=True),
+        Column("P95 ms", latency("p95"), 4, is_number=True),
+        Column("P99 ms", latency("p99"), 10, is_number=True),
+        Column("SLO met", [_percent(row.attainment) for row in rows], 9, is_number=True),
+        Column("traces/s", traces, 5, is_number=True),
+        Column("of alone", [_percent(row.best_effort_ratio) for row in rows], 8, is_number=True),
+        Column("GPU busy", [_percent(row.utilisation) for row in rows], 3, is_number=True),
+    ]
+
+
+def _show(rows: Sequence[Row], title: str, sources: Sequence[str]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
-    table.add_column("arm")
-    for heading in ("lead us", "P50 ms", "P95 ms", "P99 ms", "SLO met", "traces/s", "of alone", "GPU busy"):
-        table.add_column(heading, justify="right")
-
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f} %"
-
-    for row in rows:
-        latency = row.latency_ms
-        table.add_row(
-            Text(row.arm),
-            "-" if row.lead_us is None else f"{row.lead_us:.0f}",
-            *(("-",) * 3 if latency is None else (f"{value:.3f}" for value in (latency.p50, latency.p95, latency.p99))),
-            percent(row.attainment),
-            "-" if row.best_effort_per_s is None else f"{row.best_effort_per_s:.2f}",
-            percent(row.best_effort_ratio),
-            percent(row.utilisation),
-        )
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-    console.print(table)
+    console = Console(width=terminal_columns())
+    console.print(Text(printable(title)))
+    for source in sources:
+        console.print(Text(printable(source), style="dim"))
+    console.print(fitted(_columns(rows), console.width))
     for row in rows:
         for one in row.comparisons:
             console.print(
                 Text(
-                    f"{row.arm}: {one.what}: simulated {one.simulated:.2f}, measured on the GPU {one.measured:.2f}: "
-                    f"off by {100 * one.error:+.0f} %"
+                    printable(
+                        f"{row.arm}: {one.what}: simulated {one.simulated:.2f}, measured on the GPU "
+                        f"{one.measured:.2f}: off by {100 * one.error:+.0f} %"
+                    )
                 )
             )
         if row.unserved > 0:
-            console.print(Text(f"{row.arm}: {row.unserved} requests were not served by the end"))
+            console.print(Text(printable(f"{row.arm}: {row.unserved} requests were not served by the end")))
         if row.policy_refused:
-            console.print(Text(f"{row.arm}: the policy was switched off: {row.policy_refused}", style="red"))
+            why = printable(f"{row.arm}: the policy was switched off: {row.policy_refused}")
+            console.print(Text(why, style="red"))
 
 
 def command(
@@ -139,13 +151,13 @@ def command(
     recording_us: Annotated[float, typer.Option(help="What recording cost the programs a launch, us.")] = 0.0,
     foresee: Annotated[bool, typer.Option("--foresee", help="Long launches look out for periodic arrivals.")] = False,
     seconds: Annotated[float, typer.Option(help="Simulated time, s.")] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and predictions.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of arrivals and predictions.")] = 1,
     measured: Annotated[
         Path | None, typer.Option(help=f"Results on a GPU to compare with. Default: {_MEASURED}, where there is one.")
     ] = None,
     load: Annotated[str | None, typer.Option(help="What those results call the trace, if it does not say so.")] = None,
     output: Annotated[Path | None, typer.Option(help="A plot, PNG or SVG.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")] = False,
 ) -> int:
     """Replay recorded programs under a virtual clock: what would a policy or a lead do? Needs no GPU."""
     from dataclasses import replace
@@ -197,10 +209,12 @@ def command(
         + ", ".join(f"{trace.name} ({trace.launches} launches, {trace.gpu_ms:.1f} ms)" for trace in best_effort)
         + f"; {sharing}; {sum(row.launches for row in rows)} launches simulated"
     )
+    replayed = [*best_effort, *([requests] if latency_trace else [])]
+    sources = [f"{trace.name}: {trace.source}" for trace in replayed if trace.source]
     if json:
-        print(json_format.dumps({"title": title, "rows": [row.as_dict() for row in rows]}))
+        print(document("simulate", {"title": title, "sources": sources, "rows": [row.as_dict() for row in rows]}))
     else:
-        _show(rows, title)
+        _show(rows, title, sources)
     if target is not None:
         simulate.plot(rows, target, title)
     return 0

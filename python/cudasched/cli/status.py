@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from cudasched import hook
+from cudasched._document import document
+from cudasched._table import Column, fitted, terminal_columns
+from cudasched._text import printable
 from cudasched.cli.run import configure
-from cudasched.errors import HookError
 from cudasched.status import Client, Device, status
 
 __all__ = ["show_status"]
 
 _WATCH_S = 1.0
-_PIPE_COLUMNS = 200
 _OVERDUE_S = 1.0
 """A launch that is later than that, whatever was predicted, may never end."""
 
-_COLUMNS = {
-    "GPU": False,
-    "slot": True,
-    "pid": True,
-    "name": False,
-    "class": False,
-    "prio": True,
-    "SLO ms": True,
-    "state": False,
-    "regions": True,
-    "in flight ms": True,
-    "launches": True,
-    "coverage": True,
-    "heartbeat": True,
+_CLASSES = {
+    "latency": "latency: the others make way while it is active",
+    "normal": "normal: passes at once and holds nobody back",
+    "best_effort": "best_effort: waits at the gate while latency work is active",
 }
-"""Title of each column, and whether it holds numbers."""
 
 
 def _state(client: Client) -> str:
@@ -57,46 +44,92 @@ def _state(client: Client) -> str:
     return "idle" if client.hook_attached else "not hooked"
 
 
-def _row(device: Device, client: Client) -> list[Text]:
-    cells = [
-        device.name or device.uuid,
-        str(client.slot),
-        str(client.pid),
-        client.name,
-        client.client_class,
-        str(client.priority),
-        "-" if client.slo_ms is None else f"{client.slo_ms:g}",
-        _state(client),
-        str(client.regions),
-        f"{client.in_flight_ms:.3f}",
-        str(client.launches),
-        "-" if client.coverage is None else f"{100 * client.coverage:.2f} %",
-        f"{client.heartbeat_age_s:.1f} s",
-    ]
-    return [Text(cell) for cell in cells]
+def _processes(clients: Iterable[Client]) -> list[list[Client]]:
+    """The clients of each process, one a class. Pids are of several namespaces: the name goes with them."""
+    found: dict[tuple[int, str], list[Client]] = {}
+    for client in clients:
+        found.setdefault((client.pid, client.name), []).append(client)
+    return list(found.values())
 
 
-def _picture(devices: Sequence[Device]) -> RenderableType:
-    parts: list[RenderableType] = [
-        Text(f"{device.path}: {device.error}", style="red") for device in devices if device.error
+def _each(process: Sequence[Client], values: Sequence[str]) -> str:
+    """One value for all classes of a process, or each with its class."""
+    if len(set(values)) == 1:
+        return values[0]
+    return ", ".join(f"{value} ({client.client_class})" for client, value in zip(process, values, strict=True))
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1e3:.1f} s" if ms >= 10_000 else f"{ms:.1f} ms"
+
+
+def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
+    def waits(process: Sequence[Client]) -> str:
+        count = sum(client.gate_waits for client in process)
+        return f"{_time(sum(client.gate_wait_ms for client in process))} in {count}" if count else "-"
+
+    def slo(process: Sequence[Client]) -> str:
+        targets = [f"{client.slo_ms:g}" for client in process if client.slo_ms is not None]
+        return targets[0] if targets else "-"
+
+    def coverage(process: Sequence[Client]) -> str:
+        known = [client.coverage for client in process if client.coverage is not None]
+        return f"{100 * min(known):.2f} %" if known else "-"
+
+    return [
+        Column("pid", [str(process[0].pid) for process in processes], is_number=True),
+        Column("name", [process[0].name for process in processes], may_shorten=True),
+        Column("class", [" + ".join(client.client_class for client in process) for process in processes]),
+        Column("state", [_each(process, [_state(client) for client in process]) for process in processes]),
+        Column("gate wait", [waits(process) for process in processes], 10, is_number=True),
+        Column("SLO ms", [slo(process) for process in processes], 9, is_number=True),
+        Column(
+            "in flight ms",
+            [f"{sum(client.in_flight_ms for client in process):.3f}" for process in processes],
+            8,
+            is_number=True,
+        ),
+        Column(
+            "launches", [str(sum(client.launches for client in process)) for process in processes], 7, is_number=True
+        ),
+        Column("coverage", [coverage(process) for process in processes], 6, is_number=True),
+        Column(
+            "prio", [_each(process, [str(client.priority) for client in process]) for process in processes], 5, True
+        ),
+        Column("regions", [str(sum(client.regions for client in process)) for process in processes], 4, is_number=True),
+        Column(
+            "heartbeat",
+            [f"{min(client.heartbeat_age_s for client in process):.1f} s" for process in processes],
+            3,
+            is_number=True,
+        ),
+        Column("slot", [" ".join(str(client.slot) for client in process) for process in processes], 2, is_number=True),
     ]
-    if any(device.clients for device in devices):
-        table = Table()
-        for title, number in _COLUMNS.items():
-            table.add_column(title, justify="right" if number else "left")
-        for device in devices:
-            for client in device.clients:
-                table.add_row(*_row(device, client))
-        parts.append(table)
-    else:
+
+
+def _line(text: str, style: str = "") -> Text:
+    """A line that the terminal breaks, and nobody else: paths stay whole where they are piped."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ignore")
+
+
+def _picture(devices: Sequence[Device], width: int) -> RenderableType:
+    parts: list[RenderableType] = [_line(f"{device.path}: {device.error}", "red") for device in devices if device.error]
+    seen: set[str] = set()
+    for device in devices:
+        if processes := _processes(device.clients):
+            parts.append(fitted(_columns(processes), width, title=f"{device.name or 'GPU'} ({device.uuid})"))
+            seen.update(client.client_class for client in device.clients)
+    if not seen:
         parts.append(
-            Text(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
+            _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
+    parts += [_line(meaning, "dim") for name, meaning in _CLASSES.items() if name in seen]
     return Group(*parts)
 
 
 def _as_json(devices: Sequence[Device]) -> str:
-    return json.dumps(
+    return document(
+        "status",
         [
             {
                 **asdict(device),
@@ -104,7 +137,7 @@ def _as_json(devices: Sequence[Device]) -> str:
                 "clients": [{**asdict(client), "coverage": client.coverage} for client in device.clients],
             }
             for device in devices
-        ]
+        ],
     )
 
 
@@ -112,23 +145,20 @@ def show_status(*, as_json: bool, watch: bool) -> int:
     """Prints who is on which GPU.
 
     Args:
-        as_json: One line of JSON, a list of `cudasched.status.Device`, in place of a table.
+        as_json: One line of JSON (docs/json.md) in place of a table.
         watch: Again each second, until interrupted.
 
     Returns:
         0, or 1 if a table cannot be read.
 
     Raises:
+        ArbiterError: The directory of the tables cannot be read.
         ConfigError: A setting has no meaning.
         HookError: There is no driver; the message says what was searched.
     """
     configure()
-    core = hook.load_core()
-    try:
-        core.find_driver()
-    except HookError as error:
-        raise HookError(f"no NVIDIA driver found: {error}") from None
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    hook.load_core().find_driver()
+    console = Console(width=terminal_columns())
     devices = status()
     try:
         if as_json:
@@ -138,13 +168,14 @@ def show_status(*, as_json: bool, watch: bool) -> int:
                 devices = status()
                 print(_as_json(devices), flush=True)
         elif watch:
-            with Live(_picture(devices), console=console, auto_refresh=False) as live:
+            with Live(_picture(devices, console.width), console=console, auto_refresh=False) as live:
                 while True:
                     time.sleep(_WATCH_S)
                     devices = status()
-                    live.update(_picture(devices), refresh=True)
+                    console.width = terminal_columns()
+                    live.update(_picture(devices, console.width), refresh=True)
         else:
-            console.print(_picture(devices))
+            console.print(_picture(devices, console.width))
     except KeyboardInterrupt:
         pass
     return 1 if any(device.error for device in devices) else 0

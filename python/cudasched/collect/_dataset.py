@@ -324,7 +324,15 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     return table
 
 
-_MAY_BE_MISSING = ("start_ns", "duration_ns")
+_MAY_BE_MISSING = (
+    "submitted_ns",
+    "start_ns",
+    "duration_ns",
+    "label",
+    "sm_clock_mhz",
+    "overlapped",
+    "waves",
+)  # training.compact keeps durations alone
 _NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed")
 
 

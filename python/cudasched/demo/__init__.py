@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._document import document
 from cudasched._output import Output
 from cudasched.demo.harness import (
     ARMS,
@@ -21,6 +25,7 @@ from cudasched.demo.harness import (
     workers_of,
 )
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
+from cudasched.demo.simulated import BEST_EFFORT_LOADS, LATENCY_LOADS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +38,8 @@ ROWS = {
     "managed": ("cudasched_two_processes",),
 }
 REPEATS = 2
+#: Requests beyond a percentile, at least, for it to be more than the chance of one of them.
+BEYOND = 3
 
 
 @dataclass(frozen=True)
@@ -47,31 +54,57 @@ class Scene:
 
 GPU_SCENE = Scene("bert_graph", "transformer", 60.0, "BERT-base requests beside transformer training")
 # A slow device sees fewer requests in the same wall-clock time, so they come closer together.
-SIMULATED_SCENE = Scene("bert_graph", "transformer", 200.0, "requests of 24 kernels beside an endless loop of kernels")
+SIMULATED_SCENE = Scene("bert_graph", "transformer", 300.0, "requests of 24 kernels beside an endless loop of kernels")
 
 
-def main(seconds: float, output: Path, simulate: bool) -> int:
+class _EndedError(Exception):
+    """A signal asked the demo to end."""
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what runs as an error does, so that programs and directories are not left behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise _EndedError(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(seconds: float, output: Path, simulate: bool, as_json: bool = False) -> int:
     """Runs the demo, prints a table, and writes a plot and a JSON file.
 
     Args:
         seconds: Wall-clock time of all measured runs together.
         output: The plot, a PNG; the JSON file is beside it with the suffix `.json`.
         simulate: Take the simulated driver even where there is a GPU.
+        as_json: Print the report in place of the table, which goes to standard error with everything else.
 
     Returns:
-        The exit status: 0, 1 after a worker failed (its stderr is shown), 130 after Ctrl-C.
+        The exit status: 0, 1 after a worker failed (its stderr is shown), 130 after Ctrl-C, 128 + n after signal n.
+
+    Raises:
+        ConfigError: The output is nothing that can be written to.
     """
     from rich.console import Console
 
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, stderr=as_json)
     picture = Output(output, option="--output", parents=True)
     numbers = None if picture.is_stream else Output(output.with_suffix(".json"), option="--output")
     backend: Backend | None = None
     try:
-        device, on_gpu = _choose_device(console, simulate)
-        backend = Backend() if on_gpu else Backend.simulated()
-        scene = GPU_SCENE if on_gpu else SIMULATED_SCENE
-        rows = _measure(console, backend, scene, seconds)
+        with _ending_in_order():
+            device, on_gpu = _choose_device(console, simulate)
+            backend = Backend() if on_gpu else Backend.simulated()
+            scene = GPU_SCENE if on_gpu else SIMULATED_SCENE
+            rows = _measure(console, backend, scene, seconds)
+    except _EndedError as ended:
+        return 128 + int(ended.args[0])
     except HarnessError as error:
         console.print(f"demo: {error}", style="red", markup=False, highlight=False)
         return 1
@@ -87,11 +120,18 @@ def main(seconds: float, output: Path, simulate: bool) -> int:
         "device": device,
         "simulated": not on_gpu,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "latency_load": scene.latency,
-        "best_effort_load": scene.best_effort,
+        "ran": scene.description,
+        "latency_load": scene.latency
+        if on_gpu
+        else f"simulated: {len(LATENCY_LOADS[scene.latency])} kernels a request",
+        "best_effort_load": (
+            scene.best_effort if on_gpu else f"simulated: {len(BEST_EFFORT_LOADS[scene.best_effort])} kernels a step"
+        ),
         "rate_hz": scene.rate_hz,
         "rows": rows,
     }
+    if as_json:
+        print(document("demo", report))
     if numbers:
         numbers.write(json.dumps(report, indent=2) + "\n")
     plotted = plot(rows, picture, title)
@@ -157,6 +197,7 @@ def _measure(console: Console, backend: Backend, scene: Scene, seconds: float) -
                 "p99_ratio": measured["p99"] / alone["p99"],
                 "best_effort_per_s": per_s,
                 "best_effort_ratio": per_s / alone_per_s / left_over,
+                "seconds": seconds,
             }
         )
     return rows
@@ -167,18 +208,41 @@ def _start(pool: Pool, specs: list[WorkerSpec]) -> None:
         raise error
 
 
+def percentiles(requests: int) -> list[str]:
+    """The percentiles that so many requests bear: each has `BEYOND` of them above it. P50 always."""
+    return [name for name in ("p50", "p95", "p99") if name == "p50" or requests * (100 - int(name[1:])) >= 100 * BEYOND]
+
+
 def _table(rows: list[dict[str, Any]], scene: Scene) -> Table:
     from rich.table import Table
 
-    table = Table(
-        title=f"{scene.description}, {scene.rate_hz:g} requests/s",
-        caption="share: best effort of what it does alone in the time that requests leave",
-    )
+    fewest = min(row["latency_ms"]["n"] for row in rows)
+    shares = percentiles(fewest)
+    highest = shares[-1]
+    caption = "share: best effort of what it does alone in the time that requests leave"
+    if highest != "p99":
+        caption += f"; {fewest} requests bear no P99: --seconds {_seconds_for_p99(rows)} would"
+    table = Table(title=f"{scene.description}, {scene.rate_hz:g} requests/s", caption=caption)
     table.add_column("")
-    for column in ("P50 ms", "P95 ms", "P99 ms", "P99 / alone", "best effort/s", "share"):
+    table.add_column("requests", justify="right")
+    for share in shares:
+        table.add_column(f"{share.upper()} ms", justify="right")
+    for column in (f"{highest.upper()} / alone", "best effort/s", "share"):
         table.add_column(column, justify="right")
+    alone = rows[0]["latency_ms"][highest]
     for row in rows:
-        shares = [f"{row['latency_ms'][share]:.2f}" for share in ("p50", "p95", "p99")]
-        ratios = [f"{row['p99_ratio']:.2f}", f"{row['best_effort_per_s']:.1f}", f"{row['best_effort_ratio']:.0%}"]
-        table.add_row(row["arm"], *shares, *ratios)
+        latency = row["latency_ms"]
+        times = [f"{latency[share]:.2f}" for share in shares]
+        ratios = [
+            f"{latency[highest] / alone:.2f}",
+            f"{row['best_effort_per_s']:.1f}",
+            f"{row['best_effort_ratio']:.0%}",
+        ]
+        table.add_row(row["arm"], str(latency["n"]), *times, *ratios)
     return table
+
+
+def _seconds_for_p99(rows: list[dict[str, Any]]) -> int:
+    fewest = min(row["latency_ms"]["n"] for row in rows)
+    seconds: float = rows[0]["seconds"]
+    return int(seconds * 100 * BEYOND / max(fewest, 1) / 10 + 1) * 10

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from cudasched import mps
+from cudasched._scratch import Scratch
 from cudasched.config import VARIABLES, Config
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -229,7 +229,7 @@ class Backend:
     driver: Path | None = None
     scale: float = 1.0
     settings: dict[str, str] = field(default_factory=dict)
-    scratch: Path | None = None
+    scratch: Scratch | None = None
 
     @classmethod
     def simulated(cls, driver: Path | None = None) -> Backend:
@@ -245,11 +245,11 @@ class Backend:
         if not driver.is_file():
             raise HarnessError(f"no simulated driver at {driver}: reinstall cudasched, or build it with CMake")
         scale = float(os.environ.get("CUDASCHED_SIM_SCALE", DEFAULT_SCALE))
-        scratch = _scratch()
+        scratch = Scratch("demo", in_memory=True)
         settings = {name: f"{value * scale:g}" for name, value in SCALED_SETTINGS.items()}
         settings["CUDASCHED_SIM_SCALE"] = f"{scale:g}"
-        (scratch / "device").mkdir(mode=0o700)
-        settings["CUDASCHED_SIM_DIR"] = str(scratch / "device")
+        (scratch.path / "device").mkdir(mode=0o700)
+        settings["CUDASCHED_SIM_DIR"] = str(scratch.path / "device")
         return cls("simulated", driver.resolve(), scale, settings, scratch)
 
     def environment(self, hooked: bool) -> dict[str, str]:
@@ -273,13 +273,7 @@ class Backend:
     def close(self) -> None:
         """Removes what it made."""
         if self.scratch:
-            shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _scratch() -> Path:
-    """A new directory of this run's own, in memory where that can be: what is mapped there is never written to disk."""
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="cudasched-demo-", dir=shared))
+            self.scratch.close()
 
 
 def installed_simulated_driver() -> Path:
@@ -436,7 +430,7 @@ class Worker(Child):
             if spec.regions:
                 command.append("--managed")
             else:
-                client_class = "latency" if spec.latency else "best-effort"
+                client_class = "latency" if spec.latency else "best_effort"
                 command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
         super().__init__(spec.name, command, environment)
         self.startup_s = 0.0
@@ -457,7 +451,7 @@ class Pool:
         self._failed: dict[WorkerSpec, HarnessError] = {}
         self._strikes: dict[WorkerSpec, int] = {}
         self._mps: mps.Membership | None = None
-        self._tables = _scratch()
+        self._tables = Scratch("demo", in_memory=True)
 
     def __enter__(self) -> Pool:
         return self
@@ -475,7 +469,7 @@ class Pool:
         if self._mps:
             self._mps.leave()
             self._mps = None
-        shutil.rmtree(self._tables, ignore_errors=True)
+        self._tables.close()
 
     def start(self, specs: Iterable[WorkerSpec], timeout_s: float = START_TIMEOUT_S) -> dict[WorkerSpec, HarnessError]:
         """Starts the workers that are missing, all at once, and waits until they are warm.
@@ -583,13 +577,13 @@ class Pool:
         """What a worker's environment has beside the backend's."""
         environment = {}
         if spec.managed:
-            table = self._tables / spec.company
+            table = self._tables.path / spec.company
             table.mkdir(mode=0o700, parents=True, exist_ok=True)
             environment["CUDASCHED_RUN_DIR"] = str(table)
         if spec.mps:
             if self._mps is None:
                 try:
-                    self._mps = mps.join(self._tables / "service")
+                    self._mps = mps.join(self._tables.path / "service")
                 except mps.MpsError as error:
                     raise HarnessError(str(error)) from error
             environment.update(self._mps.environment)

@@ -1,0 +1,98 @@
+"""Tables that fit their terminal: whole columns are left out, the least important first, and no cell is cut short."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudasched._text import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["PIPE_COLUMNS", "Column", "fitted", "terminal_columns"]
+
+PIPE_COLUMNS = 160
+_LEAST_NAME = 18
+_BORDERS = 3  # a column's: two blanks and a line
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        cells: One a row.
+        importance: What is least important goes first where there is no room; 0: it never goes.
+        is_number: To the right.
+        may_shorten: Its cells may lose their middles, to `_LEAST_NAME` characters: names, where there are others.
+        style: Of its cells, as rich names styles.
+    """
+
+    title: str
+    cells: Sequence[str]
+    importance: int = 0
+    is_number: bool = False
+    may_shorten: bool = False
+    style: str = ""
+
+
+def terminal_columns() -> int:
+    """Width of the terminal that standard output is, else `PIPE_COLUMNS`; ``COLUMNS`` says another one."""
+    if not sys.stdout.isatty():
+        return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if _columns_are_set() else PIPE_COLUMNS
+    return shutil.get_terminal_size().columns
+
+
+def _columns_are_set() -> bool:
+    import os
+
+    return os.environ.get("COLUMNS", "").isdigit()
+
+
+def shortened(text: str, characters: int) -> str:
+    """The text with its middle left out."""
+    if len(text) <= characters:
+        return text
+    head = (characters - 3) // 2
+    return text[:head] + "..." + text[len(text) - (characters - 3 - head) :]
+
+
+def _width(column: Column) -> int:
+    from rich.cells import cell_len
+
+    return max(cell_len(text) for text in (column.title, *column.cells))
+
+
+def fitted(columns: Sequence[Column], width: int, *, title: str = "") -> Table:
+    """A table that is at most `width` wide, if its most important columns are.
+
+    Args:
+        columns: In the order in which they are shown.
+        width: Of the terminal, in characters.
+        title: Above the table.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    chosen = [column._replace(cells=[printable(cell) for cell in column.cells]) for column in columns]
+
+    def needed() -> int:
+        least = (min(_width(column), _LEAST_NAME) if column.may_shorten else _width(column) for column in chosen)
+        return 1 + sum(one + _BORDERS for one in least)
+
+    while needed() > width and any(column.importance for column in chosen):
+        least = min((column for column in chosen if column.importance), key=lambda column: column.importance)
+        chosen.remove(least)
+    room = width - needed()
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
+    for place, column in enumerate(chosen):
+        if column.may_shorten:
+            characters = min(_width(column), _LEAST_NAME + max(room, 0))
+            chosen[place] = column._replace(cells=[shortened(cell, characters) for cell in column.cells])
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True, overflow="crop")
+    for cells in zip(*(column.cells for column in chosen), strict=True):
+        table.add_row(*(Text(cell, style=column.style) for cell, column in zip(cells, chosen, strict=True)))
+    return table

@@ -1,0 +1,264 @@
+"""Looks whether cudasched can work here, and says what to do where it cannot: ``cudasched doctor``.
+
+Makes no CUDA call in this process. What is looked at by running something runs in a process of its own, on the
+simulated driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cudasched import config, hook
+from cudasched._scratch import Scratch
+from cudasched._version import __version__
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["Check", "driver_version", "examine"]
+
+Outcome = Literal["ok", "note", "problem"]
+
+_OLDEST_DRIVER = 550
+_TRY_S = 60.0
+_TABLE_BYTES = 64 * 1024
+_ATTACH = """
+import ctypes, cudasched
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+state = cudasched.state()
+print("attached" if state.attached and state.scheduling else state.off_reason or "the driver was not hooked")
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What it is.
+        outcome: ``ok``; ``note``: cudasched works without it; ``problem``: it does not work as it should.
+        found: What there is.
+        remedy: What to do about it; empty if there is nothing to do.
+    """
+
+    name: str
+    outcome: Outcome
+    found: str
+    remedy: str = ""
+
+
+def driver_version(path: str) -> str:
+    """The release of a driver, such as "580.65.06", by the name of its file or what the kernel says; "" if unknown."""
+    if told := re.search(r"libcuda\.so\.(\d+\.[\d.]+)$", os.path.realpath(path)):
+        return told[1]
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+        if told := re.search(r"Module\s+(\d+\.[\d.]+)", text):
+            return told[1]
+    return ""
+
+
+def _installation() -> Iterator[Check]:
+    files = hook.locate()
+    missing = [str(path) for path in (files.engine, files.shim, files.stub) if not path.is_file()]
+    where = f"{__version__} in {files.core.parent}"
+    if missing:
+        yield Check("installation", "problem", f"{', '.join(missing)} is missing", "install cudasched again")
+    elif any(character in str(files.shim) for character in " :\t\n"):
+        remedy = "install it in a directory without spaces and colons, or import cudasched in the program"
+        yield Check("installation", "problem", f"{where}: `cudasched run` cannot preload from there", remedy)
+    else:
+        yield Check("installation", "ok", where)
+
+
+def _hook() -> Iterator[Check]:
+    files = hook.locate()
+    with Scratch("doctor") as scratch:
+        (scratch / "device").mkdir(mode=0o700)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDASCHED_", "LD_PRELOAD"))}
+        own = {
+            "CUDASCHED_DRIVER": str(files.simulated_driver),
+            "CUDASCHED_SIM_DIR": str(scratch / "device"),
+            "CUDASCHED_RUN_DIR": str(scratch / "run"),
+            "CUDASCHED_CONFIG": os.devnull,
+            "CUDASCHED_CACHE_DIR": "off",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", _ATTACH],
+            env={**kept, **own},
+            capture_output=True,
+            text=True,
+            timeout=_TRY_S,
+            cwd=scratch,
+            check=False,
+        )
+    said = done.stdout.strip()
+    if said == "attached":
+        yield Check("hook", "ok", "stands in front of the simulated driver, and schedules")
+    else:
+        why = said or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Check("hook", "problem", why, "install cudasched again, in a new environment")
+
+
+def _driver() -> Iterator[Check]:
+    try:
+        path = hook.load_core().find_driver()
+    except Error as error:
+        yield Check("driver", "problem", str(error))  # which says what to do
+        return
+    if os.path.realpath(path) == os.path.realpath(hook.locate().simulated_driver):
+        yield Check("driver", "note", f"{path}, the simulated one", "unset CUDASCHED_DRIVER to use a GPU")
+        return
+    version = driver_version(path)
+    if version and int(version.split(".")[0]) < _OLDEST_DRIVER:
+        remedy = f"update the driver to {_OLDEST_DRIVER} or later"
+        yield Check("driver", "problem", f"{version} ({path}): too old to schedule, every call passes through", remedy)
+    else:
+        yield Check("driver", "ok", f"{version or 'of unknown version'} ({path})")
+
+
+def _devices() -> Iterator[Check]:
+    nodes = [Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    there = [node for node in nodes if node.exists()]
+    if not there:
+        yield Check(
+            "GPU", "problem", "no /dev/nvidia*", "load the kernel module (nvidia-smi does), or give the container a GPU"
+        )
+        return
+    closed = [str(node) for node in there if not os.access(node, os.R_OK | os.W_OK)]
+    if closed:
+        remedy = "join the group that owns them (ls -l shows it), or ask who runs the machine"
+        yield Check("GPU", "problem", f"you may not use {', '.join(closed)}", remedy)
+    else:
+        yield Check("GPU", "ok", f"{sum(node.name[6:].isdigit() for node in there)} that you may use")
+
+
+def _run_directory() -> Iterator[Check]:
+    directory = Path(hook.load_core().run_directory())
+    remedy = "set CUDASCHED_RUN_DIR to a directory of your own, the same for all programs that share the GPU"
+    parent = directory.parent
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield Check("run directory", "ok", f"{directory} (made by the first program)")
+        else:
+            yield Check(
+                "run directory", "problem", f"{directory} cannot be made: you may not write to {parent}", remedy
+            )
+        return
+    except OSError as error:
+        yield Check("run directory", "problem", f"{directory}: {error.strerror}", remedy)
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield Check("run directory", "problem", f"{directory} is no directory", remedy)
+    elif status.st_uid != os.geteuid():
+        yield Check("run directory", "problem", f"{directory} belongs to user {status.st_uid}", remedy)
+    elif not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        yield Check("run directory", "problem", f"you may not write to {directory}", f"chmod 700 {directory}")
+    elif shutil.disk_usage(directory).free < _TABLE_BYTES:
+        yield Check(
+            "run directory", "problem", f"{directory}: no space is left", f"make space in {parent}, or {remedy}"
+        )
+    else:
+        yield Check("run directory", "ok", str(directory))
+
+
+def _settings() -> Iterator[Check]:
+    try:
+        resolved = config.resolve(tolerant=True)
+    except ConfigError as error:
+        yield Check("settings", "problem", str(error), "docs/configuration.md has them all")
+        return
+    for text in resolved.refused:
+        yield Check("settings", "problem", text, "correct it: the default is used")
+    for text in resolved.notes:
+        yield Check("settings", "note", text)
+    if config.switched_off(os.environ):
+        yield Check("settings", "problem", "CUDASCHED_OFF is on: nothing is hooked", "unset CUDASCHED_OFF")
+    if not resolved.refused and not resolved.notes:
+        count = len(resolved.origins)
+        yield Check("settings", "ok", ", ".join(sorted(set(resolved.origins.values()))) if count else "all by default")
+
+
+def _mps() -> Iterator[Check]:
+    from cudasched import mps
+    from cudasched.mps import keeper
+
+    if (pipe := mps.running_daemon(os.environ)) is not None:
+        yield Check("MPS", "ok", f"a daemon listens in {pipe}")
+    elif shutil.which(keeper.TOOL):
+        yield Check("MPS", "ok", "no daemon runs; `cudasched run --mps` starts one")
+    else:
+        yield Check(
+            "MPS", "note", f"{keeper.TOOL} is not there", "`cudasched run --mps` needs it: it comes with the driver"
+        )
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _pytorch() -> Iterator[Check]:
+    if version := _version_of("torch"):
+        yield Check("PyTorch", "ok", f"{version}: import cudasched before it, or use `cudasched run`")
+    else:
+        yield Check("PyTorch", "note", f"not installed for {sys.executable}", "only programs that use it need it")
+
+
+def _extras() -> Iterator[Check]:
+    wanted = {"collect": ("pyarrow", "numpy"), "advise": ("pyarrow", "numpy", "jinja2"), "plot": ("matplotlib",)}
+    missing = [extra for extra, names in wanted.items() if not all(map(_version_of, names))]
+    if missing:
+        yield Check(
+            "extras", "note", f"not installed: {', '.join(missing)}", f"pip install 'cudasched[{','.join(missing)}]'"
+        )
+    else:
+        yield Check("extras", "ok", ", ".join(wanted))
+
+
+def _cupti() -> Iterator[Check]:
+    from cudasched.cli.coverage import find_cupti
+
+    if found := os.environ.get("CUDASCHED_CUPTI") or find_cupti(Path(sys.executable)):
+        yield Check("CUPTI", "ok", found)
+    else:
+        remedy = "pip install 'nvidia-cuda-cupti==13.*', or `collect --timing events`, which needs none"
+        yield Check("CUPTI", "note", "no libcupti of CUDA 13: no device times, no coverage", remedy)
+
+
+_CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
+    "installation": _installation,
+    "hook": _hook,
+    "driver": _driver,
+    "GPU": _devices,
+    "run directory": _run_directory,
+    "settings": _settings,
+    "MPS": _mps,
+    "PyTorch": _pytorch,
+    "CUPTI": _cupti,
+    "extras": _extras,
+}
+
+
+def examine() -> list[Check]:
+    """Looks at everything. Never raises: what cannot be looked at is a problem of its own."""
+    found: list[Check] = []
+    for name, look in _CHECKS.items():
+        try:
+            found += look()
+        except Exception as error:
+            found.append(Check(name, "problem", f"cannot be looked at: {type(error).__name__}: {error}"))
+    return found
