@@ -23,6 +23,13 @@ void Ledger::look(std::int64_t now_ns, Gpu gpu) noexcept {
   const std::int64_t passed_ns = now_ns_ != 0 ? std::max<std::int64_t>(now_ns - now_ns_, 0) : 0;
   now_ns_ = now_ns;
   own_before_ns_ = own_ns_;
+  if (gpu_ == Gpu::kShared && gpu != Gpu::kShared) {
+    // What the latency work has left of the GPU is not known: the first segments have their predicted time before them.
+    for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
+      streams_[static_cast<std::size_t>(__builtin_ctzll(streams))].started_ns = own_ns_;
+    }
+  }
+  gpu_ = gpu;
   if (gpu == Gpu::kAnothers) return;
   own_ns_ += passed_ns;
   if (gpu == Gpu::kOwn) observed_ns_ += std::min(passed_ns, kMostGapNs);
@@ -292,11 +299,17 @@ std::int64_t Ledger::first_left_ns(const Stream& stream) const noexcept {
   return std::clamp<std::int64_t>(predicted_ns - (own_ns_ - stream.started_ns), 0, predicted_ns);
 }
 
+bool Ledger::waits_for_latency_work(const Stream& stream) const noexcept {
+  const std::int64_t predicted_ns = at(stream.first).predicted_ns;
+  return own_ns_ - stream.started_ns - predicted_ns > std::max(kSharedLateNs, predicted_ns / kToleranceShare);
+}
+
 std::int64_t Ledger::remaining_ns(std::uint64_t stream_id) const noexcept {
   std::int64_t total_ns = 0;
   for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
     const Stream& stream = streams_[static_cast<std::size_t>(__builtin_ctzll(streams))];
     if (stream.id != stream_id && late_ns(stream) > 0) continue;
+    if (gpu_ == Gpu::kShared && waits_for_latency_work(stream)) continue;
     total_ns += first_left_ns(stream) + stream.queued_ns - at(stream.first).predicted_ns;
   }
   return total_ns;

@@ -9,14 +9,18 @@
 //
 // A segment's first launch runs since it was submitted, or since the segment before it was complete; what is in flight
 // shrinks with that clock and is corrected by each completion. The clock counts own time: it stands still while the GPU
-// is another's (latency work that lets nothing in, another client's turn).
+// is another's (latency work that lets nothing in, another client's turn), and starts anew after latency work that let
+// launches in.
 //
 // Late: a stream's first segment has run for longer than predicted by more than tolerance_ns(). Late time is observed
-// own time: neither that in which latency work was active, let in what it may; what passed between two looks far apart
-// counts as kMostGapNs (the caller may have lost its core), and
-// time in which other streams completed work does not count (the GPU ran that). A late segment is taken to run for as
-// long again as it has run, and what is behind it on its stream stays counted. To launches of other streams a late
-// stream counts for nothing: it may be a collective, or another wait for one of them.
+// own time: time in which latency work is active does not count, nor time in which other streams completed work (the
+// GPU ran that), and what passed between two looks far apart counts as kMostGapNs (the caller may have lost its core).
+// A late segment is taken to run for as long again as it has run, and what is behind it on its stream stays counted. To
+// launches of other streams a late stream counts for nothing: it may be a collective, or another wait for one of them.
+//
+// Beside latency work that lets launches in, a segment over its time by kSharedLateNs counts for nothing either:
+// between time slices it does not run, more work in the same slice costs no further context switch, and the slack of
+// the request bounds all of it.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -35,6 +39,7 @@ class Ledger {
   static constexpr std::int64_t kMostGapNs = 2'000'000;      // of observed time, between two looks
   static constexpr std::int64_t kToleranceNs = 200'000;      // a segment may be late by this,
   static constexpr std::int64_t kToleranceShare = 4;         // or by one part in so many of its time
+  static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
   static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time
   static constexpr std::int64_t kNothingNs = INT64_MAX;
@@ -192,9 +197,11 @@ class Ledger {
   void begin_first(Stream& stream, std::int64_t from_ns, std::int64_t after_ns, std::int64_t before_ns) noexcept;
   std::int64_t ran_ns(const Stream& stream) const noexcept;  // observed, less what others did meanwhile
   std::int64_t late_ns(const Stream& stream) const noexcept;
+  bool waits_for_latency_work(const Stream& stream) const noexcept;
   std::int64_t first_left_ns(const Stream& stream) const noexcept;
   Completed complete_shared(int segment) noexcept;
 
+  Gpu gpu_ = Gpu::kOwn;             // until the last look
   std::int64_t now_ns_ = 0;         // of the last look; 0: there was none
   std::int64_t own_ns_ = 0;         // own time by then
   std::int64_t own_before_ns_ = 0;  // and by the look before it

@@ -106,12 +106,11 @@ TEST_F(GateTest, AClientThatJoinsMeetsAShortBacklogAndAllOfItIsCounted) {
 TEST_F(GateTest, AKernelPredictedFarTooShortLetsFewPass) {
   const OtherClient idle(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  launch_all(1, 80);
+  launch_all(1, 40);
   for (std::uint64_t i = 1; i <= 400; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
   EXPECT_LE(most_ahead(401), 20U);
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(state().untracked_launches, 0U);
-  EXPECT_EQ(state().gate_exceptions, 0U);
 }
 
 // What is late on one stream may wait for another one's work: that goes at its pace, and so does, one launch for each

@@ -90,6 +90,19 @@ TEST(Ledger, TimeInWhichTheGpuIsAnothersDoesNotCount) {
   EXPECT_EQ(ledger.remaining_ns(1), 0);
 }
 
+// What a launch let in beside latency work has had of the GPU is not known, and not held against it.
+TEST(Ledger, TheClockStartsAnewAfterLatencyWorkThatLetLaunchesIn) {
+  Ledger ledger;
+  ledger.look(1, true);
+  launch(ledger, 1, 400 * kUs);
+  for (std::int64_t now = 1; now <= 300 * kUs + 1; now += 100 * kUs) ledger.look(now, Ledger::Gpu::kShared);
+  EXPECT_EQ(ledger.remaining_ns(1), 100 * kUs);
+  EXPECT_EQ(ledger.observed_ns(), 0);
+  ledger.look(300 * kUs + 1, Ledger::Gpu::kOwn);
+  EXPECT_EQ(ledger.remaining_ns(1), 400 * kUs);
+  EXPECT_EQ(ledger.late_ns(1), 0);
+}
+
 // A launcher that lost its core looks late; how long a kernel ran it cannot say.
 TEST(Ledger, AGapBetweenTwoLooksIsNotObservedTime) {
   Ledger ledger;
