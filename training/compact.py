@@ -145,6 +145,7 @@ def compact(
 
     Raises:
         FileNotFoundError: Nothing was recorded in `source`.
+        ValueError: No launch of the sweeps has a label and a time: nothing would be left of them.
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[pa.Table]] = {"sweeps": [], "programs": []}
@@ -176,6 +177,11 @@ def compact(
         if not tables:
             continue
         whole = pa.concat_tables(tables, promote_options="default")
+        if not len(whole):
+            raise ValueError(
+                f"{name} have no launch with a label and a time: what has no labels is trained on as it is "
+                "(cudasched train --data, or python -m training.train)"
+            )
         versions = {f"training.{name}": text for name, text in where_recorded().items()}
         # What was compacted before, elsewhere, keeps what it says of itself.
         known = {key.decode(): value.decode() for key, value in (tables[0].schema.metadata or {}).items()}
@@ -207,7 +213,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", type=int, default=19, help="of zstd: 19 is small, 9 is quick")
     parser.add_argument("--most-a-family", type=int, help="launches of a family of operations in sweeps.parquet")
     options = parser.parse_args(arguments)
-    compact(options.source, options.out, options.repeats, options.most_mib, options.level, options.most_a_family)
+    try:
+        compact(options.source, options.out, options.repeats, options.most_mib, options.level, options.most_a_family)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"not compacted: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

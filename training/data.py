@@ -3,7 +3,8 @@
 Splits are never random over launches, which repeat one another:
 
 - `shapes`: whole shape groups are held out: an operation and a shape, across data types and passes;
-- `kernels`: whole kernel groups: kernels whose names differ in template arguments and digits alone;
+- `kernels`: whole name families: kernels whose names differ in template arguments and digits alone, and of names
+  without a namespace those that begin with the same two words (all of `nvjet_sm90_*`);
 - `processes`: the second recording of the same labels is held out.
 """
 
@@ -57,7 +58,7 @@ class Launches:
         duration_ns: Measured, end - start.
         launch_space: `LAUNCH_SPACE`, shape (n, 8).
         kernel: Dense number of the kernel (its identity).
-        group: Dense number of its kernel group.
+        group: Dense number of its name family.
         key: Dense number of kernel, geometry and words that are not free: the same launch has the same.
         geometry_key: Of kernel and geometry alone.
         shape_group: Number of operation and shape; of the whole label in programs; of the geometry without a label.
@@ -131,7 +132,7 @@ def launches_of(table: pa.Table) -> Launches:
     first = np.zeros(len(identities), np.int64)
     first[kernel[::-1]] = name[::-1]
     functions = [demangle(names.dictionary[int(index)].as_py()) for index in first]
-    groups = numbered([group_of(function) for function in functions])
+    groups = numbered([name_family_of(function) for function in functions])
     geometry = combine([np.asarray(table[column].to_numpy(), np.uint64) for column in ("identity", *GEOMETRY)])
     geometry_key = np.unique(geometry, return_inverse=True)[1].astype(np.int64)
     process, _ = dense(table["pid"])
@@ -319,6 +320,19 @@ def group_of(function: str) -> str:
         depth -= character in ">" and depth > 0
     base = "".join(kept).split("(")[0].strip()
     return re.sub(r"[\d_]*\d[\d_]*", "#", base.split(" ")[-1])
+
+
+def name_family_of(function: str) -> str:
+    """What kernels of one source share: the name without template arguments and digits.
+
+    Of a name without a namespace only its first two words count: the rest of `nvjet_sm90_hsh_128x8_64x12_2x1_v_bz_TNT`
+    says which of some hundred variants it is.
+    """
+    group = group_of(function)
+    if "::" in group:
+        return group
+    words = [word for word in re.split(r"[_#\d]+", group) if word]
+    return "_".join(words[:2]) or group
 
 
 # ---- splits ---------------------------------------------------------------------------------------------------------

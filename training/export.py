@@ -87,8 +87,9 @@ def card(report: dict[str, Any], mdape: float, name: str) -> str:
     recipe, data, versions = report["recipe"], report["data"], report["versions"]
     recorded = {key.removeprefix("cudasched."): value for key, value in report["recorded"].items()}
     tried = "\n".join(
-        f"| {one['objective'][4:]} | {one['depth']} | {one['eta']} | {one['features']} | "
-        f"{'residual' if one['residual'] else 'plain'} | {percent(one.get('shapes'))} | {percent(one.get('kernels'))} |"
+        f"| {one['objective'][4:]} | {one['depth']} | {one['eta']} | {one['min_child_weight']:g} | {one['features']} | "
+        + " | ".join(percent(one.get(kind)) for kind in ("shapes", "shapes by time", "kernels", "kernels by time"))
+        + " |"
         for one in report["tried"]
     )
     return f"""# {name}
@@ -102,7 +103,7 @@ Margin: natural logarithm of the duration in ns.
 | Recorded on | {recorded["gpu"]}, {recorded["sm_count"]} SMs, CUDA driver {recorded["driver_version"]} |
 | Times | {recorded["timing"]} |
 | Data | `{data["name"]}`, SHA-256 `{data["sha256"]}`; training/data/README.md |
-| Launches | {report["launches"]:,} of {report["kernels"]:,} kernels in {report["kernel_groups"]:,} groups |
+| Launches | {report["launches"]:,} of {report["kernels"]:,} kernels of {report["name_families"]:,} name families |
 | Shapes | {report["shape_groups"]:,} |
 | Families | {", ".join(report["families"])} |
 | Model | {recipe["trees"]} trees, depth {recipe["depth"]}, {recipe["objective"]} |
@@ -110,11 +111,11 @@ Margin: natural logarithm of the duration in ns.
 | Versions | XGBoost {versions["xgboost"]}, numpy {versions["numpy"]}, Python {versions["python"]} |
 | Error on its own training data | {mdape:.1%} in the median |
 
-How it was chosen, by three-fold cross-validation over shape groups and kernel groups (median absolute percentage error;
-residual variants are over a line in each kernel's geometry, and are not shipped):
+How it was chosen, by three-fold cross-validation over shape groups and name families (median absolute percentage error,
+and time-weighted error):
 
-| objective | depth | eta | features | target | new shapes | unseen kernels |
-| --- | --- | --- | --- | --- | --- | --- |
+| objective | depth | eta | least leaf | features | new shapes | by time | unseen kernels | by time |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {tried}
 
 What it is worth on launches that it has not seen: `benchmarks/results/predictor.json`, docs/training.md.

@@ -148,18 +148,32 @@ class PredictorSpeedRow(Strict):
 class PredictorAccuracyRow(Strict):
     """Errors of one model on held-out launches: median and mean of |predicted / measured - 1|, as fractions.
 
-    `ours` is the model that ships; `corrected` is with what the predictor learns while it runs. `scope` is `all` or an
-    operation family.
+    `ours` is the model that ships; `corrected` is with what the predictor learns while it runs, from times by events.
+    Splits: launches of a known key; first launches of new shapes, and of kernels of unseen name families; whole
+    programs.
+
+    Attributes:
+        scope: `all`, an operation family, a range of durations ("over 100 us") or a program ("program:bert_variable").
+        time_weighted: Sum of |predicted - measured| over the sum of measured.
+        bias: Sum of predicted - measured over the sum of measured.
+        low: End of the 95% interval of `mdape`, from resampling `groups`.
+        high: Its other end.
+        groups: Shapes, name families or programs.
     """
 
     kind: Literal["accuracy"] = "accuracy"
-    split: Literal["repeat", "new_shape", "unseen_kernel"]
+    split: Literal["repeat", "new_shape", "unseen_kernel", "program"]
     model: str
     scope: str = "all"
     corrected: bool
     mdape: NotNegative
     mape: NotNegative
+    time_weighted: NotNegative | None = None
+    bias: float | None = None
+    low: NotNegative | None = None
+    high: NotNegative | None = None
     n: Annotated[int, Field(gt=0)]
+    groups: Annotated[int, Field(gt=0)] | None = None
 
 
 class PredictorCoverageRow(Strict):
@@ -180,6 +194,28 @@ PredictorRow = Annotated[
     PredictorSpeedRow | PredictorAccuracyRow | PredictorCoverageRow,
     Field(discriminator="kind"),
 ]
+
+
+class FigureRow(Strict):
+    """A figure that the project promises, beside what was measured.
+
+    Attributes:
+        goal: What counts as met: at most, where less is better, or at least.
+        low: End of the 95% interval; None where there is none.
+        high: Its other end.
+        n: What it was measured on: launches, kernels or rounds.
+        limited_by: What keeps it from its goal; empty where it is met.
+    """
+
+    kind: Literal["figures"] = "figures"
+    figure: str
+    value: float
+    goal: float
+    better: Literal["less", "more"]
+    low: float | None
+    high: float | None
+    n: Annotated[int, Field(gt=0)]
+    limited_by: str
 
 
 class SoakRow(Strict):

@@ -235,9 +235,12 @@ class Replay {
       : trees_(model.empty() ? nullptr : predict::trees::load_evaluator(model)),
         predictor_(std::make_unique<predict::Predictor>(coverage)) {
     if (!(coverage > 0 && coverage < 1)) throw ConfigError("coverage is a share between 0 and 1, such as 0.9");
-    if (trees_ != nullptr && trees_->features() != kFeatureCount) {
-      throw ModelError("the model takes " + std::to_string(trees_->features()) + " features where launches have " +
-                       std::to_string(kFeatureCount) + "; train it anew (python -m training.train)");
+    if (trees_ != nullptr) {
+      const std::string apart = predict::features_apart(trees_->feature_names(), trees_->features());
+      if (!apart.empty()) {
+        throw ModelError("the model was trained on other features than this cudasched makes of launches: " + apart +
+                         "; train it anew (cudasched train)");
+      }
     }
     allocations_.add(Launches::kPointer, 1);
     predictor_->use_trees(trees_.get());

@@ -115,6 +115,8 @@ void bind_trees(py::module_& module) {
       .def(py::init(&open), py::arg("source"), py::arg("isa") = py::none())
       .def_property_readonly("features", [](const Trees& self) { return self.model().features; })
       .def_property_readonly("feature_names", [](const Trees& self) { return self.model().feature_names; })
+      .def_property_readonly("architecture", [](const Trees& self) { return self.model().architecture; })
+      .def_property_readonly("gpu", [](const Trees& self) { return self.model().gpu; })
       .def_property_readonly("trees", [](const Trees& self) { return self.model().trees.size(); })
       .def_property_readonly("depth", [](const Trees& self) { return self.model().depth(); })
       .def_property_readonly("objective", [](const Trees& self) { return self.model().objective; })

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "predict/logarithm.hpp"
 #include "predict/words.hpp"
@@ -120,6 +121,29 @@ Sizes sizes_of(std::span<const std::uint32_t> words, const Allocations* allocati
 }
 
 }  // namespace
+
+std::string features_apart(std::span<const std::string> names, std::size_t count) {
+  if (names.empty()) {
+    return count == kFeatureCount
+               ? std::string()
+               : "it takes " + std::to_string(count) + " features where launches have " + std::to_string(kFeatureCount);
+  }
+  if (std::equal(names.begin(), names.end(), kFeatureNames.begin(), kFeatureNames.end())) return {};
+  const auto list = [](const char* verb, const auto& of, const auto& others) {
+    constexpr std::size_t kMostNamed = 5;
+    std::string told;
+    std::size_t found = 0;
+    for (const auto& name : of) {
+      if (std::find(others.begin(), others.end(), name) != others.end()) continue;
+      if (++found <= kMostNamed) told += (told.empty() ? verb : std::string(", ")) + std::string(name);
+    }
+    return found > kMostNamed ? told + " and " + std::to_string(found - kMostNamed) + " more" : told;
+  };
+  const std::string lacks = list("it lacks ", kFeatureNames, names);
+  const std::string has = list("it has ", names, kFeatureNames);
+  if (lacks.empty() && has.empty()) return "its features are in another order";
+  return lacks.empty() || has.empty() ? lacks + has : lacks + "; " + has;
+}
 
 void features(const Query& query, const Allocations* allocations, float* row) noexcept {
   static constexpr Function kUnknown{};

@@ -15,6 +15,8 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
+#include <string>
 #include <string_view>
 
 #include "predict/allocations.hpp"
@@ -74,6 +76,10 @@ inline constexpr std::array<std::string_view, 48> kFeatureNames{
 };
 
 inline constexpr std::size_t kFeatureCount = kFeatureNames.size();
+
+// What keeps trees of `count` features of these names from answering for launches: "it lacks log_blocks"; empty where
+// nothing does. Trees without names go by their count. Allocates.
+std::string features_apart(std::span<const std::string> names, std::size_t count);
 
 // `row` has room for kFeatureCount values. Without `allocations`, what looks like an address is a pointer.
 void features(const Query& query, const Allocations* allocations, float* row) noexcept;

@@ -63,8 +63,9 @@ std::uint64_t geometry_of(const Launch& launch) noexcept {
 
 }  // namespace
 
-void Predictor::use_trees(const trees::Evaluator* evaluator) noexcept {
-  trees_ = evaluator != nullptr && evaluator->features() == kFeatureCount ? evaluator : nullptr;
+void Predictor::use_trees(const trees::Evaluator* evaluator) {
+  const bool fits = evaluator != nullptr && features_apart(evaluator->feature_names(), evaluator->features()).empty();
+  trees_ = fits ? evaluator : nullptr;
 }
 
 Predictor::Place Predictor::place_of(const Query& query) const noexcept {

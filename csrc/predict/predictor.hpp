@@ -75,8 +75,8 @@ class Predictor {
   Predictor() noexcept : Predictor(kDefaultCoverage) {}  // history and occupancy guess only
   explicit Predictor(float coverage) noexcept : bound_(coverage) {}
 
-  // Must outlive this; null: none. Trees of other features than features.hpp has are not used.
-  void use_trees(const trees::Evaluator* evaluator) noexcept;
+  // Must outlive this; null: none. Trees of other features than features.hpp has are not used. Before launches.
+  void use_trees(const trees::Evaluator* evaluator);
 
   // Must outlive this; null: what looks like an address is a pointer.
   void use_allocations(const Allocations* allocations) noexcept {

@@ -43,6 +43,7 @@ struct Layout {
   bool has_tensor_maps = false;
   TensorList list;
   std::uint16_t reduction = 0;  // word at which the configuration of a PyTorch reduction begins; 0: it is none
+  bool is_all = false;          // the block's other words are left over, or follow from these
 };
 
 constexpr Layout matrices(std::string_view name, std::size_t words, int at) {
@@ -67,6 +68,11 @@ constexpr Layout rows(std::string_view name, std::size_t words, Places rows, Pla
   return {name, words, words, rows, {}, columns, false, {}};
 }
 
+// As rows(), and nothing else in the block counts.
+constexpr Layout only_rows(std::string_view name, std::size_t words, Places rows, Places columns, Places depth = {}) {
+  return {name, words, words, rows, depth, columns, false, {}, 0, true};
+}
+
 constexpr Layout tensors(std::string_view name, TensorList list) { return {name, 780, 900, {}, {}, {}, false, list}; }
 
 // Of two that fit a name the first counts, but entries of one name go by the block's length.
@@ -89,12 +95,17 @@ constexpr Layout kLayouts[] = {
     reduction(262, 2),
     reduction(264, 4),
     reduction(266, 6),
-    rows("scan_innermost_dim<", 8, Places(4), Places(5)),
-    rows("scan_innermost_dim<", 9, Places(4), Places(5)),
-    rows("scan_innermost_dim_with_indices<", 11, Places(6), Places(7)),
-    rows("scan_innermost_dim_with_indices<", 12, Places(6), Places(7)),
-    rows("scan_outer_dim<", 8, Places(4, 5), Places(6)),
-    rows("scan_outer_dim<", 9, Places(4, 5), Places(6)),
+    only_rows("scan_innermost_dim<", 8, Places(4), Places(5)),
+    only_rows("scan_innermost_dim<", 9, Places(4), Places(5)),
+    only_rows("scan_innermost_dim_with_indices<", 11, Places(6), Places(7)),
+    only_rows("scan_innermost_dim_with_indices<", 12, Places(6), Places(7)),
+    only_rows("scan_outer_dim<", 8, Places(4, 5), Places(6)),
+    only_rows("scan_outer_dim<", 9, Places(4, 5), Places(6)),
+    only_rows("cunn_spatialsoftmaxforward<", 7, Places(4), Places(5), Places(6)),
+    only_rows("cunn_spatialsoftmaxbackward<", 9, Places(6), Places(7), Places(8)),
+    only_rows("upsample_bicubic2d_", 40, Places(30, 32), Places(6, 8)),  // a thread an output pixel, for all images
+    only_rows("upsample_bilinear2d_", 40, Places(30, 32), Places(6, 8)),
+    only_rows("batch_norm_collect_statistics_kernel<", 18, Places(3), Places(2, 4)),
     tensors("::tensorlistmetadata<1>", {1, 110, 0}),
     tensors("::tensorlistmetadata<2>", {2, 64, 0}),
     tensors("::tensorlistmetadata<3>", {3, 48, 0}),
@@ -215,7 +226,7 @@ WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, 
   if (found->has_tensor_maps) return of_tensor_maps(words);
   if (found->list.tensors != 0) return of_tensor_list(elements_of(found->list, words, blocks));
   return {log_of_product(found->m, words), log_of_product(found->n, words), log_of_product(found->k, words),
-          found->n.words[0] != kNone || found->reduction != 0};
+          found->n.words[0] != kNone || found->reduction != 0 || found->is_all};
 }
 
 std::uint64_t work_key(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {

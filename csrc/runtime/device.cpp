@@ -27,7 +27,8 @@ void Device::prepare_predictor(const Settings& settings, const predict::Allocati
     };
     or_without([&] {
       trees_ = load_trees(settings, driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-                          driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+                          driver::device_attribute(handle_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+                          driver::device_name(handle_));
     });
     gate.use(trees_.get(), allocations);
     or_without([&] {

@@ -9,15 +9,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "predict/features.hpp"
 
 namespace cudasched::runtime {
 namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+constexpr std::string_view kSimulated = "cudasched simulated GPU";  // its kernels last what its user says
 
 class File {
  public:
@@ -37,6 +40,17 @@ class File {
   throw StateError("the predictor's state " + path + " cannot be " + what + ": " + std::strerror(errno));
 }
 
+// A place in what is kept between runs; "" where nothing is.
+std::string user_directory(const Settings& settings, const char* place) {
+  if (settings.cache_directory == "off") return {};
+  if (!settings.cache_directory.empty()) return settings.cache_directory + place;
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  const char* const home = std::getenv("HOME");
+  if (cache != nullptr && cache[0] == '/') return std::string(cache) + "/cudasched" + place;
+  if (home != nullptr && home[0] == '/') return std::string(home) + "/.cache/cudasched" + place;
+  return {};
+}
+
 // The models that came with this library, or "".
 std::string shipped_models() {
   Dl_info self{};
@@ -46,12 +60,23 @@ std::string shipped_models() {
   return std::filesystem::is_directory(models, error) ? models.string() : std::string();
 }
 
-std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path) {
+std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path, const std::string& architecture,
+                                                      const std::string& gpu) {
   auto trees = predict::trees::load_evaluator(path);
-  if (trees->features() != predict::kFeatureCount) {
-    throw ModelError("the model " + path + " takes " + std::to_string(trees->features()) +
-                     " features where launches have " + std::to_string(predict::kFeatureCount) +
-                     "; train it anew (python -m training.train)");
+  log::info("launches of " + gpu + " are predicted by the trees of " + path);
+  const std::string apart = predict::features_apart(trees->feature_names(), trees->features());
+  if (!apart.empty()) {
+    throw ModelError("the model " + path + " was trained on other features than this cudasched makes of launches: " +
+                     apart + "; train it anew (cudasched train)");
+  }
+  if (!trees->architecture().empty() && trees->architecture() != architecture) {
+    throw ModelError("the model " + path + " was trained for " + trees->architecture() + ", and this GPU (" + gpu +
+                     ") is " + architecture + "; train one on it (cudasched train)");
+  }
+  if (!trees->gpu().empty() && trees->gpu() != gpu && gpu.find(kSimulated) == std::string::npos) {
+    log::warning("the model " + path + " was trained on another GPU of this architecture, " + trees->gpu() +
+                 "; first launches on this one (" + gpu +
+                 ") may be predicted badly: cudasched train makes a model for it");
   }
   return trees;
 }
@@ -59,33 +84,33 @@ std::unique_ptr<const predict::trees::Evaluator> load(const std::string& path) {
 }  // namespace
 
 std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& settings, int compute_major,
-                                                            int compute_minor) {
-  const std::string path = settings.model_path.empty() ? shipped_models() : settings.model_path;
-  if (path.empty() || path == "off") return nullptr;
+                                                            int compute_minor, const std::string& gpu) {
+  if (settings.model_path == "off") return nullptr;
+  const std::string architecture = "sm_" + std::to_string(compute_major) + std::to_string(compute_minor);
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return load(path);
-  const std::string stem = path + "/sm_" + std::to_string(compute_major) + std::to_string(compute_minor);
-  for (const char* ending : {".ubj", ".json"}) {
-    if (std::filesystem::exists(stem + ending, error)) return load(stem + ending);
+  std::string searched;
+  std::vector<std::string> places{settings.model_path};
+  if (settings.model_path.empty()) places = {user_directory(settings, "/models"), shipped_models()};
+  for (const std::string& place : places) {
+    if (place.empty()) continue;
+    const bool is_directory = std::filesystem::is_directory(place, error);
+    if (!is_directory && !settings.model_path.empty()) return load(place, architecture, gpu);
+    for (const char* ending : {".ubj", ".json"}) {
+      const std::string path = place + "/" + architecture + ending;
+      if (is_directory && std::filesystem::exists(path, error)) return load(path, architecture, gpu);
+    }
+    searched += (searched.empty() ? "" : " and ") + place;
   }
+  // A library that lies outside its package has no models, which its user knows.
+  if (settings.model_path.empty() && shipped_models().empty()) return nullptr;
+  log::warning("there is no model for " + gpu + " (" + architecture + ") in " + searched +
+               ": first launches are predicted by their geometry alone; cudasched train makes a model");
   return nullptr;
 }
 
 std::string state_path(const Settings& settings, const std::string& gpu_uuid) {
-  std::string directory = settings.cache_directory;
-  if (directory == "off") return {};
-  if (directory.empty()) {
-    const char* const cache = std::getenv("XDG_CACHE_HOME");
-    const char* const home = std::getenv("HOME");
-    if (cache != nullptr && cache[0] == '/') {
-      directory = std::string(cache) + "/cudasched";
-    } else if (home != nullptr && home[0] == '/') {
-      directory = std::string(home) + "/.cache/cudasched";
-    } else {
-      return {};
-    }
-  }
-  return directory + "/predictor-" + gpu_uuid + ".state";
+  const std::string directory = user_directory(settings, "");
+  return directory.empty() ? std::string() : directory + "/predictor-" + gpu_uuid + ".state";
 }
 
 std::vector<std::byte> read_state(const std::string& path) {

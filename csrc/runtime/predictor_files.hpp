@@ -16,10 +16,13 @@
 
 namespace cudasched::runtime {
 
-// The trees of CUDASCHED_MODEL, or of predictor/models beside this library: a file, or of a directory the one for this
-// architecture (`sm_90.ubj`, or .json). Null where there is none. Throws ModelError.
+// The trees of CUDASCHED_MODEL: a file, or of a directory the one for this architecture (`sm_90.ubj`, or .json).
+// Without it, those of the directory `models` beside the state, where `cudasched train` puts them, else of
+// predictor/models beside this library. Null where there is none, which is said once; so is that the model was trained
+// on another GPU of this architecture. `gpu` is the device's name. Throws ModelError where the model is of another
+// architecture or of other features.
 std::unique_ptr<const predict::trees::Evaluator> load_trees(const Settings& settings, int compute_major,
-                                                            int compute_minor);
+                                                            int compute_minor, const std::string& gpu);
 
 // Where the state of this GPU is; empty where nothing is to be kept.
 std::string state_path(const Settings& settings, const std::string& gpu_uuid);

@@ -265,6 +265,16 @@ OTHER_VARIABLES = ("CONFIG", "OFF", "CUPTI", "COVERAGE_DIR", "COLLECT_DIR", "COL
 _OFF = "off"  # in the place of a path
 
 
+def models_directory(config: Config) -> Path | None:
+    """Where `cudasched train` puts models, and the engine looks for them first; None where nothing is kept."""
+    if config.cache_dir is not None:
+        return None if config.cache_dir == _OFF else Path(config.cache_dir) / "models"
+    cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
+    if cache.startswith("/"):
+        return Path(cache) / "cudasched" / "models"
+    return Path(home) / ".cache" / "cudasched" / "models" if home.startswith("/") else None
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A `Config` and where its values came from.
@@ -289,7 +299,9 @@ class Resolved:
 
     def environment(self) -> dict[str, str]:
         """The engine's environment variables: one for each field that was set, and the models that are shipped."""
-        shipped = ("model",) if _MODELS.is_dir() else ()  # a build without models says nothing of them
+        # A build without models says nothing of them; a model that `cudasched train` made comes before them.
+        trained = models_directory(self.config)
+        shipped = ("model",) if _MODELS.is_dir() and not (trained and trained.is_dir()) else ()
         values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
         return {
             VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()

@@ -281,7 +281,10 @@ def test_a_directory_without_a_model_for_this_gpu_is_history(stage: Stage, cache
     models = tmp_path / "models"
     models.mkdir()
     _model_of(1, models / "sm_10.json")
-    assert learn(stage, CUDASCHED_MODEL=str(models)) == ""
+    said = learn(stage, CUDASCHED_MODEL=str(models)).splitlines()
+    assert len(said) == 1, said
+    assert "there is no model for cudasched simulated GPU (sm_90)" in said[0]
+    assert "cudasched train" in said[0]
     assert is_about(known_us(only_state(cache), 20), 20)
 
 

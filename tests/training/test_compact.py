@@ -72,6 +72,22 @@ def test_a_broken_file_costs_itself_alone(recorded: Path, tmp_path: Path, capsys
     assert "sweep-image.parquet" in capsys.readouterr().err
 
 
+def test_a_recording_without_labels_is_refused_and_not_emptied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = recordings.sweep(11, 20, 1)
+    for row in rows:
+        row["label"] = ""
+    source = tmp_path / "recorded"
+    source.mkdir()
+    pq.write_table(recordings.table(rows), source / "mine.parquet")
+    with pytest.raises(ValueError, match="no launch with a label"):
+        compact.compact(source, tmp_path / "out")
+    assert compact.main(["--in", str(source), "--out", str(tmp_path / "out")]) == 1
+    assert "no launch with a label" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.parquet"))
+
+
 def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"training\.workloads first"):
         compact.compact(tmp_path, tmp_path / "out")

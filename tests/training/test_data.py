@@ -139,3 +139,19 @@ def test_tiles_do_not_make_groups() -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_name_has_a_group(name: str) -> None:
     assert isinstance(data.group_of(data.demangle(name.replace("\0", ""))), str)
+
+
+@pytest.mark.parametrize(
+    ("function", "family"),
+    [
+        ("nvjet_sm90_hsh_128x8_64x12_2x1_v_bz_TNT", "nvjet_sm"),
+        ("nvjet_sm90_tst_64x16_64x13_4x1_v_bz_TNN", "nvjet_sm"),
+        ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64", "sm_xmma"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(int)", "at::native::reduce_kernel"),
+        ("void at::native::reduce_kernel<128, 4, at::native::ReduceOp<double> >(int)", "at::native::reduce_kernel"),
+        ("saxpy", "saxpy"),
+        ("_", "_"),
+    ],
+)
+def test_variants_of_one_source_are_one_name_family(function: str, family: str) -> None:
+    assert data.name_family_of(function) == family

@@ -12,7 +12,7 @@ xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed: pip i
 
 from cudasched import errors, hook  # noqa: E402
 
-from training import baselines, data, evaluate, export, train  # noqa: E402
+from training import baselines, data, evaluate, export, measures, production, train  # noqa: E402
 
 try:
     hook.load_core()
@@ -154,9 +154,10 @@ def test_a_feature_set_hides_its_features(launches: data.Launches) -> None:
 
 def test_the_whole_evaluation(trained: Path, sweeps: Path, programs: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictor.json"
+    figures = tmp_path / "figures.json"
     arguments = ["--data", str(sweeps), "--programs", str(programs), "--model", str(trained), "--out", str(out)]
-    assert evaluate.main([*arguments, "--plots", str(tmp_path / "plots")]) == 0
-    from benchmarks.results.schema import load
+    assert evaluate.main([*arguments, "--plots", str(tmp_path / "plots"), "--figures", str(figures)]) == 0
+    from benchmarks.results.schema import FigureRow, load
 
     results = load(out)
     rows = [row.model_dump() for row in results.rows]
@@ -170,6 +171,13 @@ def test_the_whole_evaluation(trained: Path, sweeps: Path, programs: Path, tmp_p
         assert models == {("ours", False), ("ours", True), *((name, False) for name in baselines.BASELINES)}
     assert accuracy["new_shape", "ours", False] < 0.10
     assert accuracy["repeat", "ours", True] < 0.05
+    whole = [row for row in rows if row["kind"] == "accuracy" and row["split"] == "program" and row["corrected"]]
+    by_scope = {row["scope"]: row for row in whole}
+    assert {f"program:p{i}" for i in range(5)} | {"program:all"} <= set(by_scope)
+    assert by_scope["program:all"]["n"] == 5 * 3000
+    assert by_scope["program:all"]["groups"] == 5
+    assert by_scope["program:all"]["time_weighted"] < 0.2
+    assert all(row["low"] <= row["mdape"] <= row["high"] for row in whole)
     coverage = [row for row in rows if row["kind"] == "coverage"]
     assert [row["decile"] for row in coverage] == list(range(1, 11))
     assert sum(row["n"] for row in coverage) == 5 * (3000 - evaluate.WARM_UP)
@@ -181,10 +189,90 @@ def test_the_whole_evaluation(trained: Path, sweeps: Path, programs: Path, tmp_p
         "predictor_coverage.png",
     }
 
+    told = {row.figure: row for row in load(figures).rows if isinstance(row, FigureRow)}
+    assert {"repeat", "program_time_weighted", "program_bias", "new_shape_misses", "coverage_least"} <= set(told)
+    assert all(row.low is not None and row.low <= row.value <= (row.high or 0) for row in told.values())
+    for row in told.values():
+        met = row.value >= row.goal if row.better == "more" else row.value <= row.goal
+        assert bool(row.limited_by) != met, row
 
-def test_intervals_take_keys_for_units() -> None:
+
+def test_a_recording_without_labels_is_evaluated_on_what_it_can_show(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+    import recordings
+
+    rows = recordings.sweep(11, 120, 1)
+    for row in rows:
+        row["label"] = ""
+    path = tmp_path / "mine.parquet"
+    pq.write_table(recordings.table(rows), path)
+    assert train.main(["--data", str(path), "--out", str(tmp_path / "model"), "--quick"]) == 0
+    assert evaluate.main(["--data", str(path), "--model", str(tmp_path / "model"), "--baselines"]) == 0
+    said = capsys.readouterr().out
+    assert "repeat 1: not judged: the recording has nothing to split by processes" in said
+    assert "new_shape_misses" in said
+    found = json.loads((tmp_path / "model" / "evaluation.json").read_text())
+    assert {row["split"] for row in found["rows"]} == {"new_shape", "unseen_kernel"}
+
+
+def test_figures_of_another_run_stay(tmp_path: Path, sweeps: Path) -> None:
+    from benchmarks.results.schema import FigureRow, load
+
+    path = tmp_path / "figures.json"
+    evaluate.write_figures(path, [evaluate.figure("repeat", 0.03, 0.02, 0.01, 0.03, 7)], sweeps, "one")
+    evaluate.write_figures(path, [evaluate.figure("program_bias", 0.02, 0.03, 0.0, 0.05, 7)], sweeps, "two")
+    rows = [row for row in load(path).rows if isinstance(row, FigureRow)]
+    assert {row.figure: bool(row.limited_by) for row in rows} == {"repeat": False, "program_bias": True}
+
+
+def test_a_model_says_which_gpu_it_is_for(trained: Path) -> None:
+    from cudasched.predictor import Model
+
+    model = Model(trained / "model.ubj")
+    assert (model.architecture, model.gpu) == ("sm_90", "NVIDIA H200")
+
+
+def test_errors_by_time_and_their_bias() -> None:
+    measured = np.array([1_000.0, 1_000.0, 98_000.0])
+    found = measures.errors_of(np.array([2_000.0, 1_000.0, 88_000.0]), measured, np.array([0, 1, 2]))
+    assert found.median.value == pytest.approx(10 / 98)
+    assert found.mean == pytest.approx((1 + 0 + 10 / 98) / 3)
+    assert found.time_weighted.value == pytest.approx(0.11)
+    assert found.bias.value == pytest.approx(-0.09)
+    assert found.time_weighted.low <= 0.11 <= found.time_weighted.high
+    with pytest.raises(ValueError, match="no predictions"):
+        measures.errors_of(measured[:0], measured[:0], np.zeros(0, np.int64))
+
+
+def test_intervals_take_groups_for_units() -> None:
     # A thousand launches of two keys, one always inside and one never, say little of a third key.
     inside = np.repeat([True, False], 500)
-    assert evaluate.interval(inside, np.repeat([0, 1], 500)) == (0.0, 1.0)
-    low, high = evaluate.interval(inside, np.arange(1000))
+    assert measures.share_interval(inside, np.repeat([0, 1], 500)) == (0.0, 1.0)
+    low, high = measures.share_interval(inside, np.arange(1000))
     assert 0.45 < low < high < 0.55
+    measured = np.full(1000, 1000.0)
+    predicted = np.where(inside, 1000.0, 1500.0)
+    wide = measures.errors_of(predicted, measured, np.repeat([0, 1], 500)).time_weighted
+    narrow = measures.errors_of(predicted, measured, np.arange(1000)).time_weighted
+    assert (wide.low, wide.high) == (0, 0.5)
+    assert 0.2 < narrow.low < narrow.high < 0.3
+
+
+def test_events_come_in_ticks_and_are_right_in_the_mean() -> None:
+    durations = np.full(20_000, 1_150.0)
+    elapsed = production.elapsed_ns(durations)
+    assert set(elapsed % production.TICK_NS) == {0}
+    assert np.mean(elapsed) - production.GAP_NS == pytest.approx(1_150, rel=0.01)
+
+
+def test_what_completes_later_is_learned_later(programs: Path) -> None:
+    import pyarrow as pa
+
+    table = data.table_of(programs).slice(0, 400)
+    table = table.filter(pa.array(np.arange(len(table)) % 20 == 0))  # one launch, again and again
+    assert production.replay(table, "", by_events=False)["cold"].sum() == 1
+    place = table.schema.get_field_index("start_ns")
+    late = table.set_column(place, table.schema.field(place), pa.array(table["start_ns"].to_numpy() + 1_000_000))
+    assert production.replay(late, "", by_events=False)["cold"].sum() == 6  # 0.2 ms from one to the next

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "predict/trees/model.hpp"
 
@@ -43,19 +44,32 @@ class Evaluator {
   void margins(const float* rows, std::size_t count, float* out) const noexcept;
 
   std::uint32_t features() const noexcept { return features_; }
+
+  // As Model has them.
+  const std::vector<std::string>& feature_names() const noexcept { return feature_names_; }
+  const std::string& architecture() const noexcept { return architecture_; }
+  const std::string& gpu() const noexcept { return gpu_; }
   Isa isa() const noexcept { return isa_; }
 
   // The same model has the same in every run and by every walk; never 0.
   std::uint64_t identity() const noexcept { return identity_; }
 
  protected:
-  Evaluator(const Model& model, Isa isa) noexcept
-      : features_(model.features), isa_(isa), identity_(identity_of(model)) {}
+  Evaluator(const Model& model, Isa isa)
+      : features_(model.features),
+        isa_(isa),
+        identity_(identity_of(model)),
+        feature_names_(model.feature_names),
+        architecture_(model.architecture),
+        gpu_(model.gpu) {}
 
  private:
   std::uint32_t features_;
   Isa isa_;
   std::uint64_t identity_;
+  std::vector<std::string> feature_names_;
+  std::string architecture_;
+  std::string gpu_;
 };
 
 // Whether this processor and this system can run it.

@@ -351,6 +351,10 @@ Model read_model(const Field& top) {
     if (count != 0 && count != model.features) names->fail("expected one a feature, or none");
     for (std::size_t i = 0; i < count; ++i) model.feature_names.push_back(names->item(i).text());
   }
+  if (const std::optional<Field> attributes = learner.find("attributes")) {
+    if (const auto architecture = attributes->find("cudasched_architecture")) model.architecture = architecture->text();
+    if (const auto gpu = attributes->find("cudasched_gpu")) model.gpu = gpu->text();
+  }
   if (const std::optional<Field> types = learner.find("feature_types")) check_feature_types(*types, model.features);
   read_trees(learner.at("gradient_booster"), model);
   return model;

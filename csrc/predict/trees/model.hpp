@@ -15,6 +15,8 @@
 // know; and whatever does not hold together: sizes that differ, children out of range, nodes reached twice or never,
 // features that do not exist, numbers that are not finite.
 //
+// Of the attributes `cudasched_architecture` and `cudasched_gpu` are read (training/train.py), all others ignored.
+//
 // A model may carry rows and their margins, which prove at load that this machine computes what the trainer did:
 //   {"cudasched": 1, "model": <XGBoost's file>, "rows": [[bits, ...], ...], "margins": [bits, ...]}
 // Each value is the integer that has the float32's bits, so NaN and the last digit survive.
@@ -57,6 +59,8 @@ struct Model {
   std::vector<Tree> trees;
   std::vector<std::string> feature_names;  // none, or one a feature
   std::string objective;
+  std::string architecture;  // that it was trained for, "sm_90", and on which GPU; empty: it does not say
+  std::string gpu;
 
   int depth() const noexcept;
 };

@@ -79,7 +79,7 @@ class Group:
         duration_ns: Of the timed ones, together.
         predicted_ns: Of one launch, mean; None if nothing predicted them.
         idle_before_ns: Of the device before these launches, together; None if none was timed.
-        module: The file that the kernel was loaded from; empty if the recording does not say, or it was made at run time.
+        module: The file that the kernel was loaded from; empty if it is not known.
     """
 
     kind: str

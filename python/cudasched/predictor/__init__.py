@@ -11,6 +11,8 @@
     model = cudasched.predictor.Model.from_xgboost(booster)  # your own
     model.save("model.ubj")
 
+    cudasched.predictor.train("data.parquet")  # and into use; see `cudasched train`
+
 Rows of features are float32 of shape (launches, features), NaN where a value is missing; durations are ns. The trees
 are those that the scheduler asks, walked by the same code: a prediction here is the one of the launch path before what
 the scheduler learns while it runs corrects it. Needs numpy, and pyarrow for recordings:
@@ -22,5 +24,6 @@ from __future__ import annotations
 from cudasched.predictor._contributions import Contributions
 from cudasched.predictor._model import Model
 from cudasched.predictor._shipped import explain, load, predict
+from cudasched.predictor._train import Trained, train
 
-__all__ = ["Contributions", "Model", "explain", "load", "predict"]
+__all__ = ["Contributions", "Model", "Trained", "explain", "load", "predict", "train"]

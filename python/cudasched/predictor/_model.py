@@ -83,6 +83,16 @@ class Model:
         return tuple(self._trees.feature_names) or tuple(f"f{i}" for i in range(self._trees.features))
 
     @property
+    def architecture(self) -> str:
+        """The GPU architecture that it was trained for, such as "sm_90"; "" where the file does not say."""
+        return self._trees.architecture
+
+    @property
+    def gpu(self) -> str:
+        """The GPU that it was trained on; "" where the file does not say."""
+        return self._trees.gpu
+
+    @property
     def trees(self) -> int:
         """How many there are."""
         return self._trees.trees
@@ -171,7 +181,7 @@ class Model:
             raise ModelError(
                 f"the model ({self._source}) was trained on other features than cudasched {hook.load_core().version()} "
                 f"makes of launches: {_difference(self.feature_names, wanted)}; train it anew (python -m "
-                "training.train), or give rows of its own features"
+                "training.train, or cudasched train), or give rows of its own features"
             )
         return feature_rows(launches)
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "base/error.hpp"
@@ -93,20 +94,63 @@ TEST_F(PredictorFiles, PathFollowsTheSettingThenTheCacheDirectoryThenHome) {
 
 TEST_F(PredictorFiles, TreesAreNoneUnlessAModelIsNamed) {
   Settings settings;
-  EXPECT_EQ(load_trees(settings, 9, 0), nullptr);
+  EXPECT_EQ(load_trees(settings, 9, 0, "NVIDIA H200"), nullptr);
   settings.model_path = "off";
-  EXPECT_EQ(load_trees(settings, 9, 0), nullptr);
+  EXPECT_EQ(load_trees(settings, 9, 0, "NVIDIA H200"), nullptr);
   settings.model_path = directory_ + "/none.ubj";
-  EXPECT_THROW(load_trees(settings, 9, 0), ModelError);
+  EXPECT_THROW(load_trees(settings, 9, 0, "NVIDIA H200"), ModelError);
 }
 
 TEST_F(PredictorFiles, TreesOfADirectoryAreThoseOfTheArchitecture) {
   Settings settings;
   settings.model_path = directory_;
-  EXPECT_EQ(load_trees(settings, 9, 0), nullptr);
+  EXPECT_EQ(load_trees(settings, 9, 0, "NVIDIA H200"), nullptr);
   { std::ofstream(directory_ + "/sm_90.json") << "no model"; }
-  EXPECT_THROW(load_trees(settings, 9, 0), ModelError);
-  EXPECT_EQ(load_trees(settings, 8, 0), nullptr);
+  EXPECT_THROW(load_trees(settings, 9, 0, "NVIDIA H200"), ModelError);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(load_trees(settings, 8, 0, "NVIDIA A100"), nullptr);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("there is no model for NVIDIA A100 (sm_80)"), std::string::npos) << said;
+  EXPECT_NE(said.find("cudasched train"), std::string::npos) << said;
+}
+
+// The trees of the package, which say that they are of an H200.
+TEST_F(PredictorFiles, AModelIsHeldAgainstItsArchitectureAndItsGpu) {
+  Settings settings;
+  settings.model_path = CUDASCHED_SHIPPED_MODEL;
+  const auto said_by = [&](const std::string& gpu) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_NE(load_trees(settings, 9, 0, gpu), nullptr);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said_by("NVIDIA H200"), "");
+  EXPECT_EQ(said_by("cudasched simulated GPU"), "");
+  EXPECT_NE(said_by("NVIDIA H100 PCIe").find("trained on another GPU of this architecture, NVIDIA H200"),
+            std::string::npos);
+  try {
+    load_trees(settings, 8, 0, "NVIDIA A100");
+    FAIL() << "it was loaded";
+  } catch (const ModelError& error) {
+    EXPECT_NE(std::string(error.what()).find("trained for sm_90"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(PredictorFiles, AModelOfOtherFeaturesIsRefusedByTheirNames) {
+  std::ifstream shipped(CUDASCHED_SHIPPED_MODEL, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(shipped), {}};
+  const std::size_t at = bytes.find("log_blocks");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 10, "log_clocks");
+  Settings settings;
+  settings.model_path = directory_ + "/other.ubj";
+  { std::ofstream(settings.model_path, std::ios::binary) << bytes; }
+  try {
+    load_trees(settings, 9, 0, "NVIDIA H200");
+    FAIL() << "it was loaded";
+  } catch (const ModelError& error) {
+    EXPECT_NE(std::string(error.what()).find("it lacks log_blocks; it has log_clocks"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

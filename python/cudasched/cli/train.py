@@ -1,0 +1,51 @@
+"""`cudasched train`: from a program, or a recording of it, to a model that the scheduler uses."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudasched.cli.collect import run_collected
+from cudasched.errors import ConfigError
+
+__all__ = ["command"]
+
+
+def command(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROGRAM [ARGS]...]", help="What to run and record, after `--`."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A recording of `cudasched collect`, in place of a program.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The model's file. Without it, the scheduler finds the model by itself."),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Of XGBoost.", min=1)] = 2,
+) -> int:
+    """Train the predictor on a program's launches, for this GPU, and put the model into use."""
+    from cudasched.predictor import train
+
+    if (data is None) == (not program):
+        raise ConfigError("name either a program to record, after `--`, or a recording with --data")
+    with tempfile.TemporaryDirectory(prefix="cudasched-train-") as directory:
+        if data is None:
+            data = Path(directory) / "data.parquet"
+            code = run_collected(program or [], output=data, timing="cupti", label="", quiet=False)
+            if code != 0:
+                print(f"cudasched: the program ended with {code}; what it launched is trained on", file=sys.stderr)
+        trained = train(data, output, threads=threads)
+    print(f"{trained.path}: a model for {trained.gpu} ({trained.architecture})")
+    print(f"trained on {trained.different:,} different launches of {trained.launches:,}")
+    print(f"on launches held out: median error {trained.error:.1%}, {trained.time_weighted:.1%} of the time")
+    if output is None:
+        print("the scheduler uses it from the next program on")
+    else:
+        print(f"set CUDASCHED_MODEL={trained.path} to use it")
+    return 0
