@@ -30,7 +30,7 @@ from benchmarks.results.schema import OverheadRow, Results
 from benchmarks.tables import overhead_table
 
 HERE = Path(__file__).parent
-SYMBOLS = HERE.parents[1] / "csrc" / "hook" / "symbols.txt"
+ENTRY_POINTS = HERE.parents[1] / "csrc" / "hook" / "entry_points.py"
 BARE = "bare"
 #: What a process is started as: without the hook, or by `cudasched run` in a class.
 CLASSES = (BARE, "normal", "latency", "best-effort")
@@ -155,7 +155,8 @@ def build(directory: Path) -> tuple[Path, Path]:
     _compile([compiler, "-O2", "-std=c11", "-o", str(program), str(HERE / "launch_loop.c"), "-ldl"])
     null = HERE / "null_driver.c"
     own = set(_functions(null.read_text()))
-    others = [line for line in SYMBOLS.read_text().splitlines() if line.startswith("cu") and line not in own]
+    listed = subprocess.run([sys.executable, ENTRY_POINTS, "symbols"], capture_output=True, text=True, check=True)
+    others = [symbol for symbol in listed.stdout.split() if symbol not in own]
     generated = directory / "null_symbols.c"
     generated.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in others))
     driver = directory / "null" / "libcuda.so.1"

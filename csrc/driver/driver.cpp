@@ -63,6 +63,7 @@ void Driver::load(void* handle) {
   required(handle, context_destroy, "cuCtxDestroy_v2");
   optional(handle, context_detach, "cuCtxDetach");
   required(handle, context_synchronize, "cuCtxSynchronize");
+  optional(handle, context_synchronize_v2, "cuCtxSynchronize_v2");
   optional(handle, context_get_priority_range, "cuCtxGetStreamPriorityRange");
 
   twins(handle, launch_kernel, "cuLaunchKernel");
@@ -70,6 +71,10 @@ void Driver::load(void* handle) {
   optional(handle, launch_kernel_ex.per_thread, "cuLaunchKernelEx_ptsz");
   twins(handle, launch_cooperative, "cuLaunchCooperativeKernel");
   twins(handle, graph_launch, "cuGraphLaunch");
+  optional(handle, launch_old, "cuLaunch");
+  optional(handle, launch_grid, "cuLaunchGrid");
+  optional(handle, launch_grid_async, "cuLaunchGridAsync");
+  optional(handle, launch_on_several_devices, "cuLaunchCooperativeKernelMultiDevice");
   required(handle, occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
 
   required(handle, function_get_attribute, "cuFuncGetAttribute");
@@ -134,6 +139,8 @@ void Driver::load(void* handle) {
 
   twins(handle, stream_synchronize, "cuStreamSynchronize");
   twins(handle, stream_query, "cuStreamQuery");
+  optional(handle, stream_begin_capture_v1.legacy, "cuStreamBeginCapture");
+  optional(handle, stream_begin_capture_v1.per_thread, "cuStreamBeginCapture_ptsz");
   twins(handle, stream_begin_capture, "cuStreamBeginCapture_v2");
   optional(handle, stream_begin_capture_to_graph.legacy, "cuStreamBeginCaptureToGraph");
   optional(handle, stream_begin_capture_to_graph.per_thread, "cuStreamBeginCaptureToGraph_ptsz");

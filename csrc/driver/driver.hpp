@@ -58,12 +58,18 @@ struct Driver {
   decltype(cuCtxDestroy)* context_destroy = nullptr;
   decltype(cuCtxDestroy)* context_detach = nullptr;  // its own name is deprecated
   decltype(cuCtxSynchronize)* context_synchronize = nullptr;
+  CUresult (*context_synchronize_v2)(CUcontext) = nullptr;  // 13.0 and later
   decltype(cuCtxGetStreamPriorityRange)* context_get_priority_range = nullptr;
 
   Twins<decltype(cuLaunchKernel)> launch_kernel;
   Twins<decltype(cuLaunchKernelEx)> launch_kernel_ex;
   Twins<decltype(cuLaunchCooperativeKernel)> launch_cooperative;
   Twins<decltype(cuGraphLaunch)> graph_launch;
+  // Of the old interface; none where a driver has dropped them.
+  CUresult (*launch_old)(CUfunction) = nullptr;
+  CUresult (*launch_grid)(CUfunction, int, int) = nullptr;
+  CUresult (*launch_grid_async)(CUfunction, int, int, CUstream) = nullptr;
+  CUresult (*launch_on_several_devices)(CUDA_LAUNCH_PARAMS*, unsigned, unsigned) = nullptr;
   decltype(cuOccupancyMaxActiveBlocksPerMultiprocessor)* occupancy = nullptr;
 
   // Of functions; the twins are for a CUkernel, which launches accept in a function's place and these do not.
@@ -129,6 +135,7 @@ struct Driver {
 
   Twins<decltype(cuStreamSynchronize)> stream_synchronize;
   Twins<decltype(cuStreamQuery)> stream_query;
+  Twins<CUresult(CUstream)> stream_begin_capture_v1;
   Twins<decltype(cuStreamBeginCapture)> stream_begin_capture;
   Twins<decltype(cuStreamBeginCaptureToGraph)> stream_begin_capture_to_graph;  // 12.3 and later
   Twins<decltype(cuStreamEndCapture)> stream_end_capture;

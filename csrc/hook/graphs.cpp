@@ -182,21 +182,19 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
   captured = {has_class ? graph : nullptr, value};
 }
 
-std::span<const EntryPoint> graph_entry_points() noexcept {
+std::span<const TakenOver> graph_functions() noexcept {
   static const std::array points{
-      EntryPoint{"cuGraphInstantiate", 12000, address(&instantiate), nullptr, "cuGraphInstantiateWithFlags"},
-      EntryPoint{"cuGraphInstantiate", 11000, address(&instantiate_v2), nullptr, "cuGraphInstantiate_v2"},
-      EntryPoint{"cuGraphInstantiate", 10000, address(&instantiate_v1), nullptr, "cuGraphInstantiate"},
-      EntryPoint{"cuGraphInstantiateWithFlags", 11040, address(&instantiate), nullptr, "cuGraphInstantiateWithFlags"},
-      EntryPoint{"cuGraphInstantiateWithParams", 12000, address(&instantiate_with_parameters<false>),
-                 address(&instantiate_with_parameters<true>), "cuGraphInstantiateWithParams"},
-      EntryPoint{"cuGraphExecUpdate", 12000, address(&update), nullptr, "cuGraphExecUpdate_v2"},
-      EntryPoint{"cuGraphExecUpdate", 10020, address(&update_v1), nullptr, "cuGraphExecUpdate"},
-      EntryPoint{"cuGraphExecChildGraphNodeSetParams", 11010, address(&update_child), nullptr,
-                 "cuGraphExecChildGraphNodeSetParams"},
-      EntryPoint{"cuGraphExecNodeSetParams", 12020, address(&update_node), nullptr, "cuGraphExecNodeSetParams"},
-      EntryPoint{"cuGraphExecGetFlags", 12000, address(&get_flags), nullptr, "cuGraphExecGetFlags"},
-      EntryPoint{"cuGraphExecDestroy", 10000, address(&destroy), nullptr, "cuGraphExecDestroy"},
+      TakenOver{"cuGraphInstantiate_v2", address(&instantiate_v2)},
+      TakenOver{"cuGraphInstantiate", address(&instantiate_v1)},
+      TakenOver{"cuGraphInstantiateWithFlags", address(&instantiate)},
+      TakenOver{"cuGraphInstantiateWithParams", address(&instantiate_with_parameters<false>),
+                address(&instantiate_with_parameters<true>)},
+      TakenOver{"cuGraphExecUpdate_v2", address(&update)},
+      TakenOver{"cuGraphExecUpdate", address(&update_v1)},
+      TakenOver{"cuGraphExecChildGraphNodeSetParams", address(&update_child)},
+      TakenOver{"cuGraphExecNodeSetParams", address(&update_node)},
+      TakenOver{"cuGraphExecGetFlags", address(&get_flags)},
+      TakenOver{"cuGraphExecDestroy", address(&destroy)},
   };
   return points;
 }

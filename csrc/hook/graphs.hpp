@@ -7,11 +7,11 @@
 
 #include <span>
 
-#include "hook/entry_point.hpp"
+#include "hook/taken_over.hpp"
 
 namespace cudasched::hook {
 
-std::span<const EntryPoint> graph_entry_points() noexcept;
+std::span<const TakenOver> graph_functions() noexcept;
 
 // This thread has captured `graph`, beginning on `stream`.
 void note_captured(CUstream stream, CUgraph graph) noexcept;

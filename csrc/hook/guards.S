@@ -1,6 +1,6 @@
 /* Entry points for functions that need something done before them, whatever their signature (csrc/hook/offload.cpp):
- * each saves every register that an argument can be in, asks cudasched_guard_target(index, integer arguments) where to
- * go, and jumps there with the arguments as they were. 16 bytes each. */
+ * each saves every register that an argument can be in, asks cudasched_guard_target(index, integer arguments in registers,
+ * arguments on the stack) where to go, and jumps there with the arguments as they were. 16 bytes each. */
     .set guard_count, 1024
 
     .text
@@ -50,6 +50,7 @@ guard_and_jump:
     movaps %xmm7, 176(%rsp)
     movl %r11d, %edi
     movq %rsp, %rsi
+    leaq 16(%rbp), %rdx  /* past the saved frame pointer and the return address */
     call cudasched_guard_target
     movq %rax, %r11
     movq 0(%rsp), %rdi

@@ -1,7 +1,7 @@
 #include "hook/intercept.hpp"
 
+#include <algorithm>
 #include <array>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,13 +13,12 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
-#include "hook/entry_point.hpp"
 #include "hook/find_driver.h"
 #include "hook/graphs.hpp"
 #include "hook/memory.hpp"
 #include "hook/offload.hpp"
 #include "hook/other_shims.hpp"
-#include "queue/treatments.hpp"
+#include "hook/taken_over.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/last_error.hpp"
@@ -48,10 +47,13 @@ Site find_site(CUstream stream, CUevent event) noexcept {
   // What is collected is timed around the driver's call, on the thread that makes it.
   if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting())
     return site;
-  if (runtime::is_captured(stream)) return site;
   runtime::Device* const device = runtime::engine().current_device(thread);
   if (device == nullptr) return site;
-  if (queue::Queue* const known = device->queue(); known != nullptr && known->active()) site.queue = known;
+  // The driver itself is asked, whatever is counted: a launch that a capture loses is lost.
+  if (queue::Queue* const known = device->queue();
+      known != nullptr && known->active() && !runtime::is_capturing(stream)) {
+    site.queue = known;
+  }
   return site;
 }
 
@@ -184,6 +186,46 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   return status;
 }
 
+// ---- launches of the old interface, and of several devices at once: never deferred
+
+template <typename Submit>
+CUresult launch_gated(const predict::Launch& what, CUstream stream, Submit&& submit) noexcept {
+  runtime::note_stream_use(stream);
+  runtime::back_off(stream);
+  Offload::drain_all(stream);
+  return launch(what, stream, /*may_time=*/false, submit);
+}
+
+// The block's shape is the function's own, and is not told.
+CUresult launch_old(CUfunction function) noexcept {
+  return launch_gated({.function = function}, CU_STREAM_LEGACY, [&] { return table().launch_old(function); });
+}
+
+CUresult launch_grid(CUfunction function, int width, int height) noexcept {
+  const predict::Launch what{.function = function,
+                             .grid = {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}};
+  return launch_gated(what, CU_STREAM_LEGACY, [&] { return table().launch_grid(function, width, height); });
+}
+
+CUresult launch_grid_async(CUfunction function, int width, int height, CUstream stream) noexcept {
+  const predict::Launch what{.function = function,
+                             .grid = {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}};
+  return launch_gated(what, meant_stream<false>(stream),
+                      [&] { return table().launch_grid_async(function, width, height, stream); });
+}
+
+// Passes the gate of the current device as one launch, of its first part.
+CUresult launch_on_several_devices(CUDA_LAUNCH_PARAMS* parts, unsigned count, unsigned flags) noexcept {
+  const auto submit = [&] { return table().launch_on_several_devices(parts, count, flags); };
+  if (parts == nullptr || count == 0) return submit();
+  const predict::Launch what{.function = parts->function,
+                             .grid = {parts->gridDimX, parts->gridDimY, parts->gridDimZ},
+                             .block = {parts->blockDimX, parts->blockDimY, parts->blockDimZ},
+                             .dynamic_shared_bytes = parts->sharedMemBytes,
+                             .parameters = parts->kernelParams};
+  return launch_gated(what, meant_stream<false>(parts->hStream), submit);
+}
+
 // ---- calls by which a program learns that its work is done
 
 CUresult told_done(CUresult status) noexcept {
@@ -204,6 +246,9 @@ CUresult stream_query(CUstream stream) noexcept {
 CUresult event_synchronize(CUevent event) noexcept { return told_done(table().event_synchronize(event)); }
 CUresult event_query(CUevent event) noexcept { return told_done(table().event_query(event)); }
 CUresult context_synchronize() noexcept { return told_done(table().context_synchronize()); }
+CUresult context_synchronize_v2(CUcontext context) noexcept {
+  return told_done(table().context_synchronize_v2(context));
+}
 
 // ---- calls after which a stream, a context or a capture is no more what it was
 
@@ -305,6 +350,12 @@ CUresult stream_begin_capture(CUstream stream, CUstreamCaptureMode mode) noexcep
   return begin_capture([&] { return table().stream_begin_capture.get<kPerThread>()(stream, mode); });
 }
 
+// The first version, which captures in global mode.
+template <bool kPerThread>
+CUresult stream_begin_capture_v1(CUstream stream) noexcept {
+  return begin_capture([&] { return table().stream_begin_capture_v1.get<kPerThread>()(stream); });
+}
+
 template <bool kPerThread>
 CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
                                        const CUgraphEdgeData* edges, std::size_t count,
@@ -329,6 +380,9 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) runtime::LatencyActivity::capture_ends();
   return status;
 }
+
+// A function that nobody counts as beginning a capture may have begun one. From here on every launch asks the driver.
+void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true, std::memory_order_relaxed); }
 
 // ---- initialisation and look-up
 
@@ -355,97 +409,130 @@ CUresult get_proc_address_v2(const char* symbol, void** function, int cuda_versi
   return status;
 }
 
-std::span<const EntryPoint> launch_entry_points() noexcept {
+std::span<const TakenOver> launch_functions() noexcept {
   static const std::array points{
-      EntryPoint{"cuInit", 2000, address(&init), nullptr, "cuInit"},
-      EntryPoint{"cuGetProcAddress", 12000, address(&get_proc_address_v2), nullptr, "cuGetProcAddress_v2"},
-      EntryPoint{"cuGetProcAddress", 11030, address(&get_proc_address_v1), nullptr, "cuGetProcAddress"},
-      EntryPoint{"cuLaunchKernel", 4000, address(&launch_kernel<false>), address(&launch_kernel<true>),
-                 "cuLaunchKernel"},
-      EntryPoint{"cuLaunchKernelEx", 11060, address(&launch_kernel_ex<false>), address(&launch_kernel_ex<true>),
-                 "cuLaunchKernelEx"},
-      EntryPoint{"cuLaunchCooperativeKernel", 9000, address(&launch_cooperative<false>),
-                 address(&launch_cooperative<true>), "cuLaunchCooperativeKernel"},
-      EntryPoint{"cuGraphLaunch", 10000, address(&launch_graph<false>), address(&launch_graph<true>), "cuGraphLaunch"},
-      EntryPoint{"cuStreamSynchronize", 2000, address(&stream_synchronize<false>), address(&stream_synchronize<true>),
-                 "cuStreamSynchronize"},
-      EntryPoint{"cuStreamQuery", 2000, address(&stream_query<false>), address(&stream_query<true>), "cuStreamQuery"},
-      EntryPoint{"cuStreamDestroy", 4000, address(&stream_destroy), nullptr, "cuStreamDestroy_v2"},
-      EntryPoint{"cuStreamBeginCapture", 10010, address(&stream_begin_capture<false>),
-                 address(&stream_begin_capture<true>), "cuStreamBeginCapture_v2"},
-      EntryPoint{"cuStreamBeginCaptureToGraph", 12030, address(&stream_begin_capture_to_graph<false>),
-                 address(&stream_begin_capture_to_graph<true>), "cuStreamBeginCaptureToGraph"},
-      EntryPoint{"cuStreamEndCapture", 10000, address(&stream_end_capture<false>), address(&stream_end_capture<true>),
-                 "cuStreamEndCapture"},
-      EntryPoint{"cuEventSynchronize", 2000, address(&event_synchronize), nullptr, "cuEventSynchronize"},
-      EntryPoint{"cuEventQuery", 2000, address(&event_query), nullptr, "cuEventQuery"},
-      EntryPoint{"cuCtxSynchronize", 2000, address(&context_synchronize), nullptr, "cuCtxSynchronize"},
-      EntryPoint{"cuCtxDestroy", 4000, address(&context_destroy), nullptr, "cuCtxDestroy_v2"},
-      EntryPoint{"cuCtxDetach", 2000, address(&context_detach), nullptr, "cuCtxDetach"},
-      EntryPoint{"cuGreenCtxCreate", 12040, address(&green_context_create), nullptr, "cuGreenCtxCreate"},
-      EntryPoint{"cuDevicePrimaryCtxReset", 11000, address(&primary_context_reset), nullptr,
-                 "cuDevicePrimaryCtxReset_v2"},
-      EntryPoint{"cuDevicePrimaryCtxRelease", 11000, address(&primary_context_release), nullptr,
-                 "cuDevicePrimaryCtxRelease_v2"},
+      TakenOver{"cuInit", address(&init)},
+      TakenOver{"cuGetProcAddress_v2", address(&get_proc_address_v2)},
+      TakenOver{"cuGetProcAddress", address(&get_proc_address_v1)},
+      TakenOver{"cuLaunchKernel", address(&launch_kernel<false>), address(&launch_kernel<true>)},
+      TakenOver{"cuLaunchKernelEx", address(&launch_kernel_ex<false>), address(&launch_kernel_ex<true>)},
+      TakenOver{"cuLaunchCooperativeKernel", address(&launch_cooperative<false>), address(&launch_cooperative<true>)},
+      TakenOver{"cuLaunch", address(&launch_old)},
+      TakenOver{"cuLaunchGrid", address(&launch_grid)},
+      TakenOver{"cuLaunchGridAsync", address(&launch_grid_async)},
+      TakenOver{"cuLaunchCooperativeKernelMultiDevice", address(&launch_on_several_devices)},
+      TakenOver{"cuGraphLaunch", address(&launch_graph<false>), address(&launch_graph<true>)},
+      TakenOver{"cuStreamSynchronize", address(&stream_synchronize<false>), address(&stream_synchronize<true>)},
+      TakenOver{"cuStreamQuery", address(&stream_query<false>), address(&stream_query<true>)},
+      TakenOver{"cuStreamDestroy_v2", address(&stream_destroy)},
+      // The first versions of these took the same arguments.
+      TakenOver{"cuStreamDestroy", address(&stream_destroy)},
+      TakenOver{"cuCtxDestroy", address(&context_destroy)},
+      TakenOver{"cuDevicePrimaryCtxReset", address(&primary_context_reset)},
+      TakenOver{"cuDevicePrimaryCtxRelease", address(&primary_context_release)},
+      TakenOver{"cuStreamBeginCapture", address(&stream_begin_capture_v1<false>),
+                address(&stream_begin_capture_v1<true>)},
+      TakenOver{"cuStreamBeginCapture_v2", address(&stream_begin_capture<false>), address(&stream_begin_capture<true>)},
+      TakenOver{"cuStreamBeginCaptureToGraph", address(&stream_begin_capture_to_graph<false>),
+                address(&stream_begin_capture_to_graph<true>)},
+      TakenOver{"cuStreamEndCapture", address(&stream_end_capture<false>), address(&stream_end_capture<true>)},
+      TakenOver{"cuEventSynchronize", address(&event_synchronize)},
+      TakenOver{"cuEventQuery", address(&event_query)},
+      TakenOver{"cuCtxSynchronize", address(&context_synchronize)},
+      TakenOver{"cuCtxSynchronize_v2", address(&context_synchronize_v2)},
+      TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
+      TakenOver{"cuCtxDetach", address(&context_detach)},
+      TakenOver{"cuGreenCtxCreate", address(&green_context_create)},
+      TakenOver{"cuDevicePrimaryCtxReset_v2", address(&primary_context_reset)},
+      TakenOver{"cuDevicePrimaryCtxRelease_v2", address(&primary_context_release)},
   };
   return points;
 }
 
 template <typename Visit>
-void for_each_entry_point(Visit&& visit) {
-  for (const auto points :
-       {launch_entry_points(), memory_entry_points(), graph_entry_points(), offload_entry_points()}) {
-    for (const EntryPoint& point : points) visit(point);
+void for_each_taken_over(Visit&& visit) {
+  for (const auto functions : {launch_functions(), memory_functions(), graph_functions(), offload_functions()}) {
+    for (const TakenOver& each : functions) visit(each);
   }
+}
+
+// Our functions by place in the table of entry points. Null where we have none, and where the driver lacks the one that
+// ours would call, though it may have a pointer to give for the name.
+struct Given {
+  void* legacy = nullptr;
+  void* per_thread = nullptr;
+};
+
+// Filled by exported_points(), before any program's call goes on.
+std::vector<Given>& given() {
+  static std::vector<Given> list;
+  return list;
+}
+
+void find_given(void* real_driver) {
+  const auto points = entry_points();
+  given().assign(points.size(), {});
+  for_each_taken_over([&](const TakenOver& each) {
+    const EntryPoint* const point = find_symbol(each.symbol);
+    if (point == nullptr || !point->taken_over) return;
+    const auto if_there = [&](std::string_view symbol, void* ours) {
+      return symbol.empty() || cudasched_loader_find(real_driver, symbol.data()) == nullptr ? nullptr : ours;
+    };
+    given()[static_cast<std::size_t>(point - points.data())] = {if_there(point->symbol, each.legacy),
+                                                                if_there(point->twin, each.per_thread)};
+  });
+}
+
+// What the program gets for this version of a function, where the driver gave `real`.
+void* given_for(const EntryPoint& point, bool per_thread, void* real) noexcept {
+  const Given& ours = given()[static_cast<std::size_t>(&point - entry_points().data())];
+  void* const function = per_thread ? ours.per_thread : ours.legacy;
+  if (function != nullptr) return Offload::guarded(&point, per_thread, function);
+  // A version that we know and cannot take over in this driver: as one that we do not know.
+  return Offload::guarded(point.taken_over ? nullptr : &point, per_thread, real);
 }
 
 // What dlsym and linking find, by exported name; only what this driver has: an older one lacks some, and programs find
 // out by asking. Functions that we do not take over, but that could observe what is queued, are guarded.
 const cudasched_override* exported_points(void* real_driver) {
-  std::map<std::string, void*> taken;
-  for_each_entry_point([&](const EntryPoint& point) {
-    taken.emplace(point.exported, point.legacy);
-    if (point.per_thread != nullptr) taken.emplace(std::string(point.exported) + "_ptsz", point.per_thread);
-  });
-  // The first versions of these took the same arguments.
-  taken.emplace("cuStreamDestroy", address(&stream_destroy));
-  taken.emplace("cuCtxDestroy", address(&context_destroy));
-  taken.emplace("cuDevicePrimaryCtxReset", address(&primary_context_reset));
-  taken.emplace("cuDevicePrimaryCtxRelease", address(&primary_context_release));
-
+  find_given(real_driver);
   static std::vector<cudasched_override> list;
   list.clear();
   for (const char* const name : cudasched_hook_names) {
     void* const real = cudasched_loader_find(real_driver, name);
-    if (real == nullptr) continue;
-    const auto ours = taken.find(name);
-    void* const target = ours == taken.end() ? real : ours->second;
-    void* const given = Offload::guarded(name, queue::is_per_thread(name), target);
-    if (given != real) list.push_back({name, given});
+    const EntryPoint* const point = find_symbol(name);
+    if (real == nullptr || point == nullptr) continue;
+    void* const function = given_for(*point, is_twin(name), real);
+    if (function != real) list.push_back({name, function});
   }
   list.push_back({nullptr, nullptr});
   return list.data();
 }
 
+// Does `symbol` mean the same function for a program of a CUDA version that the table does not know?
+bool means_the_same(const char* symbol, const void* real, cuuint64_t flags) noexcept {
+  int driver_version = 0;
+  void* known = nullptr;
+  return table().driver_get_version(&driver_version) == CUDA_SUCCESS &&
+         table().get_proc_address_v1(symbol, &known, std::min(kNewestVersion, driver_version), flags) == CUDA_SUCCESS &&
+         known == real;
+}
+
 }  // namespace
 
 void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t flags) noexcept {
-  if (symbol == nullptr) return real;
-  void* found = real;
-  bool is_found = false;
-  for_each_entry_point([&](const EntryPoint& point) {
-    if (is_found || point.name != symbol || cuda_version < point.since) return;
-    is_found = true;
-    if (cuda_version > CUDA_VERSION) {
-      // A version that we do not know may have changed the signature; it has not if it means the same function still.
-      void* known = nullptr;
-      const CUresult status = table().get_proc_address_v1(symbol, &known, CUDA_VERSION, flags);
-      if (status != CUDA_SUCCESS || known != real) return;
-    }
-    const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    found = per_thread && point.per_thread != nullptr ? point.per_thread : point.legacy;
-  });
-  return Offload::guarded(symbol, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, found);
+  if (symbol == nullptr || real == nullptr || given().empty()) return real;
+  const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 && cuda_version >= kTwinsSince;
+  const EntryPoint* point = find_version(symbol, cuda_version);
+  if (cuda_version > kNewestVersion && !means_the_same(symbol, real, flags)) point = nullptr;
+  if (point == nullptr) return Offload::guarded(nullptr, per_thread, real);
+  return given_for(*point, per_thread && !point->twin.empty(), real);
+}
+
+std::vector<TakenOver> taken_over() {
+  std::vector<TakenOver> all;
+  for_each_taken_over([&](const TakenOver& each) { all.push_back(each); });
+  return all;
 }
 
 }  // namespace cudasched::hook
@@ -462,9 +549,9 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     }
     cudasched::runtime::engine().attach(real_driver, real_driver_path);
     using cudasched::hook::Offload;
-    const bool can_defer = Offload::connect(
-        real_driver, &cudasched_loader_find,
-        {&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait});
+    const bool can_defer = Offload::connect(real_driver, &cudasched_loader_find,
+                                            {&cudasched::hook::find_site, &cudasched::runtime::note_record,
+                                             &cudasched::runtime::note_wait, &cudasched::hook::capture_may_begin});
     cudasched::runtime::engine().use_offload(
         {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);

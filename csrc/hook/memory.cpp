@@ -4,8 +4,8 @@
 
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
-#include "hook/entry_point.hpp"
 #include "hook/offload.hpp"
+#include "hook/taken_over.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
@@ -116,28 +116,26 @@ CUresult library_unload(CUlibrary library) noexcept {
 
 }  // namespace
 
-std::span<const EntryPoint> memory_entry_points() noexcept {
+std::span<const TakenOver> memory_functions() noexcept {
   static const std::array points{
-      EntryPoint{"cuMemAlloc", 3020, address(&allocate), nullptr, "cuMemAlloc_v2"},
-      EntryPoint{"cuMemAllocPitch", 3020, address(&allocate_pitch), nullptr, "cuMemAllocPitch_v2"},
-      EntryPoint{"cuMemAllocManaged", 6000, address(&allocate_managed), nullptr, "cuMemAllocManaged"},
-      EntryPoint{"cuMemAllocHost", 3020, address(&allocate_host), nullptr, "cuMemAllocHost_v2"},
-      EntryPoint{"cuMemHostAlloc", 2020, address(&host_allocate), nullptr, "cuMemHostAlloc"},
-      EntryPoint{"cuMemHostRegister", 6050, address(&host_register), nullptr, "cuMemHostRegister_v2"},
-      EntryPoint{"cuMemAllocAsync", 11020, address(&allocate_async<false>), address(&allocate_async<true>),
-                 "cuMemAllocAsync"},
-      EntryPoint{"cuMemAllocFromPoolAsync", 11020, address(&allocate_from_pool<false>),
-                 address(&allocate_from_pool<true>), "cuMemAllocFromPoolAsync"},
-      EntryPoint{"cuMemAddressReserve", 10020, address(&reserve), nullptr, "cuMemAddressReserve"},
-      EntryPoint{"cuMemCreate", 10020, address(&create), nullptr, "cuMemCreate"},
-      EntryPoint{"cuArrayCreate", 3020, address(&create_array), nullptr, "cuArrayCreate_v2"},
-      EntryPoint{"cuArray3DCreate", 3020, address(&create_array_3d), nullptr, "cuArray3DCreate_v2"},
-      EntryPoint{"cuMipmappedArrayCreate", 5000, address(&create_mipmapped_array), nullptr, "cuMipmappedArrayCreate"},
-      EntryPoint{"cuIpcOpenMemHandle", 11000, address(&open_ipc), nullptr, "cuIpcOpenMemHandle_v2"},
-      EntryPoint{"cuModuleGetGlobal", 3020, address(&module_get_global), nullptr, "cuModuleGetGlobal_v2"},
-      EntryPoint{"cuLibraryGetGlobal", 12000, address(&library_get_global), nullptr, "cuLibraryGetGlobal"},
-      EntryPoint{"cuModuleUnload", 2000, address(&module_unload), nullptr, "cuModuleUnload"},
-      EntryPoint{"cuLibraryUnload", 12000, address(&library_unload), nullptr, "cuLibraryUnload"},
+      TakenOver{"cuMemAlloc_v2", address(&allocate)},
+      TakenOver{"cuMemAllocPitch_v2", address(&allocate_pitch)},
+      TakenOver{"cuMemAllocManaged", address(&allocate_managed)},
+      TakenOver{"cuMemAllocHost_v2", address(&allocate_host)},
+      TakenOver{"cuMemHostAlloc", address(&host_allocate)},
+      TakenOver{"cuMemHostRegister_v2", address(&host_register)},
+      TakenOver{"cuMemAllocAsync", address(&allocate_async<false>), address(&allocate_async<true>)},
+      TakenOver{"cuMemAllocFromPoolAsync", address(&allocate_from_pool<false>), address(&allocate_from_pool<true>)},
+      TakenOver{"cuMemAddressReserve", address(&reserve)},
+      TakenOver{"cuMemCreate", address(&create)},
+      TakenOver{"cuArrayCreate_v2", address(&create_array)},
+      TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},
+      TakenOver{"cuMipmappedArrayCreate", address(&create_mipmapped_array)},
+      TakenOver{"cuIpcOpenMemHandle_v2", address(&open_ipc)},
+      TakenOver{"cuModuleGetGlobal_v2", address(&module_get_global)},
+      TakenOver{"cuLibraryGetGlobal", address(&library_get_global)},
+      TakenOver{"cuModuleUnload", address(&module_unload)},
+      TakenOver{"cuLibraryUnload", address(&library_unload)},
   };
   return points;
 }

@@ -3,10 +3,10 @@
 
 #include <span>
 
-#include "hook/entry_point.hpp"
+#include "hook/taken_over.hpp"
 
 namespace cudasched::hook {
 
-std::span<const EntryPoint> memory_entry_points() noexcept;
+std::span<const TakenOver> memory_functions() noexcept;
 
 }  // namespace cudasched::hook

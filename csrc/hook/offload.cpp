@@ -7,16 +7,17 @@
 #include <mutex>
 #include <string_view>
 
+#include "base/log.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
-#include "queue/treatments.hpp"
 
 extern "C" {
 // In guards.S.
 extern const char cudasched_guards[] __attribute__((visibility("hidden")));
-void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* arguments) __attribute__((visibility("hidden")));
+void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* registers, const std::uint64_t* stack)
+    __attribute__((visibility("hidden")));
 }
 
 namespace cudasched::hook {
@@ -26,117 +27,15 @@ using queue::Caller;
 using queue::Operation;
 using queue::Position;
 using queue::Queue;
-using queue::Scope;
-using queue::Treatment;
 using For = queue::Waiter::For;
 
 constexpr std::size_t kGuards = 1024;
 constexpr std::size_t kGuardBytes = 16;
 constexpr std::size_t kQueues = 32;
 
-// What else a guarded function means to the queues.
-enum class Meaning : std::uint8_t {
-  kNothing,
-  kSynchronise,
-  kStreamQuery,
-  kEventQuery,
-  kStreamGoes,
-  kEventIsShared,
-  kContextGoes,
-  kGraphChanges,
-  kGraphGoes,
-  kFunctionSetting,  // (function, attribute, value)
-  kKernelSetting,    // (attribute, value, kernel, device)
-  kAllFunctionsChange,
-  kPeerAccess,  // (context whose memory the current one may use)
-  kPoolAccess,
-};
-
-// Which devices' queues a call drains that drains to the end of the ring.
-enum class Where : std::uint8_t {
-  kEverywhere,
-  kCurrent,  // the current context's
-  kMemory,   // those that can use the memory at `Reach::argument`
-  kBoth,
-};
-
-struct Reach {
-  Where where = Where::kEverywhere;
-  std::uint8_t argument = 0;
-
-  bool operator==(const Reach&) const = default;
-};
-
-Reach reach_of(std::string_view name) noexcept {
-  struct Entry {
-    std::string_view name;
-    Reach reach;
-  };
-  static constexpr Entry kReaches[] = {
-      {"cuCtxSynchronize", {Where::kCurrent}},
-      {"cuCtxSetLimit", {Where::kCurrent}},
-      {"cuCtxSetCacheConfig", {Where::kCurrent}},
-      {"cuCtxSetSharedMemConfig", {Where::kCurrent}},
-      {"cuGraphInstantiate", {Where::kCurrent}},
-      {"cuGraphInstantiateWithFlags", {Where::kCurrent}},
-      {"cuGraphInstantiateWithParams", {Where::kCurrent}},
-      {"cuMemFree", {Where::kMemory, 0}},
-      {"cuMemcpyHtoD", {Where::kBoth, 0}},
-      {"cuMemcpyDtoH", {Where::kBoth, 1}},
-      {"cuMemsetD8", {Where::kBoth, 0}},
-      {"cuMemsetD16", {Where::kBoth, 0}},
-      {"cuMemsetD32", {Where::kBoth, 0}},
-      {"cuMemsetD2D8", {Where::kBoth, 0}},
-      {"cuMemsetD2D16", {Where::kBoth, 0}},
-      {"cuMemsetD2D32", {Where::kBoth, 0}},
-  };
-  for (const Entry& entry : kReaches) {
-    if (entry.name == name) return entry.reach;
-  }
-  return {};
-}
-
-Meaning meaning_of(std::string_view name) noexcept {
-  struct Entry {
-    std::string_view name;
-    Meaning meaning;
-  };
-  static constexpr Entry kMeanings[] = {
-      {"cuStreamSynchronize", Meaning::kSynchronise},
-      {"cuEventSynchronize", Meaning::kSynchronise},
-      {"cuCtxSynchronize", Meaning::kSynchronise},
-      {"cuStreamQuery", Meaning::kStreamQuery},
-      {"cuEventQuery", Meaning::kEventQuery},
-      {"cuStreamDestroy", Meaning::kStreamGoes},
-      {"cuIpcGetEventHandle", Meaning::kEventIsShared},
-      {"cuCtxDestroy", Meaning::kContextGoes},
-      {"cuCtxDetach", Meaning::kContextGoes},
-      {"cuGreenCtxDestroy", Meaning::kContextGoes},
-      {"cuDevicePrimaryCtxRelease", Meaning::kContextGoes},
-      {"cuDevicePrimaryCtxReset", Meaning::kContextGoes},
-      {"cuGraphExecDestroy", Meaning::kGraphGoes},
-      {"cuGraphNodeSetEnabled", Meaning::kGraphChanges},
-      {"cuFuncSetAttribute", Meaning::kFunctionSetting},
-      {"cuKernelSetAttribute", Meaning::kKernelSetting},
-      {"cuFuncSetCacheConfig", Meaning::kAllFunctionsChange},
-      {"cuFuncSetSharedMemConfig", Meaning::kAllFunctionsChange},
-      {"cuKernelSetCacheConfig", Meaning::kAllFunctionsChange},
-      {"cuCtxSetLimit", Meaning::kAllFunctionsChange},
-      {"cuCtxEnablePeerAccess", Meaning::kPeerAccess},
-      {"cuMemPoolSetAccess", Meaning::kPoolAccess},
-  };
-  for (const Entry& entry : kMeanings) {
-    if (entry.name == name) return entry.meaning;
-  }
-  if (name.starts_with("cuGraphExec") && name != "cuGraphExecGetFlags") return Meaning::kGraphChanges;
-  return Meaning::kNothing;
-}
-
 struct Guard {
   void* target = nullptr;
-  queue::Rule rule;
-  Meaning meaning = Meaning::kNothing;
-  Reach reach;
+  const EntryPoint* point = nullptr;  // null: a version that the table does not know
   bool per_thread = false;
 
   bool operator==(const Guard&) const = default;
@@ -155,7 +54,8 @@ struct State {
   std::array<std::atomic<Queue*>, kQueues> queues{};
   std::atomic<std::size_t> queue_count{0};
 
-  SpinLock guard_lock;  // while guards are added
+  std::atomic<bool> off{false};  // nothing is deferred any more
+  SpinLock guard_lock;           // while guards are added
   std::array<Guard, kGuards> guards{};
   std::size_t guard_count = 0;
 };
@@ -215,24 +115,16 @@ Devices devices_of(CUdeviceptr address) noexcept {
   return driver::registry().reach(device);
 }
 
-Devices devices_of(const Reach& reach, const std::uint64_t* arguments) noexcept {
-  if (state.one_device || reach.where == Where::kEverywhere) return kAllDevices;
-  Devices devices = 0;
-  if (reach.where != Where::kMemory) devices |= only(driver::current_device());
-  if (reach.where != Where::kCurrent) devices |= devices_of(CUdeviceptr{arguments[reach.argument]});
-  return devices;
-}
-
 // In every queue of these devices; and, as an event recorded on one device may be waited for on another, what any queue
 // holds of the events.
-void drain(const Caller& caller, Scope scope, Devices devices, CUstream stream, CUevent event, CUevent other, For what,
-           const Queue* except = nullptr) noexcept {
+void drain(const Caller& caller, queue::Scope scope, Devices devices, CUstream stream, CUevent event, CUevent other,
+           For what, const Queue* except = nullptr) noexcept {
   for_each_queue([&](Queue& known) {
     if (&known == except) return;
-    Scope here = scope;
+    queue::Scope here = scope;
     if (!concerns(known, devices)) {
-      if (scope == Scope::kStream || scope == Scope::kEnd) return;
-      if (scope == Scope::kStreamAndEvent) here = Scope::kEvent;
+      if (scope == queue::Scope::kStream || scope == queue::Scope::kEnd) return;
+      if (scope == queue::Scope::kStreamAndEvent) here = queue::Scope::kEvent;
     }
     if (const Position position = known.before(here, stream, event, other)) known.drain(caller, position, what);
   });
@@ -243,7 +135,7 @@ void drain(const Caller& caller, Scope scope, Devices devices, CUstream stream, 
 // A deferred call must not overtake what other devices' queues still hold of its stream or event.
 void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
   if (state.queue_count.load(std::memory_order_relaxed) < 2) return;
-  const Scope scope = event != nullptr ? Scope::kStreamAndEvent : Scope::kStream;
+  const queue::Scope scope = event != nullptr ? queue::Scope::kStreamAndEvent : queue::Scope::kStream;
   drain(site.caller, scope, devices_of(stream), stream, event, nullptr, For::kOther, site.queue);
 }
 
@@ -259,8 +151,8 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
     drain_others(site, stream, event);
     if (push(*site.queue, site.caller)) return CUDA_SUCCESS;
   }
-  drain(site.caller, event != nullptr ? Scope::kStreamAndEvent : Scope::kStream, devices_of(stream), stream, event,
-        nullptr, what);
+  drain(site.caller, event != nullptr ? queue::Scope::kStreamAndEvent : queue::Scope::kStream, devices_of(stream),
+        stream, event, nullptr, what);
   return direct();
 }
 
@@ -393,7 +285,7 @@ CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
       drain_others(site, on, nullptr);
       if (site.queue->push_free(site.caller, address, on)) return CUDA_SUCCESS;
     }
-    drain(site.caller, Scope::kStream, devices_of(on), on, nullptr, nullptr, For::kOther);
+    drain(site.caller, queue::Scope::kStream, devices_of(on), on, nullptr, nullptr, For::kOther);
   }
   return state.calls.free_memory(address, on);
 }
@@ -416,7 +308,7 @@ CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
 Queue* holder_of(CUevent event, bool& several) noexcept {
   Queue* found = nullptr;
   for_each_queue([&](Queue& known) {
-    if (known.before(Scope::kEvent, nullptr, event) == 0) return;
+    if (known.before(queue::Scope::kEvent, nullptr, event) == 0) return;
     several = several || found != nullptr;
     found = &known;
   });
@@ -435,7 +327,7 @@ CUresult event_destroy(CUevent event) noexcept {
         holder->push_destroy(caller, event, facts.context)) {
       return CUDA_SUCCESS;
     }
-    drain(caller, Scope::kEvent, kAllDevices, nullptr, event, nullptr, For::kOther);
+    drain(caller, queue::Scope::kEvent, kAllDevices, nullptr, event, nullptr, For::kOther);
   }
   for_each_queue([&](Queue& each) { each.event_destroyed(event); });
   return state.calls.destroy_event(event);
@@ -460,49 +352,61 @@ bool has_error(const Caller& caller) noexcept {
   return found;
 }
 
-template <typename Handle>
-Handle handle_at(const std::uint64_t* arguments, int index) noexcept {
-  return reinterpret_cast<Handle>(arguments[index]);
-}
+// A guarded call's arguments, integers and addresses all.
+struct Passed {
+  const std::uint64_t* registers;
+  const std::uint64_t* stack;
+
+  std::uint64_t word(int place) const noexcept { return place < 6 ? registers[place] : stack[place - 6]; }
+
+  // 0 where the table does not say which one it is.
+  template <typename Handle>
+  Handle handle(int place) const noexcept {
+    return place < 0 ? Handle{} : reinterpret_cast<Handle>(word(place));
+  }
+};
 
 // Does this call change nothing? Libraries set the same attribute before each launch.
-bool is_set_already(const Guard& guard, const std::uint64_t* arguments) noexcept {
+bool is_set_already(const EntryPoint& point, const Passed& passed) noexcept {
   int value = 0;
-  if (guard.meaning == Meaning::kFunctionSetting) {
-    return state.function_get_attribute(&value, static_cast<CUfunction_attribute>(arguments[1]),
-                                        handle_at<CUfunction>(arguments, 0)) == CUDA_SUCCESS &&
-           value == static_cast<int>(arguments[2]);
+  if (point.meaning == Meaning::kSetFunction) {
+    return state.function_get_attribute(&value, static_cast<CUfunction_attribute>(passed.word(1)),
+                                        passed.handle<CUfunction>(0)) == CUDA_SUCCESS &&
+           value == static_cast<int>(passed.word(2));
   }
-  return guard.meaning == Meaning::kKernelSetting &&
-         state.kernel_get_attribute(&value, static_cast<CUfunction_attribute>(arguments[0]),
-                                    handle_at<CUkernel>(arguments, 2),
-                                    static_cast<CUdevice>(arguments[3])) == CUDA_SUCCESS &&
-         value == static_cast<int>(arguments[1]);
+  return point.meaning == Meaning::kSetKernel &&
+         state.kernel_get_attribute(&value, static_cast<CUfunction_attribute>(passed.word(0)),
+                                    passed.handle<CUkernel>(2),
+                                    static_cast<CUdevice>(passed.word(3))) == CUDA_SUCCESS &&
+         value == static_cast<int>(passed.word(1));
 }
 
 // What must be known before the driver does it; drained.
-void tell(const Guard& guard, const std::uint64_t* arguments) noexcept {
+void tell(const EntryPoint& point, const Passed& passed) noexcept {
   driver::Registry& registry = driver::registry();
-  switch (guard.meaning) {
-    case Meaning::kStreamGoes:
-      registry.forget(handle_at<CUstream>(arguments, 0));
-      return for_each_queue([&](Queue& known) { known.stream_destroyed(handle_at<CUstream>(arguments, 0)); });
-    case Meaning::kEventIsShared:
-      return registry.shared(handle_at<CUevent>(arguments, 1));
-    case Meaning::kContextGoes:
+  const Arguments& at = point.arguments;
+  switch (point.meaning) {
+    case Meaning::kDestroyStream: {
+      const auto stream = passed.handle<CUstream>(at.stream);
+      registry.forget(stream);
+      return for_each_queue([&](Queue& known) { known.stream_destroyed(stream); });
+    }
+    case Meaning::kShareEvent:
+      return registry.shared(passed.handle<CUevent>(at.event));
+    case Meaning::kDestroyContext:
       return for_each_queue([](Queue& known) { known.context_gone(); });
-    case Meaning::kGraphChanges:
-      return registry.changed(handle_at<CUgraphExec>(arguments, 0));
-    case Meaning::kGraphGoes:
-      return registry.forget(handle_at<CUgraphExec>(arguments, 0));
-    case Meaning::kFunctionSetting:
-      return driver::functions().changed(handle_at<const void*>(arguments, 0));
-    case Meaning::kKernelSetting:
-      return driver::functions().kernel_changed(handle_at<const void*>(arguments, 2));
-    case Meaning::kAllFunctionsChange:
+    case Meaning::kChangeExec:
+      return registry.changed(passed.handle<CUgraphExec>(at.exec));
+    case Meaning::kDestroyExec:
+      return registry.forget(passed.handle<CUgraphExec>(at.exec));
+    case Meaning::kSetFunction:
+      return driver::functions().changed(passed.handle<const void*>(at.function));
+    case Meaning::kSetKernel:
+      return driver::functions().kernel_changed(passed.handle<const void*>(at.kernel));
+    case Meaning::kSetFunctions:
       return driver::functions().all_changed();
     case Meaning::kPeerAccess:
-      return registry.may_reach(driver::current_device(), driver::device_of(handle_at<CUcontext>(arguments, 0)));
+      return registry.may_reach(driver::current_device(), driver::device_of(passed.handle<CUcontext>(at.context)));
     case Meaning::kPoolAccess:
       return registry.all_reach_all();
     default:
@@ -510,52 +414,98 @@ void tell(const Guard& guard, const std::uint64_t* arguments) noexcept {
   }
 }
 
-void* go(const Guard& guard, const std::uint64_t* arguments) noexcept {
-  if (state.queue_count.load(std::memory_order_acquire) == 0) {
-    tell(guard, arguments);
+// What is drained for a call of this scope,
+constexpr queue::Scope drained(Scope scope) noexcept {
+  switch (scope) {
+    case Scope::kNone:
+      return queue::Scope::kNothing;
+    case Scope::kStream:
+      return queue::Scope::kStream;
+    case Scope::kEvent:
+      return queue::Scope::kEvent;
+    case Scope::kStreamAndEvent:
+      return queue::Scope::kStreamAndEvent;
+    case Scope::kEvents:
+      return queue::Scope::kTwoEvents;
+    case Scope::kContext:
+    case Scope::kMemory:
+    case Scope::kContextAndMemory:
+    case Scope::kProcess:
+      return queue::Scope::kEnd;
+  }
+  return queue::Scope::kEnd;
+}
+
+// and in the queues of which devices.
+Devices devices_of(const EntryPoint& point, CUstream stream, const Passed& passed) noexcept {
+  if (state.one_device) return kAllDevices;
+  const auto of_memory = [&] { return devices_of(CUdeviceptr{passed.word(point.arguments.memory)}); };
+  switch (point.scope) {
+    case Scope::kStream:
+    case Scope::kStreamAndEvent:
+      return devices_of(stream);
+    case Scope::kContext:
+      return only(driver::current_device());
+    case Scope::kMemory:
+      return of_memory();
+    case Scope::kContextAndMemory:
+      return only(driver::current_device()) | of_memory();
+    default:
+      return kAllDevices;
+  }
+}
+
+void drain_everything(const Caller& caller, For what) noexcept {
+  drain(caller, queue::Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr, what);
+}
+
+// Drains once; from then on every call goes to the driver as the program makes it.
+void stop_deferring(std::string_view message) noexcept {
+  if (state.off.exchange(true)) return;
+  for_each_queue([](Queue& known) { known.fail(); });
+  drain_everything({}, For::kOther);
+  log::warning(message);
+}
+
+void* go(const Guard& guard, const Passed& passed) noexcept {
+  if (guard.point == nullptr) {
+    state.engine.uncounted_capture();
+    if (state.queue_count.load(std::memory_order_acquire) != 0 && !all_empty()) {
+      drain_everything(state.engine.find_site(nullptr, nullptr).caller, For::kOther);
+    }
     return guard.target;
   }
-  if (is_set_already(guard, arguments)) return guard.target;
-  CUstream stream = nullptr;
-  CUevent event = nullptr;
-  CUevent other = nullptr;
-  const int at = guard.rule.argument;
-  switch (guard.rule.scope) {
-    case Scope::kStream:
-      if (at >= 0) stream = meant(guard.per_thread, handle_at<CUstream>(arguments, at));
-      break;
-    case Scope::kEvent:
-      event = handle_at<CUevent>(arguments, at);
-      break;
-    case Scope::kTwoEvents:
-      event = handle_at<CUevent>(arguments, at);
-      other = handle_at<CUevent>(arguments, at + 1);
-      break;
-    default:
-      break;
+  const EntryPoint& point = *guard.point;
+  if (point.meaning == Meaning::kBeginCapture && !point.taken_over) state.engine.uncounted_capture();
+  if (state.queue_count.load(std::memory_order_acquire) == 0) {
+    tell(point, passed);
+    return guard.target;
   }
+  if (is_set_already(point, passed)) return guard.target;
+  CUstream stream = nullptr;  // null for calls that have none
+  if (point.scope == Scope::kStream) stream = meant(guard.per_thread, passed.handle<CUstream>(point.arguments.stream));
+  const auto event = passed.handle<CUevent>(point.arguments.event);
   const bool empty = all_empty();
-  const bool synchronises = guard.meaning == Meaning::kSynchronise;
+  const bool synchronises = point.meaning == Meaning::kSynchronise;
   if (!empty || synchronises) {
     const Site site = state.engine.find_site(stream, event);
+    const bool queries_stream = point.meaning == Meaning::kQueryStream;
+    const bool queries_event = point.meaning == Meaning::kQueryEvent;
     bool queued = false;
     for_each_queue([&](Queue& known) {
-      if (guard.meaning == Meaning::kStreamQuery && concerns(known, devices_of(stream))) {
+      if (queries_stream && concerns(known, devices_of(stream))) {
         queued = queued || known.stream_not_ready(site.caller, stream);
       }
-      if (guard.meaning == Meaning::kEventQuery) queued = queued || known.event_not_ready(site.caller, event);
+      if (queries_event) queued = queued || known.event_not_ready(site.caller, event);
     });
     if (queued) return address(&not_ready);
-    const bool queries = guard.meaning == Meaning::kStreamQuery || guard.meaning == Meaning::kEventQuery;
-    if (!empty && !queries) {
-      // A scope whose handle is not where a register shows it is drained to the end.
-      const Scope scope = guard.rule.scope == Scope::kStream && at < 0 ? Scope::kEnd : guard.rule.scope;
-      const Devices devices = scope == Scope::kStream ? devices_of(stream) : devices_of(guard.reach, arguments);
-      drain(site.caller, scope, devices, stream, event, other, synchronises ? For::kSynchronise : For::kOther);
+    if (!empty && !queries_stream && !queries_event) {
+      drain(site.caller, drained(point.scope), devices_of(point, stream, passed), stream, event,
+            passed.handle<CUevent>(point.arguments.other), synchronises ? For::kSynchronise : For::kOther);
     }
     if (synchronises && has_error(site.caller)) return address(&hand_over_error);
   }
-  tell(guard, arguments);
+  tell(point, passed);
   return guard.target;
 }
 
@@ -585,26 +535,38 @@ void Offload::add(Queue& known) noexcept {
   state.one_device = count != nullptr && count(&devices) == CUDA_SUCCESS && devices == 1;
   state.queues[place].store(&known, std::memory_order_release);
   state.queue_count.store(place + 1, std::memory_order_release);
+  if (state.off.load()) known.fail();
 }
 
 void Offload::forget_queues() noexcept { state.queue_count.store(0); }
 
+void Offload::drain_all(CUstream stream) noexcept {
+  if (!all_empty()) drain_everything(state.engine.find_site(stream, nullptr).caller, For::kLaunch);
+}
+
 const queue::Calls& Offload::calls() noexcept { return state.calls; }
 
-void* Offload::guarded(const char* symbol, bool per_thread, void* target) noexcept {
-  const queue::Rule rule = queue::rule_of(symbol);
-  if (target == nullptr || rule.treatment == Treatment::kDirect || rule.treatment == Treatment::kDeferred)
+void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) noexcept {
+  if (target == nullptr) return nullptr;
+  if (point != nullptr && point->treatment != Treatment::kDrain &&
+      (point->meaning != Meaning::kBeginCapture || point->taken_over)) {
     return target;
-  const std::string_view name = queue::base_name(symbol);
-  const Guard wanted{target, rule, meaning_of(name), reach_of(name), per_thread};
-  const std::scoped_lock lock(state.guard_lock);
-  for (std::size_t i = 0; i < state.guard_count; ++i) {
-    if (state.guards[i] == wanted) return const_cast<char*>(cudasched_guards) + i * kGuardBytes;
   }
-  if (state.guard_count == kGuards) return target;  // more than any driver has
-  const std::size_t index = state.guard_count++;
-  state.guards[index] = wanted;
-  return const_cast<char*>(cudasched_guards) + index * kGuardBytes;
+  const Guard wanted{target, point, per_thread};
+  {
+    const std::scoped_lock lock(state.guard_lock);
+    for (std::size_t i = 0; i < state.guard_count; ++i) {
+      if (state.guards[i] == wanted) return const_cast<char*>(cudasched_guards) + i * kGuardBytes;
+    }
+    if (state.guard_count < kGuards) {
+      const std::size_t index = state.guard_count++;
+      state.guards[index] = wanted;
+      return const_cast<char*>(cudasched_guards) + index * kGuardBytes;
+    }
+  }
+  // No driver has that many. A call that nothing stands before must find nothing queued, now and later.
+  stop_deferring("nothing is deferred any more: the driver has more functions than there are guards for (1,024)");
+  return target;
 }
 
 bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexcept {
@@ -631,8 +593,7 @@ bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) n
   // Its event nodes may wait for, or record, what is queued.
   driver::ExecFacts facts;
   if (direct && !all_empty() && !(driver::registry().find(graph, facts) && facts.plain)) {
-    const Caller caller = state.engine.find_site(stream, nullptr).caller;
-    drain(caller, Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr, For::kOther);
+    drain_everything(state.engine.find_site(stream, nullptr).caller, For::kOther);
   }
   return !direct;
 }
@@ -647,53 +608,45 @@ void Offload::launched(CUgraphExec graph) noexcept { driver::registry().launched
 
 bool Offload::submit_everything() noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
-  drain(state.engine.find_site(nullptr, nullptr).caller, Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr,
-        For::kOther);
+  drain_everything(state.engine.find_site(nullptr, nullptr).caller, For::kOther);
   return true;
 }
 
-std::span<const EntryPoint> offload_entry_points() noexcept {
+std::span<const TakenOver> offload_functions() noexcept {
   static const std::array points{
-      EntryPoint{"cuMemcpyAsync", 4000, address(&copy_any<false>), address(&copy_any<true>), "cuMemcpyAsync"},
-      EntryPoint{"cuMemcpyHtoDAsync", 3020, address(&copy_to_device<false>), address(&copy_to_device<true>),
-                 "cuMemcpyHtoDAsync_v2"},
-      EntryPoint{"cuMemcpyDtoHAsync", 3020, address(&copy_to_host<false>), address(&copy_to_host<true>),
-                 "cuMemcpyDtoHAsync_v2"},
-      EntryPoint{"cuMemcpyDtoDAsync", 3020, address(&copy_on_device<false>), address(&copy_on_device<true>),
-                 "cuMemcpyDtoDAsync_v2"},
-      EntryPoint{"cuMemsetD8Async", 3020, address(&fill_flat<false, unsigned char>),
-                 address(&fill_flat<true, unsigned char>), "cuMemsetD8Async"},
-      EntryPoint{"cuMemsetD16Async", 3020, address(&fill_flat<false, unsigned short>),
-                 address(&fill_flat<true, unsigned short>), "cuMemsetD16Async"},
-      EntryPoint{"cuMemsetD32Async", 3020, address(&fill_flat<false, unsigned>), address(&fill_flat<true, unsigned>),
-                 "cuMemsetD32Async"},
-      EntryPoint{"cuMemsetD2D8Async", 3020, address(&fill_rows<false, unsigned char>),
-                 address(&fill_rows<true, unsigned char>), "cuMemsetD2D8Async"},
-      EntryPoint{"cuMemsetD2D16Async", 3020, address(&fill_rows<false, unsigned short>),
-                 address(&fill_rows<true, unsigned short>), "cuMemsetD2D16Async"},
-      EntryPoint{"cuMemsetD2D32Async", 3020, address(&fill_rows<false, unsigned>), address(&fill_rows<true, unsigned>),
-                 "cuMemsetD2D32Async"},
-      EntryPoint{"cuEventRecord", 2000, address(&event_record<false>), address(&event_record<true>), "cuEventRecord"},
-      EntryPoint{"cuEventRecordWithFlags", 11010, address(&event_record_with_flags<false>),
-                 address(&event_record_with_flags<true>), "cuEventRecordWithFlags"},
-      EntryPoint{"cuStreamWaitEvent", 3020, address(&stream_wait_event<false>), address(&stream_wait_event<true>),
-                 "cuStreamWaitEvent"},
-      EntryPoint{"cuLaunchHostFunc", 10000, address(&launch_host_function<false>), address(&launch_host_function<true>),
-                 "cuLaunchHostFunc"},
-      EntryPoint{"cuMemFreeAsync", 11020, address(&free_async<false>), address(&free_async<true>), "cuMemFreeAsync"},
-      EntryPoint{"cuEventDestroy", 4000, address(&event_destroy), nullptr, "cuEventDestroy_v2"},
-      EntryPoint{"cuEventDestroy", 2000, address(&event_destroy), nullptr, "cuEventDestroy"},
-      EntryPoint{"cuEventCreate", 2000, address(&event_create), nullptr, "cuEventCreate"},
-      EntryPoint{"cuIpcOpenEventHandle", 4010, address(&open_event), nullptr, "cuIpcOpenEventHandle"},
+      TakenOver{"cuMemcpyAsync", address(&copy_any<false>), address(&copy_any<true>)},
+      TakenOver{"cuMemcpyHtoDAsync_v2", address(&copy_to_device<false>), address(&copy_to_device<true>)},
+      TakenOver{"cuMemcpyDtoHAsync_v2", address(&copy_to_host<false>), address(&copy_to_host<true>)},
+      TakenOver{"cuMemcpyDtoDAsync_v2", address(&copy_on_device<false>), address(&copy_on_device<true>)},
+      TakenOver{"cuMemsetD8Async", address(&fill_flat<false, unsigned char>), address(&fill_flat<true, unsigned char>)},
+      TakenOver{"cuMemsetD16Async", address(&fill_flat<false, unsigned short>),
+                address(&fill_flat<true, unsigned short>)},
+      TakenOver{"cuMemsetD32Async", address(&fill_flat<false, unsigned>), address(&fill_flat<true, unsigned>)},
+      TakenOver{"cuMemsetD2D8Async", address(&fill_rows<false, unsigned char>),
+                address(&fill_rows<true, unsigned char>)},
+      TakenOver{"cuMemsetD2D16Async", address(&fill_rows<false, unsigned short>),
+                address(&fill_rows<true, unsigned short>)},
+      TakenOver{"cuMemsetD2D32Async", address(&fill_rows<false, unsigned>), address(&fill_rows<true, unsigned>)},
+      TakenOver{"cuEventRecord", address(&event_record<false>), address(&event_record<true>)},
+      TakenOver{"cuEventRecordWithFlags", address(&event_record_with_flags<false>),
+                address(&event_record_with_flags<true>)},
+      TakenOver{"cuStreamWaitEvent", address(&stream_wait_event<false>), address(&stream_wait_event<true>)},
+      TakenOver{"cuLaunchHostFunc", address(&launch_host_function<false>), address(&launch_host_function<true>)},
+      TakenOver{"cuMemFreeAsync", address(&free_async<false>), address(&free_async<true>)},
+      TakenOver{"cuEventDestroy_v2", address(&event_destroy)},
+      TakenOver{"cuEventDestroy", address(&event_destroy)},
+      TakenOver{"cuEventCreate", address(&event_create)},
+      TakenOver{"cuIpcOpenEventHandle", address(&open_event)},
   };
   return points;
 }
 
 }  // namespace cudasched::hook
 
-extern "C" void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* arguments) {
+extern "C" void* cudasched_guard_target(std::uint32_t index, const std::uint64_t* registers,
+                                        const std::uint64_t* stack) {
   const int saved_errno = errno;
-  void* const target = cudasched::hook::go(cudasched::hook::state.guards[index], arguments);
+  void* const target = cudasched::hook::go(cudasched::hook::state.guards[index], {registers, stack});
   errno = saved_errno;
   return target;
 }

@@ -1,11 +1,11 @@
 // Where driver calls meet the launch queues (csrc/queue): calls that may be deferred are, and every other call that
-// could observe order drains first, by the table of treatments.
+// could observe order drains first, by the table of entry points (entry_points.txt).
 //
-// Two means. Functions with a signature of our own (offload_entry_points(), and launches by push_kernel() and
-// push_graph()) defer where the queue allows it. All others that the table does not call direct are guarded: guarded()
-// gives an entry point that drains by the function's rule, tells the queues what they must know, and jumps on with the
-// arguments as they were; it answers queries of queued things itself, and hands over a deferred call's error where the
-// program synchronises. A guard whose queues are empty costs a few loads.
+// Two means. Functions with a signature of our own (offload_functions(), and launches by push_kernel() and
+// push_graph()) defer where the queue allows it. All others that the table does not call direct, or does not list, are
+// guarded: guarded() gives an entry point that drains by the function's rule, tells the queues what they must know, and
+// jumps on with the arguments as they were; it answers queries of queued things itself, and hands over a deferred
+// call's error where the program synchronises. A guard whose queues are empty costs a few loads.
 //
 // Called on the program's threads. What is set up here is set up once, by connect(), before any of it is used.
 #pragma once
@@ -14,7 +14,8 @@
 
 #include <span>
 
-#include "hook/entry_point.hpp"
+#include "hook/entry_points.hpp"
+#include "hook/taken_over.hpp"
 #include "queue/queue.hpp"
 
 namespace cudasched::hook {
@@ -33,11 +34,15 @@ class Offload {
   // A record of `event` on `stream`, or a wait of `stream` for `event`, is about to be made.
   using NoteEvent = void (*)(CUevent event, CUstream stream) noexcept;
 
+  // A function is called that may begin a capture that nobody counts.
+  using UncountedCapture = void (*)() noexcept;
+
   // What the engine does for this file, which knows none.
   struct Engine {
     FindSite find_site = nullptr;
     NoteEvent note_record = nullptr;
     NoteEvent note_wait = nullptr;
+    UncountedCapture uncounted_capture = nullptr;
   };
 
   // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is
@@ -51,9 +56,14 @@ class Offload {
 
   static const queue::Calls& calls() noexcept;
 
-  // What a program gets for the function that it knows as `symbol` (exported or cuGetProcAddress name) where it would
-  // get `target`: a guard, or `target` itself where the function is direct. Asked again, it gives the same guard.
-  static void* guarded(const char* symbol, bool per_thread, void* target) noexcept;
+  // What a program gets where it would get `target`: a guard, or `target` itself where the function is direct or taken
+  // over by its signature. `point` is what it asked for, null a function or version that the table does not know:
+  // drained to the end of the ring. Asked again, it gives the same guard. Where guards run out (1,024) it drains once,
+  // and nothing is deferred from then on.
+  static void* guarded(const EntryPoint* point, bool per_thread, void* target) noexcept;
+
+  // Before a launch that is never deferred.
+  static void drain_all(CUstream stream) noexcept;
 
   // A launch. True: `status` is the program's answer. False: what it depends on has been drained; it goes through the
   // gate to the driver, and its success is told by launched().
@@ -67,6 +77,6 @@ class Offload {
 };
 
 // Copies, fills, records, waits, host functions, stream-ordered frees, and what makes and destroys events.
-std::span<const EntryPoint> offload_entry_points() noexcept;
+std::span<const TakenOver> offload_functions() noexcept;
 
 }  // namespace cudasched::hook

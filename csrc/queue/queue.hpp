@@ -2,7 +2,7 @@
 // copied, and its threads return at once; a launcher thread makes the calls when the gate lets it. docs/order.md has
 // the rules.
 //
-// A call is treated in one of three ways (queue/treatments.hpp says which):
+// A call is treated in one of three ways (csrc/hook/entry_points.txt says which):
 //   deferred   push_...() says true: done, the program gets success. False: as drained, and a launch is then gated.
 //   drained    drain(caller, before(...), ...), then the driver on the calling thread.
 //   direct     nothing.

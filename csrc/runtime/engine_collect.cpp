@@ -116,7 +116,7 @@ void collect_if_asked(const std::string& cupti_path) noexcept {
 
 telemetry::Collected finish_collecting() noexcept {
   // A device cannot be waited for while a stream is captured.
-  return telemetry::stop_collecting(/*synchronize=*/hot().captures.load(std::memory_order_relaxed) == 0);
+  return telemetry::stop_collecting(/*synchronize=*/!hot().may_capture());
 }
 
 }  // namespace cudasched::runtime

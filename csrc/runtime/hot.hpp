@@ -18,7 +18,8 @@ struct Hot {
   std::atomic<Class> process_class{Class::kNormal};
   std::atomic<Device*> only_device{nullptr};    // on a machine with one GPU: no need to ask for the context
   std::atomic<std::uint64_t> context_epoch{1};  // changes when a context goes, so that threads look theirs up anew
-  std::atomic<int> captures{0};                 // streams of the process that are being captured
+  std::atomic<int> captures{0};                 // streams of the process that are being captured, as far as counted
+  std::atomic<bool> uncounted_captures{false};  // a function was called that may have begun others
   std::atomic<unsigned> next_thread{1};
   std::atomic<bool> carries_origins{false};  // a stream of the process was marked, or bound to best effort
   StreamClasses streams;
@@ -27,6 +28,11 @@ struct Hot {
   HostBackoff host_backoff;
   TickerSleep ticker;
   telemetry::Counters counters;
+
+  // May any stream of the process be capturing? If not, no stream needs to be asked.
+  bool may_capture() const noexcept {
+    return captures.load(std::memory_order_relaxed) != 0 || uncounted_captures.load(std::memory_order_relaxed);
+  }
 };
 
 inline constinit Hot hot_state;

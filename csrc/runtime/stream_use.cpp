@@ -89,7 +89,7 @@ void sweep_marks() noexcept {
     if (queued) return false;
     const driver::CurrentContext current(context);
     if (!current.ok()) return true;
-    if (hot().captures.load(std::memory_order_relaxed) > 0) {
+    if (hot().may_capture()) {
       // Asking for the legacy stream while some stream is captured would invalidate the capture.
       if (stream == CU_STREAM_LEGACY || is_captured(stream)) return false;
     }

@@ -24,7 +24,13 @@ def sdist(source: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
 def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"CMakeLists.txt", "csrc/hook/symbols.txt", "include/cudasched/engine.h", "LICENSE", "README.md"} <= names
+    assert {
+        "CMakeLists.txt",
+        "csrc/hook/entry_points.txt",
+        "include/cudasched/engine.h",
+        "LICENSE",
+        "README.md",
+    } <= names
     assert not any(name.startswith(("build/", ".venv")) or name.endswith((".so", ".o", ".a")) for name in names)
 
 

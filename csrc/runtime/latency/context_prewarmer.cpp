@@ -27,7 +27,7 @@ void ContextPrewarmer::prewarm() noexcept {
   // At exit, nothing calls the driver from here once stop() has passed the lock.
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   CUcontext const context = driver::shareable_context();
-  if (context == nullptr || hot().captures.load(std::memory_order_relaxed) > 0) return;
+  if (context == nullptr || hot().may_capture()) return;
   const driver::RelaxedCapture relaxed;
   if (!prepare(context)) return;
   refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;

@@ -68,7 +68,7 @@ Work StreamProbe::work_in_current_context(bool by_ticker) const noexcept {
       }
     }
     // Asking for the legacy stream while some stream is captured would invalidate the capture.
-    if (hot().captures.load(std::memory_order_relaxed) > 0) {
+    if (hot().may_capture()) {
       if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
       if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;

@@ -22,6 +22,8 @@ int attribute_value = 0;
 unsigned memory_type = 0;  // 0: pageable
 unsigned memory_device = 0;
 bool capturing = false;
+int uncounted_captures = 0;
+void count_capture() noexcept { ++uncounted_captures; }
 
 void* find_function(void* handle, const char* name) {
   const Calls& calls = *static_cast<const Calls*>(handle);
@@ -89,7 +91,8 @@ void* find_function(void* handle, const char* name) {
 class OffloadTest : public QueueTest {
  protected:
   OffloadTest() {
-    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing}));
+    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing, &count_capture}));
+    uncounted_captures = 0;
     Offload::add(queue());
     here = {&queue(), caller_};
     memory_type = CU_MEMORYTYPE_HOST;
@@ -101,15 +104,15 @@ class OffloadTest : public QueueTest {
   // The function that a program would get under this name.
   template <typename Function>
   static Function* entry(std::string_view exported) {
-    for (const EntryPoint& point : offload_entry_points()) {
-      if (point.exported == exported) return reinterpret_cast<Function*>(point.legacy);
+    for (const TakenOver& each : offload_functions()) {
+      if (each.symbol == exported) return reinterpret_cast<Function*>(each.legacy);
     }
     ADD_FAILURE() << exported;
     return nullptr;
   }
   template <typename Function>
   static Function* guard(const char* symbol, Function* target, bool per_thread = false) {
-    return reinterpret_cast<Function*>(Offload::guarded(symbol, per_thread, address(target)));
+    return reinterpret_cast<Function*>(Offload::guarded(find_symbol(symbol), per_thread, address(target)));
   }
 };
 
@@ -225,7 +228,7 @@ TEST_F(OffloadTest, DirectAndDeferredFunctionsHaveNoGuardAndOthersHaveOne) {
   EXPECT_EQ(guard("cuMemAlloc_v2", &target_of_two), &target_of_two);
   EXPECT_EQ(guard("cuEventRecord", &target_of_two), &target_of_two);
   EXPECT_NE(guard("cuMemFree_v2", &target_of_two), &target_of_two);
-  EXPECT_EQ(guard("cuMemFree_v2", &target_of_two), guard("cuMemFree", &target_of_two));
+  EXPECT_EQ(guard("cuMemFree_v2", &target_of_two), guard("cuMemFree_v2", &target_of_two));
 }
 
 TEST_F(OffloadTest, AGuardDrainsByItsFunctionsRule) {
@@ -247,6 +250,31 @@ TEST_F(OffloadTest, AGuardDrainsByItsFunctionsRule) {
   here.caller.latency = true;
   EXPECT_EQ(guard("cuStreamSynchronize", target)(nullptr), CUDA_SUCCESS);
   EXPECT_EQ(passed_at_call, 3U);
+}
+
+// The stream of cuMemcpyBatchAsync is its ninth argument.
+TEST_F(OffloadTest, AGuardReadsArgumentsOnTheStack) {
+  const auto target =
+      +[](void*, void*, void*, std::size_t, void*, void*, std::size_t, void*, CUstream) { return CUDA_SUCCESS; };
+  auto* const copy = guard("cuMemcpyBatchAsync", target);
+  block(kStream);
+  EXPECT_EQ(copy(nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, nullptr, kNonBlocking), CUDA_SUCCESS);
+  EXPECT_FALSE(queue().empty());  // it depends on nothing queued
+  gate_.open();
+  EXPECT_EQ(copy(nullptr, nullptr, nullptr, 0, nullptr, nullptr, 0, nullptr, kStream), CUDA_SUCCESS);
+  EXPECT_TRUE(queue().empty());
+}
+
+TEST_F(OffloadTest, WhatMayBeginACaptureUnseenIsTold) {
+  const auto fine = +[](CUstream) { return CUDA_SUCCESS; };
+  Offload::forget_queues();
+  EXPECT_EQ(guard("cuStreamBeginCapture_v2", fine)(kStream), CUDA_SUCCESS);  // counted by the function taken over
+  EXPECT_EQ(guard("cuStreamSynchronize", fine)(kStream), CUDA_SUCCESS);
+  EXPECT_EQ(uncounted_captures, 0);
+  EXPECT_EQ(guard("cuStreamBeginRecaptureToGraph", fine)(kStream), CUDA_SUCCESS);
+  EXPECT_EQ(uncounted_captures, 1);
+  EXPECT_EQ(guard("cuOfTheFuture", fine)(kStream), CUDA_SUCCESS);
+  EXPECT_EQ(uncounted_captures, 2);
 }
 
 TEST_F(OffloadTest, QueriesOfQueuedThingsAreAnsweredHere) {
@@ -386,7 +414,7 @@ TEST_F(OffloadTest, AStreamOrderedFreeIsQueuedInItsStreamsOrder) {
   auto* const free_async = entry<decltype(cuMemFreeAsync)>("cuMemFreeAsync");
   block();
   EXPECT_EQ(free_async(0x4000, kStream), CUDA_SUCCESS);
-  EXPECT_EQ(queue().before(Scope::kStream, kStream), 2U);
+  EXPECT_EQ(queue().before(queue::Scope::kStream, kStream), 2U);
   EXPECT_EQ(driver_.count(), 0U);
   EXPECT_EQ(gate_.forced(), 0);
   finish();

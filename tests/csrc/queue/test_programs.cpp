@@ -20,6 +20,7 @@ using namespace queue;
 
 thread_local Site here;
 Site find_site(CUstream, CUevent) noexcept { return here; }
+void count_nothing() noexcept {}
 void note_nothing(CUevent, CUstream) noexcept {}
 
 constexpr std::uint64_t kEventBase = 0xe0000;
@@ -190,7 +191,7 @@ CUresult check(const DriverCall& call) {
 class Programs : public QueueTest {
  protected:
   Programs() : other_(calls_, other_gate_, +[]() noexcept { return holds_gil; }, 64, 1U << 16) {
-    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing}));
+    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing, &count_nothing}));
     queue().serve(0);
     other_.serve(1);
     EXPECT_TRUE(other_.start());
@@ -209,14 +210,14 @@ class Programs : public QueueTest {
 
   template <typename Function>
   static Function* entry(std::string_view exported) {
-    for (const EntryPoint& point : offload_entry_points()) {
-      if (point.exported == exported) return reinterpret_cast<Function*>(point.legacy);
+    for (const TakenOver& each : offload_functions()) {
+      if (each.symbol == exported) return reinterpret_cast<Function*>(each.legacy);
     }
     return nullptr;
   }
   template <typename Function>
   static Function* guard(const char* symbol, Function* target) {
-    return reinterpret_cast<Function*>(Offload::guarded(symbol, false, address(target)));
+    return reinterpret_cast<Function*>(Offload::guarded(find_symbol(symbol), false, address(target)));
   }
 
   FakeGate other_gate_;
@@ -354,8 +355,8 @@ class Program {
       memory_.push_back(address);
       return free_async();
     }
-    const auto free_memory =
-        reinterpret_cast<CUresult (*)(CUdeviceptr)>(Offload::guarded("cuMemFree_v2", false, hook::address(target)));
+    const auto free_memory = reinterpret_cast<CUresult (*)(CUdeviceptr)>(
+        Offload::guarded(find_symbol("cuMemFree_v2"), false, hook::address(target)));
     EXPECT_EQ(free_memory(address), CUDA_SUCCESS);
   }
   void synchronise() {
@@ -364,15 +365,15 @@ class Program {
       expected.done(word(stream), "a synchronise");
       return CUDA_SUCCESS;
     };
-    const auto call =
-        reinterpret_cast<CUresult (*)(CUstream)>(Offload::guarded("cuStreamSynchronize", false, hook::address(target)));
+    const auto call = reinterpret_cast<CUresult (*)(CUstream)>(
+        Offload::guarded(find_symbol("cuStreamSynchronize"), false, hook::address(target)));
     EXPECT_EQ(call(on), CUDA_SUCCESS);
   }
 
   template <typename Function>
   static Function* entry(std::string_view exported) {
-    for (const EntryPoint& point : offload_entry_points()) {
-      if (point.exported == exported) return reinterpret_cast<Function*>(point.legacy);
+    for (const TakenOver& each : offload_functions()) {
+      if (each.symbol == exported) return reinterpret_cast<Function*>(each.legacy);
     }
     return nullptr;
   }

@@ -125,6 +125,10 @@ class Program {
   }
   CUresult synchronize() const { return synchronize(stream_); }
 
+  CUfunction function() const { return short_; }
+  // Where launches leave their values: the count, then the values.
+  std::uint64_t* log() const { return log_; }
+
   CUstream stream() const { return stream_; }
   CUcontext context() const { return context_; }
 

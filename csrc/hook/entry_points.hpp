@@ -1,0 +1,115 @@
+// The table of the driver's entry points, as generated from entry_points.txt, which says what its columns mean and why
+// each function is treated so. Constant data; looked up when a program asks for a function, never on the launch path.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace cudasched::hook {
+
+enum class Treatment : std::uint8_t {
+  kDefer,   // into the ring where the rules allow it; else as kDrain, and a launch as kGate
+  kGate,    // a launch that is never deferred: drained, then gated
+  kDrain,   // waits until the ring has passed what it depends on
+  kDirect,  // neither observes nor changes what is queued
+};
+
+// What a call depends on.
+enum class Scope : std::uint8_t {
+  kNone,
+  kStream,
+  kEvent,
+  kStreamAndEvent,
+  kEvents,
+  kContext,
+  kMemory,
+  kContextAndMemory,
+  kProcess
+};
+
+// What a call does to what the engine knows.
+enum class Meaning : std::uint8_t {
+  kNone,
+  kInit,
+  kLookUp,
+  kLaunch,
+  kCopy,
+  kFill,
+  kRecord,
+  kWait,
+  kHostFunction,
+  kSynchronise,
+  kQueryStream,
+  kQueryEvent,
+  kBeginCapture,
+  kEndCapture,
+  kCreateStream,
+  kDestroyStream,
+  kCreateEvent,
+  kOpenEvent,
+  kShareEvent,
+  kDestroyEvent,
+  kCreateContext,
+  kDestroyContext,
+  kLoad,
+  kUnload,
+  kInstantiate,
+  kChangeExec,
+  kDestroyExec,
+  kSetFunction,   // (function, attribute, value)
+  kSetKernel,     // (attribute, value, kernel, device)
+  kSetFunctions,  // of all functions
+  kAllocate,
+  kFree,
+  kPeerAccess,  // the current context may use the memory of another
+  kPoolAccess,
+};
+
+// Which argument, from 0, is what; -1: none, or not told.
+struct Arguments {
+  std::int8_t stream = -1;
+  std::int8_t event = -1;
+  std::int8_t other = -1;  // a second event
+  std::int8_t function = -1;
+  std::int8_t kernel = -1;
+  std::int8_t exec = -1;
+  std::int8_t context = -1;
+  std::int8_t memory = -1;
+};
+
+// One version of a function.
+struct EntryPoint {
+  std::string_view symbol;  // as exported; every view here ends in NUL
+  std::string_view name;    // as cuGetProcAddress knows it,
+  int since;                // from this CUDA version on; 0: not known
+  std::string_view alias;   // another name that means it; empty: none
+  int alias_since;
+  std::string_view twin;  // the twin for the per-thread default stream, as exported; empty: none
+  Treatment treatment;
+  Scope scope;
+  Meaning meaning;
+  bool taken_over;  // csrc/hook has a function of this signature
+  Arguments arguments;
+};
+
+// The table, sorted by symbol.
+std::span<const EntryPoint> entry_points() noexcept;
+
+// The newest CUDA version that the table knows.
+extern const int kNewestVersion;
+
+// cuGetProcAddress gives twins from this CUDA version on.
+inline constexpr int kTwinsSince = 7000;
+
+constexpr bool is_twin(std::string_view symbol) noexcept {
+  return symbol.ends_with("_ptsz") || symbol.ends_with("_ptds");
+}
+
+// By exported symbol, a twin's too; null: not listed.
+const EntryPoint* find_symbol(std::string_view symbol) noexcept;
+
+// What `name` means for a program of this CUDA version; null: not listed.
+const EntryPoint* find_version(std::string_view name, int cuda_version) noexcept;
+
+}  // namespace cudasched::hook

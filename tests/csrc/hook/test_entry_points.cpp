@@ -1,0 +1,185 @@
+// The table of the driver's entry points against itself, against what csrc/hook takes over, and against docs/order.md.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "hook/entry_points.hpp"
+#include "hook/intercept.hpp"
+#include "symbol_names.h"
+
+namespace cudasched::hook {
+namespace {
+
+const EntryPoint& point(std::string_view symbol) {
+  const EntryPoint* const found = find_symbol(symbol);
+  if (found == nullptr) throw std::runtime_error(std::string(symbol) + " is not in the table");
+  return *found;
+}
+
+std::vector<std::string> symbols() { return {cudasched_hook_names, cudasched_hook_names + kSymbolCount}; }
+
+std::string_view version_name(std::string_view name, int version) {
+  const EntryPoint* const found = find_version(name, version);
+  return found == nullptr ? "none" : found->symbol;
+}
+
+TEST(EntryPoints, EveryExportedSymbolHasOneLine) {
+  ASSERT_GT(kSymbolCount, 700);
+  std::size_t count = 0;
+  for (const EntryPoint& each : entry_points()) count += each.twin.empty() ? 1 : 2;
+  EXPECT_EQ(count, static_cast<std::size_t>(kSymbolCount));
+  for (const std::string& symbol : symbols()) {
+    const EntryPoint* const found = find_symbol(symbol);
+    ASSERT_NE(found, nullptr) << symbol;
+    EXPECT_EQ(is_twin(symbol) ? found->twin : found->symbol, symbol);
+  }
+}
+
+TEST(EntryPoints, WhatIsTakenOverIsMarkedAndTheReverse) {
+  std::map<std::string_view, TakenOver> taken;
+  for (const TakenOver& each : taken_over()) {
+    EXPECT_TRUE(taken.emplace(each.symbol, each).second) << each.symbol << " is taken over twice";
+    EXPECT_TRUE(point(each.symbol).taken_over) << each.symbol << " is not marked `hook`";
+    EXPECT_NE(each.legacy, nullptr) << each.symbol;
+    EXPECT_EQ(each.per_thread == nullptr, point(each.symbol).twin.empty()) << each.symbol << ": the twin";
+  }
+  for (const EntryPoint& each : entry_points()) {
+    EXPECT_EQ(each.taken_over, taken.contains(each.symbol)) << each.symbol << " has no function in csrc/hook";
+  }
+}
+
+TEST(EntryPoints, ANameMeansTheNewestVersionThatTheProgramKnows) {
+  EXPECT_EQ(version_name("cuMemcpyHtoDAsync", 2000), "cuMemcpyHtoDAsync");
+  EXPECT_EQ(version_name("cuMemcpyHtoDAsync", 3010), "cuMemcpyHtoDAsync");
+  EXPECT_EQ(version_name("cuMemcpyHtoDAsync", 3020), "cuMemcpyHtoDAsync_v2");
+  EXPECT_EQ(version_name("cuLaunchHostFunc", 13000), "cuLaunchHostFunc");
+  EXPECT_EQ(version_name("cuLaunchHostFunc", 13010), "cuLaunchHostFunc_v2");
+  EXPECT_EQ(version_name("cuStreamGetCaptureInfo", 12020), "cuStreamGetCaptureInfo_v2");
+  EXPECT_EQ(version_name("cuGraphInstantiate", 11000), "cuGraphInstantiate_v2");
+  EXPECT_EQ(version_name("cuGraphInstantiate", 12000), "cuGraphInstantiateWithFlags");
+  EXPECT_EQ(version_name("cuGraphInstantiateWithFlags", 11040), "cuGraphInstantiateWithFlags");
+  EXPECT_EQ(version_name("cuLaunchKernelEx", 11050), "none");
+  EXPECT_EQ(version_name("cuEGLApiInit", 1), "cuEGLApiInit");  // the headers say nothing of its version
+  EXPECT_EQ(version_name("cuSomethingOfTheFuture", 99000), "none");
+}
+
+TEST(EntryPoints, SymbolsAreFoundWithTheirTwinsAndNoOthers) {
+  EXPECT_EQ(point("cuMemcpyHtoDAsync_v2_ptsz").symbol, "cuMemcpyHtoDAsync_v2");
+  EXPECT_EQ(point("cuMemcpy_ptds").symbol, "cuMemcpy");
+  for (const char* symbol : {"cuMemcpy_ptsz", "cuMemAlloc_v2_ptsz", "cuLaunchHostFunc_v9", "cuMem", "", "_ptsz"}) {
+    EXPECT_EQ(find_symbol(symbol), nullptr) << symbol;
+  }
+}
+
+// Of the versions of a deferred function only those with a function of our own are deferred.
+TEST(EntryPoints, OtherVersionsOfDeferredFunctionsDrain) {
+  for (const char* symbol : {"cuLaunchHostFunc_v2", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"}) {
+    EXPECT_EQ(point(symbol).treatment, Treatment::kDrain) << symbol;
+  }
+}
+
+TEST(EntryPoints, WhatEnqueuesIsNeverDirect) {
+  const std::set<std::string_view> only_reads{
+      "cuStreamGetAttribute", "cuStreamGetCtx",      "cuStreamGetDevice",      "cuStreamGetFlags",      "cuStreamGetId",
+      "cuStreamGetPriority",  "cuStreamIsCapturing", "cuStreamGetCaptureInfo", "cuStreamGetDevResource"};
+  // Called on capturing streams alone, on which nothing can be queued.
+  const std::set<std::string_view> in_capture{"cuStreamEndCapture", "cuStreamEndCaptureToCig",
+                                              "cuStreamUpdateCaptureDependencies"};
+  // What nothing queued can know of.
+  const std::set<std::string_view> allocates{"cuMemAllocAsync", "cuMemAllocFromPoolAsync"};
+  int seen = 0;
+  for (const std::string& symbol : symbols()) {
+    if (!is_twin(symbol) && symbol.find("Async") == std::string::npos) continue;
+    if (symbol.find("AsyncNotification") != std::string::npos) continue;  // of the device's memory use
+    const std::string_view base = point(symbol).name;
+    if (only_reads.contains(base) || in_capture.contains(base) || allocates.contains(base)) continue;
+    ++seen;
+    EXPECT_NE(point(symbol).treatment, Treatment::kDirect) << symbol;
+  }
+  EXPECT_GT(seen, 120);
+}
+
+TEST(EntryPoints, EveryLaunchIsDeferredOrGatedAndNothingElseIsGated) {
+  for (const std::string& symbol : symbols()) {
+    const std::string_view name = point(symbol).name;
+    const bool launch = (name.starts_with("cuLaunch") && name != "cuLaunchHostFunc") || name == "cuGraphLaunch";
+    EXPECT_EQ(point(symbol).meaning == Meaning::kLaunch, launch) << symbol;
+    const Treatment treatment = point(symbol).treatment;
+    if (launch) {
+      EXPECT_TRUE(treatment == Treatment::kDefer || treatment == Treatment::kGate) << symbol;
+    } else {
+      EXPECT_NE(treatment, Treatment::kGate) << symbol;
+    }
+  }
+}
+
+// The lists of docs/order.md, word for word.
+TEST(EntryPoints, AsTheDocumentSays) {
+  const auto expect = [](Treatment treatment, std::initializer_list<const char*> names) {
+    for (const char* name : names) EXPECT_EQ(point(name).treatment, treatment) << name;
+  };
+  expect(Treatment::kDefer, {"cuLaunchKernel", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch",
+                             "cuMemsetD8Async", "cuMemsetD2D32Async", "cuMemcpyAsync", "cuMemcpyHtoDAsync_v2",
+                             "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuEventRecord", "cuEventRecordWithFlags",
+                             "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2", "cuMemFreeAsync"});
+  expect(Treatment::kDrain, {"cuMemcpy",
+                             "cuMemcpyDtoH_v2",
+                             "cuMemcpyHtoD_v2",
+                             "cuMemsetD8_v2",
+                             "cuStreamSynchronize",
+                             "cuEventSynchronize",
+                             "cuCtxSynchronize",
+                             "cuMemFree_v2",
+                             "cuMemFreeHost",
+                             "cuMemUnmap",
+                             "cuModuleUnload",
+                             "cuLibraryUnload",
+                             "cuStreamDestroy_v2",
+                             "cuCtxDestroy_v2",
+                             "cuStreamBeginCapture_v2",
+                             "cuStreamBeginCaptureToGraph",
+                             "cuGraphInstantiateWithFlags",
+                             "cuGraphInstantiateWithParams",
+                             "cuGraphExecUpdate_v2",
+                             "cuGraphExecKernelNodeSetParams_v2",
+                             "cuFuncSetAttribute",
+                             "cuKernelSetAttribute",
+                             "cuCtxSetLimit",
+                             "cuStreamSetAttribute",
+                             "cuTexObjectDestroy",
+                             "cuSurfObjectDestroy",
+                             "cuEventElapsedTime",
+                             "cuMemcpyPeerAsync",
+                             "cuMemcpyBatchAsync_v2",
+                             "cuIpcGetEventHandle",
+                             "cuDevicePrimaryCtxReset_v2",
+                             "cuGraphUpload",
+                             "cuStreamAddCallback"});
+  expect(Treatment::kDirect,
+         {"cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate", "cuDeviceGetAttribute",
+          "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuModuleLoadData", "cuLibraryLoadData", "cuMemAlloc_v2",
+          "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuCtxGetCurrent"});
+  // Whatever frees memory, and what speaks of the whole context, waits for everything.
+  for (const char* name : {"cuMemFree_v2", "cuMemFreeHost", "cuMemUnmap", "cuArrayDestroy", "cuCtxSynchronize",
+                           "cuCtxDestroy_v2", "cuIpcCloseMemHandle", "cuModuleUnload"}) {
+    EXPECT_GE(point(name).scope, Scope::kContext) << name;
+  }
+}
+
+TEST(EntryPoints, GreenContextsAreMadeAndReadDirectlyAndWhatSpeaksOfAllTheirStreamsDrains) {
+  for (const char* name : {"cuGreenCtxCreate", "cuGreenCtxStreamCreate", "cuCtxFromGreenCtx", "cuStreamGetGreenCtx",
+                           "cuGreenCtxGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc"}) {
+    EXPECT_EQ(point(name).treatment, Treatment::kDirect) << name;
+  }
+  for (const char* name : {"cuGreenCtxDestroy", "cuGreenCtxRecordEvent", "cuGreenCtxWaitEvent"}) {
+    EXPECT_EQ(point(name).treatment, Treatment::kDrain) << name;
+    EXPECT_EQ(point(name).scope, Scope::kProcess) << name;
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::hook
