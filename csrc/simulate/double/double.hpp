@@ -50,8 +50,11 @@
 // instantiation). A wait for an event of another device blocks the caller. Graph launches into a capture, event record
 // nodes, textures, arrays, virtual memory, pools other than the default one, IPC, peers and MPS are not there. Kernels
 // of green contexts run on any SM. Of the attributes of a kernel node there is the priority. A driver function without
-// an entry here is absent from the library and from cuGetProcAddress.
+// an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library
+// alone, and two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's version is
+// that high.
 //
 // Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (what operations
-// do), capture (streams to graphs), entry* (the exported functions), proc_address (their table).
+// do), capture (streams to graphs), entry* (the exported functions; entry_versions has what CUDA 13.0 does not),
+// proc_address (their table).
 #pragma once

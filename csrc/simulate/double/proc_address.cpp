@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "simulate/double/driver.hpp"
+#include "simulate/double/future.hpp"
 
 namespace cudasched::simulate {
 namespace {
@@ -77,6 +78,9 @@ const Entry kEntries[] = {
     {"cuFuncGetName", 12030, address(cuFuncGetName), nullptr},
     {"cuFuncGetParamInfo", 12040, address(cuFuncGetParamInfo), nullptr},
     {"cuFuncSetAttribute", 9000, address(cuFuncSetAttribute), nullptr},
+    {"cuFuncSetBlockShape", 2000, address(cuFuncSetBlockShape), nullptr},
+    // No CUDA has this one.
+    {"cuFutureBeginCapture", 15000, address(future_begin_capture), nullptr},
     {"cuGetErrorName", 6000, address(cuGetErrorName), nullptr},
     {"cuGetErrorString", 6000, address(cuGetErrorString), nullptr},
     {"cuGetExportTable", 3000, address(cuGetExportTable), nullptr},
@@ -118,8 +122,13 @@ const Entry kEntries[] = {
     {"cuKernelGetName", 12030, address(cuKernelGetName), nullptr},
     {"cuKernelGetParamInfo", 12040, address(cuKernelGetParamInfo), nullptr},
     {"cuKernelSetAttribute", 12000, address(cuKernelSetAttribute), nullptr},
+    {"cuLaunch", 2000, address(cuLaunch), nullptr},
     {"cuLaunchCooperativeKernel", 9000, address(cuLaunchCooperativeKernel), address(cuLaunchCooperativeKernel_ptsz)},
+    {"cuLaunchCooperativeKernelMultiDevice", 9000, address(cuLaunchCooperativeKernelMultiDevice), nullptr},
+    {"cuLaunchGrid", 2000, address(cuLaunchGrid), nullptr},
+    {"cuLaunchGridAsync", 2000, address(cuLaunchGridAsync), nullptr},
     {"cuLaunchHostFunc", 10000, address(cuLaunchHostFunc), address(cuLaunchHostFunc_ptsz)},
+    {"cuLaunchHostFunc", 13010, address(cuLaunchHostFunc_v2), address(cuLaunchHostFunc_v2_ptsz)},
     {"cuLaunchKernel", 4000, address(cuLaunchKernel), address(cuLaunchKernel_ptsz)},
     {"cuLaunchKernelEx", 11060, address(cuLaunchKernelEx), address(cuLaunchKernelEx_ptsz)},
     {"cuLibraryGetKernel", 12000, address(cuLibraryGetKernel), nullptr},
@@ -142,8 +151,12 @@ const Entry kEntries[] = {
     {"cuMemcpyDtoHAsync", 3020, address(cuMemcpyDtoHAsync_v2), address(cuMemcpyDtoHAsync_v2_ptsz)},
     {"cuMemcpyHtoD", 3020, address(cuMemcpyHtoD_v2), address(cuMemcpyHtoD_v2_ptds)},
     {"cuMemcpyHtoDAsync", 3020, address(cuMemcpyHtoDAsync_v2), address(cuMemcpyHtoDAsync_v2_ptsz)},
+    // Given by name and not exported.
+    {"cuMemsetD16Async", 3020, address(fill_16), nullptr},
     {"cuMemsetD32", 3020, address(cuMemsetD32_v2), address(cuMemsetD32_v2_ptds)},
     {"cuMemsetD32Async", 3020, address(cuMemsetD32Async), address(cuMemsetD32Async_ptsz)},
+    // A version that no CUDA has.
+    {"cuMemsetD32Async", 15000, address(future_fill), nullptr},
     {"cuMemsetD8", 3020, address(cuMemsetD8_v2), address(cuMemsetD8_v2_ptds)},
     {"cuMemsetD8Async", 3020, address(cuMemsetD8Async), address(cuMemsetD8Async_ptsz)},
     {"cuModuleGetFunction", 2000, address(cuModuleGetFunction), nullptr},
@@ -156,15 +169,21 @@ const Entry kEntries[] = {
      nullptr},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", 7000,
      address(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags), nullptr},
+    {"cuParamSetSize", 2000, address(cuParamSetSize), nullptr},
+    {"cuParamSetv", 2000, address(cuParamSetv), nullptr},
     {"cuPointerGetAttribute", 4000, address(cuPointerGetAttribute), nullptr},
     {"cuProfilerStart", 4000, address(cuProfilerStart), nullptr},
     {"cuProfilerStop", 4000, address(cuProfilerStop), nullptr},
     {"cuStreamBeginCapture", 10000, address(cuStreamBeginCapture), address(cuStreamBeginCapture_ptsz)},
     {"cuStreamBeginCapture", 10010, address(cuStreamBeginCapture_v2), address(cuStreamBeginCapture_v2_ptsz)},
+    {"cuStreamBeginCaptureToCig", 13010, address(cuStreamBeginCaptureToCig), address(cuStreamBeginCaptureToCig_ptsz)},
+    {"cuStreamBeginRecaptureToGraph", 13030, address(cuStreamBeginRecaptureToGraph),
+     address(cuStreamBeginRecaptureToGraph_ptsz)},
     {"cuStreamCreate", 2000, address(cuStreamCreate), nullptr},
     {"cuStreamCreateWithPriority", 5050, address(cuStreamCreateWithPriority), nullptr},
     {"cuStreamDestroy", 4000, address(cuStreamDestroy_v2), nullptr},
     {"cuStreamEndCapture", 10000, address(cuStreamEndCapture), address(cuStreamEndCapture_ptsz)},
+    {"cuStreamEndCaptureToCig", 13010, address(cuStreamEndCaptureToCig), address(cuStreamEndCaptureToCig_ptsz)},
     {"cuStreamGetCaptureInfo", 10010, address(cuStreamGetCaptureInfo), address(cuStreamGetCaptureInfo_ptsz)},
     {"cuStreamGetCaptureInfo", 11030, address(cuStreamGetCaptureInfo_v2), address(cuStreamGetCaptureInfo_v2_ptsz)},
     {"cuStreamGetCaptureInfo", 12030, address(cuStreamGetCaptureInfo_v3), address(cuStreamGetCaptureInfo_v3_ptsz)},

@@ -1,0 +1,278 @@
+// Nothing passes the ring or the gate unseen: versions and functions that the table does not know, launches of the old
+// interface, captures that nobody counts, pointers that a driver gives and does not export. Over the simulated driver,
+// whose CUDA version here is one that does not exist.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "hook/intercept.hpp"
+#include "hook/offload.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/hooked_driver.hpp"
+#include "runtime/other_client.hpp"
+
+namespace cudasched::test {
+namespace {
+
+constexpr int kFuture = 15000;
+
+struct FutureDriver {
+  FutureDriver() { setenv("CUDASCHED_SIM_DRIVER_VERSION", std::to_string(kFuture).c_str(), 1); }
+};
+
+class FallThrough : public FutureDriver, public ::testing::Test {
+ protected:
+  FallThrough() {
+    // The second one is deferred.
+    for (std::uint64_t value : {1U, 2U}) Program::check(program_.launch(value));
+    Program::check(program_.synchronize());
+  }
+
+  // As programs ask for it.
+  template <typename Function>
+  Function* look_up(const char* name, int version, cuuint64_t flags = 0) const {
+    void* found = nullptr;
+    CUdriverProcAddressQueryResult result{};
+    auto* const ask = driver_.function<decltype(cuGetProcAddress)>("cuGetProcAddress_v2");
+    EXPECT_EQ(ask(name, &found, version, flags, &result), CUDA_SUCCESS) << name;
+    return reinterpret_cast<Function*>(found);
+  }
+
+  static bool something_is_queued() {
+    bool queued = false;
+    runtime::engine().for_each_device([&](runtime::Device& device) { queued = queued || device.holds_launches(); });
+    return queued;
+  }
+
+  // With a launch in the ring and the gate closed, the call may only come back once the gate has opened and the launch
+  // has been passed on.
+  template <typename Call>
+  void expect_behind_the_queue(Call&& call) {
+    OtherClient other(/*active=*/true);
+    Program::check(program_.launch(3));
+    ASSERT_TRUE(something_is_queued());
+    std::atomic<bool> done{false};
+    std::atomic<bool> overtook{false};
+    std::thread thread([&] {
+      program_.use_on_this_thread();
+      const InRegion region(CUDASCHED_BEST_EFFORT);
+      EXPECT_EQ(call(), CUDA_SUCCESS);
+      overtook = something_is_queued();
+      done = true;
+    });
+    std::this_thread::sleep_for(50ms);  // a call that does not wait has come back by then, or this test sees less
+    EXPECT_FALSE(done);
+    other.kill();
+    thread.join();
+    EXPECT_FALSE(overtook);
+    Program::check(program_.synchronize());
+  }
+
+  // With the gate closed, a launch on a stream that begin() captures becomes a node at once.
+  template <typename Begin>
+  void expect_captured(Begin&& begin) {
+    const OtherClient other(/*active=*/true);
+    ASSERT_EQ(begin(program_.stream()), CUDA_SUCCESS);
+    ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
+    CUgraph graph = nullptr;
+    ASSERT_EQ(driver_.function<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(program_.stream(), &graph),
+              CUDA_SUCCESS);
+    std::size_t nodes = 0;
+    ASSERT_EQ(driver_.function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
+    EXPECT_EQ(nodes, 1U);
+  }
+
+  HookedDriver& driver_ = HookedDriver::instance();
+  Program program_;
+  const InRegion region_{CUDASCHED_BEST_EFFORT};
+};
+
+using LaunchHostFunctionV2 = CUresult(CUstream, CUhostFn, void*, unsigned);
+constexpr CUhostFn kNothing = [](void*) {};
+
+TEST_F(FallThrough, AHostFunctionOfCuda131IsBehindTheQueueByName) {
+  auto* const launch = look_up<LaunchHostFunctionV2>("cuLaunchHostFunc", 13010);
+  expect_behind_the_queue([&] { return launch(program_.stream(), kNothing, nullptr, 1); });
+}
+
+TEST_F(FallThrough, AHostFunctionOfCuda131IsBehindTheQueueBySymbol) {
+  auto* const launch = driver_.function<LaunchHostFunctionV2>("cuLaunchHostFunc_v2");
+  expect_behind_the_queue([&] { return launch(program_.stream(), kNothing, nullptr, 1); });
+}
+
+TEST_F(FallThrough, AVersionThatNoTableKnowsIsBehindTheQueue) {
+  auto* const fill =
+      look_up<CUresult(CUdeviceptr, unsigned, std::size_t, unsigned, CUstream)>("cuMemsetD32Async", kFuture);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(driver_.function<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
+  expect_behind_the_queue([&] { return fill(memory, 7, 4, 0, program_.stream()); });
+}
+
+// The driver gives a pointer by name and exports no such symbol, so that there is nothing that our own could call.
+TEST_F(FallThrough, AFunctionThatTheDriverDoesNotExportIsBehindTheQueue) {
+  auto* const fill = look_up<decltype(cuMemsetD16Async)>("cuMemsetD16Async", 12000);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(driver_.function<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
+  expect_behind_the_queue([&] { return fill(memory, 7, 8, program_.stream()); });
+}
+
+TEST_F(FallThrough, AKnownVersionOfALaterCudaIsTheFunctionItself) {
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", kFuture), driver_.function<void>("cuLaunchKernel"));
+  EXPECT_EQ(look_up<void>("cuMemsetD32Async", 13000), driver_.function<void>("cuMemsetD32Async"));
+  EXPECT_NE(look_up<void>("cuMemsetD32Async", kFuture), driver_.function<void>("cuMemsetD32Async"));
+}
+
+TEST_F(FallThrough, ANullEntryPointStaysNull) {
+  EXPECT_EQ(look_up<void>("cuNoSuchFunction", 13000), nullptr);
+  EXPECT_EQ(look_up<void>("cuLaunchKernelEx", 11000), nullptr);
+  EXPECT_EQ(hook::replacement("cuLaunchKernel", nullptr, 13000, 0), nullptr);
+}
+
+TEST_F(FallThrough, TwinsComeFromCuda7On) {
+  const cuuint64_t flag = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", 7000, flag), driver_.function<void>("cuLaunchKernel_ptsz"));
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", 6050, flag), driver_.function<void>("cuLaunchKernel"));
+  EXPECT_EQ(look_up<void>("cuCtxSynchronize", 12000, flag), driver_.function<void>("cuCtxSynchronize"));
+}
+
+// ---- captures that nobody counts
+
+TEST_F(FallThrough, ARecaptureKeepsItsNodes) {
+  CUgraph graph = nullptr;
+  ASSERT_EQ(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&graph, 0), CUDA_SUCCESS);
+  auto* const begin =
+      look_up<CUresult(CUstream, CUstreamCaptureMode, CUgraph, void*, void*)>("cuStreamBeginRecaptureToGraph", 13030);
+  expect_captured(
+      [&](CUstream stream) { return begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, graph, nullptr, nullptr); });
+}
+
+TEST_F(FallThrough, ACaptureForGraphicsKeepsItsNodes) {
+  auto* const begin = driver_.function<CUresult(CUstream, void*)>("cuStreamBeginCaptureToCig");
+  expect_captured([&](CUstream stream) { return begin(stream, stream); });
+}
+
+TEST_F(FallThrough, ACaptureByAFunctionThatNoTableNamesKeepsItsNodes) {
+  auto* const begin = look_up<CUresult(CUstream)>("cuFutureBeginCapture", kFuture);
+  expect_captured(begin);
+}
+
+// Not by any entry point of ours, as through a table that cuGetExportTable gives.
+TEST_F(FallThrough, ACaptureThatWeNeverSawKeepsItsNodes) {
+  expect_captured([&](CUstream stream) {
+    return driver::table().stream_begin_capture.legacy(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+  });
+}
+
+TEST_F(FallThrough, TheFirstVersionOfBeginCaptureIsCounted) {
+  auto* const begin = look_up<CUresult(CUstream)>("cuStreamBeginCapture", 10000);
+  expect_captured([&](CUstream stream) {
+    const CUresult status = begin(stream);
+    EXPECT_EQ(runtime::hot().captures.load(), 1);
+    return status;
+  });
+  EXPECT_EQ(runtime::hot().captures.load(), 0);
+  EXPECT_FALSE(runtime::hot().uncounted_captures.load());
+}
+
+// ---- launches that are never deferred
+
+class OldLaunches : public FallThrough {
+ protected:
+  OldLaunches() {
+    const auto set_size = driver_.function<CUresult(CUfunction, unsigned)>("cuParamSetSize");
+    const auto set = driver_.function<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
+    Program::check(set_size(program_.function(), 24));
+    std::uint64_t* values = program_.log() + 1;
+    std::uint64_t* count = program_.log();
+    std::uint64_t value = 9;
+    Program::check(set(program_.function(), 0, &values, 8));
+    Program::check(set(program_.function(), 8, &count, 8));
+    Program::check(set(program_.function(), 16, &value, 8));
+  }
+
+  template <typename Call>
+  void expect_gated_and_counted(Call&& call) {
+    const std::uint64_t launches = state().launches;
+    const std::uint64_t gated = state().gated_launches;
+    expect_behind_the_queue(call);
+    Program::check(program_.synchronize(CU_STREAM_LEGACY));
+    EXPECT_EQ(program_.value(3), 9U);
+    EXPECT_EQ(state().launches - launches, 2U);
+    // With nothing in the ring it still waits.
+    OtherClient other(/*active=*/true);
+    std::atomic<bool> done{false};
+    std::thread thread([&] {
+      program_.use_on_this_thread();
+      const InRegion region(CUDASCHED_BEST_EFFORT);
+      EXPECT_EQ(call(), CUDA_SUCCESS);
+      done = true;
+    });
+    EXPECT_TRUE(eventually([&] { return state().gated_launches > gated + 1; }));
+    EXPECT_FALSE(done);
+    other.kill();
+    thread.join();
+  }
+};
+
+TEST_F(OldLaunches, LaunchWaitsAtTheGate) {
+  auto* const launch = driver_.function<CUresult(CUfunction)>("cuLaunch");
+  expect_gated_and_counted([&] { return launch(program_.function()); });
+}
+
+TEST_F(OldLaunches, LaunchGridWaitsAtTheGate) {
+  auto* const launch = look_up<CUresult(CUfunction, int, int)>("cuLaunchGrid", 12000);
+  expect_gated_and_counted([&] { return launch(program_.function(), 2, 3); });
+}
+
+TEST_F(OldLaunches, LaunchGridAsyncWaitsAtTheGate) {
+  auto* const launch = driver_.function<CUresult(CUfunction, int, int, CUstream)>("cuLaunchGridAsync");
+  expect_gated_and_counted([&] { return launch(program_.function(), 2, 3, program_.stream()); });
+}
+
+TEST_F(OldLaunches, ALaunchOnSeveralDevicesWaitsAtTheGate) {
+  auto* const launch =
+      driver_.function<CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned)>("cuLaunchCooperativeKernelMultiDevice");
+  std::uint64_t* values = program_.log() + 1;
+  std::uint64_t* count = program_.log();
+  std::uint64_t value = 9;
+  void* parameters[] = {&values, &count, &value};
+  CUDA_LAUNCH_PARAMS part{};
+  part.function = program_.function();
+  part.gridDimX = part.gridDimY = part.gridDimZ = 1;
+  part.blockDimX = part.blockDimY = part.blockDimZ = 1;
+  part.hStream = program_.stream();
+  part.kernelParams = parameters;
+  expect_gated_and_counted([&] { return launch(&part, 1, 0); });
+}
+
+// ---- guards
+
+using FallThroughDeathTest = FallThrough;
+
+// More functions than guards: once drained, and nothing is deferred from then on.
+TEST_F(FallThroughDeathTest, WhereGuardsRunOutNothingIsDeferredAnyMore) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run_out = [&] {
+    OtherClient other(/*active=*/true);
+    Program::check(program_.launch(3));
+    if (!something_is_queued()) std::_Exit(2);
+    static char targets[2000];
+    for (char& target : targets) hook::Offload::guarded(nullptr, false, &target);
+    if (something_is_queued()) std::_Exit(3);
+    other.kill();
+    Program::check(program_.launch(4));
+    if (something_is_queued()) std::_Exit(4);
+    Program::check(program_.synchronize());
+    std::_Exit(program_.ran() == 4 && program_.value(3) == 4 ? 0 : 5);
+  };
+  EXPECT_EXIT(run_out(), ::testing::ExitedWithCode(0),
+              "^cudasched: warning: nothing is deferred any more: [^\n]*1,024[^\n]*\n$");
+}
+
+}  // namespace
+}  // namespace cudasched::test
