@@ -50,6 +50,7 @@ def test_one_command_from_a_recording_to_a_model_in_use(
 
     # And the engine of the next program loads it.
     monkeypatch.setenv("CUDASCHED_LOG", "info")
+    monkeypatch.delenv("CUDASCHED_MODEL", raising=False)  # as this process's own import of cudasched leaves it
     stage = Stage(command, tmp_path)
     serve = stage.importing(**PATIENT, **HOLDING)  # a latency client: launches beside it are predicted
     serve.call("gpu = Gpu()")
