@@ -196,28 +196,6 @@ PredictorRow = Annotated[
 ]
 
 
-class FigureRow(Strict):
-    """A figure that the project promises, beside what was measured.
-
-    Attributes:
-        goal: What counts as met: at most, where less is better, or at least.
-        low: End of the 95% interval; None where there is none.
-        high: Its other end.
-        n: What it was measured on: launches, kernels or rounds.
-        limited_by: What keeps it from its goal; empty where it is met.
-    """
-
-    kind: Literal["figures"] = "figures"
-    figure: str
-    value: float
-    goal: float
-    better: Literal["less", "more"]
-    low: float | None
-    high: float | None
-    n: Annotated[int, Field(gt=0)]
-    limited_by: str
-
-
 class SoakRow(Strict):
     """What programs did in a soak on the simulated device (tests/soak), what was done to them, and what went wrong.
 
