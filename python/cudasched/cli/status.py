@@ -108,11 +108,10 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """A line that the terminal breaks, and nobody else: paths stay whole where they are piped."""
-    return Text(printable(text), style=style, no_wrap=True, overflow="ignore")
+    return Text(printable(text), style=style)
 
 
-def _picture(devices: Sequence[Device], width: int) -> RenderableType:
+def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_line(f"{device.path}: {device.error}", "red") for device in devices if device.error]
     seen: set[str] = set()
     for device in devices:
@@ -124,7 +123,7 @@ def _picture(devices: Sequence[Device], width: int) -> RenderableType:
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
     parts += [_line(meaning, "dim") for name, meaning in _CLASSES.items() if name in seen]
-    return Group(*parts)
+    return parts
 
 
 def _as_json(devices: Sequence[Device]) -> str:
@@ -168,14 +167,15 @@ def show_status(*, as_json: bool, watch: bool) -> int:
                 devices = status()
                 print(_as_json(devices), flush=True)
         elif watch:
-            with Live(_picture(devices, console.width), console=console, auto_refresh=False) as live:
+            with Live(Group(*_parts(devices, console.width)), console=console, auto_refresh=False) as live:
                 while True:
                     time.sleep(_WATCH_S)
                     devices = status()
                     console.width = terminal_columns()
-                    live.update(_picture(devices, console.width), refresh=True)
+                    live.update(Group(*_parts(devices, console.width)), refresh=True)
         else:
-            console.print(_picture(devices, console.width))
+            for part in _parts(devices, console.width):
+                console.print(part, soft_wrap=isinstance(part, Text))  # paths stay whole where they are piped
     except KeyboardInterrupt:
         pass
     return 1 if any(device.error for device in devices) else 0

@@ -1,0 +1,68 @@
+"""Temporary directories go with their process, or with the next one of the same purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cudasched._scratch import Scratch
+from support import PATIENCE_S
+
+HOLD = "import sys; from cudasched._scratch import Scratch; s = Scratch('test'); print(s.path, flush=True); input()"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_there_for_the_block_alone(temporary: Path) -> None:
+    with Scratch("test") as directory:
+        assert directory.is_dir() and directory.stat().st_mode & 0o777 == 0o700
+        (directory / "file").write_text("x")
+    assert not list(temporary.glob("*cudasched*"))
+
+
+def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(temporary: Path) -> None:
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        paths = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout]
+        holders[0].send_signal(signal.SIGKILL)
+        holders[0].wait(PATIENCE_S)
+        assert all(path.is_dir() for path in paths)
+        with Scratch("test"):
+            assert [path.is_dir() for path in paths] == [False, True]
+        with Scratch("other"):
+            assert paths[1].is_dir()
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_nothing(command: str, tmp_path: Path, number: signal.Signals) -> None:
+    def left() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if name.startswith(("cudasched.demo", ".cudasched.demo"))}
+
+    before = left()
+    arguments = [command, "demo", "--simulate", "--seconds", "60", "--output", str(tmp_path / "x.png")]
+    demo = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    began = time.monotonic()
+    while len(left() - before) < 2 and time.monotonic() < began + PATIENCE_S:
+        time.sleep(0.05)
+    made = left() - before
+    assert len(made) >= 2
+    demo.send_signal(number)
+    demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 128 + number and not left() & made
