@@ -12,7 +12,9 @@ namespace {
 
 void set(const char* type, const char* message) {
   const py::object error = py::module_::import("cudasched.errors").attr(type);
-  PyErr_SetString(error.ptr(), message);
+  // A message may quote a damaged file or a path, which are not always UTF-8.
+  const py::object text = py::bytes(message).attr("decode")("utf-8", "backslashreplace");
+  PyErr_SetObject(error.ptr(), text.ptr());
 }
 
 void translate(std::exception_ptr thrown) {

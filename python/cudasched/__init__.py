@@ -139,7 +139,12 @@ def _activate() -> None:
         install()
     except (HookError, OSError) as error:
         note_not_installed(str(error))
-        warnings.warn(f"{error}; cudasched has no effect in this process", HookWarning, stacklevel=3)
+        text = f"{error}; cudasched has no effect in this process"
+        if "ipykernel" in sys.modules and str(error).startswith("CUDA is loaded already"):
+            text = "CUDA is loaded already, so cudasched has no effect in this notebook.\n" + (
+                "Restart the kernel and import cudasched first, before torch."
+            )
+        warnings.warn(text, HookWarning, stacklevel=3)
 
 
 _activate()

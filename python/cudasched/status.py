@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudasched import hook
-from cudasched.errors import ArbiterError, Error, HookError
+from cudasched.errors import Error, HookError
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -219,10 +219,9 @@ def status() -> list[Device]:
 
     Returns:
         The GPUs that cudasched's clients have used, by UUID; empty if there are none. A table that cannot be read has
-        ``error`` set.
+        ``error`` set, and so has one entry for a directory that cannot be read.
 
     Raises:
-        ArbiterError: The directory of the tables cannot be read.
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
     core = hook.load_core()
@@ -233,10 +232,8 @@ def status() -> list[Device]:
     except FileNotFoundError:
         names = []
     except OSError as error:
-        raise ArbiterError(
-            f"{directory} cannot be read: {error.strerror}; the tables of this user's GPUs are in the directory that "
-            "CUDASCHED_RUN_DIR names"
-        ) from None
+        why = f"the directory of the client tables cannot be read: {error.strerror}"
+        return [Device(name="", uuid="", path=directory, clients=(), error=why)]
     for path in (directory / name for name in names):
         try:
             name, clients = core.read_table(str(path))

@@ -17,6 +17,10 @@ def test_damaged_files_are_read_or_refused(kind, count):
     assert damage.run(kind, count, seed=100_000) == (0, [])
 
 
+def test_a_model_whose_error_quotes_what_is_no_text():
+    assert damage.run("models", 1, seed=4595) == (0, [])
+
+
 def test_what_fails_and_what_crashes_is_counted(monkeypatch, tmp_path, capsys):
     def fail(path):
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")

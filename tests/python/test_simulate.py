@@ -13,7 +13,7 @@ import pytest
 from cudasched import ConfigError, Error, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Run
+from support import ROOT, Run
 
 MS = 1_000_000
 
@@ -411,3 +411,34 @@ def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path,
     done = cudasched("simulate", str(recorded), *options)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+DATA = ROOT / "training/data"
+
+
+def test_start_up_is_not_replayed_and_what_is_has_a_name() -> None:
+    trace = simulate.read_trace(DATA / "h200_programs.parquet")
+    assert trace.source == "process 1343 on GPU 0, 1 of 6, launches 38 to 39552 of 39552, the longest of 2 parts"
+    alone = simulate.compare([simulate.best_effort(trace)], [simulate.Arm()], seconds=2)[0]
+    assert alone.best_effort_per_s and alone.best_effort_per_s > 0.5
+
+
+def test_a_recording_without_times_of_submission_is_refused() -> None:
+    with pytest.raises(Error, match="does not say when its launches were submitted"):
+        simulate.read_trace(DATA / "h200.parquet")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rate-hz", "nan"], "rate_hz = nan: must be a number from 0.001 to 100000"),
+        (["--rate-hz", "1e12"], "rate_hz = 1000000000000.0: must be a number from"),
+        (["--seed", "99999999999999999999999"], "seed = 99999999999999999999999: must be a number from 0 to"),
+        (["--seconds", "1e300"], "seconds = 1e+300: must be a number from 0.001 to 3600"),
+        (["--request-ms", "inf"], "gpu_ms = inf: must be a number from"),
+        (["--rate-hz", "100000", "--seconds", "60"], "more than the 1000000 that are simulated"),
+    ],
+)
+def test_numbers_beyond_their_limits_are_refused(cudasched: Run, recorded: Path, options: list[str], said: str) -> None:
+    done = cudasched("simulate", str(recorded), *options)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

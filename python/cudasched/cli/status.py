@@ -151,7 +151,6 @@ def show_status(*, as_json: bool, watch: bool) -> int:
         0, or 1 if a table cannot be read.
 
     Raises:
-        ArbiterError: The directory of the tables cannot be read.
         ConfigError: A setting has no meaning.
         HookError: There is no driver; the message says what was searched.
     """
