@@ -403,13 +403,15 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   const std::unique_lock lock = lock_soon();
   if (!lock.owns_lock()) return;
-  // No launch may be looking, and how long kernels take shows in when they end.
-  if (markers_.ledger().launches() > 0 && markers_.made()) {
+  // While the gate is off, launches look seldom, and how long kernels take shows in when they end.
+  std::int64_t due = earliest_due_ns();
+  const bool looks = now - kOverdueNs > due || (!gated_ && markers_.ledger().launches() > 0);
+  if (looks && markers_.made()) {
     const driver::RelaxedCapture relaxed;
     const driver::CurrentContext current(markers_.context());
     if (current.ok()) retire(now);
+    due = earliest_due_ns();
   }
-  const std::int64_t due = earliest_due_ns();
   table_->slot(slot_.load(std::memory_order_relaxed))
       .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }
