@@ -115,7 +115,7 @@ class Launcher {
   enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: it died, and another thread runs what it left
 
   static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, at a time
-  static constexpr std::int64_t kSpinShare = 4;            // one part in so many of the time, at most,
+  static constexpr std::int64_t kSpinShare = 8;            // one part in so many of the time, at most,
   static constexpr std::int64_t kSpinSavedNs = 1'000'000;  // of which so much may be saved up
   static constexpr std::int64_t kNapNs = 40'000;
   static constexpr std::int64_t kNapsNs = 300'000;         // since the last operation; then it sleeps

@@ -15,8 +15,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/error.hpp"
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"

@@ -329,6 +329,7 @@ def test_both_classes_on_one_stream_are_warned_of_once(stage: Stage) -> None:
         program.call(f"{ENTER}; gpu.launch(3); gpu.synchronize(); {LEAVE}")
         program.call("leave.set(); trainer.join()")
     assert program.count("contested_streams") == 2
+    eventually(lambda: "on one stream" in program.stderr, "it is warned of")
     assert program.end() == 0
     assert program.stderr.count("on one stream") == 1
 

@@ -105,7 +105,7 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
     float milliseconds = 0;
     if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
-      predictor_.observe(note.prediction, std::max(measured_ns - kEventGapNs, kShortestNs), overlapped(note));
+      predictor_.observe_elapsed(note.prediction, measured_ns, overlapped(note));
     }
   }
   if (note.estimated != 0 && marked) {

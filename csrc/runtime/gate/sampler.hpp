@@ -96,9 +96,6 @@ class Sampler {
   }
 
  private:
-  static constexpr std::int64_t kEventGapNs = 1'300;  // what two timing events add to a kernel between them
-  static constexpr std::int64_t kShortestNs = 1'000;
-
   struct Timer {
     CUevent start = nullptr;
     CUevent end = nullptr;
