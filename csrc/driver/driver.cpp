@@ -107,6 +107,10 @@ void Driver::load(void* handle) {
   optional(handle, memory_allocate_async.per_thread, "cuMemAllocAsync_ptsz");
   optional(handle, memory_allocate_from_pool.legacy, "cuMemAllocFromPoolAsync");
   optional(handle, memory_allocate_from_pool.per_thread, "cuMemAllocFromPoolAsync_ptsz");
+  required(handle, copy_to_host.legacy, "cuMemcpyDtoH_v2");
+  required(handle, copy_to_host.per_thread, "cuMemcpyDtoH_v2_ptds");
+  required(handle, copy.legacy, "cuMemcpy");
+  required(handle, copy.per_thread, "cuMemcpy_ptds");
 
   optional(handle, graph_instantiate_v1, "cuGraphInstantiate");
   optional(handle, graph_instantiate_v2, "cuGraphInstantiate_v2");

@@ -101,6 +101,8 @@ struct Driver {
   decltype(cuLibraryGetGlobal)* library_get_global = nullptr;  // 12.0 and later
   Twins<decltype(cuMemAllocAsync)> memory_allocate_async;
   Twins<decltype(cuMemAllocFromPoolAsync)> memory_allocate_from_pool;
+  Twins<decltype(cuMemcpyDtoH)> copy_to_host;  // returns when the device is done
+  Twins<decltype(cuMemcpy)> copy;
 
   // Graphs, as their nodes are walked when one is instantiated.
   using InstantiateWithLog = CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, std::size_t);

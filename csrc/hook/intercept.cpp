@@ -228,29 +228,40 @@ CUresult launch_on_several_devices(CUDA_LAUNCH_PARAMS* parts, unsigned count, un
 
 // ---- calls by which a program learns that its work is done
 
-CUresult told_done(CUresult status) noexcept {
+CUresult completion_observed(CUresult status) noexcept {
   if (status == CUDA_SUCCESS) runtime::synchronised();
   return status;
 }
 
 template <bool kPerThread>
 CUresult stream_synchronize(CUstream stream) noexcept {
-  return told_done(table().stream_synchronize.get<kPerThread>()(stream));
+  return completion_observed(table().stream_synchronize.get<kPerThread>()(stream));
 }
 
 template <bool kPerThread>
 CUresult stream_query(CUstream stream) noexcept {
-  return told_done(table().stream_query.get<kPerThread>()(stream));
+  return completion_observed(table().stream_query.get<kPerThread>()(stream));
 }
 
-CUresult event_synchronize(CUevent event) noexcept { return told_done(table().event_synchronize(event)); }
-CUresult event_query(CUevent event) noexcept { return told_done(table().event_query(event)); }
-CUresult context_synchronize() noexcept { return told_done(table().context_synchronize()); }
+CUresult event_synchronize(CUevent event) noexcept { return completion_observed(table().event_synchronize(event)); }
+CUresult event_query(CUevent event) noexcept { return completion_observed(table().event_query(event)); }
+CUresult context_synchronize() noexcept { return completion_observed(table().context_synchronize()); }
 CUresult context_synchronize_v2(CUcontext context) noexcept {
-  return told_done(table().context_synchronize_v2(context));
+  return completion_observed(table().context_synchronize_v2(context));
 }
 
-// ---- calls after which a stream, a context or a capture is no more what it was
+template <bool kPerThread>
+CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) noexcept {
+  return completion_observed(table().copy_to_host.get<kPerThread>()(to, from, bytes));
+}
+
+// Where it copies within the device it returns early; then the streams that are asked still run.
+template <bool kPerThread>
+CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
+  return completion_observed(table().copy.get<kPerThread>()(to, from, bytes));
+}
+
+// ---- calls that invalidate a stream, a context or a capture
 
 template <typename Visit>
 void for_each_device(Visit&& visit) noexcept {
@@ -263,23 +274,23 @@ CUresult stream_destroy(CUstream stream) noexcept {
   return table().stream_destroy(stream);
 }
 
-void context_is_gone(CUcontext context) noexcept {
+void context_invalidated(CUcontext context) noexcept {
   runtime::forget_streams_of(context);
   runtime::hot().context_epoch.fetch_add(1);
   driver::functions().forget_handles();
 }
 
-void primary_context_goes(CUdevice handle) noexcept {
+void primary_context_ends(CUdevice handle) noexcept {
   for_each_device([&](runtime::Device& device) {
     if (device.ordinal() != handle) return;
     device.latency.forget_all_streams();
     device.gate.forget_context(nullptr);
   });
   telemetry::forget_context(nullptr);
-  context_is_gone(nullptr);
+  context_invalidated(nullptr);
 }
 
-void context_goes(CUcontext context) noexcept {
+void context_ends(CUcontext context) noexcept {
   for_each_device([&](runtime::Device& device) {
     device.latency.forget_all_streams();
     if (context == nullptr) return;
@@ -288,17 +299,18 @@ void context_goes(CUcontext context) noexcept {
   });
   if (context != nullptr) telemetry::forget_context(context);
   driver::registry().context_ends(context);
-  context_is_gone(context);
+  if (context != nullptr) runtime::engine().unbind_streams_of(context);
+  context_invalidated(context);
 }
 
 CUresult context_destroy(CUcontext context) noexcept {
-  context_goes(context);
+  context_ends(context);
   return table().context_destroy(context);
 }
 
 // Deprecated, and what PyCUDA ends its contexts by.
 CUresult context_detach(CUcontext context) noexcept {
-  context_goes(context);
+  context_ends(context);
   return table().context_detach(context);
 }
 
@@ -310,27 +322,28 @@ CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, C
   return status;
 }
 
-void primary_context_went(CUdevice handle) noexcept {
+void primary_context_ended(CUdevice handle) noexcept {
+  runtime::engine().unbind_streams_of_device(handle);
   for_each_device([&](runtime::Device& device) {
     if (device.ordinal() == handle) device.latency.forget_context(nullptr);
   });
 }
 
 CUresult primary_context_reset(CUdevice device) noexcept {
-  primary_context_goes(device);
-  primary_context_went(device);
+  primary_context_ends(device);
+  primary_context_ended(device);
   driver::registry().primary_context_ends(device);
   return table().primary_context_reset(device);
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
-  primary_context_goes(device);
+  primary_context_ends(device);
   const driver::Registry::Ended ended = driver::registry().primary_context_ends(device);
   const CUresult status = table().primary_context_release(device);
   unsigned flags = 0;
   int lives_on = 0;  // others have it too
   if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
-    primary_context_went(device);
+    primary_context_ended(device);
   } else {
     driver::registry().restore(ended);
   }
@@ -439,6 +452,8 @@ std::span<const TakenOver> launch_functions() noexcept {
       TakenOver{"cuEventSynchronize", address(&event_synchronize)},
       TakenOver{"cuEventQuery", address(&event_query)},
       TakenOver{"cuCtxSynchronize", address(&context_synchronize)},
+      TakenOver{"cuMemcpyDtoH_v2", address(&copy_to_host<false>), address(&copy_to_host<true>)},
+      TakenOver{"cuMemcpy", address(&copy<false>), address(&copy<true>)},
       TakenOver{"cuCtxSynchronize_v2", address(&context_synchronize_v2)},
       TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
       TakenOver{"cuCtxDetach", address(&context_detach)},

@@ -310,12 +310,39 @@ void Engine::bind_stream(std::uint64_t stream, Class value) {
     throw Error("more than " + std::to_string(StreamClasses::kCapacity) + " streams have a class; unbind some first");
   }
   hot().marks.bound(true);
+  std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
+  Bound bound{stream};
+  if (attached() && driver::table().context_get_current(&bound.context) == CUDA_SUCCESS && bound.context != nullptr) {
+    driver::table().context_get_device(&bound.device);
+  }
+  bound_.push_back(bound);
 }
 
 void Engine::unbind_stream(std::uint64_t stream) noexcept {
   const std::scoped_lock lock(mutex_);
   hot().streams.unbind(stream);
+  std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
   hot().marks.bound(!hot().streams.empty());
+}
+
+template <typename Ends>
+void Engine::unbind_where(Ends&& ends) noexcept {
+  if (hot().streams.empty()) return;
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(bound_, [&](const Bound& known) {
+    if (!ends(known)) return false;
+    hot().streams.unbind(known.stream);
+    return true;
+  });
+  hot().marks.bound(!hot().streams.empty());
+}
+
+void Engine::unbind_streams_of(CUcontext context) noexcept {
+  unbind_where([&](const Bound& known) { return known.context == context; });
+}
+
+void Engine::unbind_streams_of_device(CUdevice device) noexcept {
+  unbind_where([&](const Bound& known) { return known.device == device; });
 }
 
 void Engine::start_coverage(const std::string& cupti_path) {

@@ -86,6 +86,10 @@ class Engine {
   void use_policy(schedule::UserPolicy policy);
   void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
+  // Streams that were bound with this context current, or with one of this device, which ends: their handles may come
+  // back for other streams.
+  void unbind_streams_of(CUcontext context) noexcept;
+  void unbind_streams_of_device(CUdevice device) noexcept;
   void start_coverage(const std::string& cupti_path);  // throws Error
   StateReport report();
 
@@ -149,6 +153,14 @@ class Engine {
   bool handlers_registered_ = false;
   std::string off_reason_;
   std::string coverage_error_;
+  struct Bound {
+    std::uint64_t stream = 0;
+    CUcontext context = nullptr;  // null: none was current
+    CUdevice device = -1;
+  };
+  template <typename Ends>
+  void unbind_where(Ends&& ends) noexcept;
+  std::vector<Bound> bound_;          // streams with a class
   std::optional<std::uint64_t> job_;  // of this process; decided by its first best-effort client
   std::array<std::atomic<Device*>, kMaxDevices> devices_{};
   Regions regions_;

@@ -382,6 +382,41 @@ TEST_F(ClassOfAStream, IsNotItsHandlesNextOwners) {
   });
 }
 
+TEST_F(ClassOfAStream, DoesNotOutliveTheContextThatItWasBoundIn) {
+  auto& d = HookedDriver::instance();
+  CUcontext context = nullptr;
+  Program::check(d.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
+  CUstream const stream = Program::new_stream();
+  const auto number = reinterpret_cast<std::uint64_t>(stream);
+  ASSERT_EQ(cudasched_bind_stream(number, CUDASCHED_BEST_EFFORT), CUDASCHED_OK);
+  program_.use_on_this_thread();
+  CUstream const elsewhere = program_.stream();
+  const auto other = reinterpret_cast<std::uint64_t>(elsewhere);
+  ASSERT_EQ(cudasched_bind_stream(other, CUDASCHED_BEST_EFFORT), CUDASCHED_OK);
+  Class found = Class::kNormal;
+  EXPECT_TRUE(runtime::hot().streams.find(number, found));
+  Program::check(d.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
+  EXPECT_FALSE(runtime::hot().streams.find(number, found));
+  EXPECT_TRUE(runtime::hot().streams.find(other, found)) << "of another context";
+  cudasched_unbind_stream(other);
+}
+
+// A program that only copies, as NumPy-like libraries do, ends its requests by its copies.
+TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
+  auto& d = HookedDriver::instance();
+  CUdeviceptr memory = 0;
+  std::uint64_t word = 0;
+  Program::check(d.function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, 8));
+  ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
+  Program::check(program_.launch(1, nullptr));
+  const bool began = d.table().active() != 0;
+  Program::check(d.function<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(&word, memory, 8));
+  const bool ended = d.table().active() == 0;
+  cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0);
+  EXPECT_TRUE(began);
+  EXPECT_TRUE(ended);
+}
+
 TEST_F(ClassOfAStream, CountsWhatGoesAsNormalBesideBestEffort) {
   CUstream const stream = program_.stream();
   const InRegion region(CUDASCHED_BEST_EFFORT);
