@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wheel:
         rows.append(figure("wheel_MB", [options.wheel.stat().st_size / 1e6], 1))
     rows.append(import_ms())
-    rows.append(FigureRow.model_validate(tables.measure(options.count)))
+    rows.append(FigureRow.model_validate(tables.measure(count=options.count)))
     for kind in damage.READERS:
         failed, said = damage.run(kind, options.count)
         print(*said, sep="\n")
