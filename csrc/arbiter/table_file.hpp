@@ -56,7 +56,7 @@ std::optional<Identity> identity_of(int number) noexcept;
 std::optional<Identity> identity_of(int directory, const std::string& name) noexcept;
 
 // A descriptor that the host program may close behind our back, and whose number may then be a file of the program's:
-// whoever asks for the number gets it only while it still is the file it was opened as.
+// a caller gets the number only while it is still the file that was opened.
 class Descriptor {
  public:
   explicit Descriptor(int number) noexcept : number_(number) {

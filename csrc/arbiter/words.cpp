@@ -52,8 +52,8 @@ void wake(Layout& layout) noexcept {
   futex(layout.wake_sequence, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// The gate may have opened. Clients of other GPUs say only that there are some; whoever wakes them takes that back, so
-// that one that was killed in its sleep costs one wake-up.
+// The gate may have opened. Clients of other GPUs say only that there are some; the client that wakes them takes that
+// back, so that one that was killed in its sleep costs one wake-up.
 void wake_waiters(Layout& layout) noexcept {
   const bool distant = layout.distant_waiters.load() != 0 && layout.distant_waiters.exchange(0) != 0;
   if (distant || layout.waiting.load() != 0) wake(layout);

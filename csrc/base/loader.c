@@ -7,7 +7,7 @@
 
 typedef void* find_function(void* handle, const char* name);
 
-/* By handle, not by name: whoever stands in front of dlsym comes first in every search by name. */
+/* By handle, not by name: a library that stands in front of dlsym is found first in every search by name. */
 static find_function* c_library_dlsym(void) {
   static const struct {
     const char* library;

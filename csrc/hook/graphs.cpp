@@ -57,7 +57,7 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
   if (!nodes.complete() || nodes.chosen()) return false;
   telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
   if (nodes.set(*priority) && instantiate(flags | kUseNodePriority) == CUDA_SUCCESS) {
-    // Whoever updates it must find the priority, or the driver refuses the update.
+    // An update must find the priority, or the driver refuses it.
     if (runtime::engine().note_priority(*exec, {*priority, (flags & kUseNodePriority) == 0})) {
       count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
       return true;

@@ -3,7 +3,7 @@
 // The trees may be off by the same factor for all kernels of a library that they were not trained on. But kernels of
 // one library are often wrong in both directions, and then a mean over them makes the next kernel's first launch worse.
 // So a library's mean is shrunk by its own evidence (James and Stein, 1961): by 1 - variance / (n mean^2), not below 0,
-// where n counts kernels, each with its first launch alone. Nothing is said of a library that has had fewer than
+// where n counts kernels, each with its first launch alone. Nothing is said of a library with fewer than
 // kLeast kernels.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.

@@ -137,7 +137,7 @@ class Launcher {
   Admission& admission_;
   Opening opening_{&ring_};
 
-  pthread_mutex_t alive_;  // held by the thread for life; afterwards by whoever runs what it left
+  pthread_mutex_t alive_;  // held by the thread for life; afterwards by the thread that runs what it left
   pthread_t thread_{};
   bool started_ = false;
   std::atomic<State> state_{State::kOff};

@@ -28,7 +28,7 @@
 namespace cudasched::runtime {
 namespace {
 
-// For the exit handler: whoever holds the lock may be what the exit interrupted.
+// For the exit handler: the thread that holds the lock may be the one that the exit interrupted.
 bool lock_briefly(std::mutex& mutex) noexcept {
   for (int tries = 0; tries < 200; ++tries) {
     if (mutex.try_lock()) return true;

@@ -1,5 +1,5 @@
-// How the ticker thread sleeps between two ticks. A process that has had nothing to do for a while lets it sleep for a
-// second at a time; whoever begins something that needs heartbeats wakes it.
+// How the ticker thread sleeps between two ticks. A process that has been idle for a while lets it sleep for a
+// second at a time; a thread that begins something that needs heartbeats wakes it.
 #pragma once
 
 #include <time.h>

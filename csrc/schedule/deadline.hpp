@@ -27,7 +27,7 @@ struct EntryView {
   Entrant self;
   std::span<const Entrant> others;        // without those whose heartbeat is not fresh (is_fresh)
   std::int64_t waited_ns = 0;             // since self asked first
-  std::int64_t max_wait_ns = kMaxWaitNs;  // then it enters whoever else is there
+  std::int64_t max_wait_ns = kMaxWaitNs;  // then it enters, whichever clients are there
 };
 
 // kSubmit: enter. kWaitForLatency: a more urgent client is there; look again when a region ends or one leaves, at the

@@ -31,9 +31,9 @@ struct JoinView {
   const std::int64_t* virtual_ns = nullptr;  // of 64 slots; those of `others` and self are read
 };
 
-// The virtual time of a client that starts, or comes back after having been idle: time in which it wanted nothing is
-// not owed to it, so it begins at the least of those at work. Where nobody is, all begin anew, and it begins at the
-// most of all: whoever comes next may not find itself far ahead of it for what it had while it was alone.
+// The virtual time of a client that joins, or rejoins after it was idle. Idle time is not owed to it, so it starts at
+// the least virtual time of the clients at work. Where none is at work, a joining client starts at the largest virtual
+// time: a client that joins next may not find itself far ahead of it for the time received while alone.
 std::int64_t joined_ns(const JoinView& view) noexcept;
 
 struct FairView {

@@ -1,6 +1,6 @@
 // How long best-effort work may still hold up the latency requests that are active, without one missing its deadline.
 //
-// What a request still needs is the P90 of its region's past times, less what it has had. What best-effort
+// What a request still needs is the P90 of its region's past times, less the time it has received. What best-effort
 // work admitted into it costs does not count as had: a request brings a slack with it (deadline - entry - P90), and
 // every best-effort launch admitted meanwhile takes its cost out of it.
 //
@@ -44,9 +44,9 @@ class RegionHistory {
   std::int64_t p90_ns_ = Snapshot::kUnknownNs;
 };
 
-// What a request that needs `expected_ns` in all still needs when it has had `passed_ns`: the time since its entry,
-// less admission_cost_ns of what was admitted since. A negative one is a debt: what was admitted has not run yet.
-// Beyond what was expected nothing is known: Snapshot::kUnknownNs.
+// What a request that needs `expected_ns` in all still needs when it has received `passed_ns`: the time since its
+// entry, less admission_cost_ns of what was admitted since. A negative one is a debt: what was admitted has not run
+// yet. Beyond what was expected nothing is known: Snapshot::kUnknownNs.
 std::int64_t remaining_ns(std::int64_t expected_ns, std::int64_t passed_ns) noexcept;
 
 // An active latency request, as the gate sees it.

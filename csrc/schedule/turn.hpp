@@ -41,11 +41,11 @@ struct TurnDecision {
   std::uint64_t new_word = 0;
 };
 
-// Alone: always mine, the word untouched. Else the owner has the turn until it expires, or the owner goes or is idle
-// (fair.hpp). Then it is open, and the client with the least virtual time is next (of equals the first slot): of those
-// that wait, the one that asks, and the owner, if it is at work. It takes the turn when it asks; whoever else finds
-// it open offers it to that one, and takes it only where that one has not come within the grace. So one that does not
-// come (killed, stopped, slow) cannot keep the GPU idle for longer.
+// A client that is alone always has the turn, and the word stays as it is. Else the owner has the turn until it
+// expires, or until the owner leaves or is idle (fair.hpp). Then it is open, and the client with the least virtual time
+// is next (of equals the first slot): of those that wait, the one that asks, and the owner, if it is at work. It takes
+// the turn when it asks; another client that finds it open offers it to that one, and takes it only where that one has
+// not come within the grace. So one that does not come (killed, stopped, slow) cannot keep the GPU idle for longer.
 //
 // An owner that is next takes another turn, but only if it used the last one: one that holds the GPU and hardly feeds
 // it would not advance, and starve the others. Its grace begins when what it has in flight is done: it may sleep until

@@ -13,7 +13,7 @@ constexpr std::uint64_t kMaxBlocks = std::uint64_t{1} << 40;
 static_assert(std::is_trivially_copyable_v<Device> && std::is_standard_layout_v<Device>);
 static_assert(kContextCount * kOpsPerContext <= 1 << 16, "the lower 16 bits of a ticket are the operation's place");
 
-// Stores before it are in memory before stores after it, for whoever looks once this process has been killed.
+// Stores before it are in memory before stores after it, for a process that looks once this one has been killed.
 void order_stores() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 }  // namespace

@@ -8,9 +8,9 @@
 //     launch_and_synchronise();
 //   }
 //
-// There is one engine a process, whoever loads it first: every Scheduler is a handle to it, and what one sets, all
-// have. create() comes before the program's first CUDA call. Times are std::chrono durations. Everything may be called
-// from any thread. What is wrong is thrown, as an Error that says what to do; nothing here ends the process.
+// There is one engine a process, whichever library loads it first: every Scheduler is a handle to it, and what one
+// sets, all have. create() comes before the program's first CUDA call. Times are std::chrono durations. Everything may
+// be called from any thread. What is wrong is thrown, as an Error that says what to do; nothing here ends the process.
 #ifndef CUDASCHED_SCHEDULER_HPP_
 #define CUDASCHED_SCHEDULER_HPP_
 

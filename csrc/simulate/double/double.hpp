@@ -27,14 +27,15 @@
 // Anything else is CUDA_ERROR_INVALID_IMAGE.
 //
 // Time. The model's clock is the machine's monotonic clock divided by the scale. No thread belongs to the double:
-// whoever calls it locks the device and runs the model up to now. All times that a program sees (cuEventElapsedTime)
-// are real ones, as its own clock would show them: a block of 20 us takes 400 us at the default scale.
+// the thread that calls it locks the device and runs the model up to now. All times that a program sees
+// (cuEventElapsedTime) are real ones, as its own clock would show them: a block of 20 us takes 400 us at the default
+// scale.
 //
 // Effects. Device memory is the process's own host memory. What an operation does (copy, memset, kernel effect, host
 // function, deferred free) happens when the owner process next synchronises, queries, or waits for room: exactly once,
 // in the order in which the model completed the operations. An operation counts as complete only after its effect. So a
 // program that never asks sees no effect. Effects of a killed process never happen; its queued work vanishes from the
-// device within about a millisecond, by whoever uses the device next. A host function may not call the driver:
+// device within about a millisecond, by the thread that uses the device next. A host function may not call the driver:
 // CUDA_ERROR_NOT_PERMITTED.
 //
 // Semantics kept: one primary context a device, context stacks a thread, stream order, priorities 0 to -5, legacy

@@ -204,7 +204,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
     try:
         import pyarrow as pa
     except ImportError:
-        raise Error("advice needs pyarrow: pip install 'cudasched[collect]'") from None
+        raise Error("advice needs pyarrow: pip install 'cudasched[advise]'") from None
     if isinstance(data, str | os.PathLike):
         data = _read(Path(data))
     elif not isinstance(data, pa.Table):
