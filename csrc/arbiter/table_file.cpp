@@ -155,7 +155,11 @@ Layout* map_table(int directory, const std::string& name, Descriptor& file, cons
 }  // namespace
 
 [[noreturn]] void fail(const std::string& what, int error, const std::string& remedy) {
-  throw ArbiterError(what + ": " + std::generic_category().message(error) + "; " + remedy);
+  // Another directory is no remedy for these.
+  const std::string here = error == EMFILE   ? "raise this program's limit of open files (ulimit -n)"
+                           : error == ENFILE ? "the system's limit of open files is reached (fs.file-max)"
+                                             : remedy;
+  throw ArbiterError(what + ": " + std::generic_category().message(error) + "; " + here);
 }
 
 void pause_ns(long duration_ns) noexcept {

@@ -268,3 +268,21 @@ def test_set_class_before_the_first_call_goes_before_the_environment(simulated: 
     )
     done = python(code, env={**os.environ, "CUDASCHED_CLASS": "best-effort"})
     assert done.returncode == 0, done.stderr
+
+
+def test_in_a_notebook_two_lines_say_what_to_do(simulated: Path, python: Run) -> None:
+    done = python(
+        "import ctypes, sys, types, warnings\n"
+        f"ctypes.CDLL({str(simulated)!r}, ctypes.RTLD_GLOBAL)\n"
+        "sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    import cudasched\n"
+        "(only,) = seen\n"
+        "print(only.category.__name__, only.message, sep='\\n')\n"
+    )
+    assert done.stdout.splitlines() == [
+        "HookWarning",
+        "CUDA is loaded already, so cudasched has no effect in this notebook.",
+        "Restart the kernel and import cudasched first, before torch.",
+    ], done.stderr

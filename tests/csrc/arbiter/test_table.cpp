@@ -1,5 +1,7 @@
 // One process: opening, refusing, claiming, waking; and threads of one process.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -38,6 +40,20 @@ TEST_F(TableTest, ADraftOfAKilledCreatorIsInNobodysWay) {
   const auto table = open();
   EXPECT_EQ(table->claim(client(Class::kLatency)), 0);
   EXPECT_FALSE(std::filesystem::exists(path_ + ".new"));
+}
+
+TEST_F(TableTest, WhereDescriptorsRunOutTheLimitIsNamed) {
+  Process process([&](const Link& link) {
+    rlimit limit{};
+    require(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+    const int lowest = dup(0);  // the lowest number that is free
+    require(lowest >= 0 && ::close(lowest) == 0, "dup");
+    limit.rlim_cur = static_cast<rlim_t>(lowest);
+    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    const std::string said = arbiter_error([&] { open(); });
+    link.send(said.find("ulimit -n") != std::string::npos && said.find("CUDASCHED_RUN_DIR") == std::string::npos);
+  });
+  EXPECT_EQ(process.receive(), 1);
 }
 
 TEST_F(TableTest, DeviceNamesAreCutToTheField) {

@@ -1,10 +1,16 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <string>
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "hooked_driver.hpp"
+#include "runtime/ticker.hpp"
 #include "runtime/ticker_sleep.hpp"
 
 namespace cudasched::test {
@@ -36,7 +42,28 @@ TEST(TickerSleep, IsWokenHoweverTheTwoMeet) {
   ticker.join();
 }
 
-// Whoever has been silent for long is believed from the moment on when it begins something.
+TEST(Ticker, WhereNoThreadCanBeStartedTheLimitIsNamed) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // The limit does not hold for root.
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) _exit(2);
+    const rlimit none{0, 0};
+    if (setrlimit(RLIMIT_NPROC, &none) != 0) _exit(2);
+    try {
+      runtime::Ticker().start();
+    } catch (const Error& error) {
+      _exit(std::string(error.what()).find("ulimit -u") != std::string::npos ? 0 : 3);
+    }
+    _exit(4);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// A client that has been silent for long is believed from the moment when it begins something.
 class SignOfLife : public ::testing::Test {
  protected:
   SignOfLife() { request(); }
