@@ -1,0 +1,125 @@
+"""`cudasched doctor`: what it finds, and that every problem has its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from cudasched import doctor, hook
+from support import Run
+
+NAMES = ["installation", "hook", "driver", "GPU", "run directory", "settings", "MPS", "PyTorch", "CUPTI", "extras"]
+
+
+@pytest.fixture(autouse=True)
+def own_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def found(name: str) -> list[doctor.Check]:
+    return list(doctor._CHECKS[name]())
+
+
+def test_all_is_looked_at_and_every_problem_has_a_remedy(cudasched: Run, simulated: Path) -> None:
+    done = cudasched("doctor", "--json")
+    said = json.loads(done.stdout)
+    assert (said["kind"], said["schema_version"]) == ("doctor", 1)
+    checks = said["data"]
+    assert sorted({check["name"] for check in checks}) == sorted(NAMES)
+    assert all(set(check) == {"name", "outcome", "found", "remedy"} and check["found"] for check in checks)
+    assert {check["outcome"] for check in checks} <= {"ok", "note", "problem"}
+    problems = [check for check in checks if check["outcome"] == "problem"]
+    assert all(check["remedy"] for check in problems)
+    assert done.returncode == (1 if problems else 0)
+    by_name = {check["name"]: check for check in checks}
+    assert by_name["hook"]["outcome"] == "ok", by_name["hook"]
+    assert "the simulated one" in by_name["driver"]["found"]
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_the_table_fits_its_terminal(
+    cudasched: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    done = cudasched("doctor")
+    assert max(map(len, done.stdout.splitlines())) <= int(columns)
+    assert all(name in done.stdout for name in NAMES)
+    assert done.stdout.splitlines()[-1].split()[-1] in ("problem", "problems")
+
+
+def test_without_a_driver_it_says_where_it_looked(cudasched: Run, no_driver: Path) -> None:
+    done = cudasched("doctor", "--json")
+    assert done.returncode == 1
+    (driver,) = [check for check in json.loads(done.stdout)["data"] if check["name"] == "driver"]
+    assert driver["outcome"] == "problem" and str(no_driver) in driver["found"]
+
+
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [("libcuda.so.580.65.06", "580.65.06"), ("libcuda.so.535.104", "535.104"), ("libcuda.so.1", "")],
+)
+def test_a_drivers_release_is_read_off_its_file(tmp_path: Path, name: str, release: str) -> None:
+    (tmp_path / name).touch()
+    if name != "libcuda.so.1":
+        (tmp_path / "libcuda.so.1").symlink_to(name)
+    said = doctor.driver_version(str(tmp_path / "libcuda.so.1"))
+    assert said == release or (not release and Path("/proc/driver/nvidia/version").exists())
+
+
+def test_a_driver_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "libcuda.so.535.104.05"
+    old.touch()
+
+    class Core:
+        @staticmethod
+        def find_driver() -> str:
+            return str(old)
+
+    monkeypatch.setattr(hook, "load_core", lambda: Core)
+    (check,) = found("driver")
+    assert check.outcome == "problem" and "535.104.05" in check.found and "550" in check.remedy
+
+
+def test_a_run_directory_that_cannot_serve_is_a_problem(own_run_directory: Path) -> None:
+    (check,) = found("run directory")
+    assert check.outcome == "ok" and "made by the first program" in check.found
+    own_run_directory.write_text("")
+    (check,) = found("run directory")
+    assert check.outcome == "problem" and "is no directory" in check.found and "CUDASCHED_RUN_DIR" in check.remedy
+    own_run_directory.unlink()
+    own_run_directory.mkdir(mode=0o700)
+    (check,) = found("run directory")
+    assert check.outcome == "ok"
+    if os.geteuid() == 0:
+        os.chown(own_run_directory, 65534, 65534)
+        (check,) = found("run directory")
+        assert check.outcome == "problem" and "belongs to user 65534" in check.found
+
+
+def test_settings_that_are_refused_or_switch_it_off_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_LEAD_US", "soon")
+    assert any(check.outcome == "problem" and "LEAD_US" in check.found for check in found("settings"))
+    monkeypatch.delenv("CUDASCHED_LEAD_US")
+    monkeypatch.setenv("CUDASCHED_OFF", "yes")
+    assert any(check.outcome == "problem" and "CUDASCHED_OFF" in check.remedy for check in found("settings"))
+
+
+def test_what_is_not_installed_is_a_note_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version_of", lambda distribution: "")
+    (extras,) = found("extras")
+    assert extras.outcome == "note" and "pip install" in extras.remedy and "advise" in extras.remedy
+    (torch,) = found("PyTorch")
+    assert torch.outcome == "note" and sys.executable in torch.found
+
+
+def test_neither_the_import_nor_the_first_region_loads_pydantic(python: Run, simulated: Path) -> None:
+    done = python(
+        "import sys, cudasched\n"
+        "with cudasched.region('latency', slo_ms=5): pass\n"
+        "print([name for name in ('pydantic', 'typer', 'rich', 'numpy', 'pyarrow') if name in sys.modules])"
+    )
+    assert done.stdout == "[]\n", done.stderr
