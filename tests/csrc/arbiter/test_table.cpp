@@ -48,9 +48,16 @@ TEST_F(TableTest, WhereDescriptorsRunOutTheLimitIsNamed) {
     require(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
     const int lowest = dup(0);  // the lowest number that is free
     require(lowest >= 0 && ::close(lowest) == 0, "dup");
-    limit.rlim_cur = static_cast<rlim_t>(lowest);
-    require(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
-    const std::string said = arbiter_error([&] { open(); });
+    const rlimit none{static_cast<rlim_t>(lowest), limit.rlim_max};
+    require(setrlimit(RLIMIT_NOFILE, &none) == 0, "setrlimit");
+    const std::string said = arbiter_error([&] {
+      try {
+        open();
+      } catch (...) {
+        setrlimit(RLIMIT_NOFILE, &limit);  // a sanitizer needs descriptors to look at what was thrown
+        throw;
+      }
+    });
     link.send(said.find("ulimit -n") != std::string::npos && said.find("CUDASCHED_RUN_DIR") == std::string::npos);
   });
   EXPECT_EQ(process.receive(), 1);
