@@ -134,7 +134,7 @@ def main(seconds: float, output: Path, simulate: bool, as_json: bool = False) ->
         print(document("demo", report))
     if numbers:
         numbers.write(json.dumps(report, indent=2) + "\n")
-    plotted = plot(rows, picture, title)
+    plotted = plot(rows, picture, title, percentiles(min(row["latency_ms"]["n"] for row in rows)))
     console.print(f"plot: {output}" if plotted else HOW_TO_GET_MATPLOTLIB, markup=False)
     if numbers:
         console.print(f"numbers: {numbers.path}", markup=False)

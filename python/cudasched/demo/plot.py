@@ -12,13 +12,19 @@ COLORS = {"p50": "#9ecae1", "p95": "#4292c6", "p99": "#08306b", "best_effort": "
 HOW_TO_GET_MATPLOTLIB = "no plot: matplotlib is not installed (pip install 'cudasched[plot]')"
 
 
-def plot(rows: Sequence[Mapping[str, Any]], path: Path | Output, title: str) -> bool:
+PERCENTILES = ("p50", "p95", "p99")
+
+
+def plot(
+    rows: Sequence[Mapping[str, Any]], path: Path | Output, title: str, percentiles: Sequence[str] = PERCENTILES
+) -> bool:
     """Writes a PNG or SVG, by the suffix of `path`.
 
     Args:
         rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None).
         path: The image to write.
         title: What ran where.
+        percentiles: Those of `PERCENTILES` that the number of requests bears.
 
     Returns:
         False where matplotlib is not installed.
@@ -33,7 +39,8 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path | Output, title: str) -> 
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     places = range(len(rows))
     served = [(place, row["latency_ms"]) for place, row in zip(places, rows, strict=True) if row["latency_ms"]]
-    for offset, share in zip((-0.25, 0.0, 0.25), ("p50", "p95", "p99"), strict=True):
+    for place_in_group, share in enumerate(percentiles):
+        offset = 0.25 * (place_in_group - (len(percentiles) - 1) / 2)
         bars = left.barh(
             [place + offset for place, _ in served],
             [latency[share] for _, latency in served],
@@ -41,7 +48,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path | Output, title: str) -> 
             color=COLORS[share],
             label=share.upper(),
         )
-        if share == "p99":
+        if share == percentiles[-1]:
             left.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     left.set_yticks(list(places), [row["arm"].replace("_", " ") for row in rows])
     left.invert_yaxis()
