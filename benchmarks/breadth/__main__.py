@@ -623,17 +623,10 @@ def merge(arguments: Sequence[str]) -> int:
     parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
     try:
-        for path in options.cells:
-            if not path.exists():
-                raise ValueError(f"{path}: no such file")
-        merged = CellFile(options.cells[0])
-        for path in options.cells[1:]:
-            merged.merge(CellFile(path))
+        merged = CellFile.merged(options.cells, options.out)
     except ValueError as error:
         print(f"breadth: {error}", file=sys.stderr)
         return 1
-    merged.path = cells_path(options.out)
-    merged.save()
     finish(merged, options.out)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,19 @@ class CellFile:
         for outcome in other.outcomes.values():
             self.add(outcome)
         self.meta = other.meta or self.meta
+
+    @classmethod
+    def merged(cls, paths: Sequence[Path], out: Path) -> CellFile:
+        """Several runs' cells in one file beside `out`, saved; later files win. Raises ValueError."""
+        for path in paths:
+            if not path.exists():
+                raise ValueError(f"{path}: no such file")
+        first, *others = map(cls, paths)
+        for other in others:
+            first.merge(other)
+        first.path = cells_path(out)
+        first.save()
+        return first
 
 
 def cells_path(out: Path) -> Path:

@@ -26,12 +26,6 @@ int current_ordinal() noexcept {
   return driver::table().context_get_device(&device) == CUDA_SUCCESS ? device : 0;
 }
 
-bool captured(CUstream stream) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return driver::table().stream_is_capturing(stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 telemetry::Timing timing_of(const std::string& name) {
   if (name.empty() || name == "cupti") return telemetry::Timing::kCupti;
   if (name == "events") return telemetry::Timing::kEvents;
@@ -65,7 +59,7 @@ std::string variable(const char* name) {
 }  // namespace
 
 telemetry::Record begin_collected(CUstream stream, bool may_time) noexcept {
-  if (captured(stream)) return {};
+  if (is_capturing(stream)) return {};
   return telemetry::begin_record(stream, may_time);
 }
 

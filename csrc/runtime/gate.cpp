@@ -14,18 +14,12 @@
 #include "driver/driver.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency/latency_activity.hpp"
+#include "runtime/stream_use.hpp"
 
 namespace cudasched::runtime {
 namespace {
 
 std::uint64_t id_of(CUstream stream) noexcept { return reinterpret_cast<std::uintptr_t>(stream); }
-
-// Nothing of ours may enter a capture.
-bool is_capturing(CUstream stream) noexcept {
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  return driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS ||
-         capture != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 }  // namespace
 
@@ -193,7 +187,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
 
 Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
                              const Waiver* waiver) noexcept {
-  if (is_capturing(stream)) return {};
+  if (is_capturing(stream)) return {};  // nothing of ours may enter a capture
   CUcontext const context = driver::shareable_context();
   const driver::RelaxedCapture relaxed;
   count.gated.fetch_add(1, std::memory_order_relaxed);

@@ -39,7 +39,7 @@ class Scratch:
         parent = "/dev/shm" if in_memory and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         prefix = f"cudasched.{purpose}-"
         _sweep(Path(parent), prefix)
-        # Under another name until it is locked, so that nobody takes it for one that was left.
+        # Under another name until it is locked, so that no other process takes it for one that was left.
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
         self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):

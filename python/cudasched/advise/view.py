@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cudasched._text import printable
 from cudasched.advise.diff import Change
 from cudasched.advise.report import Finding, Function, Kernel, Report
 from cudasched.errors import Error
@@ -49,13 +50,8 @@ def _waves(kernel: Kernel) -> str:
     return f"{kernel.waves:.2f}" if kernel.waves < 100 else f"{kernel.waves:.0f}"
 
 
-def _printable(text: str) -> str:
-    """Names come from programs: what would move a terminal's cursor is shown as it is written in Python."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
 def _short(name: str) -> str:
-    name = _printable(name)
+    name = printable(name)
     return name if len(name) <= _MAX_NAME_CHARS else "..." + name[3 - _MAX_NAME_CHARS :]
 
 
@@ -88,9 +84,9 @@ def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
         at_stake = "" if finding.time_at_stake_ns is None else f", {_time(finding.time_at_stake_ns)}"
         yield Text.assemble(
             (f"{finding.level}: ", _STYLES[finding.level]),
-            _printable(finding.reason),
+            printable(finding.reason),
             "; ",
-            _printable(finding.recommendation),
+            printable(finding.recommendation),
             (f" ({_estimate(finding)} {gain}{at_stake})", "dim"),
         )
         for affected in finding.kernels[:_MOST_AFFECTED]:
@@ -115,9 +111,9 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
         columns: Width of the terminal; a narrow one gets fewer columns and the same advice.
         top: At most so many kernels; 0: all.
     """
-    title = f"{report.launches} launches, {_time(report.time_ns)} on {_printable(report.gpu) or 'an unnamed GPU'}"
+    title = f"{report.launches} launches, {_time(report.time_ns)} on {printable(report.gpu) or 'an unnamed GPU'}"
     parts: list[RenderableType] = [
-        Text(f"{_printable(report.command)}: {title}" if report.command else title, style="bold")
+        Text(f"{printable(report.command)}: {title}" if report.command else title, style="bold")
     ]
     parts += _advice(report.program)
     shown = report.functions[:top] if top else report.functions
@@ -151,7 +147,7 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
             parts.append(
                 Text(f"and {len(report.functions) - len(shown)} more kernels: --top 0 shows them all", style="dim")
             )
-    parts += [Text(f"note: {_printable(note)}", style="dim") for note in report.notes]
+    parts += [Text(f"note: {printable(note)}", style="dim") for note in report.notes]
     return Group(*parts)
 
 
@@ -222,7 +218,7 @@ def html(report: Report) -> str:
         "waves": _waves,
         "label": _label,
         "estimate": _estimate,
-        "printable": _printable,
+        "printable": printable,
     }
     environment.filters.update(filters)
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(report=report)

@@ -437,7 +437,7 @@ TEST_F(OffloadTest, AStreamOrderedFreeIsQueuedInItsStreamsOrder) {
   finish();
 }
 
-TEST_F(OffloadTest, EverythingQueuedIsSubmittedForWhoeverFindsNoMemory) {
+TEST_F(OffloadTest, EverythingQueuedIsSubmittedForACallThatFindsNoMemory) {
   EXPECT_FALSE(Offload::submit_everything());
   block();
   ASSERT_TRUE(queue().push_free(caller_, 0x4000, kStream));
