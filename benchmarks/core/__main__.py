@@ -492,10 +492,13 @@ def measure_ddp(lab: Lab) -> None:
         )
         if gap_s > HANG_S:
             raise HarnessError(f"ddp: training came to no reading of its loss for {gap_s:.0f} s")
+        states = [ask(rank, "state") for rank in ranks]
         kept = {"latency_ms": answers[0], "per_s": per_s * lab.backend.scale, "longest_gap_s": gap_s}
+        kept["states"] = states
         lab.store.keep(f"ddp/both/{run}", kept)
         lab.say(
-            f"ddp both {run}: {', '.join(map(_brief, answers[0]))}, {kept['per_s']:.1f}/s, longest gap {gap_s:.1f} s"
+            f"ddp both {run}: {', '.join(map(_brief, answers[0]))}, {kept['per_s']:.1f}/s, longest gap {gap_s:.1f} s, "
+            f"{sum(state.get('unmet_collectives', 0) for state in states)} unmet collectives"
         )
         lab.end(*ranks, *servers)
 

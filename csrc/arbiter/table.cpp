@@ -28,9 +28,9 @@ namespace cudasched::arbiter {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock inside an atomic would not reach another process");
-static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 320 && offsetof(Slot, name) == 208 &&
+static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
               offsetof(Slot, job) == 304);
-static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 20928);
+static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 25024);
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
               offsetof(Layout, slots) == 448);

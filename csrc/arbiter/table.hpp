@@ -35,7 +35,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 3;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr int kTurnSlotShift = 56;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
@@ -76,6 +76,7 @@ struct alignas(64) Slot {
   std::array<char, 64> name;                  // program name, NUL-terminated; written before occupied
   std::array<char, 32> version;               // cudasched version of the client
   std::atomic<std::uint64_t> job;             // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
+  std::atomic<std::uint64_t> collectives;     // how far it is in the job's collectives (schedule/rendezvous.hpp)
   std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
 };
 

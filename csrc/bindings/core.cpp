@@ -83,6 +83,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("unprioritised_graphs", &cudasched_state::unprioritised_graphs)
       .def_readonly("normal_beside_best_effort", &cudasched_state::normal_beside_best_effort)
       .def_readonly("contested_streams", &cudasched_state::contested_streams)
+      .def_readonly("unmet_collectives", &cudasched_state::unmet_collectives)
       .def_readonly("device_launches", &cudasched_state::device_launches)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
       .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });

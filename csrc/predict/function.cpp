@@ -290,6 +290,13 @@ std::uint8_t vector_width_of(std::string_view name) noexcept {
   return 0;
 }
 
+bool is_collective(std::string_view base) noexcept {
+  for (const std::string_view word : {"nccl", "nvshmem", "all_reduce", "allreduce", "cross_device_reduce"}) {
+    if (base.find(word) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 NameTraits traits_of(std::string_view mangled_name) {
@@ -299,6 +306,7 @@ NameTraits traits_of(std::string_view mangled_name) {
   NameTraits traits;
   traits.group = group_of(base);
   traits.library = library_of(base);
+  traits.is_collective = is_collective(base);
   traits.family = static_cast<std::uint8_t>(family_of(base, name));
   read_tile(name, traits);
   if (traits.tile[0] == 0) read_flash_tile(name, traits);

@@ -134,6 +134,7 @@ void cudasched_get_state(cudasched_state* state) {
     state->unprioritised_graphs = report.totals.unprioritised_graphs;
     state->normal_beside_best_effort = report.totals.normal_beside_best_effort;
     state->contested_streams = report.totals.contested_streams;
+    state->unmet_collectives = report.totals.unmet_collectives;
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);

@@ -160,6 +160,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
     if (latency_clients()) return admit_gated(launch, stream, may_time, count, waiver);
     lock.lock();
   }
+  if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
   if (entry.segment < 0) {
     count.untracked.fetch_add(1, std::memory_order_relaxed);
@@ -205,6 +206,9 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
   predict::Prediction prediction;
   bool with_events = false;
   bool was_held_for_lead = false;
+  const bool is_collective = Sampler::is_collective(question.query);
+  // A thread of the program's own may have to launch for the other members, too.
+  const bool meets = is_collective && waiver != nullptr && peers_ != nullptr && peers_->any();
   bool late = false;  // the GPU ran out of work because the program had none for it
   Held held;
   Waiter::Wait wait;
@@ -224,6 +228,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
         if (!std::exchange(gated_, true) && with_events) mark_tail(stream);
         question.query.busy = ledger.holds_others(id_of(stream));
         prediction = sampler_.predict(question.query);
+        if (is_collective) admission_.neighbours().collective_arrived(now);
         if (ledger.launches() == 0) {
           late = now - submitted_ns_ > (waiver != nullptr ? kPromptNs : kPromptProgramNs);
           admission_.neighbours().rejoined(now);
@@ -231,6 +236,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       }
       held.pass(now);
       decision = admission_.decide(ledger, id_of(stream), prediction, held, now);
+      if (meets) decision = meet(decision, now);
       const schedule::Snapshot& seen = admission_.seen();
       held.note(seen, decision, now);
       if (seen.latency_active) sampler_.overlap();
@@ -254,6 +260,9 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
           pass.admitted_ns = now;
           pass.held_ns = held.lead_ns;
           pass.dry_since_ns = ledger.launches() == 0 ? dry_since_ns_ : 0;
+        }
+        if (is_collective && admission_.neighbours().collective_submitted(now)) {
+          count.unmet_collectives.fetch_add(1, std::memory_order_relaxed);
         }
         admitted_ns_ = now;
         dry_since_ns_ = 0;
@@ -279,9 +288,10 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
     // share. One that waits for foreseen latency work is not: the others may go.
     const bool announce = decision.answer != schedule::Answer::kWaitForTime ||
                           (admission_.neighbours().feeds_with_others() && held.for_lead);
-    waiter_.wait(decision, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait, [&] {
-      return must_not_wait(waiver) || (for_latency && !admission_.neighbours().latency_active(now_ns()));
-    });
+    waiter_.wait(decision, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait,
+                 meets ? kMeetLookNs : Waiter::kReapNs, [&] {
+                   return must_not_wait(waiver) || (for_latency && !admission_.neighbours().latency_active(now_ns()));
+                 });
   }
 
   waiter_.end(wait);
@@ -325,6 +335,21 @@ bool Gate::make_ready(CUcontext context) noexcept {
   if (!markers_.ready(context)) return false;
   if (!had) sampler_.make_timers();
   return true;
+}
+
+// A collective goes together with those of the job's other members.
+schedule::Decision Gate::meet(schedule::Decision decision, std::int64_t now) noexcept {
+  using Verdict = schedule::Rendezvous::Verdict;
+  switch (admission_.neighbours().look_for_members(now)) {
+    case Verdict::kNow:
+      return {};
+    case Verdict::kWait:
+      if (decision.answer == schedule::Answer::kSubmit) return {schedule::Answer::kWaitForTime, kMeetLookNs};
+      return decision;
+    case Verdict::kPolicy:
+      return decision;
+  }
+  return decision;
 }
 
 // The last launches before the gate came on may have no marker.

@@ -148,12 +148,14 @@ class Gate {
   // what is in flight then, or where that is not proven to be what it is taken for, against the shortest it may be.
   static constexpr std::int64_t kUngatedLookNs = 500'000;
   static constexpr std::int64_t kUnprovenLookNs = 50'000;
+  static constexpr std::int64_t kMeetLookNs = 30'000;  // between two looks for a job's other members
 
   Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
                    const Waiver* waiver) noexcept;
   Pass admit_ungated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
                      const Waiver* waiver) noexcept;
   bool make_ready(CUcontext context) noexcept;
+  schedule::Decision meet(schedule::Decision decision, std::int64_t now_ns) noexcept;
   void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
   std::int64_t earliest_due_ns() noexcept;

@@ -33,15 +33,22 @@ std::uint64_t random_id() noexcept {
   return std::max<std::uint64_t>(id, 1);
 }
 
-bool has_member(const arbiter::Table& table, std::uint64_t job) noexcept {
+// Calls visit(slot) for each member of the job on that GPU.
+template <typename Visit>
+void for_each_member(const arbiter::Table& table, std::uint64_t job, Visit&& visit) noexcept {
   const arbiter::Layout& layout = table.layout();
   for (std::uint64_t rest = layout.best_effort.load(std::memory_order_acquire); rest != 0; rest &= rest - 1) {
     const arbiter::Slot& client = layout.slots[static_cast<std::size_t>(__builtin_ctzll(rest))];
     if (client.job.load(std::memory_order_relaxed) == job && client.occupied.load(std::memory_order_relaxed) != 0) {
-      return true;
+      visit(client);
     }
   }
-  return false;
+}
+
+bool has_member(const arbiter::Table& table, std::uint64_t job) noexcept {
+  bool found = false;
+  for_each_member(table, job, [&](const arbiter::Slot&) { found = true; });
+  return found;
 }
 
 }  // namespace
@@ -116,6 +123,16 @@ void JobPeers::refresh(std::int64_t now) noexcept {
     if (reaps) table->reap();
   }
   find_members();
+}
+
+schedule::JobProgress JobPeers::progress() const noexcept {
+  schedule::JobProgress progress;
+  for_each([&](const arbiter::Table& table) {
+    for_each_member(table, job_, [&](const arbiter::Slot& client) {
+      progress.add(client.collectives.load(std::memory_order_acquire));
+    });
+  });
+  return progress;
 }
 
 arbiter::Table& JobPeers::holder(arbiter::Table& own) const noexcept {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "arbiter/table.hpp"
+#include "schedule/rendezvous.hpp"
 
 namespace cudasched::runtime {
 
@@ -56,6 +57,9 @@ class JobPeers {
       visit(*tables_[static_cast<std::size_t>(__builtin_ctz(rest))]);
     }
   }
+
+  // How far the other members are in the job's collectives.
+  schedule::JobProgress progress() const noexcept;
 
   // The table whose end of latency work is to be slept for: `own`, unless latency work is active on another GPU alone.
   arbiter::Table& holder(arbiter::Table& own) const noexcept;

@@ -234,6 +234,7 @@ void Neighbours::write_again() noexcept {
   if (self.in_flight_until_ns.load(std::memory_order_relaxed) != own_in_flight_until_ns_) {
     self.in_flight_until_ns.store(own_in_flight_until_ns_);
   }
+  if (self.collectives.load(std::memory_order_relaxed) != rendezvous_.word()) publish_collectives();
 }
 
 bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
@@ -271,6 +272,25 @@ bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency
 void Neighbours::publish(std::int64_t in_flight_until_ns) noexcept {
   own_in_flight_until_ns_ = in_flight_until_ns;
   table_->slot(slot_).in_flight_until_ns.store(in_flight_until_ns, std::memory_order_relaxed);
+}
+
+void Neighbours::publish_collectives() noexcept {
+  table_->slot(slot_).collectives.store(rendezvous_.word(), std::memory_order_release);
+}
+
+void Neighbours::collective_arrived(std::int64_t now) noexcept {
+  rendezvous_.arrive(now);
+  publish_collectives();
+}
+
+schedule::Rendezvous::Verdict Neighbours::look_for_members(std::int64_t now) noexcept {
+  return rendezvous_.look(peers_->progress(), now);
+}
+
+bool Neighbours::collective_submitted(std::int64_t now) noexcept {
+  const bool missed = rendezvous_.submitted(now);
+  publish_collectives();
+  return missed;
 }
 
 void Neighbours::report_requests(schedule::Lead& lead) noexcept {

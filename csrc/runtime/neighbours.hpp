@@ -17,6 +17,7 @@
 #include "runtime/settings.hpp"
 #include "schedule/admission.hpp"
 #include "schedule/lead.hpp"
+#include "schedule/rendezvous.hpp"
 
 namespace cudasched::runtime {
 
@@ -52,6 +53,12 @@ class Neighbours {
   // What is in flight is predicted to last until then.
   void publish(std::int64_t in_flight_until_ns) noexcept;
 
+  // A collective of the job: it is at the gate; how it may go on; it is submitted, with or without the other two. The
+  // last is true where another member was not there in time.
+  void collective_arrived(std::int64_t now_ns) noexcept;
+  schedule::Rendezvous::Verdict look_for_members(std::int64_t now_ns) noexcept;
+  bool collective_submitted(std::int64_t now_ns) noexcept;
+
   // Tells the lead of the latency requests that were completed since the last time.
   void report_requests(schedule::Lead& lead) noexcept;
 
@@ -60,6 +67,7 @@ class Neighbours {
  private:
   static constexpr std::int64_t kSwitchNs = 130'000;  // between two processes' contexts, without MPS
 
+  void publish_collectives() noexcept;
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
@@ -79,9 +87,10 @@ class Neighbours {
   bool mps_ = false;
   std::int64_t stale_heartbeat_ns_ = 0;
   std::int64_t turn_ns_ = 0;
-  std::int64_t looked_ns_ = 0;       // 0: not yet
-  std::uint64_t active_ = 0;         // slots of the latency clients that the last look saw active on this GPU,
-  std::int64_t admitted_ns_ = 0;     // and what it saw admitted beside them
+  std::int64_t looked_ns_ = 0;    // 0: not yet
+  std::uint64_t active_ = 0;      // slots of the latency clients that the last look saw active on this GPU,
+  std::int64_t admitted_ns_ = 0;  // and what it saw admitted beside them
+  schedule::Rendezvous rendezvous_;
   std::uint64_t turn_word_ = 0;      // the last turn that this client began,
   std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them

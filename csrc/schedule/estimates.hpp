@@ -8,7 +8,7 @@
 // thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
 // kWrongBy times as long as estimated, all estimates have to be proven anew (doubt).
 //
-// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 48 KiB.
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 64 KiB.
 #pragma once
 
 #include <algorithm>
@@ -37,17 +37,18 @@ class Estimates {
     std::int64_t duration_ns = 0;
     bool known = false;   // else ask the predictor and note() it
     bool proven = false;  // else it wants a marker of its own, and observe() when that is complete
+    bool is_collective = false;
   };
 
   Found find(std::uint64_t key) const noexcept {
     const Place& place = places_[key % kPlaces];
     if (place.key != key) return {};
     const bool proven = place.proven == epoch_;
-    return {proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, proven};
+    return {proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, proven, place.is_collective};
   }
 
-  void note(std::uint64_t key, std::int64_t duration_ns) noexcept {
-    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0};
+  void note(std::uint64_t key, std::int64_t duration_ns, bool is_collective = false) noexcept {
+    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, is_collective};
   }
 
   // A launch of the key took between these.
@@ -73,6 +74,7 @@ class Estimates {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
     std::uint64_t proven = 0;  // in which epoch; 0: in none
+    bool is_collective = false;
   };
 
   std::uint64_t epoch_ = 1;

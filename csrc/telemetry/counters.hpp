@@ -22,6 +22,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> unprioritised_graphs{0};
   std::atomic<std::uint64_t> normal_beside_best_effort{0};
   std::atomic<std::uint64_t> contested_streams{0};
+  std::atomic<std::uint64_t> unmet_collectives{0};
 };
 
 struct Totals {
@@ -37,6 +38,7 @@ struct Totals {
   std::uint64_t unprioritised_graphs = 0;
   std::uint64_t normal_beside_best_effort = 0;
   std::uint64_t contested_streams = 0;
+  std::uint64_t unmet_collectives = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -64,6 +66,7 @@ class Counters {
       sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
       sum.normal_beside_best_effort += shard.normal_beside_best_effort.load(std::memory_order_relaxed);
       sum.contested_streams += shard.contested_streams.load(std::memory_order_relaxed);
+      sum.unmet_collectives += shard.unmet_collectives.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -83,6 +86,7 @@ class Counters {
       shard.unprioritised_graphs.store(0, std::memory_order_relaxed);
       shard.normal_beside_best_effort.store(0, std::memory_order_relaxed);
       shard.contested_streams.store(0, std::memory_order_relaxed);
+      shard.unmet_collectives.store(0, std::memory_order_relaxed);
     }
   }
 

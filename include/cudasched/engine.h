@@ -68,6 +68,7 @@ struct cudasched_state {
   uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
   uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
+  uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
   uint64_t device_launches;           /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
   char off_reason[256];               /* why scheduling is off, empty if it is not */
   char driver_path[512];

@@ -139,6 +139,7 @@ struct Metrics {
   std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
   std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
+  std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
   std::uint64_t device_launches = 0;  // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
 };
 
@@ -322,6 +323,7 @@ class Scheduler {
     metrics.unprioritised_graphs = state.unprioritised_graphs;
     metrics.normal_beside_best_effort = state.normal_beside_best_effort;
     metrics.contested_streams = state.contested_streams;
+    metrics.unmet_collectives = state.unmet_collectives;
     metrics.device_launches = state.device_launches;
     return metrics;
   }

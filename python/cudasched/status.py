@@ -130,6 +130,8 @@ class State:
             region of class ``normal``, or on a stream that latency work uses too. Much of this lets best-effort work
             past the gate.
         contested_streams: How often latency work was launched on a stream that a best-effort region uses.
+        unmet_collectives: Collectives of a job on several GPUs that waited 20 ms at the gate for another member, and
+            went without it.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
@@ -156,6 +158,7 @@ class State:
     unprioritised_graphs: int = 0
     normal_beside_best_effort: int = 0
     contested_streams: int = 0
+    unmet_collectives: int = 0
     device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""

@@ -49,7 +49,8 @@ predict::Prediction Sampler::predict(const predict::Query& query) noexcept {
 }
 
 schedule::Estimates::Found Sampler::estimate(std::uint64_t key, const predict::Query& query) noexcept {
-  estimates_.note(key, query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query));
+  estimates_.note(key, query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query),
+                  is_collective(query));
   return estimates_.find(key);
 }
 

@@ -52,6 +52,9 @@ class Sampler {
   predict::Prediction predict(const predict::Query& query) noexcept;
 
   // The cheap estimates, by launch, and where there is none yet, by predictor.
+  static bool is_collective(const predict::Query& query) noexcept {
+    return query.function != nullptr && query.function->traits.is_collective;
+  }
   static std::uint64_t key_of(const predict::Launch& launch) noexcept {
     return schedule::Estimates::key_of(launch.function, launch.grid, launch.block);
   }

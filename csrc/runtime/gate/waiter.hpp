@@ -41,10 +41,11 @@ class Waiter {
 
   // Waits as the decision says, or less; the caller looks again. `announce`: others are to know. `next_end_ns`: as
   // Ledger::next_end_ns(). `slack_ns`: by how much it may be late. `plan`: of this kind of thread. `open()`: asked
-  // before it sleeps for something that wakes it: what was waited for has come.
+  // before it sleeps for something that wakes it: what was waited for has come. `longest_ns`: of a sleep for latency
+  // work.
   template <typename Open>
   void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, std::int64_t slack_ns,
-            schedule::SleepPlan& plan, Wait& wait, Open&& open) noexcept {
+            schedule::SleepPlan& plan, Wait& wait, std::int64_t longest_ns, Open&& open) noexcept {
     begin(announce, wait);
     if (decision.answer == schedule::Answer::kWaitForTime) {
       return wait_for_time(decision.wait_ns, next_end_ns, slack_ns, plan);
@@ -55,7 +56,7 @@ class Waiter {
     const std::uint32_t seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
     if (&holder != table_) JobPeers::announce(holder);
     if (open()) return;  // an opening between the last look and this one has woken nobody
-    holder.sleep(seen, for_latency ? kReapNs : kTurnLookNs);
+    holder.sleep(seen, for_latency ? longest_ns : kTurnLookNs);
   }
 
   // The launch waits no more.
@@ -66,9 +67,10 @@ class Waiter {
 
   static void sleep_for(std::int64_t duration_ns) noexcept;
 
+  static constexpr std::int64_t kReapNs = 5'000'000;  // between two looks for dead clients, while waiting
+
  private:
   static constexpr std::int64_t kPollNs = 4'000;        // between two looks at completion events, awake
-  static constexpr std::int64_t kReapNs = 5'000'000;    // between two looks for dead clients, while waiting
   static constexpr std::int64_t kTurnLookNs = 500'000;  // a turn may expire without a word
 
   void begin(bool announce, Wait& wait) noexcept;

@@ -123,5 +123,18 @@ TEST(Identity, IsOfTheNameAndTheAttributes) {
   }
 }
 
+TEST(NameTraits, ACollectiveIsKnownByItsName) {
+  for (const char* const name : {"_Z40ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE",
+                                 "ncclKernel_AllGather_RING_LL_Sum",
+                                 "_ZN4vllm26cross_device_reduce_1stageIfLi2EEEvP8RankDataP11RankSignalsP6SignalPfii",
+                                 "_ZN12_GLOBAL__N_126one_shot_all_reduce_kernelIfLb0EEEvv"}) {
+    EXPECT_TRUE(traits_of(name).is_collective) << name;
+  }
+  for (const char* const name :
+       {"_ZN2at6native13reduce_kernelILi512ELi1EEEvv", "ampere_sgemm_128x64_nn", "all_gathered"}) {
+    EXPECT_FALSE(traits_of(name).is_collective) << name;
+  }
+}
+
 }  // namespace
 }  // namespace cudasched::predict

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "arbiter/processes.hpp"
@@ -24,6 +25,7 @@ using arbiter::testing::Link;
 using arbiter::testing::Process;
 using schedule::Answer;
 using schedule::Snapshot;
+using Verdict = schedule::Rendezvous::Verdict;
 
 constexpr std::uint64_t kJob = 77;
 
@@ -277,7 +279,8 @@ TEST_F(JobGateTest, TheLeastSlackOfAllGpusHolds) {
 // each launch asks the policy with what Neighbours saw. A collective runs until all members have it running; each
 // member has two streams, and two collectives of different streams come in another order on each, as with two
 // communicators. So a collective may wait for a launch that its peer's lead holds, which passes after 10 ms
-// (schedule/ledger.hpp). A member may die at any moment; its collectives then end, as a watchdog would end them.
+// (schedule/hold_limit.hpp). Collectives meet (schedule/rendezvous.hpp). A member may die at any moment; its
+// collectives then end, as a watchdog would end them.
 class JobDeadlockTest : public JobPeersTest, public ::testing::WithParamInterface<unsigned> {
  protected:
   static constexpr std::int64_t kStepNs = 20'000;
@@ -300,6 +303,7 @@ class JobDeadlockTest : public JobPeersTest, public ::testing::WithParamInterfac
     std::int64_t moved_ns = 0;                 // when something was submitted or completed last
     std::int64_t latency_seen_ns = 0;
     std::int64_t turn_waited_ns = 0;
+    bool at_gate = false;  // with a collective
     bool dead = false;
 
     bool idle() const { return queued[0].empty() && queued[1].empty(); }
@@ -445,9 +449,15 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
         member.neighbours->look(seen, now_, member.turn_waited_ns);
         if (seen.latency_active) member.latency_seen_ns = now_;
         if (member.latency_seen_ns != 0) seen.since_latency_ns = now_ - member.latency_seen_ns;
-        const schedule::Decision decision = schedule::strict(seen);
+        schedule::Decision decision = schedule::strict(seen);
         ASSERT_FALSE(job_is_held(member.job) && decision.answer == Answer::kSubmit)
             << "the gates do not close together";
+        if (kernel.collective >= 0) {
+          if (!std::exchange(member.at_gate, true)) member.neighbours->collective_arrived(now_);
+          const Verdict verdict = member.neighbours->look_for_members(now_);
+          if (verdict == Verdict::kNow) decision = {};
+          if (verdict == Verdict::kWait && decision.answer == Answer::kSubmit) decision = {Answer::kWaitForTime, 1};
+        }
         Table& table = *tables[static_cast<std::size_t>(member.gpu)];
         const bool for_turn = decision.answer == Answer::kWaitForTurn;
         member.turn_waited_ns = for_turn ? member.turn_waited_ns + kStepNs : 0;
@@ -461,6 +471,10 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
         }
         table.layout().waiting.fetch_and(~bit(member.slot));
         if (!member.neighbours->admitted(seen, -1)) break;
+        if (kernel.collective >= 0) {
+          member.neighbours->collective_submitted(now_);
+          member.at_gate = false;
+        }
         member.queued[kernel.stream].push_back(kernel);
         member.moved_ns = now_;
         member.neighbours->publish(now_ + in_flight + kernel.left_ns);
