@@ -1,19 +1,17 @@
 #include "simulate/double/capture.hpp"
 
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace cudasched::simulate {
 namespace {
 
-constexpr std::size_t kLanesMax = 16;
-
 thread_local CUstreamCaptureMode t_capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-void add_front(std::vector<Node*>& front, const std::vector<Node*>& nodes) {
-  for (Node* node : nodes) {
-    if (std::find(front.begin(), front.end(), node) == front.end()) front.push_back(node);
+void add_front(std::vector<Edge>& front, const std::vector<Edge>& edges) {
+  for (const Edge& edge : edges) {
+    const bool there = std::any_of(front.begin(), front.end(), [&](const Edge& has) { return has.from == edge.from; });
+    if (!there) front.push_back(edge);
   }
 }
 
@@ -27,16 +25,17 @@ void leave(Capture& capture) {
 
 bool joined(const Capture& capture) {
   std::unordered_set<const Node*> reached;
-  std::vector<const Node*> stack(capture.origin->capture_front.begin(), capture.origin->capture_front.end());
+  std::vector<const Node*> stack;
+  for (const Edge& edge : capture.origin->capture_front) stack.push_back(edge.from);
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
     if (!reached.insert(node).second) continue;
-    stack.insert(stack.end(), node->dependencies.begin(), node->dependencies.end());
+    for (const Edge& edge : node->dependencies) stack.push_back(edge.from);
   }
   return std::all_of(capture.streams.begin(), capture.streams.end(), [&](const auto& stream) {
     return std::all_of(stream->capture_front.begin(), stream->capture_front.end(),
-                       [&](const Node* node) { return reached.contains(node); });
+                       [&](const Edge& edge) { return reached.contains(edge.from); });
   });
 }
 
@@ -93,7 +92,7 @@ CUresult refuse_capturing_context(const Context& context) {
   return result;
 }
 
-CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode) {
+CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into) {
   if (stream->kind == StreamKind::kLegacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
   auto capture = std::make_shared<Capture>();
@@ -101,14 +100,15 @@ CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMod
   capture->mode = mode;
   capture->thread = thread_id();
   capture->origin = stream.get();
-  capture->graph = std::make_unique<Graph>();
+  if (into == nullptr) capture->own = std::make_unique<Graph>();
+  capture->graph = into == nullptr ? capture->own.get() : into;
   capture->streams.push_back(stream);
   driver().captures.push_back(capture);
   stream->capture = std::move(capture);
   return CUDA_SUCCESS;
 }
 
-CUresult end_capture(const std::shared_ptr<Stream>& stream, std::unique_ptr<Graph>& graph) {
+CUresult end_capture(const std::shared_ptr<Stream>& stream, CUgraph* graph) {
   if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
   const std::shared_ptr<Capture> capture = stream->capture;
   if (capture->origin != stream.get()) {
@@ -119,26 +119,51 @@ CUresult end_capture(const std::shared_ptr<Stream>& stream, std::unique_ptr<Grap
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
   CUresult result = CUDA_SUCCESS;
-  if (capture->invalidated) {
+  if (capture->invalidated || !driver().graph_index.contains(capture->graph)) {
     result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   } else if (!joined(*capture)) {
     result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   }
   leave(*capture);
-  if (result == CUDA_SUCCESS) graph = std::move(capture->graph);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  *graph = reinterpret_cast<CUgraph>(capture->graph);
+  if (capture->own) driver().graphs.emplace(capture->graph, std::move(capture->own));
+  return CUDA_SUCCESS;
+}
+
+Node* capture_node(Stream& stream, std::unique_ptr<Node> node, CUresult& result) {
+  Capture& capture = *stream.capture;
+  result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (capture.invalidated || !driver().graph_index.contains(capture.graph)) return nullptr;
+  result = CUDA_SUCCESS;
+  Node& added = capture.graph->add(std::move(node));
+  // A node that the program has destroyed since orders nothing.
+  std::erase_if(stream.capture_front, [](const Edge& edge) { return !driver().node_index.contains(edge.from); });
+  added.dependencies = std::exchange(stream.capture_front, {{&added, {}}});
+  for (const Edge& edge : added.dependencies) edge.from->dependents.push_back(&added);
+  return &added;
 }
 
 CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority) {
-  Capture& capture = *stream.capture;
-  if (capture.invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  auto node = std::make_unique<Node>();
-  node->type = type;
+  auto node = std::make_unique<Node>(type);
   node->command = std::move(command);
   node->priority = priority;
-  node->dependencies = stream.capture_front;
-  stream.capture_front = {node.get()};
-  capture.graph->nodes.push_back(std::move(node));
+  CUresult result = CUDA_SUCCESS;
+  capture_node(stream, std::move(node), result);
+  return result;
+}
+
+CUresult change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
+                      bool set) {
+  if (count != 0 && nodes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Edge> edges;
+  for (std::size_t i = 0; i < count; ++i) {
+    Node* const node = known_node(nodes[i]);
+    if (node == nullptr || node->graph != stream.capture->graph) return CUDA_ERROR_INVALID_VALUE;
+    edges.push_back({node, data == nullptr ? CUgraphEdgeData{} : data[i]});
+  }
+  if (set) stream.capture_front.clear();
+  add_front(stream.capture_front, edges);
   return CUDA_SUCCESS;
 }
 
@@ -174,90 +199,6 @@ CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event)
   }
   add_front(stream->capture_front, event.captured);
   return CUDA_SUCCESS;
-}
-
-namespace {
-
-void flatten_into(const Graph& graph, const std::vector<std::size_t>& after, const Node* within,
-                  std::vector<FlatNode>& flat) {
-  std::unordered_map<const Node*, std::size_t> place;
-  for (const auto& node : graph.nodes) {
-    FlatNode made{.node = node.get(), .dependencies = {}, .within = within};
-    for (const Node* dependency : node->dependencies) made.dependencies.push_back(place.at(dependency));
-    if (made.dependencies.empty()) made.dependencies = after;
-    if (node->child) {
-      const std::size_t first = flat.size();
-      flatten_into(*node->child, made.dependencies, within != nullptr ? within : node.get(), flat);
-      std::vector<bool> is_last(flat.size() - first, true);
-      for (std::size_t i = first; i < flat.size(); ++i) {
-        for (const std::size_t before : flat[i].dependencies) {
-          if (before >= first) is_last[before - first] = false;
-        }
-      }
-      if (!is_last.empty()) made.dependencies.clear();
-      for (std::size_t i = 0; i < is_last.size(); ++i) {
-        if (is_last[i]) made.dependencies.push_back(first + i);
-      }
-    }
-    place.emplace(node.get(), flat.size());
-    flat.push_back(std::move(made));
-  }
-}
-
-}  // namespace
-
-std::vector<FlatNode> flatten(const Graph& graph) {
-  std::vector<FlatNode> flat;
-  flatten_into(graph, {}, nullptr, flat);
-  return flat;
-}
-
-std::unique_ptr<Exec> instantiate(const Graph& graph) {
-  auto exec = std::make_unique<Exec>();
-  for (const auto& [node, dependencies, within] : flatten(graph)) {
-    ExecNode made{.type = node->type,
-                  .command = node->command,
-                  .priority = node->priority,
-                  .dependencies = dependencies,
-                  .within = within};
-    made.ends_lane = true;
-    // A node goes on in the lane of a dependency that nobody has gone on from, else it opens a lane of its own.
-    bool placed = dependencies.empty() && exec->nodes.empty();
-    for (const std::size_t index : dependencies) {
-      if (placed || !exec->nodes[index].ends_lane) continue;
-      exec->nodes[index].ends_lane = false;
-      made.lane = exec->nodes[index].lane;
-      placed = true;
-    }
-    if (!placed) made.lane = exec->lane_count++ % kLanesMax;
-    exec->op_count += 1 + made.dependencies.size();
-    exec->nodes.push_back(std::move(made));
-  }
-  exec->lane_count = std::min(exec->lane_count, kLanesMax);
-  exec->op_count += 3 + 2 * exec->lane_count;
-  return exec->op_count <= kGraphOpsMax ? std::move(exec) : nullptr;
-}
-
-CUgraphExecUpdateResult update(Exec& exec, std::size_t first, const std::vector<FlatNode>& nodes) {
-  const bool fixed_priorities = (exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY) != 0;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const Node& node = *nodes[i].node;
-    const ExecNode& made = exec.nodes[first + i];
-    if (made.type != node.type) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    // What depends on nothing in a child graph depends on what its node did.
-    const std::vector<std::size_t>& dependencies = nodes[i].dependencies;
-    const bool is_root = first != 0 && dependencies.empty();
-    const bool same = is_root || std::equal(dependencies.begin(), dependencies.end(), made.dependencies.begin(),
-                                            made.dependencies.end(),
-                                            [&](std::size_t is, std::size_t was) { return is + first == was; });
-    if (!same) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    if (fixed_priorities && node.priority != made.priority) return CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
-  }
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    exec.nodes[first + i].command = nodes[i].node->command;
-    exec.nodes[first + i].priority = nodes[i].node->priority;
-  }
-  return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
 }  // namespace cudasched::simulate

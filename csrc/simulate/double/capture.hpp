@@ -1,5 +1,5 @@
-// Stream capture: what would have been submitted becomes nodes of a graph; and graphs made executable. All functions
-// are called with the driver's mutex held.
+// Stream capture: what would have been submitted becomes nodes of a graph. All functions are called with the driver's
+// mutex held.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,11 @@ struct Capture {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::uint64_t thread = 0;
   Stream* origin = nullptr;
-  std::unique_ptr<Graph> graph;
+  std::unique_ptr<Graph> own;  // none when it goes into the program's graph
+  Graph* graph = nullptr;
   bool invalidated = false;
+  std::vector<CUgraphNode> told;  // as cuStreamGetCaptureInfo last gave them
+  std::vector<CUgraphEdgeData> told_edges;
   std::vector<std::shared_ptr<Stream>> streams;  // that take part
 };
 
@@ -34,23 +37,17 @@ CUresult refuse_implicit(const Stream& stream);
 // For calls that synchronise a context.
 CUresult refuse_capturing_context(const Context& context);
 
-CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode);
-CUresult end_capture(const std::shared_ptr<Stream>& stream, std::unique_ptr<Graph>& graph);
+// `into`: the program's graph that takes the nodes; null: a new one.
+CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into = nullptr);
+// The graph is the program's from now on.
+CUresult end_capture(const std::shared_ptr<Stream>& stream, CUgraph* graph);
+// What was captured, or null with the error in `result`. It may still be filled in.
+Node* capture_node(Stream& stream, std::unique_ptr<Node> node, CUresult& result);
 CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority);
+// The nodes as the next captured one's only dependencies, or beside those that it has.
+CUresult change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
+                      bool set);
 CUresult capture_record(Stream& stream, Event& event);
 CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event);
-
-// A graph's nodes with those of its child graphs in their place, ahead of the node that stands for the child's end.
-struct FlatNode {
-  const Node* node = nullptr;
-  std::vector<std::size_t> dependencies;
-  const Node* within = nullptr;  // the graph's own child graph node that it comes from
-};
-std::vector<FlatNode> flatten(const Graph& graph);
-
-// Null: the graph needs more operations than a launch may have.
-std::unique_ptr<Exec> instantiate(const Graph& graph);
-// Takes `nodes` over in the place of as many nodes of `exec` from `first` on, or says why not.
-CUgraphExecUpdateResult update(Exec& exec, std::size_t first, const std::vector<FlatNode>& nodes);
 
 }  // namespace cudasched::simulate

@@ -67,14 +67,28 @@ CUresult apply_axpy(const KernelCommand& kernel) {
 }
 
 CUresult apply_set(const SetCommand& set) {
-  if (!allocated(set.destination, set.count * set.width_bytes)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  auto* const to = reinterpret_cast<std::uint8_t*>(set.destination);
-  if (set.width_bytes == 1) {
-    std::memset(to, static_cast<int>(set.value), set.count);
-    return CUDA_SUCCESS;
+  for (std::size_t row = 0; row < set.height; ++row) {
+    const std::uintptr_t first = set.destination + row * set.pitch;
+    if (!allocated(first, set.count * set.width_bytes)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    auto* const to = reinterpret_cast<std::uint8_t*>(first);
+    if (set.width_bytes == 1) {
+      std::memset(to, static_cast<int>(set.value), set.count);
+      continue;
+    }
+    for (std::size_t i = 0; i < set.count; ++i) std::memcpy(to + i * set.width_bytes, &set.value, set.width_bytes);
   }
-  for (std::size_t i = 0; i < set.count; ++i) std::memcpy(to + i * sizeof set.value, &set.value, sizeof set.value);
   return CUDA_SUCCESS;
+}
+
+void apply_copy(const CopyCommand& copy) {
+  for (std::size_t z = 0; z < copy.depth; ++z) {
+    for (std::size_t y = 0; y < copy.height; ++y) {
+      const std::uintptr_t from = copy.source.address + z * copy.source.slice + y * copy.source.pitch;
+      const std::uintptr_t to = copy.destination.address + z * copy.destination.slice + y * copy.destination.pitch;
+      const void* const source = copy.staged ? copy.staged->data() : reinterpret_cast<const void*>(from);
+      std::memmove(reinterpret_cast<void*>(to), source, copy.bytes);
+    }
+  }
 }
 
 }  // namespace
@@ -92,9 +106,11 @@ Work work_of(const Command& command, int priority) {
             .blocks_per_sm = kernel->blocks_per_sm,
             .block_ns = std::clamp<std::int64_t>(block_us * kNsPerUs, 1, kMaxDurationNs)};
   }
-  if (const auto* copy = std::get_if<CopyCommand>(&command)) return {.kind = OpKind::kCopy, .bytes = copy->bytes};
+  if (const auto* copy = std::get_if<CopyCommand>(&command)) {
+    return {.kind = OpKind::kCopy, .bytes = copy->bytes * copy->height * copy->depth};
+  }
   if (const auto* set = std::get_if<SetCommand>(&command)) {
-    return {.kind = OpKind::kCopy, .bytes = set->count * set->width_bytes};
+    return {.kind = OpKind::kCopy, .bytes = set->count * set->width_bytes * set->height};
   }
   return {.kind = OpKind::kMarker};
 }
@@ -111,21 +127,22 @@ CUresult apply(const Command& command) {
     }
   }
   if (const auto* copy = std::get_if<CopyCommand>(&command)) {
-    const void* source = copy->staged ? copy->staged->data() : reinterpret_cast<const void*>(copy->source);
-    std::memmove(reinterpret_cast<void*>(copy->destination), source, copy->bytes);
+    apply_copy(*copy);
     return CUDA_SUCCESS;
   }
   if (const auto* set = std::get_if<SetCommand>(&command)) return apply_set(*set);
-  if (const auto* host = std::get_if<HostCommand>(&command)) {
-    t_in_host_function = true;
-    host->function(host->data);
-    t_in_host_function = false;
-  }
+  if (const auto* host = std::get_if<HostCommand>(&command)) call_host(host->function, host->data);
   if (const auto* freed = std::get_if<FreeCommand>(&command)) {
     const Lock lock(driver().mutex);
     release_memory(freed->address);
   }
   return CUDA_SUCCESS;
+}
+
+void call_host(CUhostFn function, void* data) {
+  t_in_host_function = true;
+  function(data);
+  t_in_host_function = false;
 }
 
 bool in_host_function() { return t_in_host_function; }

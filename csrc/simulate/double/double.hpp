@@ -45,17 +45,25 @@
 // CUDA_ERROR_ILLEGAL_ADDRESS for an effect on memory that is not allocated, CUDA_ERROR_NOT_INITIALIZED in a forked
 // child of a process that used the double.
 //
+// Graphs. Nodes of kernels, copies, fills, host functions, child graphs, events, memory and none; edges with their data
+// (a programmatic one orders as a plain one does); clones, deletion of nodes, updates as a whole and of single nodes
+// with the refusals that cuda.h lists, switched-off nodes, user objects. A fill that is updated may not outgrow what it
+// was instantiated with. Bodies of conditional nodes never run, but they are there: what has them, or memory nodes,
+// cannot be cloned or instantiated twice. An executable graph takes 16 KiB and 1 KiB a node of the device's memory.
+// Destructors of user objects run at the end of the driver call that made them due, on its thread.
+//
 // Limits. 64 contexts a device over all processes (then OUT_OF_MEMORY), 256 streams a context, of which the default
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch
-// waits); a graph may need at most 900 of them, nodes and waits between branches counted (then OUT_OF_MEMORY at
-// instantiation). A wait for an event of another device blocks the caller. Graph launches into a capture, event record
-// nodes, textures, arrays, virtual memory, pools other than the default one, IPC, peers and MPS are not there. Kernels
-// of green contexts run on any SM. Of the attributes of a kernel node there is the priority. A driver function without
+// waits; one of a larger graph until its last operations have found room). A wait for an event of another device blocks
+// the caller. Graph launches into a capture, batch memory operations, external semaphores, textures, arrays, virtual
+// memory, pools other than the default one, IPC, peers and MPS are not there. Kernels of green contexts run on any SM. Of
+// the attributes of a kernel node the priority has an effect. A driver function without
 // an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library
 // alone, and two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's version is
 // that high.
 //
 // Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (what operations
-// do), capture (streams to graphs), entry* (the exported functions; entry_versions has what CUDA 13.0 does not),
+// do), graph (graphs, and what becomes of them when they are instantiated), node_params (the driver's structures),
+// capture (streams to graphs), entry* (the exported functions; entry_versions has what CUDA 13.0 does not),
 // proc_address (their table).
 #pragma once

@@ -71,14 +71,16 @@ void make_room(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_
 }
 
 CUresult submit_work(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream, const Work& work,
-                     Command command, const std::shared_ptr<Record>& record, Ticket* ticket) {
+                     Command command, const std::shared_ptr<Record>& record, Ticket* ticket,
+                     std::shared_ptr<const void> keeps = nullptr) {
   Context& context = *stream->context;
   const Status status = device->submit(context.slot, stream->place, work, ticket);
   if (status != Status::kOk) return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
   ++stream->submitted;
   stream->last = *ticket;
   if (record) record->ticket = *ticket;
-  context.pending[static_cast<std::size_t>(Device::op_index(*ticket))] = {stream, std::move(command), record};
+  context.pending[static_cast<std::size_t>(Device::op_index(*ticket))] = {stream, std::move(command), record,
+                                                                          std::move(keeps)};
   return CUDA_SUCCESS;
 }
 
@@ -243,7 +245,6 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   }
   for (const auto& [key, exec] : state.execs) {
     if (!ours(exec->context)) continue;
-    exec->lanes.clear();
     exec->context = nullptr;
     exec->last = 0;
   }
@@ -261,6 +262,7 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   context->legacy = nullptr;
   context->per_thread.clear();
   context->streams.clear();
+  context->lanes.clear();
   context->pending.clear();
 }
 
@@ -477,60 +479,171 @@ CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const st
   return submit_model_wait(device, stream, record->ticket);
 }
 
-CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, Exec& exec) {
+namespace {
+
+// Operations of one graph launch, put into the device as there is room. Holds the device's lock in between.
+class GraphSubmission {
+ public:
+  GraphSubmission(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t op_count)
+      : lock_(lock), context_(context), left_(op_count) {}
+
+  // Waits for a completed operation of the same context, which the ticket names.
+  CUresult wait(const std::shared_ptr<Stream>& stream, Ticket awaited) {
+    if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+    return submit_model_wait(*device_, stream, awaited);
+  }
+
+  CUresult work(const std::shared_ptr<Stream>& stream, const Work& work, Command command, Ticket* ticket,
+                const std::shared_ptr<Record>& record = nullptr, std::shared_ptr<const void> keeps = nullptr) {
+    if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
+    return submit_work(*device_, stream, work, std::move(command), record, ticket, std::move(keeps));
+  }
+
+  CUresult order_with_default(const std::shared_ptr<Stream>& stream) {
+    const std::uint64_t waits = default_stream_waits(*stream);
+    left_ += waits;
+    if (const CUresult result = enter(waits); result != CUDA_SUCCESS) return result;
+    return order_with_default_stream(*device_, stream);
+  }
+
+ private:
+  static constexpr std::uint64_t kStep = 256;
+
+  // Room for `count` operations more.
+  CUresult enter(std::uint64_t count = 1) {
+    if (room_ < count || !device_) {
+      device_.reset();
+      room_ = std::max(count, std::min(left_, room_ == 0 && first_ ? std::uint64_t{kOpsPerContext} : kStep));
+      first_ = false;
+      make_room(lock_, context_, room_);
+      if (const CUresult state = context_state(*context_); state != CUDA_SUCCESS) return state;
+      device_.emplace(shared_of(*context_));
+    }
+    room_ -= count;
+    left_ -= std::min(left_, count);
+    return CUDA_SUCCESS;
+  }
+
+  Lock& lock_;
+  const std::shared_ptr<Context>& context_;
+  std::uint64_t left_;
+  std::uint64_t room_ = 0;
+  bool first_ = true;
+  std::optional<SharedDevice::Guard> device_;
+};
+
+// The stream and as many lanes as the graph wants, less where the context has no more streams.
+std::vector<std::shared_ptr<Stream>> choose_lanes(const std::shared_ptr<Stream>& stream, std::size_t count) {
+  constexpr std::size_t kLanesOfContext = 64;
+  const std::shared_ptr<Context>& context = stream->context;
+  std::vector<std::shared_ptr<Stream>> lanes{stream};
+  std::vector<std::shared_ptr<Stream>> busy;
+  {
+    SharedDevice::Guard device(shared_of(*context));
+    for (const auto& lane : context->lanes) {
+      if (lanes.size() == count) break;
+      (device->is_complete(lane->last) ? lanes : busy).push_back(lane);
+    }
+  }
+  while (lanes.size() < count && context->lanes.size() < kLanesOfContext) {
+    std::shared_ptr<Stream> lane;
+    if (make_stream(context, StreamKind::kLane, CU_STREAM_NON_BLOCKING, 0, lane) != CUDA_SUCCESS) break;
+    context->lanes.push_back(lane);
+    lanes.push_back(std::move(lane));
+  }
+  for (std::size_t i = 0; lanes.size() < count && i < busy.size(); ++i) lanes.push_back(busy[i]);
+  return lanes;
+}
+
+// What a launch allocates must have been freed since the one before, and the reverse.
+CUresult check_graph_memory(const Exec& exec) {
+  const bool auto_free = (exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+  std::unordered_map<const GraphMemory*, bool> live;
+  for (std::size_t i = 0; i < exec.states->size(); ++i) {
+    const auto* const of = std::get_if<GraphMemoryCommand>(&(*exec.states)[i].command);
+    if (of == nullptr) continue;
+    const bool allocates = exec.structure->nodes[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    const auto [entry, fresh] = live.try_emplace(of->memory.get(), of->memory->live && !(allocates && auto_free));
+    if (entry->second == allocates) return CUDA_ERROR_INVALID_VALUE;
+    entry->second = allocates;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec) {
   lock.unlock();
   const Lock turn(driver().submitting);
   lock.lock();
   const std::shared_ptr<Context> context = stream->context;
-  const std::uint64_t waits = default_stream_waits(*stream);
-  make_room(lock, context, std::min<std::uint64_t>(exec.op_count + waits, kOpsPerContext));
   if (const CUresult state = context_state(*context); state != CUDA_SUCCESS) return state;
-  if (!driver().execs.contains(&exec)) return CUDA_ERROR_INVALID_HANDLE;
-  if (exec.context != context) {
-    for (const auto& lane : exec.lanes) close_stream(lane);
-    exec.lanes.clear();
-    exec.last = 0;
-    exec.context = context;
+  if (!driver().execs.contains(exec.get())) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = check_graph_memory(*exec); result != CUDA_SUCCESS) return result;
+  if (exec->context != context) {
+    exec->last = 0;
+    exec->context = context;
   }
-  while (exec.lanes.size() + 1 < exec.lane_count) {
-    std::shared_ptr<Stream> lane;
-    if (make_stream(context, StreamKind::kLane, CU_STREAM_NON_BLOCKING, 0, lane) != CUDA_SUCCESS) break;
-    exec.lanes.push_back(std::move(lane));
-  }
-  // Too few streams in the context: the graph runs on those there are, in an order that its edges allow.
-  std::vector<std::shared_ptr<Stream>> lanes{stream};
-  lanes.insert(lanes.end(), exec.lanes.begin(), exec.lanes.end());
-  SharedDevice::Guard device(shared_of(*context));
-  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
-  if (const CUresult result = submit_model_wait(device, stream, exec.last); result != CUDA_SUCCESS) return result;
+  const auto structure = exec->structure;
+  const auto states = exec->states;
+  const auto holds = exec->holds;
+  const std::vector<std::shared_ptr<Stream>> lanes = choose_lanes(stream, structure->lane_count);
+  GraphSubmission submission(lock, context, structure->op_count);
   Ticket start = 0;
-  if (const CUresult result = submit_work(device, stream, {}, {}, nullptr, &start); result != CUDA_SUCCESS)
-    return result;
+  CUresult result = submission.order_with_default(stream);
+  if (result == CUDA_SUCCESS) result = submission.wait(stream, exec->last);
+  if (result == CUDA_SUCCESS) result = submission.work(stream, {}, {}, &start);
   std::vector<bool> started(lanes.size(), false);
-  std::vector<Ticket> tickets(exec.nodes.size(), 0);
-  for (std::size_t i = 0; i < exec.nodes.size(); ++i) {
-    const ExecNode& node = exec.nodes[i];
+  std::vector<Ticket> tickets(structure->nodes.size(), 0);
+  for (std::size_t i = 0; result == CUDA_SUCCESS && i < structure->nodes.size(); ++i) {
+    const ExecNode& node = structure->nodes[i];
+    const ExecState& state = (*states)[i];
     const std::size_t lane = node.lane % lanes.size();
     if (lane != 0 && !started[lane]) {
       started[lane] = true;
-      if (const CUresult result = submit_model_wait(device, lanes[lane], start); result != CUDA_SUCCESS) return result;
+      result = submission.wait(lanes[lane], start);
     }
     for (const std::size_t dependency : node.dependencies) {
-      if (exec.nodes[dependency].lane % lanes.size() == lane) continue;
-      const CUresult result = submit_model_wait(device, lanes[lane], tickets[dependency]);
-      if (result != CUDA_SUCCESS) return result;
+      if (result != CUDA_SUCCESS || structure->nodes[dependency].lane % lanes.size() == lane) continue;
+      result = submission.wait(lanes[lane], tickets[dependency]);
     }
-    const CUresult result =
-        submit_work(device, lanes[lane], work_of(node.command, std::clamp(node.priority, kGreatestPriority, 0)),
-                    node.command, nullptr, &tickets[i]);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) break;
+    std::shared_ptr<Record> record;
+    const auto* const event = std::get_if<EventCommand>(&state.command);
+    if (event != nullptr && node.type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) {
+      record = std::make_shared<Record>();
+      record->context = context.get();
+    } else if (event != nullptr && event->event->record && !event->event->record->done) {
+      result = submission.wait(lanes[lane], event->event->record->ticket);
+      if (result != CUDA_SUCCESS) break;
+    }
+    if (const auto* const memory = std::get_if<GraphMemoryCommand>(&state.command)) {
+      memory->memory->live = node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    }
+    Command command = state.enabled ? state.command : Command{};
+    const Work work = work_of(command, std::clamp(state.priority, kGreatestPriority, 0));
+    result = submission.work(lanes[lane], work, std::move(command), &tickets[i], record);
+    if (result == CUDA_SUCCESS && record) event->event->record = std::move(record);
   }
-  for (std::size_t lane = 1; lane < lanes.size(); ++lane) {
-    if (!started[lane]) continue;
-    const CUresult result = submit_model_wait(device, stream, lanes[lane]->last);
-    if (result != CUDA_SUCCESS) return result;
+  for (std::size_t lane = 1; result == CUDA_SUCCESS && lane < lanes.size(); ++lane) {
+    if (started[lane]) result = submission.wait(stream, lanes[lane]->last);
   }
-  return submit_work(device, stream, {}, {}, nullptr, &exec.last);
+  Ticket end = 0;
+  if (result == CUDA_SUCCESS) result = submission.work(stream, {}, {}, &end, nullptr, holds);
+  if (result == CUDA_SUCCESS) exec->last = end;
+  return result;
+}
+
+void run_destructors() {
+  Driver& state = driver();
+  if (!state.destructors_due.load(std::memory_order_acquire)) return;
+  std::vector<HostCommand> due;
+  {
+    const Lock lock(state.mutex);
+    due.swap(state.destructors);
+    state.destructors_due.store(false, std::memory_order_relaxed);
+  }
+  for (const HostCommand& destructor : due) call_host(destructor.function, destructor.data);
 }
 
 CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream) {

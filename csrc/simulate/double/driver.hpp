@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -16,10 +17,12 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "simulate/double/commands.hpp"
+#include "simulate/double/graph.hpp"
 #include "simulate/double/image.hpp"
 #include "simulate/double/kill_at.hpp"
 #include "simulate/double/shared_device.hpp"
@@ -34,10 +37,8 @@ namespace cudasched::simulate {
 
 using Lock = std::unique_lock<std::mutex>;
 
-struct Context;
 struct Capture;
 struct Green;
-struct Node;
 
 // One record of an event.
 struct Record {
@@ -64,7 +65,7 @@ struct Stream {
   Ticket last_legacy_wait = 0;   // of the legacy stream that this one has waited for
   Ticket legacy_waited_for = 0;  // operation of this stream that the legacy stream has waited for
   std::shared_ptr<Capture> capture;
-  std::vector<Node*> capture_front;  // what the next captured node depends on
+  std::vector<Edge> capture_front;  // what the next captured node depends on
 
   bool blocking() const { return kind != StreamKind::kLane && (flags & CU_STREAM_NON_BLOCKING) == 0; }
 };
@@ -74,7 +75,7 @@ struct Event {
   unsigned flags = 0;
   std::shared_ptr<Record> record;  // the latest
   std::shared_ptr<Capture> capture;
-  std::vector<Node*> captured;
+  std::vector<Edge> captured;
 };
 
 struct Module;
@@ -106,43 +107,11 @@ struct Library {
   std::map<Context*, std::unique_ptr<Module>> modules;
 };
 
-struct Graph {
-  std::vector<std::unique_ptr<Node>> nodes;
-};
-
-struct Node {
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  Command command;
-  int priority = 0;                 // as it was asked for
-  std::vector<Node*> dependencies;  // all of them earlier in the graph
-  std::vector<void*> parameters;    // of a kernel, as cuGraphKernelNodeGetParams last gave them
-  std::unique_ptr<Graph> child;     // of a child graph node
-};
-
-struct ExecNode {
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  Command command;
-  int priority = 0;
-  std::vector<std::size_t> dependencies;
-  const Node* within = nullptr;  // the child graph node of the graph it was made of, to compare with
-  std::size_t lane = 0;
-  bool ends_lane = false;
-};
-
-struct Exec {
-  std::vector<ExecNode> nodes;
-  std::size_t lane_count = 1;
-  std::uint64_t op_count = 0;  // that one launch submits at most
-  unsigned long long flags = 0;
-  std::shared_ptr<Context> context;  // that the lanes belong to
-  std::vector<std::shared_ptr<Stream>> lanes;
-  Ticket last = 0;
-};
-
 struct Pending {
   std::shared_ptr<Stream> stream;
   Command command;
   std::shared_ptr<Record> record;
+  std::shared_ptr<const void> keeps;  // until it is done
 };
 
 struct Context {
@@ -156,6 +125,7 @@ struct Context {
   std::shared_ptr<Stream> legacy;
   std::map<std::uint64_t, std::shared_ptr<Stream>> per_thread;
   std::unordered_map<Stream*, std::shared_ptr<Stream>> streams;  // all of them, lanes too
+  std::vector<std::shared_ptr<Stream>> lanes;                    // that branches of graphs run on, used again
   std::vector<Pending> pending;                                  // by Device::op_index
 };
 
@@ -164,6 +134,7 @@ struct Allocation {
   CUmemorytype type = CU_MEMORYTYPE_DEVICE;
   std::shared_ptr<Context> context;
   unsigned flags = 0;
+  GraphMemory* graph_memory = nullptr;  // it belongs to an allocation node, and is freed with it
 };
 
 struct Applied {
@@ -203,8 +174,13 @@ struct Driver {
   std::unordered_map<Library*, std::unique_ptr<Library>> libraries;
   std::unordered_map<Function*, Function*> functions;
   std::unordered_map<Kernel*, Kernel*> kernels;
-  std::unordered_map<Graph*, std::unique_ptr<Graph>> graphs;
-  std::unordered_map<Exec*, std::unique_ptr<Exec>> execs;
+  std::unordered_map<Graph*, std::unique_ptr<Graph>> graphs;  // that belong to the program
+  std::unordered_set<Graph*> graph_index;                     // child graphs and those being captured, too
+  std::unordered_set<Node*> node_index;
+  std::unordered_map<Exec*, std::shared_ptr<Exec>> execs;
+  std::unordered_map<UserObject*, std::unique_ptr<UserObject>> user_objects;
+  std::vector<HostCommand> destructors;  // of user objects, that are due
+  std::atomic<bool> destructors_due{false};
   std::unordered_map<SmPartition*, std::unique_ptr<SmPartition>> descriptors;
   std::unordered_map<Green*, std::unique_ptr<Green>> greens;
   std::vector<std::weak_ptr<Capture>> captures;
@@ -217,7 +193,8 @@ struct Driver {
 
 inline constexpr std::size_t kDeviceBytes = std::size_t{64} << 30;
 inline constexpr int kGreatestPriority = -5;
-inline constexpr std::uint64_t kGraphOpsMax = 900;
+inline constexpr std::size_t kExecBytes = 16 * 1024;  // of device memory that an executable graph takes,
+inline constexpr std::size_t kExecNodeBytes = 1024;   // and a node of it
 
 Driver& driver();
 
@@ -277,7 +254,11 @@ void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
 CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
                         std::shared_ptr<Record> record = nullptr, std::optional<int> priority = {});
 CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record);
-CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, Exec& exec);
+// A graph of more operations than the context's table holds goes in as room comes.
+CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec);
+
+// Destructors of user objects that have become due, on the calling thread, which must hold no lock.
+void run_destructors();
 
 CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream);
 CUresult synchronize_context(Lock& lock, const std::shared_ptr<Context>& context);
@@ -293,8 +274,13 @@ CUresult with_driver(F call) {
   const Steps steps;
   try {
     if (const CUresult result = may_call(); result != CUDA_SUCCESS) return result;
-    Lock lock(driver().mutex);
-    return call(lock);
+    CUresult result = CUDA_SUCCESS;
+    {
+      Lock lock(driver().mutex);
+      result = call(lock);
+    }
+    run_destructors();
+    return result;
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   } catch (const std::exception&) {

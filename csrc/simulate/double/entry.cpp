@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "simulate/double/capture.hpp"
 #include "simulate/double/driver.hpp"
@@ -40,6 +41,8 @@ constexpr ErrorText kErrors[] = {
      "OS call failed or operation not supported on this OS"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_LOSSY_QUERY, "CUDA_ERROR_LOSSY_QUERY",
+     "the API call would return a result that is missing information"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
@@ -333,7 +336,9 @@ CUresult gather_params(const KernelSpec& spec, void** params, void** extra, std:
 
 struct LaunchAttributes {
   bool cooperative = false;
+  bool programmatic = false;  // may overlap what is before it in the stream
   std::optional<int> priority;
+  std::map<int, CUlaunchAttributeValue> others;  // that a captured node keeps
 };
 
 CUresult read_attributes(const CUlaunchConfig& config, LaunchAttributes& attributes) {
@@ -347,16 +352,36 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchAttributes& attribu
       case CU_LAUNCH_ATTRIBUTE_PRIORITY:
         attributes.priority = std::clamp(attribute.value.priority, kGreatestPriority, 0);
         break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+        attributes.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
+        break;
       case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
       case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
         return CUDA_ERROR_NOT_SUPPORTED;
       default:
         if (attribute.id < 0 || attribute.id > 16) return CUDA_ERROR_INVALID_VALUE;
+        if (attribute.id != CU_LAUNCH_ATTRIBUTE_IGNORE) attributes.others[attribute.id] = attribute.value;
         break;
     }
   }
   return CUDA_SUCCESS;
+}
+
+CUresult capture_launch(Stream& stream, KernelCommand kernel, int priority, LaunchAttributes& attributes) {
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_KERNEL);
+  node->command = std::move(kernel);
+  node->priority = priority;
+  node->attributes = std::move(attributes.others);
+  CUresult result = CUDA_SUCCESS;
+  Node* const captured = capture_node(stream, std::move(node), result);
+  if (captured == nullptr || !attributes.programmatic) return result;
+  for (Edge& edge : captured->dependencies) {
+    if (edge.from->type != CU_GRAPH_NODE_TYPE_KERNEL) continue;
+    edge.data.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    edge.data.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+  }
+  return result;
 }
 
 CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** params, void** extra, CUstream stream_handle) {
@@ -373,7 +398,7 @@ CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** params, 
     if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
     if (result != CUDA_SUCCESS) return result;
     const int priority = attributes.priority.value_or(stream->priority);
-    if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_KERNEL, std::move(kernel), priority);
+    if (stream->capture) return capture_launch(*stream, std::move(kernel), priority, attributes);
     return submit_command(lock, stream, std::move(kernel), nullptr, priority);
   });
 }
@@ -400,7 +425,10 @@ CUresult record_event(CUevent event_handle, CUstream stream_handle, unsigned fla
     if (result == CUDA_SUCCESS) result = find_stream(stream_handle, stream);
     if (result != CUDA_SUCCESS) return result;
     if (event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
-    if (flags != 0) return stream->capture ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0) {
+      if (!stream->capture) return CUDA_ERROR_INVALID_VALUE;
+      return capture_command(*stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD, EventCommand{event}, 0);
+    }
     result = refuse_implicit(*stream);
     if (result != CUDA_SUCCESS) return result;
     if (stream->capture) return capture_record(*stream, *event);
@@ -514,6 +542,8 @@ CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& 
   if (per_sm == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   kernel.spec = function->spec;
   kernel.function = handle;
+  kernel.context = context.get();
+  kernel.cooperative = cooperative;
   kernel.config = config;
   kernel.config.hStream = nullptr;
   kernel.config.attrs = nullptr;
@@ -1154,7 +1184,10 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigne
     const auto found = driver().events.find(reinterpret_cast<Event*>(event_handle));
     if (found == driver().events.end()) return CUDA_ERROR_INVALID_HANDLE;
     const std::shared_ptr<Event> event = found->second;
-    if (flags != 0) return stream->capture ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    if (flags != 0) {
+      if (!stream->capture) return CUDA_ERROR_INVALID_VALUE;
+      return capture_command(*stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, EventCommand{event}, 0);
+    }
     CUresult result = refuse_implicit(*stream);
     if (result != CUDA_SUCCESS) return result;
     if (stream->capture || event->capture) return capture_wait(stream, *event);

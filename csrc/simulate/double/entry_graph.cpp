@@ -1,57 +1,33 @@
-// Entry points: stream capture and graphs.
+// Entry points: graphs, their nodes and edges.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 #include <algorithm>
-#include <unordered_map>
 
-#include "simulate/double/capture.hpp"
 #include "simulate/double/driver.hpp"
+#include "simulate/double/node_params.hpp"
 
 namespace cudasched::simulate {
 namespace {
 
-// Visits a graph and the child graphs in it; the first that visit() says true of.
-template <class Visit>
-Graph* search(Graph& graph, const Visit& visit) {
-  if (visit(graph)) return &graph;
-  for (const auto& node : graph.nodes) {
-    if (!node->child) continue;
-    if (Graph* const found = search(*node->child, visit)) return found;
-  }
-  return nullptr;
-}
-
 CUresult find_graph(CUgraph handle, Graph*& graph) {
-  if (const auto found = driver().graphs.find(reinterpret_cast<Graph*>(handle)); found != driver().graphs.end()) {
-    graph = found->second.get();
-    return CUDA_SUCCESS;
-  }
-  for (const auto& [key, known] : driver().graphs) {
-    graph = search(*known, [&](const Graph& each) { return &each == reinterpret_cast<Graph*>(handle); });
-    if (graph != nullptr) return CUDA_SUCCESS;
-  }
-  return CUDA_ERROR_INVALID_VALUE;
+  graph = known_graph(handle);
+  return graph == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult find_exec(CUgraphExec handle, Exec*& exec) {
-  const auto found = driver().execs.find(reinterpret_cast<Exec*>(handle));
-  if (found == driver().execs.end()) return CUDA_ERROR_INVALID_VALUE;
-  exec = found->second.get();
-  return CUDA_SUCCESS;
+CUresult find_node(CUgraphNode handle, CUgraphNodeType type, Node*& node) {
+  node = known_node(handle);
+  return node == nullptr || node->type != type ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-Node* find_node(CUgraphNode handle) {
-  Node* found = nullptr;
-  for (const auto& [key, graph] : driver().graphs) {
-    search(*graph, [&](const Graph& each) {
-      for (const auto& node : each.nodes) {
-        if (node.get() == reinterpret_cast<Node*>(handle)) found = node.get();
-      }
-      return found != nullptr;
-    });
-  }
-  return found;
+// For calls about a node of one type.
+template <class F>
+CUresult with_node(CUgraphNode handle, CUgraphNodeType type, F call) {
+  return with_driver([&](Lock&) {
+    Node* node = nullptr;
+    const CUresult result = find_node(handle, type, node);
+    return result == CUDA_SUCCESS ? call(*node) : result;
+  });
 }
 
 CUgraph adopt(std::unique_ptr<Graph> graph) {
@@ -60,102 +36,252 @@ CUgraph adopt(std::unique_ptr<Graph> graph) {
   return reinterpret_cast<CUgraph>(handle);
 }
 
-CUresult add_node(CUgraphNode* handle, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
-                  std::unique_ptr<Node> node) {
-  if (count != 0 && dependencies == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  for (std::size_t i = 0; i < count; ++i) {
-    auto* const dependency = reinterpret_cast<Node*>(dependencies[i]);
-    const bool known = std::any_of(graph.nodes.begin(), graph.nodes.end(),
-                                   [&](const auto& candidate) { return candidate.get() == dependency; });
-    const auto& chosen = node->dependencies;
-    if (!known || std::find(chosen.begin(), chosen.end(), dependency) != chosen.end()) return CUDA_ERROR_INVALID_VALUE;
-    node->dependencies.push_back(dependency);
+struct Dependencies {
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* data = nullptr;
+  std::size_t count = 0;
+};
+
+CUresult add_node(CUgraphNode* handle, Graph& graph, const Dependencies& after, std::unique_ptr<Node> node) {
+  Node& added = graph.add(std::move(node));
+  const CUresult result = add_edges(added, after.nodes, after.data, after.count);
+  if (result == CUDA_SUCCESS) {
+    *handle = reinterpret_cast<CUgraphNode>(&added);
+  } else {
+    graph.remove(added);
   }
-  *handle = reinterpret_cast<CUgraphNode>(node.get());
-  graph.nodes.push_back(std::move(node));
+  return result;
+}
+
+// read(Command&) says what the node does.
+template <class Read>
+CUresult add_read_node(CUgraphNode* handle, CUgraph graph_handle, const Dependencies& after, CUgraphNodeType type,
+                       Read read) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    CUresult result = find_graph(graph_handle, graph);
+    if (result != CUDA_SUCCESS) return result;
+    auto node = std::make_unique<Node>(type);
+    result = read(node->command);
+    return result == CUDA_SUCCESS ? add_node(handle, *graph, after, std::move(node)) : result;
+  });
+}
+
+CUresult add_child(CUgraphNode* handle, Graph& graph, const Dependencies& after, CUgraph child_handle, bool move) {
+  Graph* child = nullptr;
+  if (const CUresult result = find_graph(child_handle, child); result != CUDA_SUCCESS) return result;
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_GRAPH);
+  if (has_conditional_nodes(*child)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (move) {
+    const auto owned = driver().graphs.find(child);
+    if (owned == driver().graphs.end() || child == &graph) return CUDA_ERROR_INVALID_VALUE;
+    node->bodies.push_back(std::move(owned->second));
+    driver().graphs.erase(owned);
+  } else {
+    std::unique_ptr<Graph> copy;
+    if (const CUresult result = clone(*child, copy); result != CUDA_SUCCESS) return result;
+    node->bodies.push_back(std::move(copy));
+  }
+  node->bodies.front()->owner = node.get();
+  return add_node(handle, graph, after, std::move(node));
+}
+
+CUresult add_allocation(CUgraphNode* handle, Graph& graph, const Dependencies& after,
+                        const std::shared_ptr<Context>& context, std::size_t bytes, CUdeviceptr* address) {
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+  CUresult result = make_graph_memory(context, bytes, *node);
+  if (result != CUDA_SUCCESS) return result;
+  const CUdeviceptr made = std::get<GraphMemoryCommand>(node->command).memory->address;
+  result = add_node(handle, graph, after, std::move(node));
+  if (result == CUDA_SUCCESS) *address = made;
+  return result;
+}
+
+CUresult add_free(CUgraphNode* handle, Graph& graph, const Dependencies& after, CUdeviceptr address) {
+  const auto found = driver().allocations.find(address);
+  if (found == driver().allocations.end() || found->second.graph_memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const bool twice = std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& other) {
+    return other->type == CU_GRAPH_NODE_TYPE_MEM_FREE &&
+           std::get<GraphMemoryCommand>(other->command).memory.get() == found->second.graph_memory;
+  });
+  if (twice) return CUDA_ERROR_INVALID_VALUE;
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_FREE);
+  node->command = GraphMemoryCommand{found->second.graph_memory->shared_from_this()};
+  return add_node(handle, graph, after, std::move(node));
+}
+
+// Its bodies never run: what would set the condition is device code.
+CUresult add_conditional(CUgraphNode* handle, Graph& graph, const Dependencies& after,
+                         CUDA_CONDITIONAL_NODE_PARAMS& params) {
+  if (params.size == 0 || params.size > 64) return CUDA_ERROR_INVALID_VALUE;
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_CONDITIONAL);
+  for (unsigned i = 0; i < params.size; ++i) {
+    node->bodies.push_back(std::make_unique<Graph>());
+    node->bodies.back()->owner = node.get();
+    node->body_handles.push_back(reinterpret_cast<CUgraph>(node->bodies.back().get()));
+  }
+  params.phGraph_out = node->body_handles.data();
+  return add_node(handle, graph, after, std::move(node));
+}
+
+CUresult add_any_node(CUgraphNode* handle, CUgraph graph_handle, const Dependencies& after, CUgraphNodeParams* params) {
+  if (handle == nullptr || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    Graph* graph = nullptr;
+    CUresult result = find_graph(graph_handle, graph);
+    if (result != CUDA_SUCCESS) return result;
+    switch (params->type) {
+      case CU_GRAPH_NODE_TYPE_GRAPH:
+        return add_child(handle, *graph, after, params->graph.graph,
+                         params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE);
+      case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        return add_allocation(handle, *graph, after, context, params->alloc.bytesize, &params->alloc.dptr);
+      case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        return add_free(handle, *graph, after, params->free.dptr);
+      case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        return add_conditional(handle, *graph, after, params->conditional);
+      default: {
+        auto node = std::make_unique<Node>(params->type);
+        result = read_params(*params, context, node->command);
+        return result == CUDA_SUCCESS ? add_node(handle, *graph, after, std::move(node)) : result;
+      }
+    }
+  });
+}
+
+// What a node does, changed for later instantiations and clones.
+CUresult set_command(Node& node, Command command) {
+  if (auto* const kernel = std::get_if<KernelCommand>(&command)) {
+    kernel->cooperative = std::get<KernelCommand>(node.command).cooperative;
+  }
+  node.command = std::move(command);
   return CUDA_SUCCESS;
 }
 
-CUresult instantiate_graph(CUgraphExec* handle, CUgraph graph_handle, unsigned long long flags) {
-  constexpr unsigned long long kKnown = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
-                                        CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
-                                        CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-  if (handle == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Graph* graph = nullptr;
-    if (const CUresult result = find_graph(graph_handle, graph); result != CUDA_SUCCESS) return result;
-    std::unique_ptr<Exec> exec = instantiate(*graph);
-    if (!exec) return CUDA_ERROR_OUT_OF_MEMORY;
-    exec->flags = flags;
-    *handle = reinterpret_cast<CUgraphExec>(exec.get());
-    driver().execs.emplace(exec.get(), std::move(exec));
-    return CUDA_SUCCESS;
+template <class Read>
+CUresult set_read_node(CUgraphNode handle, CUgraphNodeType type, Read read) {
+  return with_node(handle, type, [&](Node& node) {
+    Command command;
+    const CUresult result = read(command);
+    return result == CUDA_SUCCESS ? set_command(node, std::move(command)) : result;
   });
 }
 
-CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                      const CUgraphNode** dependencies, std::size_t* count) {
-  if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+bool is_node_attribute(CUkernelNodeAttrID attribute) {
+  return attribute > CU_LAUNCH_ATTRIBUTE_IGNORE && attribute <= CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING;
+}
+
+// Copies what fits, and says how many there are or were copied; the rest of the room becomes null.
+template <class Items, class Get>
+CUresult give_nodes(const Items& items, CUgraphNode* to, std::size_t* count, Get get) {
+  if (to == nullptr) {
+    *count = items.size();
+    return CUDA_SUCCESS;
+  }
+  std::size_t given = 0;
+  for (const auto& item : items) {
+    if (given == *count) break;
+    to[given++] = reinterpret_cast<CUgraphNode>(get(item));
+  }
+  std::fill(to + given, to + *count, nullptr);
+  *count = given;
+  return CUDA_SUCCESS;
+}
+
+bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
+
+CUresult get_edges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
+  if (count == nullptr || (from == nullptr) != (to == nullptr) || (from == nullptr && data != nullptr)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    if (stream->kind == StreamKind::kLegacy) {
-      for (const auto& [key, other] : stream->context->streams) {
-        if (other->capture && other->blocking()) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    std::size_t edges = 0;
+    bool lossy = false;
+    for (const auto& node : graph->nodes) {
+      for (const Edge& edge : node->dependencies) {
+        if (from != nullptr && edges < *count) {
+          from[edges] = reinterpret_cast<CUgraphNode>(edge.from);
+          to[edges] = reinterpret_cast<CUgraphNode>(node.get());
+          if (data != nullptr) data[edges] = edge.data;
+          lossy = lossy || (data == nullptr && !is_plain(edge.data));
+        }
+        ++edges;
       }
     }
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!stream->capture) return CUDA_SUCCESS;
-    const Capture& capture = *stream->capture;
-    *status = capture.invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    if (capture.invalidated) return CUDA_SUCCESS;
-    if (id != nullptr) *id = capture.id;
-    if (graph != nullptr) *graph = reinterpret_cast<CUgraph>(capture.graph.get());
-    if (dependencies != nullptr) *dependencies = reinterpret_cast<const CUgraphNode*>(stream->capture_front.data());
-    if (count != nullptr) *count = stream->capture_front.size();
+    if (lossy) return CUDA_ERROR_LOSSY_QUERY;
+    *count = from == nullptr ? edges : std::min(*count, edges);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult said(CUgraphExecUpdateResult what, CUgraphExecUpdateResult* outcome) {
-  if (outcome != nullptr) *outcome = what;
-  return what == CU_GRAPH_EXEC_UPDATE_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-}
-
-CUresult update_exec(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExecUpdateResult* outcome) {
+CUresult get_dependencies(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data, std::size_t* count) {
+  if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    Exec* exec = nullptr;
-    Graph* graph = nullptr;
-    CUresult result = find_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS) result = find_graph(graph_handle, graph);
-    if (result != CUDA_SUCCESS) return result;
-    const std::vector<FlatNode> nodes = flatten(*graph);
-    if (nodes.size() != exec->nodes.size()) return said(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, outcome);
-    return said(update(*exec, 0, nodes), outcome);
+    const Node* const node = known_node(handle);
+    if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const std::vector<Edge>& edges = node->dependencies;
+    for (std::size_t i = 0; nodes != nullptr && i < std::min(*count, edges.size()); ++i) {
+      if (data == nullptr && !is_plain(edges[i].data)) return CUDA_ERROR_LOSSY_QUERY;
+      if (data != nullptr) data[i] = edges[i].data;
+    }
+    return give_nodes(edges, nodes, count, [](const Edge& edge) { return edge.from; });
   });
 }
 
-std::unique_ptr<Graph> clone(const Graph& graph) {
-  auto made = std::make_unique<Graph>();
-  std::unordered_map<const Node*, Node*> copies;
-  for (const auto& node : graph.nodes) {
-    auto copy = std::make_unique<Node>();
-    copy->type = node->type;
-    copy->command = node->command;
-    copy->priority = node->priority;
-    for (const Node* dependency : node->dependencies) copy->dependencies.push_back(copies.at(dependency));
-    if (node->child) copy->child = clone(*node->child);
-    copies.emplace(node.get(), copy.get());
-    made->nodes.push_back(std::move(copy));
-  }
-  return made;
+CUresult get_dependents(CUgraphNode handle, CUgraphNode* nodes, CUgraphEdgeData* data, std::size_t* count) {
+  if (count == nullptr || (nodes == nullptr && data != nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    const Node* const node = known_node(handle);
+    if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; nodes != nullptr && i < std::min(*count, node->dependents.size()); ++i) {
+      const std::vector<Edge>& edges = node->dependents[i]->dependencies;
+      const auto edge = std::find_if(edges.begin(), edges.end(), [&](const Edge& e) { return e.from == node; });
+      if (data == nullptr && !is_plain(edge->data)) return CUDA_ERROR_LOSSY_QUERY;
+      if (data != nullptr) data[i] = edge->data;
+    }
+    return give_nodes(node->dependents, nodes, count, [](Node* dependent) { return dependent; });
+  });
 }
 
-CUresult find_kernel_node(CUgraphNode handle, CUkernelNodeAttrID attribute, Node*& node) {
-  node = find_node(handle);
-  if (node == nullptr || node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
-  return attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+CUresult add_dependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
+                          std::size_t count) {
+  if (count != 0 && (from == nullptr || to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    for (std::size_t i = 0; i < count; ++i) {
+      Node* const node = known_node(to[i]);
+      if (node == nullptr || node->graph != graph) return CUDA_ERROR_INVALID_VALUE;
+      const CUresult result = add_edges(*node, from + i, data == nullptr ? nullptr : data + i, 1);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult remove_dependencies(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                             const CUgraphEdgeData* data, std::size_t count) {
+  if (count != 0 && (from == nullptr || to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    if (count != 0 && has_memory_nodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
+    for (std::size_t i = 0; i < count; ++i) {
+      Node* const before = known_node(from[i]);
+      Node* const after = known_node(to[i]);
+      if (before == nullptr || after == nullptr || before->graph != graph) return CUDA_ERROR_INVALID_VALUE;
+      const CUgraphEdgeData wanted = data == nullptr ? CUgraphEdgeData{} : data[i];
+      const auto removed = std::erase_if(after->dependencies, [&](const Edge& edge) {
+        return edge.from == before && edge.data.type == wanted.type && edge.data.from_port == wanted.from_port;
+      });
+      if (removed == 0) return CUDA_ERROR_INVALID_VALUE;
+      std::erase(before->dependents, after);
+    }
+    return CUDA_SUCCESS;
+  });
 }
 
 }  // namespace
@@ -165,95 +291,6 @@ CUresult find_kernel_node(CUgraphNode handle, CUkernelNodeAttrID attribute, Node
 extern "C" {
 
 using namespace cudasched::simulate;
-
-// ---- capture
-
-CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    const CUresult result = find_stream(handle, stream);
-    return result == CUDA_SUCCESS ? begin_capture(stream, mode) : result;
-  });
-}
-
-CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-  return cuStreamBeginCapture_v2(per_thread(stream), mode);
-}
-
-CUresult cuStreamBeginCapture(CUstream stream) {
-  return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
-
-CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
-  return cuStreamBeginCapture_v2(per_thread(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
-
-CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
-  if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    *graph = nullptr;
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    std::unique_ptr<Graph> captured;
-    result = end_capture(stream, captured);
-    if (result == CUDA_SUCCESS) *graph = adopt(std::move(captured));
-    return result;
-  });
-}
-
-CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph* graph) {
-  return cuStreamEndCapture(per_thread(stream), graph);
-}
-
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
-  return capture_info(stream, status, nullptr, nullptr, nullptr, nullptr);
-}
-
-CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus* status) {
-  return cuStreamIsCapturing(per_thread(stream), status);
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id) {
-  return capture_info(stream, status, id, nullptr, nullptr, nullptr);
-}
-
-CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id) {
-  return capture_info(per_thread(stream), status, id, nullptr, nullptr, nullptr);
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                   const CUgraphNode** dependencies, size_t* count) {
-  return capture_info(stream, status, id, graph, dependencies, count);
-}
-
-CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                        const CUgraphNode** dependencies, size_t* count) {
-  return capture_info(per_thread(stream), status, id, graph, dependencies, count);
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                   const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count) {
-  if (edges != nullptr) *edges = nullptr;
-  return capture_info(stream, status, id, graph, dependencies, count);
-}
-
-CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                                        const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
-                                        size_t* count) {
-  return cuStreamGetCaptureInfo_v3(per_thread(stream), status, id, graph, dependencies, edges, count);
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return with_driver([&](Lock&) {
-    std::swap(*mode, thread_capture_mode());
-    return CUDA_SUCCESS;
-  });
-}
 
 // ---- graphs
 
@@ -271,102 +308,30 @@ CUresult cuGraphDestroy(CUgraph graph) {
   });
 }
 
-CUresult cuGraphAddKernelNode_v2(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
-                                 size_t count, const CUDA_KERNEL_NODE_PARAMS* params) {
-  if (handle == nullptr || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+CUresult cuGraphClone(CUgraph* made, CUgraph handle) {
+  if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
     Graph* graph = nullptr;
-    CUresult result = find_graph(graph_handle, graph);
+    CUresult result = find_graph(handle, graph);
     if (result != CUDA_SUCCESS) return result;
-    CUlaunchConfig config{};
-    config.gridDimX = params->gridDimX;
-    config.gridDimY = params->gridDimY;
-    config.gridDimZ = params->gridDimZ;
-    config.blockDimX = params->blockDimX;
-    config.blockDimY = params->blockDimY;
-    config.blockDimZ = params->blockDimZ;
-    config.sharedMemBytes = params->sharedMemBytes;
-    const CUfunction function = params->func != nullptr ? params->func : reinterpret_cast<CUfunction>(params->kern);
-    KernelCommand kernel;
-    result = make_kernel_command(function, context, config, params->kernelParams, params->extra, false, kernel);
-    if (result != CUDA_SUCCESS) return result;
-    auto node = std::make_unique<Node>();
-    node->type = CU_GRAPH_NODE_TYPE_KERNEL;
-    node->command = std::move(kernel);
-    return add_node(handle, *graph, dependencies, count, std::move(node));
+    std::unique_ptr<Graph> copy;
+    result = clone(*graph, copy);
+    if (result == CUDA_SUCCESS) *made = adopt(std::move(copy));
+    return result;
   });
 }
 
-CUresult cuGraphAddKernelNode(CUgraphNode* handle, CUgraph graph, const CUgraphNode* dependencies, size_t count,
-                              const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUDA_KERNEL_NODE_PARAMS newer{};
-  newer.func = params->func;
-  newer.gridDimX = params->gridDimX;
-  newer.gridDimY = params->gridDimY;
-  newer.gridDimZ = params->gridDimZ;
-  newer.blockDimX = params->blockDimX;
-  newer.blockDimY = params->blockDimY;
-  newer.blockDimZ = params->blockDimZ;
-  newer.sharedMemBytes = params->sharedMemBytes;
-  newer.kernelParams = params->kernelParams;
-  newer.extra = params->extra;
-  return cuGraphAddKernelNode_v2(handle, graph, dependencies, count, &newer);
-}
-
-CUresult cuGraphAddEmptyNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies, size_t count) {
-  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
+CUresult cuGraphNodeFindInClone(CUgraphNode* made, CUgraphNode original, CUgraph handle) {
+  if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
     Graph* graph = nullptr;
-    if (const CUresult result = find_graph(graph_handle, graph); result != CUDA_SUCCESS) return result;
-    return add_node(handle, *graph, dependencies, count, std::make_unique<Node>());
-  });
-}
-
-CUresult cuGraphAddChildGraphNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
-                                  size_t count, CUgraph child_handle) {
-  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Graph* graph = nullptr;
-    Graph* child = nullptr;
-    CUresult result = find_graph(graph_handle, graph);
-    if (result == CUDA_SUCCESS) result = find_graph(child_handle, child);
-    if (result != CUDA_SUCCESS) return result;
-    auto node = std::make_unique<Node>();
-    node->type = CU_GRAPH_NODE_TYPE_GRAPH;
-    node->child = clone(*child);
-    return add_node(handle, *graph, dependencies, count, std::move(node));
-  });
-}
-
-CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* graph) {
-  if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    const Node* const node = find_node(handle);
-    if (node == nullptr || !node->child) return CUDA_ERROR_INVALID_VALUE;
-    *graph = reinterpret_cast<CUgraph>(node->child.get());
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    const Node* const node = known_node(original);
+    if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto found = graph->clones.find(node->id);
+    if (found == graph->clones.end()) return CUDA_ERROR_INVALID_VALUE;
+    *made = reinterpret_cast<CUgraphNode>(found->second);
     return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute, CUkernelNodeAttrValue* value) {
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Node* node = nullptr;
-    const CUresult result = find_kernel_node(handle, attribute, node);
-    if (result == CUDA_SUCCESS) value->priority = node->priority;
-    return result;
-  });
-}
-
-CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
-                                       const CUkernelNodeAttrValue* value) {
-  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Node* node = nullptr;
-    const CUresult result = find_kernel_node(handle, attribute, node);
-    if (result == CUDA_SUCCESS) node->priority = value->priority;
-    return result;
   });
 }
 
@@ -375,12 +340,73 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
   return with_driver([&](Lock&) {
     Graph* graph = nullptr;
     if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
-    if (nodes != nullptr) {
-      for (std::size_t i = 0; i < *count; ++i) {
-        nodes[i] = i < graph->nodes.size() ? reinterpret_cast<CUgraphNode>(graph->nodes[i].get()) : nullptr;
-      }
+    return give_nodes(graph->nodes, nodes, count, [](const auto& node) { return node.get(); });
+  });
+}
+
+CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    std::vector<Node*> roots;
+    for (const auto& node : graph->nodes) {
+      if (node->dependencies.empty()) roots.push_back(node.get());
     }
-    *count = nodes == nullptr ? graph->nodes.size() : std::min(*count, graph->nodes.size());
+    return give_nodes(roots, nodes, count, [](Node* node) { return node; });
+  });
+}
+
+CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode* from, CUgraphNode* to, size_t* count) {
+  return get_edges(graph, from, to, nullptr, count);
+}
+
+CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count) {
+  return get_edges(graph, from, to, data, count);
+}
+
+CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode* dependencies, size_t* count) {
+  return get_dependencies(node, dependencies, nullptr, count);
+}
+
+CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode* dependencies, CUgraphEdgeData* data,
+                                       size_t* count) {
+  return get_dependencies(node, dependencies, data, count);
+}
+
+CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode* dependents, size_t* count) {
+  return get_dependents(node, dependents, nullptr, count);
+}
+
+CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* dependents, CUgraphEdgeData* data,
+                                         size_t* count) {
+  return get_dependents(node, dependents, data, count);
+}
+
+CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+  return add_dependencies(graph, from, to, nullptr, count);
+}
+
+CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                   const CUgraphEdgeData* data, size_t count) {
+  return add_dependencies(graph, from, to, data, count);
+}
+
+CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+  return remove_dependencies(graph, from, to, nullptr, count);
+}
+
+CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                      const CUgraphEdgeData* data, size_t count) {
+  return remove_dependencies(graph, from, to, data, count);
+}
+
+CUresult cuGraphDestroyNode(CUgraphNode handle) {
+  return with_driver([&](Lock&) {
+    Node* const node = known_node(handle);
+    if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (has_memory_nodes(*node->graph)) return CUDA_ERROR_NOT_SUPPORTED;
+    node->graph->remove(*node);
     return CUDA_SUCCESS;
   });
 }
@@ -388,158 +414,323 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, size_t* count) {
 CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
   if (type == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    const Node* const node = find_node(handle);
+    const Node* const node = known_node(handle);
     if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *type = node->type;
     return CUDA_SUCCESS;
   });
 }
 
+// ---- nodes of any type
+
+CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                        CUgraphNodeParams* params) {
+  return add_any_node(node, graph, {dependencies, nullptr, count}, params);
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                           const CUgraphEdgeData* data, size_t count, CUgraphNodeParams* params) {
+  return add_any_node(node, graph, {dependencies, data, count}, params);
+}
+
+CUresult cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    Node* node = nullptr;
+    CUresult result = find_node(handle, params->type, node);
+    if (result != CUDA_SUCCESS) return result;
+    Command command;
+    result = read_params(*params, context, command);
+    return result == CUDA_SUCCESS ? set_command(*node, std::move(command)) : result;
+  });
+}
+
+CUresult cuGraphAddEmptyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count) {
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_EMPTY,
+                       [](Command&) { return CUDA_SUCCESS; });
+}
+
+// ---- kernel nodes
+
+CUresult cuGraphAddKernelNode_v2(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
+                                 size_t count, const CUDA_KERNEL_NODE_PARAMS* params) {
+  if (handle == nullptr || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    Graph* graph = nullptr;
+    CUresult result = find_graph(graph_handle, graph);
+    if (result != CUDA_SUCCESS) return result;
+    auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_KERNEL);
+    result = read_params(*params, context, node->command);
+    if (result != CUDA_SUCCESS) return result;
+    return add_node(handle, *graph, {dependencies, nullptr, count}, std::move(node));
+  });
+}
+
+CUresult cuGraphAddKernelNode(CUgraphNode* handle, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                              const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS with = newer(*params);
+  return cuGraphAddKernelNode_v2(handle, graph, dependencies, count, &with);
+}
+
 CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Node* const node = find_node(handle);
-    if (node == nullptr || node->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
-    auto& kernel = std::get<KernelCommand>(node->command);
-    node->parameters.clear();
-    for (const std::uint32_t offset : kernel.spec->param_offsets) {
-      node->parameters.push_back(kernel.params.data() + offset);
-    }
-    *params = {};
-    params->func = kernel.function;
-    params->gridDimX = kernel.config.gridDimX;
-    params->gridDimY = kernel.config.gridDimY;
-    params->gridDimZ = kernel.config.gridDimZ;
-    params->blockDimX = kernel.config.blockDimX;
-    params->blockDimY = kernel.config.blockDimY;
-    params->blockDimZ = kernel.config.blockDimZ;
-    params->sharedMemBytes = kernel.config.sharedMemBytes;
-    params->kernelParams = node->parameters.data();
+  return with_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, [&](Node& node) {
+    write_params(node, *params);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count) {
-  if (count == nullptr || (from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_KERNEL_NODE_PARAMS found{};
+  const CUresult result = cuGraphKernelNodeGetParams_v2(handle, &found);
+  if (result != CUDA_SUCCESS) return result;
+  *params = {found.func,      found.gridDimX,  found.gridDimY,       found.gridDimZ,     found.blockDimX,
+             found.blockDimY, found.blockDimZ, found.sharedMemBytes, found.kernelParams, found.extra};
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    Node* node = nullptr;
+    CUresult result = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node);
+    if (result != CUDA_SUCCESS) return result;
+    Command command;
+    result = read_params(*params, context, command);
+    return result == CUDA_SUCCESS ? set_command(*node, std::move(command)) : result;
+  });
+}
+
+CUresult cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUDA_KERNEL_NODE_PARAMS with = newer(*params);
+  return cuGraphKernelNodeSetParams_v2(handle, &with);
+}
+
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute, CUkernelNodeAttrValue* value) {
+  if (value == nullptr || !is_node_attribute(attribute)) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, [&](Node& node) {
+    const auto found = node.attributes.find(attribute);
+    *value = found == node.attributes.end() ? CUkernelNodeAttrValue{} : found->second;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY) value->priority = node.priority;
+    if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+      value->cooperative = std::get<KernelCommand>(node.command).cooperative ? 1 : 0;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute,
+                                       const CUkernelNodeAttrValue* value) {
+  if (value == nullptr || !is_node_attribute(attribute)) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, [&](Node& node) {
+    if (attribute == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+      node.priority = value->priority;
+    } else if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) {
+      std::get<KernelCommand>(node.command).cooperative = value->cooperative != 0;
+    } else {
+      node.attributes[attribute] = *value;
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
+  return with_node(to, CU_GRAPH_NODE_TYPE_KERNEL, [&](Node& node) {
+    Node* source = nullptr;
+    const CUresult result = find_node(from, CU_GRAPH_NODE_TYPE_KERNEL, source);
+    if (result != CUDA_SUCCESS) return result;
+    node.priority = source->priority;
+    node.attributes = source->attributes;
+    std::get<KernelCommand>(node.command).cooperative = std::get<KernelCommand>(source->command).cooperative;
+    return CUDA_SUCCESS;
+  });
+}
+
+// ---- copy, fill and host nodes
+
+CUresult cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                              const CUDA_MEMCPY3D* params, CUcontext) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_MEMCPY,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+CUresult cuGraphMemcpyNodeGetParams(CUgraphNode handle, CUDA_MEMCPY3D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_MEMCPY, [&](Node& node) {
+    write_params(std::get<CopyCommand>(node.command), *params);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return set_read_node(handle, CU_GRAPH_NODE_TYPE_MEMCPY,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+CUresult cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                              const CUDA_MEMSET_NODE_PARAMS* params, CUcontext) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_MEMSET,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode handle, CUDA_MEMSET_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_MEMSET, [&](Node& node) {
+    write_params(std::get<SetCommand>(node.command), *params);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphMemsetNodeSetParams(CUgraphNode handle, const CUDA_MEMSET_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return set_read_node(handle, CU_GRAPH_NODE_TYPE_MEMSET,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+CUresult cuGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                            const CUDA_HOST_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_HOST,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+CUresult cuGraphHostNodeGetParams(CUgraphNode handle, CUDA_HOST_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_HOST, [&](Node& node) {
+    const auto& host = std::get<HostCommand>(node.command);
+    *params = {host.function, host.data};
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphHostNodeSetParams(CUgraphNode handle, const CUDA_HOST_NODE_PARAMS* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return set_read_node(handle, CU_GRAPH_NODE_TYPE_HOST,
+                       [&](Command& command) { return read_params(*params, command); });
+}
+
+// ---- child graph nodes
+
+CUresult cuGraphAddChildGraphNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
+                                  size_t count, CUgraph child) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
     Graph* graph = nullptr;
-    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
-    std::size_t edges = 0;
-    for (const auto& node : graph->nodes) {
-      for (Node* const dependency : node->dependencies) {
-        if (from != nullptr && edges < *count) {
-          from[edges] = reinterpret_cast<CUgraphNode>(dependency);
-          to[edges] = reinterpret_cast<CUgraphNode>(node.get());
-          if (data != nullptr) data[edges] = {};
-        }
-        ++edges;
-      }
-    }
-    *count = from == nullptr ? edges : std::min(*count, edges);
+    const CUresult result = find_graph(graph_handle, graph);
+    if (result != CUDA_SUCCESS) return result;
+    return add_child(handle, *graph, {dependencies, nullptr, count}, child, false);
+  });
+}
+
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* graph) {
+  if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_GRAPH, [&](Node& node) {
+    *graph = reinterpret_cast<CUgraph>(node.bodies.front().get());
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {
-  if (error_node != nullptr) *error_node = nullptr;
-  if (log != nullptr && log_bytes > 0) *log = '\0';
-  return instantiate_graph(exec, graph, 0);
+// ---- event nodes
+
+CUresult cuGraphAddEventRecordNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                                   CUevent event) {
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                       [&](Command& command) { return read_event(event, command); });
 }
 
-CUresult cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log, size_t log_bytes) {
-  return cuGraphInstantiate(exec, graph, error_node, log, log_bytes);
+CUresult cuGraphAddEventWaitNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                                 CUevent event) {
+  return add_read_node(node, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                       [&](Command& command) { return read_event(event, command); });
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-  return instantiate_graph(exec, graph, flags);
+CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode handle, CUevent* event) {
+  if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [&](Node& node) {
+    *event = reinterpret_cast<CUevent>(std::get<EventCommand>(node.command).event.get());
+    return CUDA_SUCCESS;
+  });
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode handle, CUevent* event) {
+  if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [&](Node& node) {
+    *event = reinterpret_cast<CUevent>(std::get<EventCommand>(node.command).event.get());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode handle, CUevent event) {
+  return set_read_node(handle, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                       [&](Command& command) { return read_event(event, command); });
+}
+
+CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode handle, CUevent event) {
+  return set_read_node(handle, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                       [&](Command& command) { return read_event(event, command); });
+}
+
+// ---- memory nodes
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies,
+                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
+  if (handle == nullptr || params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    Graph* graph = nullptr;
+    const CUresult result = find_graph(graph_handle, graph);
+    if (result != CUDA_SUCCESS) return result;
+    return add_allocation(handle, *graph, {dependencies, nullptr, count}, context, params->bytesize, &params->dptr);
+  });
+}
+
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  params->hErrNode_out = nullptr;
-  const CUresult result = instantiate_graph(exec, graph, params->flags);
-  params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-  return result;
-}
-
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return cuGraphInstantiateWithParams(exec, graph, params);
-}
-
-CUresult cuGraphLaunch(CUgraphExec exec_handle, CUstream stream_handle) {
-  return with_driver([&](Lock& lock) {
-    Exec* exec = nullptr;
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS) result = find_stream(stream_handle, stream);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
-    return result == CUDA_SUCCESS ? submit_exec(lock, stream, *exec) : result;
-  });
-}
-
-CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphLaunch(exec, per_thread(stream)); }
-
-CUresult cuGraphUpload(CUgraphExec exec_handle, CUstream stream_handle) {
-  return with_driver([&](Lock& lock) {
-    Exec* exec = nullptr;
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS) result = find_stream(stream_handle, stream);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
-    return result == CUDA_SUCCESS ? submit_command(lock, stream, {}) : result;
-  });
-}
-
-CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphUpload(exec, per_thread(stream)); }
-
-CUresult cuGraphExecDestroy(CUgraphExec handle) {
-  return with_driver([&](Lock&) {
-    const auto found = driver().execs.find(reinterpret_cast<Exec*>(handle));
-    if (found == driver().execs.end()) return CUDA_ERROR_INVALID_VALUE;
-    for (const auto& lane : found->second->lanes) close_stream(lane);
-    driver().execs.erase(found);
+  return with_node(handle, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](Node& node) {
+    const GraphMemory& memory = *std::get<GraphMemoryCommand>(node.command).memory;
+    *params = {};
+    params->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    params->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    params->bytesize = memory.bytes;
+    params->dptr = memory.address;
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
-  if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+CUresult cuGraphAddMemFreeNode(CUgraphNode* handle, CUgraph graph_handle, const CUgraphNode* dependencies, size_t count,
+                               CUdeviceptr address) {
+  if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    Exec* exec = nullptr;
-    const CUresult result = find_exec(handle, exec);
-    if (result == CUDA_SUCCESS) *flags = exec->flags;
+    Graph* graph = nullptr;
+    const CUresult result = find_graph(graph_handle, graph);
+    return result == CUDA_SUCCESS ? add_free(handle, *graph, {dependencies, nullptr, count}, address) : result;
+  });
+}
+
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
+  if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_node(handle, CU_GRAPH_NODE_TYPE_MEM_FREE, [&](Node& node) {
+    *address = std::get<GraphMemoryCommand>(node.command).memory->address;
+    return CUDA_SUCCESS;
+  });
+}
+
+// ---- conditional nodes
+
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* made, CUgraph handle, CUcontext, unsigned,
+                                        unsigned flags) {
+  if (made == nullptr || flags > CU_GRAPH_COND_ASSIGN_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Graph* graph = nullptr;
+    const CUresult result = find_graph(handle, graph);
+    if (result == CUDA_SUCCESS) *made = driver().next_id++;
     return result;
   });
-}
-
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec_handle, CUgraphNode node_handle, CUgraph child_handle) {
-  return with_driver([&](Lock&) {
-    Exec* exec = nullptr;
-    Graph* child = nullptr;
-    CUresult result = find_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS) result = find_graph(child_handle, child);
-    if (result != CUDA_SUCCESS) return result;
-    const auto inside = [&](const ExecNode& node) { return node.within == reinterpret_cast<Node*>(node_handle); };
-    const auto first = std::find_if(exec->nodes.begin(), exec->nodes.end(), inside);
-    const std::vector<FlatNode> nodes = flatten(*child);
-    if (std::count_if(exec->nodes.begin(), exec->nodes.end(), inside) != static_cast<std::ptrdiff_t>(nodes.size())) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    return said(update(*exec, static_cast<std::size_t>(first - exec->nodes.begin()), nodes), nullptr);
-  });
-}
-
-CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  if (info == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *info = {};
-  return update_exec(exec, graph, &info->result);
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* outcome) {
-  if (error_node != nullptr) *error_node = nullptr;
-  return update_exec(exec, graph, outcome);
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <cstring>
+#include <utility>
 
 #include "simulate/double/capture.hpp"
 #include "simulate/double/driver.hpp"
@@ -13,9 +14,11 @@ namespace {
 enum class Side { kDevice, kHost, kEither };
 
 // kEither: what the address says, pageable memory if it is not ours.
-CUresult check_side(std::uintptr_t address, std::size_t bytes, Side side, bool& pageable) {
+CUresult check_side(CopySide& copied, std::size_t bytes, Side side, bool& pageable) {
+  const std::uintptr_t address = copied.address;
   const Allocation* const allocation = find_allocation(address, bytes);
   pageable = allocation == nullptr;
+  describe_side(copied);
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
   if (side == Side::kDevice && pageable) return CUDA_ERROR_INVALID_VALUE;
   // An address inside an allocation from which too few bytes are left is an error on any side.
@@ -31,13 +34,16 @@ CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr
     if (bytes == 0) return CUDA_SUCCESS;
     bool pageable_destination = false;
     bool pageable_source = false;
-    result = check_side(destination, bytes, to, pageable_destination);
-    if (result == CUDA_SUCCESS) result = check_side(source, bytes, from, pageable_source);
+    CopyCommand command;
+    command.destination.address = destination;
+    command.source.address = source;
+    command.bytes = bytes;
+    result = check_side(command.destination, bytes, to, pageable_destination);
+    if (result == CUDA_SUCCESS) result = check_side(command.source, bytes, from, pageable_source);
     if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
     if (result == CUDA_SUCCESS && synchronous) result = refuse_capturing(*stream);
     if (result == CUDA_SUCCESS && synchronous) result = refuse_in_capture();
     if (result != CUDA_SUCCESS) return result;
-    CopyCommand command{.destination = destination, .source = source, .bytes = bytes, .staged = nullptr};
     if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMCPY, std::move(command), 0);
     if (pageable_source) {
       const auto* const first = reinterpret_cast<const std::uint8_t*>(source);
@@ -64,7 +70,12 @@ CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std:
     }
     result = refuse_implicit(*stream);
     if (result != CUDA_SUCCESS) return result;
-    const SetCommand command{.destination = destination, .value = value, .width_bytes = width_bytes, .count = count};
+    SetCommand command;
+    command.destination = destination;
+    command.value = value;
+    command.width_bytes = width_bytes;
+    command.count = count;
+    command.context = find_allocation(destination, 1)->context.get();
     if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMSET, command, 0);
     return submit_command(lock, stream, command);
   });
@@ -99,7 +110,11 @@ CUresult free_now(std::uintptr_t address, CUmemorytype type) {
     const std::shared_ptr<Context> owner = driver().allocations.at(address).context;
     if (result == CUDA_SUCCESS) result = synchronize_context(lock, owner);
     if (result != CUDA_SUCCESS) return result;
-    return is_ours() && release_memory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
+    if (GraphMemory* const of_graph = driver().allocations.at(address).graph_memory; of_graph != nullptr) {
+      return std::exchange(of_graph->live, false) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    return release_memory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
@@ -154,8 +169,14 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
     std::shared_ptr<Stream> stream;
     CUresult result = find_stream(handle, stream);
     if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
     if (result != CUDA_SUCCESS) return result;
+    if (stream->capture) {
+      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+      result = make_graph_memory(stream->context, bytes, *node);
+      if (result == CUDA_SUCCESS) *pointer = std::get<GraphMemoryCommand>(node->command).memory->address;
+      if (result == CUDA_SUCCESS) capture_node(*stream, std::move(node), result);
+      return result;
+    }
     std::uintptr_t address = 0;
     result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -183,11 +204,22 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     std::shared_ptr<Stream> stream;
     CUresult result = find_stream(handle, stream);
     if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
     if (result != CUDA_SUCCESS || pointer == 0) return result;
     const auto found = driver().allocations.find(pointer);
     if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE) {
       return CUDA_ERROR_INVALID_VALUE;
+    }
+    GraphMemory* const of_graph = found->second.graph_memory;
+    if (stream->capture) {
+      if (of_graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_FREE);
+      node->command = GraphMemoryCommand{of_graph->shared_from_this()};
+      capture_node(*stream, std::move(node), result);
+      return result;
+    }
+    if (of_graph != nullptr) {
+      if (!std::exchange(of_graph->live, false)) return CUDA_ERROR_INVALID_VALUE;
+      return submit_command(lock, stream, {});
     }
     return submit_command(lock, stream, FreeCommand{pointer});
   });

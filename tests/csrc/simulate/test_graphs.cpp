@@ -84,14 +84,16 @@ TEST_F(GraphTest, PrioritiesCannotChangeWhereTheyCount) {
   EXPECT_EQ(update(fixed, made), CU_GRAPH_EXEC_UPDATE_SUCCESS);
 }
 
-TEST_F(GraphTest, AttributesAreThoseOfKernelNodesAndThePriorityAlone) {
+TEST_F(GraphTest, AttributesAreThoseOfKernelNodes) {
   const CUgraph made = graph();
   CUgraphNode empty = nullptr;
   ASSERT_EQ(cuGraphAddEmptyNode(&empty, made, nullptr, 0), CUDA_SUCCESS);
   CUkernelNodeAttrValue value{};
   EXPECT_EQ(cuGraphKernelNodeGetAttribute(empty, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuGraphKernelNodeGetAttribute(add(made, 1), CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value),
-            CUDA_ERROR_NOT_SUPPORTED);
+  const CUgraphNode node = add(made, 1);
+  ASSERT_EQ(cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value), CUDA_SUCCESS);
+  EXPECT_EQ(value.cooperative, 0);
+  EXPECT_EQ(cuGraphKernelNodeGetAttribute(node, static_cast<CUkernelNodeAttrID>(99), &value), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(GraphTest, ChildGraphsRunInTheirNodesPlace) {
