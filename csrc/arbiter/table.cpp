@@ -29,7 +29,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock inside an atomic would not reach another process");
 static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
-              offsetof(Slot, job) == 304);
+              offsetof(Slot, job) == 304 && offsetof(Slot, segment) == 328);
 static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 25024);
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
@@ -303,14 +303,15 @@ int Table::claim(const ClientInfo& client) {
       entry.regions.store(0);
       entry.heartbeat_ns.store(now);
       for (auto* const time :
-           {&entry.active_since_ns, &entry.deadline_ns, &entry.in_flight_until_ns, &entry.overdue_since_ns,
-            &entry.last_launch_ns, &entry.entered_ns, &entry.expected_ns, &entry.admitted_at_entry_ns,
-            &entry.hint_until_ns, &entry.foreseen_ns, &entry.foreseen_over_ns, &entry.rate_free_ns, &entry.request_ns,
-            &entry.request_waited_ns, &entry.virtual_ns, &entry.policy_since_ns}) {
+           {&entry.active_since_ns,  &entry.deadline_ns,       &entry.in_flight_until_ns, &entry.overdue_since_ns,
+            &entry.last_launch_ns,   &entry.entered_ns,        &entry.expected_ns,        &entry.admitted_at_entry_ns,
+            &entry.hint_until_ns,    &entry.foreseen_ns,       &entry.foreseen_over_ns,   &entry.rate_free_ns,
+            &entry.request_ns,       &entry.request_waited_ns, &entry.virtual_ns,         &entry.policy_since_ns,
+            &entry.segment_since_ns, &entry.segment_late_ns,   &entry.segment_median_ns,  &entry.latency_gpu_ns}) {
         time->store(0);
       }
-      for (auto* const count :
-           {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns, &entry.requests}) {
+      for (auto* const count : {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns,
+                                &entry.requests, &entry.segment, &entry.segment_left}) {
         count->store(0);
       }
       state_->claims.claimed.fetch_or(bit_of(index));
