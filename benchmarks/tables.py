@@ -130,9 +130,10 @@ def colocation_table(results: Results) -> str:
         latency, other, arrivals, rate_hz = scene
         company = f" beside `{other}`" if other else ""
         loads = list(dict.fromkeys(row.best_effort_load for row in these))
+        by_gpu = ", and of the GPU time left" if any(row.best_effort_gpu_ratio for row in these) else ""
         lines = [
             f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P99 / alone), best effort of what is "
-            "left to it.",
+            f"left to it{by_gpu}.",
             "",
             f"| arm | {' | '.join(f'beside {beside}' for beside in loads)} |",
             f"|---|{'---|' * len(loads)}",
@@ -292,7 +293,7 @@ def _colocation_cell(row: ColocationRow) -> str:
         rate = f"{row.best_effort_per_s:.1f}/s" if row.best_effort_per_s < 1000 else f"{row.best_effort_per_s:.0f}/s"
         if "+" in row.best_effort_load:
             rate = f"{row.best_effort_per_s:.0%} of the GPU"
-        parts.append(f"{rate}, {row.best_effort_ratio:.0%}" if row.best_effort_ratio else rate)
+        parts.append(", ".join([rate, *_kept(row)]))
     return " · ".join(parts)
 
 
@@ -300,8 +301,13 @@ def _summary_cell(row: ColocationRow | None) -> str:
     if row is None or row.latency_ms is None:
         return ""
     ratio = f" ({row.p99_ratio:.1f}x)" if row.p99_ratio and row.arm != "latency_alone" else ""
-    kept = f", {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ""
-    return f"{row.latency_ms.p99:.2f} ms{ratio}{kept}"
+    return ", ".join([f"{row.latency_ms.p99:.2f} ms{ratio}", *_kept(row)])
+
+
+def _kept(row: ColocationRow) -> list[str]:
+    """What best effort keeps: of the time that requests leave, and where it was measured, of the GPU time."""
+    kept = [f"{row.best_effort_ratio:.0%}"] if row.best_effort_ratio else []
+    return [*kept, f"{row.best_effort_gpu_ratio:.0%} of GPU time"] if row.best_effort_gpu_ratio else kept
 
 
 def _bound_cell(rows: Iterable[ColocationRow]) -> str:

@@ -42,7 +42,7 @@ from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from cudasched.demo.simulated import BEST_EFFORT_LOADS, LATENCY_LOADS
 
 from benchmarks import meta
-from benchmarks.colocation.cells import CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.results.schema import ColocationRow, Results
 from benchmarks.tables import colocation_table
@@ -244,11 +244,12 @@ class Runner:
                     )
                 )
         # Last, because profiling ends the worker.
-        return [*planned, *(Cell.kernels(load) for load in best_effort.split("+"))]
+        profiled = [Cell.kernels(load) for load in best_effort.split("+")]
+        return [*planned, *profiled, *(Cell.busy(load) for load in latency.split("+"))]
 
     @staticmethod
     def _workers(cell: Cell) -> list[WorkerSpec]:
-        alone = {KERNELS: "best_effort_alone", CALIBRATION: "latency_alone"}
+        alone = {KERNELS: "best_effort_alone", CALIBRATION: "latency_alone", BUSY: "latency_alone"}
         return workers_of(ARMS[alone.get(cell.arm, cell.arm)], cell.latency, cell.best_effort)
 
     def _cell(self, cell: Cell) -> None:
@@ -258,6 +259,8 @@ class Runner:
         try:
             if cell.arm == KERNELS:
                 result = self.pool.kernels(specs[0])
+            elif cell.arm == BUSY:
+                result = self.pool.busy(specs[0])
             else:
                 hint_ms = ARMS[cell.arm].hint_ms if cell.arm in ARMS else 0.0
                 run = Run(cell.seconds, cell.rates_hz, cell.arrivals, cell.repeat, hint_ms, cell.slo_ms)
@@ -347,6 +350,8 @@ def brief(result: dict[str, Any] | None) -> str:
     if "kernel_us" in result:
         count = sum(number for _, number in result["kernel_us"])
         parts.append(f"{count} kernels, {result['per_item_us']:.0f} us an item")
+    if "busy_us" in result:
+        parts.append(f"the GPU is busy for {result['busy_us']:.0f} us a request")
     return ", ".join(parts)
 
 

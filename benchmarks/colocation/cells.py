@@ -10,10 +10,11 @@ from typing import Any
 
 from benchmarks.results.schema import Meta, replace
 
-#: Stand where the arm does in cells that measure one load by itself: a best-effort load's kernel durations, and what a
-#: request takes, from which rate and latency target follow.
+#: Stand where the arm does in cells that measure one load by itself: a best-effort load's kernel durations, what a
+#: request takes, from which rate and latency target follow, and how long a request keeps the GPU busy.
 KERNELS = "kernels"
 CALIBRATION = "calibration"
+BUSY = "busy"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Cell:
     def kernels(cls, best_effort: str) -> Cell:
         """The cell of a best-effort load's kernel durations."""
         return cls(KERNELS, "", best_effort, "", "", 0.0, 0.0, 0)
+
+    @classmethod
+    def busy(cls, latency: str) -> Cell:
+        """The cell of how long a request of one latency load keeps the GPU busy."""
+        return cls(BUSY, latency, "", "", "", 0.0, 0.0, 0)
 
     @classmethod
     def calibration(cls, latency: str, rates_hz: str, seconds: float) -> Cell:

@@ -10,7 +10,7 @@ from typing import Any
 from cudasched.demo.harness import ARMS, Arm, percentile, summary
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.colocation.cells import CALIBRATION, KERNELS, CellFile, Outcome
+from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, CellFile, Outcome
 from benchmarks.results.schema import ColocationRow, Latency, Results
 
 #: The target that attainment counts against, as a multiple of the P99 alone: what the project promises.
@@ -81,17 +81,18 @@ def results(cells: CellFile, slo_ms: float | None = None) -> Results:
         raise ValueError(f"{cells.path}: no meta")
     good = [outcome for outcome in cells.outcomes.values() if outcome.result is not None]
     kernels = {outcome.cell.best_effort: outcome for outcome in good if outcome.cell.arm == KERNELS}
+    busy_us = {each.cell.latency: each.result["busy_us"] for each in good if each.result and each.cell.arm == BUSY}
     scenes: dict[Scene, dict[tuple[str, float | str, float], Repeats]] = {}
     for outcome in good:
         cell = outcome.cell
-        if cell.arm in (KERNELS, CALIBRATION):
+        if cell.arm in (KERNELS, CALIBRATION, BUSY):
             continue
         arms = scenes.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rates_hz, cell.slo_ms), {})
         arms.setdefault((cell.arm, cell.lead_us, cell.seconds), Repeats()).outcomes.append(outcome)
     rows = []
     for scene, arms in scenes.items():
         for load in scene[0].split("+"):
-            rows += _rows(scene, load, arms, kernels, slo_ms)
+            rows += _rows(scene, load, arms, kernels, busy_us, slo_ms)
     return Results(meta=cells.meta, rows=rows)
 
 
@@ -100,6 +101,7 @@ def _rows(
     load: str,
     arms: dict[tuple[str, float | str, float], Repeats],
     kernels: Kernels,
+    busy_us: dict[str, float],
     slo_ms: float | None,
 ) -> list[ColocationRow]:
     """The rows of one latency load of a scene."""
@@ -116,6 +118,9 @@ def _rows(
     alone_each = [alone.summary(each) for each in loads]
     busy = [rates_hz[each] * known.mean / 1e3 for each, known in zip(loads, alone_each, strict=True) if known]
     duty = min(1.0, sum(busy)) if len(busy) == len(loads) else None
+    gpu_duty = min(1.0, sum(rates_hz[each] * busy_us[each] / 1e6 for each in loads)) if {*loads} <= {*busy_us} else None
+    offloaded_rates = named.get("best_effort_alone_hooked", Repeats()).per_s(best_efforts, kernels)
+    offloaded_per_s = statistics.median(offloaded_rates) if offloaded_rates else None
     target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
     bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
     order = list(ARMS)
@@ -133,6 +138,9 @@ def _rows(
         ratio = per_s / alone_per_s / left_over if per_s and alone_per_s and left_over > 0 else None
         if arm.latency and duty is None:
             ratio = None
+        gpu_left = 1.0 - (gpu_duty or 0.0) if arm.latency else 1.0
+        known = gpu_duty is not None or not arm.latency
+        gpu_ratio = per_s / offloaded_per_s / gpu_left if per_s and offloaded_per_s and gpu_left > 0 and known else None
         bound = bounds.get(arm.mode) if arm.latency and arm.best_effort else None
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
         pooled_ms = [value for values in repeats.latencies_ms(load) for value in values]
@@ -164,6 +172,8 @@ def _rows(
                     best_effort_alone_per_s=alone_per_s,
                     duty=duty,
                     best_effort_ratio=ratio,
+                    gpu_duty=gpu_duty,
+                    best_effort_gpu_ratio=gpu_ratio,
                     attainment=_share_within(pooled_ms, target_ms),
                     slo_ms=target_ms,
                     wait_ms=statistics.median(waits_ms) if waits_ms else None,

@@ -70,6 +70,8 @@ class ColocationRow(Strict):
         best_effort_per_s: Items a second; of several loads, the seconds of GPU time in a second's items.
         duty: Share of the GPU's time that all latency loads take by themselves.
         best_effort_ratio: Of what it does alone in the time that requests leave.
+        gpu_duty: Share of the time in which the GPU is busy with the latency loads by themselves, by the profiler.
+        best_effort_gpu_ratio: Of what best effort does alone, offloaded, in the GPU time that requests leave.
         attainment: Share of requests within `slo_ms`.
         wait_ms: Mean time from when requests were due to their first work on the GPU, by events around some of them.
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
@@ -96,6 +98,8 @@ class ColocationRow(Strict):
     best_effort_alone_per_s: Positive | None
     duty: Share | None
     best_effort_ratio: Positive | None
+    gpu_duty: Share | None = None
+    best_effort_gpu_ratio: Positive | None = None
     attainment: Share | None
     slo_ms: Positive | None = None
     wait_ms: NotNegative | None = None

@@ -176,6 +176,26 @@ def test_several_clients_have_a_row_each_and_share_the_gpu(tmp_path):
     assert "77% of the GPU" in colocation_table(made)
 
 
+def test_best_effort_is_also_judged_by_the_gpu_time_that_requests_leave(tmp_path):
+    cells = filled(tmp_path / "run.cells")
+    assert all(row.gpu_duty is None and row.best_effort_gpu_ratio is None for row in results(cells).rows)
+    assert "GPU time" not in colocation_table(results(cells))
+    cells.add(outcome(Cell.busy("bert_graph"), {"busy_us": 250.0}))
+    only_busy = {row.arm: row for row in results(cells).rows}
+    assert only_busy["processes"].gpu_duty == pytest.approx(60 * 250e-6)
+    assert only_busy["processes"].best_effort_gpu_ratio is None
+    cells.add(outcome(cell("best_effort_alone_hooked", 0, 20.0), best_effort(800.0)))
+    made = results(cells)
+    rows = {row.arm: row for row in made.rows}
+    assert rows["processes"].best_effort_gpu_ratio == pytest.approx(650 / 800 / (1 - 0.015))
+    assert rows["processes"].best_effort_ratio == pytest.approx(650 / 700 / (1 - 0.03))
+    assert rows["best_effort_alone_hooked"].best_effort_gpu_ratio == pytest.approx(1)
+    assert rows["best_effort_alone"].best_effort_gpu_ratio == pytest.approx(700 / 800)
+    assert rows["latency_alone"].best_effort_gpu_ratio is None
+    table = colocation_table(made)
+    assert "and of the GPU time left." in table and "650.0/s, 96%, 82% of GPU time |" in table
+
+
 def test_an_arm_without_its_baseline_has_figures_but_no_ratios(tmp_path):
     cells = CellFile(tmp_path / "run.cells", META)
     cells.add(outcome(cell("processes"), latency(2.0) | best_effort(650.0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from cudasched import demo
 from cudasched.demo import harness
 from cudasched.demo.arrivals import schedule
-from cudasched.demo.harness import ARMS, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
+from cudasched.demo.harness import ARMS, CLIENT, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
 
 from benchmarks.colocation import __main__ as colocation
 from benchmarks.results.schema import load
@@ -204,9 +205,19 @@ def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
         assert (row.latency_ms is not None) == arm.latency
         assert (row.best_effort_per_s is not None) == arm.best_effort
         assert (row.bound_p99_ms is not None) == (arm.latency and arm.best_effort)
+        assert row.gpu_duty == pytest.approx(120 * 24 * 20e-6)
+        assert (row.best_effort_gpu_ratio is not None) == arm.best_effort
     merged = tmp_path / "merged.json"
     assert colocation.main(["merge", "--no-plots", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
     assert load(merged).rows == results.rows
+
+
+def test_the_gpu_is_busy_once_where_kernels_overlap(monkeypatch):
+    monkeypatch.syspath_prepend(str(CLIENT.parent))  # as when it is run by path
+    covered_ns = importlib.import_module("client").covered_ns
+    assert covered_ns([]) == 0
+    assert covered_ns([(100, 50), (0, 20)]) == 70
+    assert covered_ns([(0, 100), (10, 20), (90, 30)]) == 120
 
 
 def rehearse(simulated_driver, out, *options):

@@ -22,3 +22,13 @@ def test_a_percentile_that_requests_do_not_bear_is_not_drawn(
     drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     assert all(f"<!-- {name} -->" in drawn for name in shown)
     assert not any(f"<!-- {name} -->" in drawn for name in left_out)
+
+
+def test_what_best_effort_keeps_of_the_gpu_time_left_is_drawn_where_it_was_measured(tmp_path):
+    pytest.importorskip("matplotlib")
+    latency = {"p50": 1.0, "p95": 1.0, "p99": 1.0}
+    row = {"arm": "managed", "latency_ms": latency, "best_effort_ratio": 0.9}
+    assert plot([row], tmp_path / "old.svg", "a title")
+    assert plot([row | {"best_effort_gpu_ratio": 0.8}], tmp_path / "new.svg", "a title")
+    old, new = ((tmp_path / name).read_text(encoding="utf-8") for name in ("old.svg", "new.svg"))
+    assert "GPU duty" not in old and "GPU duty" in new

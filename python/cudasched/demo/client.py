@@ -8,6 +8,7 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
     <- {"event": "result", "latency": {"mlp": {"latency_ms": [...], "wait_ms": [...], "unserved": 0}},
         "best_effort_per_s": {"gemm": 580.1}}
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
+    -> {"command": "busy"}             <- {"event": "result", "busy_us": 1893.5}
     -> {"command": "quit"}
 
 Times in commands and answers are the device's: on the simulated driver they are the wall clock's divided by its scale;
@@ -82,6 +83,10 @@ class Workload(Protocol):
 
     def kernel_durations(self) -> tuple[list[float], int]:
         """Durations in us of every kernel of some steps run now, and the items of those steps."""
+        ...
+
+    def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
+        """Start and length in ns of every kernel, copy and fill of some steps run now, and how many steps."""
         ...
 
 
@@ -193,6 +198,15 @@ class Client:
             counts[rounded] = counts.get(rounded, 0) + 1
         return {"kernel_us": sorted(counts.items()), "per_item_us": sum(durations_us) / max(items, 1)}
 
+    def busy(self) -> dict[str, Any]:
+        """How long a request of the latency load keeps the GPU busy, in us."""
+        if len(self.latency) != 1:
+            raise ValueError("this worker has not one latency load")
+        (workload,) = self.latency.values()
+        with workload.context():
+            spans, steps = workload.busy_spans()
+        return {"busy_us": covered_ns(spans) / 1e3 / steps}
+
     def _drive_latency(
         self,
         workload: Workload,
@@ -245,6 +259,15 @@ class Client:
                 items += workload.items
             workload.synchronize()
             return items / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
+
+
+def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """How much time lies in at least one of the spans, each a start and a length."""
+    covered, end = 0, 0
+    for start, length in sorted(spans):
+        covered += max(0, start + length - max(start, end))
+        end = max(end, start + length)
+    return covered
 
 
 def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]) -> tuple[LatencyRegion, Region]:
@@ -318,6 +341,8 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
             gc.enable()
         elif name == "kernels":
             result = client.kernels()
+        elif name == "busy":
+            result = client.busy()
         else:
             raise ValueError(f"unknown command {name!r}")
         answer({"event": "result", **result})

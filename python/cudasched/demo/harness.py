@@ -82,7 +82,7 @@ class Arm:
     @property
     def is_optional(self) -> bool:
         """Whether it is measured only where it is asked for."""
-        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.offload_alone
+        return self.history_only or self.hint_ms > 0 or self.policy != "strict"
 
     @property
     def offload_alone(self) -> bool:
@@ -555,14 +555,25 @@ class Pool:
         Raises:
             HarnessError: It failed.
         """
+        return self._profile(spec, "kernels")
+
+    def _profile(self, spec: WorkerSpec, command: str) -> dict[str, Any]:
         self._require([spec])
         try:
-            self._workers[spec].tell("kernels")
+            self._workers[spec].tell(command)
             answer = self._workers[spec].answer(ANSWER_SLACK_S)
         finally:
             self._discard([spec])
         del answer["event"]
         return answer
+
+    def busy(self, spec: WorkerSpec) -> dict[str, Any]:
+        """How long a request of a latency worker keeps the GPU busy (see client.py); the worker is ended then, too.
+
+        Raises:
+            HarnessError: It failed.
+        """
+        return self._profile(spec, "busy")
 
     def _require(self, specs: list[WorkerSpec]) -> None:
         for spec, error in self.start(specs).items():

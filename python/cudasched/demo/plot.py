@@ -21,7 +21,8 @@ def plot(
     """Writes a PNG or SVG, by the suffix of `path`.
 
     Args:
-        rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None).
+        rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None);
+            where it was measured, `best_effort_gpu_ratio`, too.
         path: The image to write.
         title: What ran where.
         percentiles: Those of `PERCENTILES` that the number of requests bears.
@@ -61,6 +62,17 @@ def plot(
         [place for place, _ in shares], [100 * value for _, value in shares], height=0.6, color=COLORS["best_effort"]
     )
     right.bar_label(bars, fmt="%.0f%%", padding=3, fontsize=8)
+    by_gpu = [(place, row.get("best_effort_gpu_ratio")) for place, row in zip(places, rows, strict=True)]
+    if any(ratio for _, ratio in by_gpu):
+        right.plot(
+            [100 * ratio for _, ratio in by_gpu if ratio],
+            [place for place, ratio in by_gpu if ratio],
+            "|",
+            color=COLORS["p99"],
+            markersize=14,
+            label="% of alone, offloaded, x (1 - GPU duty)",
+        )
+        right.legend(loc="best", frameon=False, fontsize=8)
     right.margins(x=0.15)
     right.set_xlabel("best effort, % of alone x (1 - latency duty)")
     for axes in (left, right):

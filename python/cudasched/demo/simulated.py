@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref, c_char_p, c_float, c_int, c_uint, c_void_p
+from itertools import accumulate
 
 IMAGE_HEADER = "cudasched-sim 1\n"
 #: 132 SMs of four blocks each: a best-effort kernel fills the device once, a latency kernel a quarter of it.
@@ -204,6 +205,11 @@ class SimulatedWorkload:
     def kernel_durations(self) -> tuple[list[float], int]:
         """What the kernels were made to take, in us, and the items: one step."""
         return [float(us) for us in self._durations_us], self.items
+
+    def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
+        """What the kernels of one request were made to take, in ns, one after the other, and the steps: one."""
+        lengths = [1000 * us for us in self._durations_us] * self._steps
+        return list(zip(accumulate(lengths, initial=0), lengths, strict=False)), 1
 
     def _launch_all(self) -> None:
         for us in self._durations_us:

@@ -209,9 +209,30 @@ class TorchWorkload:
 
         return kernel_durations_us(run), self.profiled_steps * self.items
 
+    def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
+        """Start and length in ns of every kernel, copy and fill of `profiled_steps`, each waited for, and the steps."""
+        self.synchronize()
+
+        def run() -> None:
+            for _ in range(self.profiled_steps):
+                self.step()
+                self.synchronize()
+
+        spans = [(event.start_ns(), event.duration_ns()) for event in device_events(run) if not _is_annotation(event)]
+        return spans, self.profiled_steps
+
 
 def kernel_durations_us(run: Callable[[], None]) -> list[float]:
     """Durations in us of every kernel that `run` launches and waits for, as CUPTI records them."""
+    return [event.duration_ns() / 1e3 for event in device_events(run) if _is_kernel(event)]
+
+
+def device_events(run: Callable[[], None]) -> list[Any]:
+    """What the GPU did of what `run` submits and waits for, as CUPTI records it.
+
+    Raises:
+        RuntimeError: No kernel was recorded.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.init()
@@ -219,10 +240,17 @@ def kernel_durations_us(run: Callable[[], None]) -> list[float]:
         run()
         torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events()
-    durations_us = [event.duration_ns() / 1e3 for event in events if _is_kernel(event)]
-    if not durations_us:
+    found = [event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA]
+    if not any(map(_is_kernel, found)):
         raise RuntimeError("torch.profiler recorded no kernels (is another CUPTI subscriber in this process?)")
-    return durations_us
+    return found
+
+
+def _is_annotation(event: Any) -> bool:
+    """Whether a profiler's event is a name laid over others, which takes no time of the GPU's own."""
+    if hasattr(event, "activity_type"):
+        return "annotation" in event.activity_type() or "overhead" in event.activity_type()
+    return bool(event.is_user_annotation()) or event.name().startswith("Optimizer.")
 
 
 def _is_kernel(event: Any) -> bool:
