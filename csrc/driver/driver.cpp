@@ -170,11 +170,6 @@ std::string Driver::error_name(CUresult status) const {
   return "an unknown status";
 }
 
-Driver& table() noexcept {
-  static constinit Driver driver;
-  return driver;
-}
-
 std::string device_uuid(CUdevice device) {
   // A MIG instance has a UUID of its own, and is told from a GPU by its name alone: "NVIDIA H200 MIG 1g.18gb".
   const bool is_instance = device_name(device).find(" MIG ") != std::string::npos;

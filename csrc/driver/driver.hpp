@@ -163,7 +163,8 @@ struct Driver {
 };
 
 // The process's one table, empty until the shim has attached.
-Driver& table() noexcept;
+inline constinit Driver driver_table;
+inline Driver& table() noexcept { return driver_table; }
 
 // "GPU-xxxxxxxx-xxxx-...", or "MIG-..." for a MIG instance, as nvidia-smi prints it. Throws DriverError.
 std::string device_uuid(CUdevice device);

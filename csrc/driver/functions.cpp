@@ -121,6 +121,23 @@ std::unique_ptr<KernelFacts> ask(const Asker& asker, const void* handle) {
 
 }  // namespace
 
+bool read_packed(void* const* extra, std::span<const std::byte>& packed) noexcept {
+  const void* block = nullptr;
+  const std::size_t* bytes = nullptr;
+  for (int i = 0; i < 2; ++i, extra += 2) {
+    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+      block = extra[1];
+    } else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+      bytes = static_cast<const std::size_t*>(extra[1]);
+    } else {
+      return false;
+    }
+  }
+  if (block == nullptr || bytes == nullptr || extra[0] != CU_LAUNCH_PARAM_END) return false;
+  packed = {static_cast<const std::byte*>(block), *bytes};
+  return true;
+}
+
 std::size_t KernelFacts::gather(const predict::Launch& launch, std::uint32_t* block) const noexcept {
   if (!has_layout || facts.parameter_bytes == 0) return 0;
   auto* const bytes = reinterpret_cast<std::byte*>(block);
@@ -131,21 +148,10 @@ std::size_t KernelFacts::gather(const predict::Launch& launch, std::uint32_t* bl
     }
     return facts.parameter_bytes / 4;
   }
-  if (launch.extra == nullptr) return 0;
-  const void* source = nullptr;
-  std::size_t size = 0;
-  for (void* const* item = launch.extra; *item != CU_LAUNCH_PARAM_END; item += 2) {
-    if (*item == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-      source = item[1];
-    } else if (*item == CU_LAUNCH_PARAM_BUFFER_SIZE) {
-      size = *static_cast<const std::size_t*>(item[1]);
-    } else {
-      return 0;
-    }
-  }
-  if (source == nullptr || size > facts.parameter_bytes) return 0;
+  std::span<const std::byte> packed;
+  if (launch.extra == nullptr || !read_packed(launch.extra, packed) || packed.size() > facts.parameter_bytes) return 0;
   std::memset(bytes, 0, facts.parameter_bytes);
-  std::memcpy(bytes, source, size);
+  std::memcpy(bytes, packed.data(), packed.size());
   return facts.parameter_bytes / 4;
 }
 

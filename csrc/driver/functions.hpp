@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct Parameter {
   std::uint32_t offset = 0;
   std::uint32_t bytes = 0;
 };
+
+// The parameter block of a launch that passes it in one piece, by the `extra` of cuLaunchKernel, which is not null.
+// False where that says anything else.
+bool read_packed(void* const* extra, std::span<const std::byte>& packed) noexcept;
 
 struct KernelFacts {
   predict::Function facts;

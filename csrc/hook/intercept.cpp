@@ -29,55 +29,46 @@ namespace {
 
 using driver::meant_stream;
 using driver::table;
+using queue::Call;
 
 // ---- launches
 
-// What the launch queues want to know of a call (hook/offload.hpp).
-Site find_site(CUstream stream, CUevent event) noexcept {
-  Site site;
-  runtime::ThreadState& thread = runtime::this_thread();
-  runtime::engine().name_thread(thread);
-  const Class call_class =
-      stream != nullptr ? runtime::classify(stream, thread) : runtime::classify_event(event, thread);
-  const bool in_latency_region = runtime::in_latency_region(thread);
-  site.caller.thread = thread.index;
-  site.caller.latency = call_class != Class::kBestEffort || in_latency_region;
-  if (!runtime::hot().scheduling.load(std::memory_order_relaxed)) return site;
-  site.caller.context = driver::shareable_context();
-  // What is collected is timed around the driver's call, on the thread that makes it.
-  if (site.caller.latency || stream == nullptr || site.caller.context == nullptr || telemetry::collecting())
-    return site;
-  runtime::Device* const device = runtime::engine().current_device(thread);
-  if (device == nullptr) return site;
-  // The driver itself is asked, whatever is counted: a launch that a capture loses is lost.
-  if (queue::Queue* const known = device->queue();
-      known != nullptr && known->active() && !runtime::is_capturing(stream)) {
-    site.queue = known;
-  }
+queue::Site find_site(CUstream stream, CUevent event) noexcept {
+  queue::Site site;
+  runtime::find_site(stream, event, site);
   return site;
 }
 
 // A launch that was not deferred.
 template <typename Submit>
-CUresult launch(const predict::Launch& what, CUstream stream, bool may_time, Submit&& submit) noexcept {
-  const runtime::Ticket ticket = runtime::begin_launch(what, stream, may_time);
+CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
+  const runtime::Ticket ticket = runtime::begin_launch(call);
   telemetry::Record record;
-  if (telemetry::collecting()) record = runtime::begin_collected(stream, may_time);
+  if (telemetry::collecting()) record = runtime::begin_collected(call);
   const CUresult status = submit();
-  if (record.open) runtime::end_collected(record, what, stream, status);
-  runtime::end_launch(ticket, stream, status);
+  if (record.open) runtime::end_collected(record, call, status);
+  runtime::end_launch(ticket, call, status);
   return status;
 }
 
-// Deferred if it may be, else launched here.
+// The driver has taken the launch directly: others like it may be deferred.
+void learn(const Call& call) noexcept {
+  if (call.is_graph) return driver::registry().launched(call.graph());
+  if (call.site.caller.latency || call.site.captured || call.site.device == nullptr) return;
+  // It may be the launch that the queue has been started for.
+  if (queue::Queue* const queue = call.site.device->queue()) queue->kernel_launched(call);
+}
+
+// Deferred if it may be, else launched here by submit().
 template <typename Submit>
-CUresult launch(const queue::KernelCall& call, bool may_time, const predict::Launch& what, Submit&& submit) noexcept {
-  runtime::note_stream_use(call.stream);
-  runtime::back_off(call.stream);
+CUresult launch(Call& call, Submit&& submit) noexcept {
+  runtime::find_site(call.stream, nullptr, call.site);
+  runtime::note_stream_use(call);
+  runtime::back_off(call.site);
   CUresult status = CUDA_SUCCESS;
-  if (Offload::push_kernel(call, status)) return status;
-  status = launch(what, call.stream, may_time, submit);
-  if (status == CUDA_SUCCESS) Offload::launched(call);
+  if (Offload::push(call, status)) return status;
+  status = launch_directly(call, submit);
+  if (status == CUDA_SUCCESS && !call.always_direct) learn(call);
   return status;
 }
 
@@ -85,86 +76,46 @@ template <bool kPerThread>
 CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
                        void** extra) noexcept {
-  const predict::Launch what{.function = function,
-                             .grid = {grid_x, grid_y, grid_z},
-                             .block = {block_x, block_y, block_z},
-                             .dynamic_shared_bytes = shared_bytes,
-                             .parameters = parameters,
-                             .extra = extra};
-  const queue::KernelCall call{.function = function,
-                               .grid = {grid_x, grid_y, grid_z},
-                               .block = {block_x, block_y, block_z},
-                               .shared_bytes = shared_bytes,
-                               .stream = meant_stream<kPerThread>(stream),
-                               .parameters = parameters,
-                               .extra = extra};
-  return launch(call, /*may_time=*/true, what, [&] {
+  Call call{{.function = function,
+             .grid = {grid_x, grid_y, grid_z},
+             .block = {block_x, block_y, block_z},
+             .dynamic_shared_bytes = shared_bytes,
+             .parameters = parameters,
+             .extra = extra},
+            meant_stream<kPerThread>(stream)};
+  return launch(call, [&] {
     return table().launch_kernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                    shared_bytes, stream, parameters, extra);
   });
 }
 
-// What a launch's attributes say that matters here.
-struct Attributes {
-  bool overlaps_predecessor = false;  // may start before the launch ahead of it has finished: no event between them
-  std::uint32_t cluster[3] = {1, 1, 1};
-
-  explicit Attributes(const CUlaunchConfig& config) noexcept {
-    for (unsigned i = 0; i < config.numAttrs; ++i) {
-      const CUlaunchAttribute& attribute = config.attrs[i];
-      if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) {
-        overlaps_predecessor = attribute.value.programmaticStreamSerializationAllowed != 0;
-      } else if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
-        cluster[0] = attribute.value.clusterDim.x;
-        cluster[1] = attribute.value.clusterDim.y;
-        cluster[2] = attribute.value.clusterDim.z;
-      }
-    }
-  }
-};
-
 template <bool kPerThread>
 CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) noexcept {
   auto* const real = table().launch_kernel_ex.get<kPerThread>();
   if (config == nullptr) return real(config, function, parameters, extra);
-  const Attributes attributes(*config);
-  const predict::Launch what{.function = function,
-                             .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
-                             .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
-                             .dynamic_shared_bytes = config->sharedMemBytes,
-                             .cluster = {attributes.cluster[0], attributes.cluster[1], attributes.cluster[2]},
-                             .parameters = parameters,
-                             .extra = extra};
-  const queue::KernelCall call{.function = function,
-                               .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
-                               .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
-                               .shared_bytes = config->sharedMemBytes,
-                               .stream = meant_stream<kPerThread>(config->hStream),
-                               .attributes = config->attrs,
-                               .attribute_count = config->numAttrs,
-                               .parameters = parameters,
-                               .extra = extra};
-  return launch(call, !attributes.overlaps_predecessor, what,
-                [&] { return real(config, function, parameters, extra); });
+  Call call{{.function = function,
+             .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
+             .block = {config->blockDimX, config->blockDimY, config->blockDimZ},
+             .dynamic_shared_bytes = config->sharedMemBytes,
+             .parameters = parameters,
+             .extra = extra},
+            meant_stream<kPerThread>(config->hStream)};
+  if (config->numAttrs != 0) call.read_attributes(config->attrs, config->numAttrs);
+  return launch(call, [&] { return real(config, function, parameters, extra); });
 }
 
 template <bool kPerThread>
 CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                             unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
                             void** parameters) noexcept {
-  const predict::Launch what{.function = function,
-                             .grid = {grid_x, grid_y, grid_z},
-                             .block = {block_x, block_y, block_z},
-                             .dynamic_shared_bytes = shared_bytes,
-                             .parameters = parameters};
-  const queue::KernelCall call{.function = function,
-                               .grid = {grid_x, grid_y, grid_z},
-                               .block = {block_x, block_y, block_z},
-                               .shared_bytes = shared_bytes,
-                               .stream = meant_stream<kPerThread>(stream),
-                               .cooperative = true,
-                               .parameters = parameters};
-  return launch(call, /*may_time=*/true, what, [&] {
+  Call call{{.function = function,
+             .grid = {grid_x, grid_y, grid_z},
+             .block = {block_x, block_y, block_z},
+             .dynamic_shared_bytes = shared_bytes,
+             .parameters = parameters},
+            meant_stream<kPerThread>(stream)};
+  call.cooperative = true;
+  return launch(call, [&] {
     return table().launch_cooperative.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                         shared_bytes, stream, parameters);
   });
@@ -172,46 +123,36 @@ CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_
 
 template <bool kPerThread>
 CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
-  predict::Launch what;
-  what.function = graph;
-  what.is_graph = true;
-  const CUstream meant = meant_stream<kPerThread>(stream);
-  runtime::note_stream_use(meant);
-  runtime::back_off(meant);
-  CUresult status = CUDA_SUCCESS;
-  if (Offload::push_graph(graph, meant, status)) return status;
-  status =
-      launch(what, meant, /*may_time=*/true, [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
-  if (status == CUDA_SUCCESS) Offload::launched(graph);
-  return status;
+  Call call{{.function = graph, .is_graph = true}, meant_stream<kPerThread>(stream)};
+  return launch(call, [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
 }
 
 // ---- launches of the old interface, and of several devices at once: never deferred
 
 template <typename Submit>
-CUresult launch_gated(const predict::Launch& what, CUstream stream, Submit&& submit) noexcept {
-  runtime::note_stream_use(stream);
-  runtime::back_off(stream);
-  Offload::drain_all(stream);
-  return launch(what, stream, /*may_time=*/false, submit);
+CUresult launch_always_directly(const predict::Launch& what, CUstream stream, Submit&& submit) noexcept {
+  Call call{what, stream};
+  call.always_direct = true;
+  return launch(call, submit);
 }
 
 // The block's shape is the function's own, and is not told.
 CUresult launch_old(CUfunction function) noexcept {
-  return launch_gated({.function = function}, CU_STREAM_LEGACY, [&] { return table().launch_old(function); });
+  return launch_always_directly({.function = function}, CU_STREAM_LEGACY, [&] { return table().launch_old(function); });
+}
+
+predict::Launch old_grid(CUfunction function, int width, int height) noexcept {
+  return {.function = function, .grid = {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}};
 }
 
 CUresult launch_grid(CUfunction function, int width, int height) noexcept {
-  const predict::Launch what{.function = function,
-                             .grid = {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}};
-  return launch_gated(what, CU_STREAM_LEGACY, [&] { return table().launch_grid(function, width, height); });
+  return launch_always_directly(old_grid(function, width, height), CU_STREAM_LEGACY,
+                                [&] { return table().launch_grid(function, width, height); });
 }
 
 CUresult launch_grid_async(CUfunction function, int width, int height, CUstream stream) noexcept {
-  const predict::Launch what{.function = function,
-                             .grid = {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}};
-  return launch_gated(what, meant_stream<false>(stream),
-                      [&] { return table().launch_grid_async(function, width, height, stream); });
+  return launch_always_directly(old_grid(function, width, height), meant_stream<false>(stream),
+                                [&] { return table().launch_grid_async(function, width, height, stream); });
 }
 
 // Passes the gate of the current device as one launch, of its first part.
@@ -223,7 +164,7 @@ CUresult launch_on_several_devices(CUDA_LAUNCH_PARAMS* parts, unsigned count, un
                              .block = {parts->blockDimX, parts->blockDimY, parts->blockDimZ},
                              .dynamic_shared_bytes = parts->sharedMemBytes,
                              .parameters = parts->kernelParams};
-  return launch_gated(what, meant_stream<false>(parts->hStream), submit);
+  return launch_always_directly(what, meant_stream<false>(parts->hStream), submit);
 }
 
 // ---- calls by which a program learns that its work is done

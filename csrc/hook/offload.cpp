@@ -27,6 +27,7 @@ using queue::Caller;
 using queue::Operation;
 using queue::Position;
 using queue::Queue;
+using queue::Site;
 using For = queue::Waiter::For;
 
 constexpr std::size_t kGuards = 1024;
@@ -142,10 +143,8 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 // push(queue, caller) defers or says false; then everything that the call depends on is drained and direct() called.
 // `what`: kSynchronise for calls that wait for the device themselves, kLaunch for those that the gate may hold anyway.
 template <typename Push, typename Direct>
-CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
-                  const For& what = For::kOther) noexcept {
-  if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
-  const Site site = state.engine.find_site(stream, nullptr);
+CUresult defer_or(const Site& site, CUstream stream, CUevent event, Push&& push, Direct&& direct,
+                  const For& what) noexcept {
   if (site.queue != nullptr) {
     if (const CUresult error = site.queue->take_error(site.caller.thread)) return error;
     drain_others(site, stream, event);
@@ -154,6 +153,13 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
   drain(site.caller, event != nullptr ? queue::Scope::kStreamAndEvent : queue::Scope::kStream, devices_of(stream),
         stream, event, nullptr, what);
   return direct();
+}
+
+template <typename Push, typename Direct>
+CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
+                  const For& what = For::kOther) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0) return direct();
+  return defer_or(state.engine.find_site(stream, nullptr), stream, event, push, direct, what);
 }
 
 // The driver reads and writes pageable memory before such a call returns.
@@ -540,10 +546,6 @@ void Offload::add(Queue& known) noexcept {
 
 void Offload::forget_queues() noexcept { state.queue_count.store(0); }
 
-void Offload::drain_all(CUstream stream) noexcept {
-  if (!all_empty()) drain_everything(state.engine.find_site(stream, nullptr).caller, For::kLaunch);
-}
-
 const queue::Calls& Offload::calls() noexcept { return state.calls; }
 
 void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) noexcept {
@@ -569,42 +571,29 @@ void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) n
   return target;
 }
 
-bool Offload::push_kernel(const queue::KernelCall& call, CUresult& status) noexcept {
+bool Offload::push(const queue::Call& call, CUresult& status) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0) return false;
+  const Caller& caller = call.site.caller;
+  if (call.always_direct) {
+    if (!all_empty()) drain_everything(caller, For::kLaunch);
+    return false;
+  }
   bool direct = false;
   status = defer_or(
-      call.stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_kernel(caller, call); },
+      call.site, call.stream, nullptr,
+      [&](Queue& known, const Caller&) { return call.is_graph ? known.push_graph(call) : known.push_kernel(call); },
       [&] {
         direct = true;
         return CUDA_SUCCESS;
       },
       For::kLaunch);
-  return !direct;
-}
-
-bool Offload::push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept {
-  bool direct = false;
-  status = defer_or(
-      stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_graph(caller, graph, stream); },
-      [&] {
-        direct = true;
-        return CUDA_SUCCESS;
-      },
-      For::kLaunch);
-  // Its event nodes may wait for, or record, what is queued.
+  // A graph's event nodes may wait for, or record, what is queued.
   driver::ExecFacts facts;
-  if (direct && !all_empty() && !(driver::registry().find(graph, facts) && facts.plain)) {
-    drain_everything(state.engine.find_site(stream, nullptr).caller, For::kOther);
+  if (direct && call.is_graph && !all_empty() && !(driver::registry().find(call.graph(), facts) && facts.plain)) {
+    drain_everything(caller, For::kOther);
   }
   return !direct;
 }
-
-void Offload::launched(const queue::KernelCall& call) noexcept {
-  if (state.queue_count.load(std::memory_order_acquire) == 0) return;
-  if (const Site site = state.engine.find_site(call.stream, nullptr); site.queue != nullptr)
-    site.queue->kernel_launched(call);
-}
-
-void Offload::launched(CUgraphExec graph) noexcept { driver::registry().launched(graph); }
 
 bool Offload::submit_everything() noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;

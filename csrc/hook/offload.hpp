@@ -1,8 +1,8 @@
 // Where driver calls meet the launch queues (csrc/queue): calls that may be deferred are, and every other call that
 // could observe order drains first, by the table of entry points (entry_points.txt).
 //
-// Two means. Functions with a signature of our own (offload_functions(), and launches by push_kernel() and
-// push_graph()) defer where the queue allows it. All others that the table does not call direct, or does not list, are
+// Two means. Functions with a signature of our own (offload_functions(), and launches by push()) defer where the queue
+// allows it. All others that the table does not call direct, or does not list, are
 // guarded: guarded() gives an entry point that drains by the function's rule, tells the queues what they must know, and
 // jumps on with the arguments as they were; it answers queries of queued things itself, and hands over a deferred
 // call's error where the program synchronises. A guard whose queues are empty costs a few loads.
@@ -20,17 +20,10 @@
 
 namespace cudasched::hook {
 
-// What the engine says of a call on the calling thread.
-struct Site {
-  queue::Queue* queue = nullptr;  // the device's, for best-effort calls on a stream that is not capturing; else null
-  queue::Caller caller;
-};
-
 class Offload {
  public:
-  // `stream` is the one meant, `event` what a call without a stream is about; null for calls that have none: then the
-  // thread's region and process decide the class.
-  using FindSite = Site (*)(CUstream stream, CUevent event) noexcept;
+  // runtime::find_site()
+  using FindSite = queue::Site (*)(CUstream stream, CUevent event) noexcept;
   // A record of `event` on `stream`, or a wait of `stream` for `event`, is about to be made.
   using NoteEvent = void (*)(CUevent event, CUstream stream) noexcept;
 
@@ -62,15 +55,9 @@ class Offload {
   // and nothing is deferred from then on.
   static void* guarded(const EntryPoint* point, bool per_thread, void* target) noexcept;
 
-  // Before a launch that is never deferred.
-  static void drain_all(CUstream stream) noexcept;
-
   // A launch. True: `status` is the program's answer. False: what it depends on has been drained; it goes through the
-  // gate to the driver, and its success is told by launched().
-  static bool push_kernel(const queue::KernelCall& call, CUresult& status) noexcept;
-  static bool push_graph(CUgraphExec graph, CUstream stream, CUresult& status) noexcept;
-  static void launched(const queue::KernelCall& call) noexcept;
-  static void launched(CUgraphExec graph) noexcept;
+  // gate to the driver.
+  static bool push(const queue::Call& call, CUresult& status) noexcept;
 
   // Waits until the driver has all that is queued, whichever its device. False: nothing was queued.
   static bool submit_everything() noexcept;

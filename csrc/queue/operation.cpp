@@ -1,35 +1,33 @@
 #include "queue/operation.hpp"
 
-#include <algorithm>
-
 namespace cudasched::queue {
 namespace {
 
-CUresult launch(const Calls& calls, const Operation::Kernel& kernel, CUstream stream) {
-  std::size_t packed_bytes = kernel.packed_bytes;
-  void* extra_words[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, kernel.packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &packed_bytes,
-                         CU_LAUNCH_PARAM_END};
-  void** const extra = kernel.packed != nullptr ? extra_words : nullptr;
-  if (kernel.attribute_count != 0) {
+CUresult launch(const Calls& calls, const Operation::Launch& launch, CUstream stream) {
+  const predict::Launch& what = launch.what;
+  auto* const function = static_cast<CUfunction>(const_cast<void*>(what.function));
+  auto** const parameters = const_cast<void**>(what.parameters);
+  auto** const extra = const_cast<void**>(what.extra);
+  if (launch.attribute_count != 0) {
     CUlaunchConfig config{};
-    config.gridDimX = kernel.grid[0];
-    config.gridDimY = kernel.grid[1];
-    config.gridDimZ = kernel.grid[2];
-    config.blockDimX = kernel.block[0];
-    config.blockDimY = kernel.block[1];
-    config.blockDimZ = kernel.block[2];
-    config.sharedMemBytes = kernel.shared_bytes;
+    config.gridDimX = what.grid[0];
+    config.gridDimY = what.grid[1];
+    config.gridDimZ = what.grid[2];
+    config.blockDimX = what.block[0];
+    config.blockDimY = what.block[1];
+    config.blockDimZ = what.block[2];
+    config.sharedMemBytes = what.dynamic_shared_bytes;
     config.hStream = stream;
-    config.attrs = kernel.attributes;
-    config.numAttrs = kernel.attribute_count;
-    return calls.launch_kernel_ex(&config, kernel.function, kernel.parameters, extra);
+    config.attrs = launch.attributes;
+    config.numAttrs = launch.attribute_count;
+    return calls.launch_kernel_ex(&config, function, parameters, extra);
   }
-  if (kernel.cooperative) {
-    return calls.launch_cooperative(kernel.function, kernel.grid[0], kernel.grid[1], kernel.grid[2], kernel.block[0],
-                                    kernel.block[1], kernel.block[2], kernel.shared_bytes, stream, kernel.parameters);
+  if (launch.cooperative) {
+    return calls.launch_cooperative(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
+                                    what.block[2], what.dynamic_shared_bytes, stream, parameters);
   }
-  return calls.launch_kernel(kernel.function, kernel.grid[0], kernel.grid[1], kernel.grid[2], kernel.block[0],
-                             kernel.block[1], kernel.block[2], kernel.shared_bytes, stream, kernel.parameters, extra);
+  return calls.launch_kernel(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
+                             what.block[2], what.dynamic_shared_bytes, stream, parameters, extra);
 }
 
 CUresult fill_memory(const Calls& calls, const Operation::Fill& fill, CUstream stream) {
@@ -72,20 +70,12 @@ CUresult copy_memory(const Calls& calls, const Operation::Copy& copy, CUstream s
 
 }  // namespace
 
-bool Operation::overlaps_predecessor() const noexcept {
-  if (kind != Kind::kKernel) return false;
-  return std::any_of(kernel.attributes, kernel.attributes + kernel.attribute_count, [](const CUlaunchAttribute& each) {
-    return each.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
-           each.value.programmaticStreamSerializationAllowed != 0;
-  });
-}
-
 CUresult Operation::execute(const Calls& calls) const {
   switch (kind) {
     case Kind::kKernel:
-      return launch(calls, kernel, stream);
+      return queue::launch(calls, launch, stream);
     case Kind::kGraph:
-      return calls.launch_graph(graph.graph, stream);
+      return calls.launch_graph(static_cast<CUgraphExec>(const_cast<void*>(launch.what.function)), stream);
     case Kind::kFill:
       return fill_memory(calls, fill, stream);
     case Kind::kFillRows:

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "predict/launch.hpp"
 #include "queue/calls.hpp"
 
 namespace cudasched::queue {
@@ -28,20 +29,13 @@ struct Operation {
   };
   enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
 
-  struct Kernel {
-    CUfunction function;
-    unsigned grid[3];
-    unsigned block[3];
-    unsigned shared_bytes;
-    bool cooperative;
-    unsigned attribute_count;  // other than 0: by cuLaunchKernelEx
-    CUlaunchAttribute* attributes;
-    void** parameters;  // null: `packed`, or a kernel without parameters
-    void* packed;       // as CU_LAUNCH_PARAM_BUFFER_POINTER takes it
-    std::size_t packed_bytes;
-  };
-  struct Graph {
-    CUgraphExec graph;
+  // A kernel or a graph: of a Call (queue/call.hpp) what the gate and the driver need.
+  struct Launch {
+    predict::Launch what;
+    CUlaunchAttribute* attributes = nullptr;
+    unsigned attribute_count = 0;  // other than 0: by cuLaunchKernelEx
+    bool cooperative = false;
+    bool overlaps_predecessor = false;
   };
   // Memory set to a value; `rows` > 1 and `pitch_bytes` are for kFillRows.
   struct Fill {
@@ -77,8 +71,7 @@ struct Operation {
   CUcontext context = nullptr;
   CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for what belongs to no stream
   union {
-    Kernel kernel;
-    Graph graph = {};
+    Launch launch;
     Fill fill;
     Copy copy;
     Event event;
@@ -86,11 +79,13 @@ struct Operation {
     Memory memory;
   };
 
+  Operation() noexcept : memory{} {}
+
   // Launches wait at the gate; the rest follows in the ring's order.
   bool is_launch() const noexcept { return kind == Kind::kKernel || kind == Kind::kGraph; }
 
   // May start before the launch ahead of it on its stream has finished: an event between the two would end that.
-  bool overlaps_predecessor() const noexcept;
+  bool overlaps_predecessor() const noexcept { return kind == Kind::kKernel && launch.overlaps_predecessor; }
 
   // Makes the call. `context` is current on the calling thread. Not noexcept: a callback of the driver's may end the
   // thread.

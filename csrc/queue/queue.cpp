@@ -1,8 +1,9 @@
 #include "queue/queue.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -12,89 +13,9 @@
 namespace cudasched::queue {
 namespace {
 
-constexpr unsigned kMaxAttributes = 32;
-constexpr std::size_t kMaxEvents = 2;
-
 template <typename Handle>
 std::uint64_t word(Handle handle) noexcept {
   return reinterpret_cast<std::uint64_t>(handle);
-}
-
-// What a launch's attributes mean for it. `known`: the code knows each of them, and can copy it.
-struct Attributes {
-  bool known = true;
-  bool cooperative = false;
-  std::uint64_t hash = 0;
-  unsigned cluster[3] = {1, 1, 1};
-  std::array<CUevent, kMaxEvents> events{};
-  std::size_t event_count = 0;
-
-  void records(CUevent event, int flags) noexcept {
-    known = known && event != nullptr && flags == 0 && event_count < kMaxEvents;
-    if (known) events[event_count++] = event;
-  }
-};
-
-Attributes read(const CUlaunchAttribute* attributes, unsigned count) noexcept {
-  Attributes result;
-  if (count > kMaxAttributes || (count != 0 && attributes == nullptr)) {
-    result.known = false;
-    return result;
-  }
-  for (unsigned i = 0; i < count && result.known; ++i) {
-    const CUlaunchAttributeValue& value = attributes[i].value;
-    // As a number: a newer CUDA has values that the enumeration does not.
-    unsigned id = 0;
-    std::memcpy(&id, &attributes[i].id, sizeof id);
-    result.hash = mix(result.hash, id);
-    const auto add = [&](auto number) { result.hash = mix(result.hash, static_cast<std::uint64_t>(number)); };
-    switch (id) {
-      case CU_LAUNCH_ATTRIBUTE_IGNORE:
-      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-        break;
-      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-        result.cooperative = value.cooperative != 0;
-        add(value.cooperative);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-        result.cluster[0] = value.clusterDim.x;
-        result.cluster[1] = value.clusterDim.y;
-        result.cluster[2] = value.clusterDim.z;
-        for (const unsigned size : result.cluster) add(size);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
-        add(value.preferredClusterDim.x);
-        add(value.preferredClusterDim.y);
-        add(value.preferredClusterDim.z);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-        add(value.clusterSchedulingPolicyPreference);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-        add(value.programmaticStreamSerializationAllowed);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-        add(value.priority);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-        add(value.memSyncDomain);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-        add(value.sharedMemCarveout);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
-        result.records(value.programmaticEvent.event, value.programmaticEvent.flags);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
-        result.records(value.launchCompletionEvent.event, value.launchCompletionEvent.flags);
-        break;
-      default:  // unknown, or it gives something back
-        result.known = false;
-        break;
-    }
-  }
-  return result;
 }
 
 // Limits that depend on the grid, which a launch's like says nothing of.
@@ -108,34 +29,21 @@ bool within_limits(const unsigned (&grid)[3], const unsigned (&cluster)[3]) noex
 
 // What a launch shares with those that succeed as it does. `device`: where a kernel is loaded lazily, each device loads
 // its own.
-std::uint64_t like_of(const KernelCall& call, const Attributes& attributes, std::uint64_t serial, int device) noexcept {
-  std::uint64_t hash = mix(mix(mix(1, serial), static_cast<std::uint64_t>(device)), attributes.hash);
+std::uint64_t like_of(const Call& call, std::uint64_t serial, int device) noexcept {
+  std::uint64_t hash = mix(mix(mix(1, serial), static_cast<std::uint64_t>(device)), call.meaning.hash);
   for (const unsigned size : call.block) hash = mix(hash, size);
-  hash = mix(mix(hash, call.shared_bytes), call.cooperative ? 2 : 1);
+  hash = mix(mix(hash, call.dynamic_shared_bytes), call.cooperative ? 2 : 1);
   // How large a cooperative grid may be depends on everything else.
-  const bool whole_grid = call.cooperative || attributes.cooperative;
+  const bool whole_grid = call.cooperative || call.meaning.cooperative;
   for (const unsigned size : call.grid) hash = mix(hash, whole_grid ? size : 0);
   return hash == 0 ? 1 : hash;
 }
 
-// The packed parameters of `extra`; false where it says anything else.
-bool read_extra(void** extra, void*& packed, std::size_t& bytes) noexcept {
-  bool has_pointer = false;
-  bool has_size = false;
-  for (int i = 0; i < 2; ++i) {
-    if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
-      packed = extra[1];
-      has_pointer = packed != nullptr;
-    } else if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE && extra[1] != nullptr) {
-      bytes = *static_cast<const std::size_t*>(extra[1]);
-      has_size = true;
-    } else {
-      return false;
-    }
-    extra += 2;
-  }
-  return has_pointer && has_size && extra[0] == CU_LAUNCH_PARAM_END;
-}
+// A parameter block as `extra` passes it, beside the list that says so.
+struct Packed {
+  void* list[5];
+  std::size_t bytes;
+};
 
 // An event that is not known may be another process's.
 bool may_defer_record(CUevent event) noexcept {
@@ -254,70 +162,71 @@ bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& 
   });
 }
 
-bool Queue::push_kernel(const Caller& caller, const KernelCall& call) noexcept {
-  if (!active()) return false;
-  const Attributes attributes = read(call.attributes, call.attribute_count);
-  if (!attributes.known || !within_limits(call.grid, attributes.cluster)) return false;
-  void* packed = nullptr;
-  std::size_t packed_bytes = 0;
+bool Queue::push_kernel(const Call& call) noexcept {
+  if (!active() || !call.meaning.known || !within_limits(call.grid, call.cluster)) return false;
+  std::span<const std::byte> packed;
   if (call.extra != nullptr) {
-    if (call.parameters != nullptr || call.cooperative || !read_extra(call.extra, packed, packed_bytes)) return false;
+    if (call.parameters != nullptr || call.cooperative || !driver::read_packed(call.extra, packed)) return false;
   }
 
   driver::Functions::Known known;
   if (!driver::functions().find(call.function, known) || !known.facts->described) return false;
-  if (!driver::functions().has_succeeded(like_of(call, attributes, known.serial, device_))) return false;
+  if (!driver::functions().has_succeeded(like_of(call, known.serial, device_))) return false;
   const std::vector<driver::Parameter>& parameters = known.facts->parameters;
-  if (!parameters.empty() && call.parameters == nullptr && packed == nullptr) return false;
+  const bool is_packed = packed.data() != nullptr;
+  if (!parameters.empty() && call.parameters == nullptr && !is_packed) return false;
+  // One behind the other: attributes; the list of `extra`, or of pointers; what they lead to.
   const std::size_t attribute_bytes = aligned(call.attribute_count * sizeof(CUlaunchAttribute));
-  const std::size_t pointer_bytes = packed != nullptr ? 0 : aligned(parameters.size() * sizeof(void*));
+  const std::size_t list_bytes = aligned(is_packed ? sizeof(Packed) : parameters.size() * sizeof(void*));
+  const std::span events(call.meaning.events.data(), call.meaning.event_count);
   const auto may = [&](std::size_t& bytes) {
-    bytes = attribute_bytes + pointer_bytes + (packed != nullptr ? packed_bytes : known.facts->block_bytes);
-    return std::all_of(attributes.events.begin(),
-                       attributes.events.begin() + static_cast<std::ptrdiff_t>(attributes.event_count),
-                       may_defer_record);
+    bytes = attribute_bytes + list_bytes + (is_packed ? packed.size() : known.facts->block_bytes);
+    return std::all_of(events.begin(), events.end(), may_defer_record);
   };
-  return push(caller, call.stream, Waiter::For::kLaunch, may,
+  return push(call.site.caller, call.stream, Waiter::For::kLaunch, may,
               [&](Operation& operation, std::byte* data, Position position) {
                 operation.kind = Operation::Kind::kKernel;
-                operation.kernel = {};
-                Operation::Kernel& kernel = operation.kernel;
-                kernel.function = call.function;
-                std::copy_n(call.grid, 3, kernel.grid);
-                std::copy_n(call.block, 3, kernel.block);
-                kernel.shared_bytes = call.shared_bytes;
-                kernel.cooperative = call.cooperative;
+                Operation::Launch& launch = *std::construct_at(&operation.launch);
+                launch.what = call;
+                launch.cooperative = call.cooperative;
+                launch.overlaps_predecessor = call.meaning.overlaps_predecessor;
                 if (call.attribute_count != 0) {
-                  kernel.attributes = reinterpret_cast<CUlaunchAttribute*>(data);
-                  kernel.attribute_count = call.attribute_count;
+                  launch.attributes = reinterpret_cast<CUlaunchAttribute*>(data);
+                  launch.attribute_count = call.attribute_count;
                   std::memcpy(data, call.attributes, call.attribute_count * sizeof(CUlaunchAttribute));
                 }
-                std::byte* const block = data + attribute_bytes + pointer_bytes;
-                if (packed != nullptr) {
-                  kernel.packed = block;
-                  kernel.packed_bytes = packed_bytes;
-                  std::memcpy(block, packed, packed_bytes);
+                std::byte* const list = data + attribute_bytes;
+                std::byte* const block = list + list_bytes;
+                launch.what.parameters = nullptr;
+                if (is_packed) {
+                  auto* const copy = reinterpret_cast<Packed*>(list);
+                  *copy = {{CU_LAUNCH_PARAM_BUFFER_POINTER, block, CU_LAUNCH_PARAM_BUFFER_SIZE, &copy->bytes,
+                            CU_LAUNCH_PARAM_END},
+                           packed.size()};
+                  launch.what.extra = copy->list;
+                  std::memcpy(block, packed.data(), packed.size());
                 } else if (!parameters.empty()) {
-                  kernel.parameters = reinterpret_cast<void**>(data + attribute_bytes);
+                  auto** const pointers = reinterpret_cast<void**>(list);
+                  launch.what.parameters = pointers;
                   for (std::size_t i = 0; i < parameters.size(); ++i) {
                     const driver::Parameter parameter = parameters[i];
-                    kernel.parameters[i] = block + parameter.offset;
-                    std::memcpy(kernel.parameters[i], call.parameters[i], parameter.bytes);
+                    pointers[i] = block + parameter.offset;
+                    std::memcpy(pointers[i], call.parameters[i], parameter.bytes);
                   }
                 }
-                for (std::size_t i = 0; i < attributes.event_count; ++i) {
-                  order_.event_recorded(word(attributes.events[i]), position);
-                  driver::registry().recorded(attributes.events[i], false);
+                for (CUevent const event : events) {
+                  order_.event_recorded(word(event), position);
+                  driver::registry().recorded(event, false);
                 }
               });
 }
 
-bool Queue::push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept {
+bool Queue::push_graph(const Call& call) noexcept {
   return push(
-      caller, stream, Waiter::For::kLaunch, [&](std::size_t&) { return may_defer(graph); },
+      call.site.caller, call.stream, Waiter::For::kLaunch, [&](std::size_t&) { return may_defer(call.graph()); },
       [&](Operation& operation, std::byte*, Position) {
         operation.kind = Operation::Kind::kGraph;
-        operation.graph = {graph};
+        std::construct_at(&operation.launch)->what = call;
       });
 }
 
@@ -483,13 +392,11 @@ bool Queue::event_not_ready(const Caller& caller, CUevent event) noexcept {
 
 // ---- what the queue must be told
 
-void Queue::kernel_launched(const KernelCall& call) noexcept {
-  if (!active()) return;
-  const Attributes attributes = read(call.attributes, call.attribute_count);
+void Queue::kernel_launched(const Call& call) noexcept {
+  if (!active() || !call.meaning.known || driver::functions().find(call.function) == nullptr) return;
   driver::Functions::Known known;
-  if (!attributes.known || driver::functions().find(call.function) == nullptr) return;
   if (!driver::functions().find(call.function, known)) return;
-  driver::functions().succeeded(like_of(call, attributes, known.serial, device_));
+  driver::functions().succeeded(like_of(call, known.serial, device_));
 }
 
 void Queue::event_destroyed(CUevent event) noexcept {

@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "base/spin_lock.hpp"
+#include "queue/call.hpp"
 #include "queue/calls.hpp"
 #include "queue/launcher.hpp"
 #include "queue/mailbox.hpp"
@@ -31,27 +32,6 @@
 #include "queue/ring.hpp"
 
 namespace cudasched::queue {
-
-// The thread that makes a call.
-struct Caller {
-  unsigned thread = 0;          // a number of its own, other than 0
-  CUcontext context = nullptr;  // current on it
-  bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
-};
-
-// A kernel launch as the program asked for it; `stream` is the one meant, never 0.
-struct KernelCall {
-  CUfunction function = nullptr;
-  unsigned grid[3] = {1, 1, 1};
-  unsigned block[3] = {1, 1, 1};
-  unsigned shared_bytes = 0;
-  CUstream stream = nullptr;
-  bool cooperative = false;
-  const CUlaunchAttribute* attributes = nullptr;
-  unsigned attribute_count = 0;
-  void** parameters = nullptr;
-  void** extra = nullptr;
-};
 
 class Queue {
  public:
@@ -86,8 +66,8 @@ class Queue {
   void latency_came() noexcept;
 
   // ---- deferred
-  bool push_kernel(const Caller& caller, const KernelCall& call) noexcept;
-  bool push_graph(const Caller& caller, CUgraphExec graph, CUstream stream) noexcept;
+  bool push_kernel(const Call& call) noexcept;
+  bool push_graph(const Call& call) noexcept;
   bool push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept;
   // Host memory in it must be pinned: the driver reads pageable memory before the call returns.
   bool push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept;
@@ -111,10 +91,10 @@ class Queue {
 
   // ---- what the queue must be told, whether or not it is active; each before the driver call that it is about, except
   // where it says after
-  void kernel_launched(const KernelCall& call) noexcept;  // after; directly and with success
-  void event_destroyed(CUevent event) noexcept;           // drained
-  void stream_destroyed(CUstream stream) noexcept;        // drained
-  void context_gone() noexcept;                           // drained; reset or destroyed
+  void kernel_launched(const Call& call) noexcept;  // after; directly and with success
+  void event_destroyed(CUevent event) noexcept;     // drained
+  void stream_destroyed(CUstream stream) noexcept;  // drained
+  void context_gone() noexcept;                     // drained; reset or destroyed
 
   // The error of a deferred call that is due on this thread; each is handed over once.
   CUresult take_error(unsigned thread) noexcept { return mailbox_.take(thread); }

@@ -4,15 +4,14 @@
 
 #include <cuda.h>
 
-#include "predict/launch.hpp"
+#include "queue/call.hpp"
 #include "telemetry/collector.hpp"
 
 namespace cudasched::runtime {
 
 // Closed (Record::open is false) if the launch is captured: the device does not run it.
-telemetry::Record begin_collected(CUstream stream, bool may_time) noexcept;
-void end_collected(const telemetry::Record& record, const predict::Launch& launch, CUstream stream,
-                   CUresult status) noexcept;
+telemetry::Record begin_collected(const queue::Call& call) noexcept;
+void end_collected(const telemetry::Record& record, const queue::Call& call, CUresult status) noexcept;
 
 // CUDASCHED_COLLECT_DIR starts a collection with the process's first cuInit; what goes wrong is a warning.
 void collect_if_asked(const std::string& cupti_path) noexcept;

@@ -5,7 +5,8 @@
 // their first launch or region; stop() at exit. A forked child starts anew with its own cuInit. Any internal fault
 // calls fail(): scheduling goes off for the process, that is said once, and every call passes through from then on.
 //
-// begin_launch and end_launch are the launch path. Everything else may lock, allocate and log.
+// find_site(), back_off(), begin_launch() and end_launch() are the launch path. Everything else may lock, allocate and
+// log.
 #pragma once
 
 #include <cuda.h>
@@ -22,6 +23,7 @@
 
 #include "driver/driver.hpp"
 #include "predict/allocations.hpp"
+#include "queue/call.hpp"
 #include "queue/queue.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/device.hpp"
@@ -31,6 +33,7 @@
 #include "runtime/settings.hpp"
 #include "runtime/stream_use.hpp"
 #include "runtime/ticker.hpp"
+#include "telemetry/collector.hpp"
 
 namespace cudasched::runtime {
 
@@ -43,8 +46,6 @@ struct OffloadHooks {
 
 // What a launch carries from begin_launch to end_launch.
 struct Ticket {
-  Class launch_class = Class::kNormal;
-  bool captured = false;     // into a graph: the device does not run it
   Device* device = nullptr;  // null: nothing to report
   Gate::Pass pass;
 };
@@ -110,17 +111,14 @@ class Engine {
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
   // first sight.
-  Device* current_device(ThreadState& thread) noexcept {
-    if (Device* only = hot().only_device.load(std::memory_order_acquire)) return only;
-    return find_device(thread);
-  }
+  static Device* current_device(ThreadState& thread) noexcept;
 
   // The launch slow path: a class's first launch on a device, a region's first launch on a device. False if
   // the launch is to pass unscheduled.
   bool prepare(Device& device, Class launch_class, ThreadState& thread) noexcept;
 
   // Gives the thread its number, if it has none.
-  void name_thread(ThreadState& thread) noexcept {
+  static void name_thread(ThreadState& thread) noexcept {
     if (thread.index == 0) thread.index = hot().next_thread.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -172,6 +170,11 @@ class Engine {
 
 Engine& engine() noexcept;
 
+inline Device* Engine::current_device(ThreadState& thread) noexcept {
+  if (Device* only = hot().only_device.load(std::memory_order_acquire)) return only;
+  return engine().find_device(thread);
+}
+
 // True if this launch needs prepare() first.
 inline bool unprepared(const Device& device, Class launch_class, const ThreadState& thread) noexcept {
   if (thread.index == 0 || !device.registered(launch_class)) return true;
@@ -180,56 +183,75 @@ inline bool unprepared(const Device& device, Class launch_class, const ThreadSta
   return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
 }
 
-// Host back-off (runtime/host_backoff.hpp): the first step of a launch.
-inline void back_off(CUstream stream) noexcept {
+// Of a call on `stream`, the one meant, or, where it has none (null), about `event`; of a call that has neither, the
+// thread's region and process decide the class. Whether the stream captures, the driver is asked for each best-effort
+// call, whatever is counted: a launch that a capture loses is lost.
+inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcept {
+  Hot& state = hot();
+  ThreadState& thread = this_thread();
+  Engine::name_thread(thread);
+  site.caller.thread = thread.index;
+  const bool scheduling = state.scheduling.load(std::memory_order_relaxed);
+  if (scheduling) site.call_class = stream != nullptr ? classify(stream, thread) : classify_event(event, thread);
+  const bool best_effort = site.call_class == Class::kBestEffort;
+  site.caller.latency = !best_effort || in_latency_region(thread);
+  if (stream == nullptr) return;
+  const bool collecting = telemetry::collecting();
+  site.captured = (best_effort || collecting || state.may_capture()) && is_capturing(stream);
+  if (site.captured || site.call_class == Class::kNormal) return;
+  site.device = Engine::current_device(thread);
+  if (!best_effort) return;
+  site.caller.context = driver::shareable_context();
+  // What is collected is timed around the driver's call, on the thread that makes it.
+  if (site.caller.latency || collecting || site.device == nullptr || site.caller.context == nullptr) return;
+  queue::Queue* const known = site.device->queue();
+  if (known != nullptr && known->active()) site.queue = known;
+}
+
+// Host back-off (runtime/host_backoff.hpp), before anything is done for a launch.
+inline void back_off(const queue::Site& site) noexcept {
   Hot& state = hot();
   if (!state.host_backoff.requested()) [[likely]]
     return;
-  const ThreadState& thread = this_thread();
-  if (!state.scheduling.load(std::memory_order_relaxed) || in_latency_region(thread) ||
-      classify(stream, thread) != Class::kBestEffort || is_captured(stream)) {
-    return;
-  }
-  state.host_backoff.back_off(state.counters.shard(thread.index).backed_off);
+  if (site.caller.latency || site.captured) return;
+  state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off);
 }
 
-inline Ticket begin_launch(const predict::Launch& launch, CUstream stream, bool may_time) noexcept {
+// Before a launch that was not deferred goes to the driver.
+inline Ticket begin_launch(const queue::Call& call) noexcept {
   Ticket ticket;
-  Hot& state = hot();
-  if (!state.scheduling.load(std::memory_order_relaxed)) return ticket;
-  if (is_captured(stream)) {
-    ticket.captured = true;
-    return ticket;
-  }
+  const queue::Site& site = call.site;
+  if (site.captured || !hot().scheduling.load(std::memory_order_relaxed)) return ticket;
   ThreadState& thread = this_thread();
-  ticket.launch_class = classify(stream, thread);
-  if (ticket.launch_class == Class::kNormal && thread.normal_registered) return ticket;
-  Device* const device = engine().current_device(thread);
+  const bool normal = site.call_class == Class::kNormal;
+  if (normal && thread.normal_registered) return ticket;
+  Device* const device = normal ? Engine::current_device(thread) : site.device;
   if (device == nullptr) return ticket;
-  if (unprepared(*device, ticket.launch_class, thread) && !engine().prepare(*device, ticket.launch_class, thread)) {
+  if (unprepared(*device, site.call_class, thread) && !engine().prepare(*device, site.call_class, thread)) {
     return ticket;
   }
-  if (ticket.launch_class == Class::kLatency) {
-    ticket.device = device;
-    device->latency.before_launch();
-  } else if (ticket.launch_class == Class::kBestEffort) {
-    ticket.device = device;
-    ticket.pass = device->gate.admit(launch, stream, may_time, state.counters.shard(thread.index));
-  } else {
+  if (normal) {
     thread.normal_registered = true;
+    return ticket;
+  }
+  ticket.device = device;
+  if (site.call_class == Class::kLatency) {
+    device->latency.before_launch();
+  } else {
+    ticket.pass = device->gate.admit(call, hot().counters.shard(thread.index));
   }
   return ticket;
 }
 
-inline void end_launch(const Ticket& ticket, CUstream stream, CUresult status) noexcept {
-  if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, stream, status);
-  const bool latency = ticket.launch_class == Class::kLatency && ticket.device != nullptr;
-  if (status == CUDA_SUCCESS && !ticket.captured) {
-    ThreadState& thread = this_thread();
-    if (latency) ticket.device->latency.after_launch(stream, thread);
+inline void end_launch(const Ticket& ticket, const queue::Call& call, CUresult status) noexcept {
+  if (ticket.pass.entry >= 0) ticket.device->gate.submitted(ticket.pass, call.stream, status);
+  const Class launch_class = call.site.call_class;
+  const bool latency = launch_class == Class::kLatency && ticket.device != nullptr;
+  if (status == CUDA_SUCCESS && !call.site.captured) {
+    if (latency) ticket.device->latency.after_launch(call.stream, this_thread());
     hot()
-        .counters.shard(thread.index)
-        .launches[static_cast<std::size_t>(ticket.launch_class)]
+        .counters.shard(call.site.caller.thread)
+        .launches[static_cast<std::size_t>(launch_class)]
         .fetch_add(1, std::memory_order_relaxed);
   } else if (latency) {
     ticket.device->latency.launch_refused();

@@ -58,31 +58,30 @@ std::string variable(const char* name) {
 
 }  // namespace
 
-telemetry::Record begin_collected(CUstream stream, bool may_time) noexcept {
-  if (is_capturing(stream)) return {};
-  return telemetry::begin_record(stream, may_time);
+telemetry::Record begin_collected(const queue::Call& call) noexcept {
+  if (call.site.captured) return {};
+  return telemetry::begin_record(call.stream, call.may_time());
 }
 
-void end_collected(const telemetry::Record& record, const predict::Launch& launch, CUstream stream,
-                   CUresult status) noexcept {
+void end_collected(const telemetry::Record& record, const queue::Call& call, CUresult status) noexcept {
   if (!record.open) return;
   if (status != CUDA_SUCCESS) {
     telemetry::end_record(record, nullptr);
     return;
   }
-  telemetry::Launched launched{.launch = launch};
-  launched.stream = stream;
+  telemetry::Launched launched{.launch = call};
+  launched.stream = call.stream;
   launched.device = current_ordinal();
-  if (launch.is_graph) {
+  if (call.is_graph) {
     telemetry::end_record(record, &launched);
     return;
   }
-  driver::ask_occupancy(launch, launched.blocks_per_sm);
+  driver::ask_occupancy(call, launched.blocks_per_sm);
   std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> words;
-  if (const driver::KernelFacts* const kernel = driver::functions().find(launch.function)) {
+  if (const driver::KernelFacts* const kernel = driver::functions().find(call.function)) {
     launched.function = &kernel->facts;
     launched.name = kernel->name;
-    launched.words = std::span(words).first(kernel->gather(launch, words.data()));
+    launched.words = std::span(words).first(kernel->gather(call, words.data()));
   }
   telemetry::end_record(record, &launched);
 }

@@ -129,9 +129,9 @@ void Gate::forget_context(CUcontext context) noexcept {
 // A few nanoseconds for most launches: a lock, an estimate by the launch's geometry, an addition. Only one launch in
 // 16, a kernel that was not seen before, and what may be too much look at the clock and ask the driver what is
 // complete.
-Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
-                               const Waiver* waiver) noexcept {
-  const std::uint64_t key = Sampler::key_of(launch);
+Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
+  CUstream const stream = call.stream;
+  const std::uint64_t key = Sampler::key_of(call);
   std::unique_lock lock(lock_);
   if (unbounded_) return {};
   if (gated_) sampler_.forget_estimates();
@@ -139,7 +139,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
   schedule::Estimates::Found found = sampler_.find(key);
   if (!found.known) {
     lock.unlock();
-    const Sampler::Question question(launch, sm_count_);
+    const Sampler::Question question(call, sm_count_);
     lock.lock();
     found = sampler_.estimate(key, question.query);
   }
@@ -157,7 +157,7 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
     first_look = false;
     lock.unlock();
     Waiter::sleep_for(found.proven ? kUngatedLookNs : kUnprovenLookNs);
-    if (latency_clients()) return admit_gated(launch, stream, may_time, count, waiver);
+    if (latency_clients()) return admit_gated(call, count, waiver);
     lock.lock();
   }
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
@@ -180,20 +180,18 @@ Gate::Pass Gate::admit_ungated(const predict::Launch& launch, CUstream stream, b
   const std::int64_t now = now_ns();
   retire(now);
   due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
-  if (!is_capturing(stream) && make_ready(driver::shareable_context())) pass.completion = markers_.event(entry.segment);
+  if (make_ready(call.site.caller.context)) pass.completion = markers_.event(entry.segment);
   return pass;
 }
 
 // ---- beside a latency client ---------------------------------------------------------------------------------------
 
-Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
-                             const Waiver* waiver) noexcept {
-  if (is_capturing(stream)) return {};  // nothing of ours may enter a capture
-  CUcontext const context = driver::shareable_context();
+Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
+  CUstream const stream = call.stream;
   const driver::RelaxedCapture relaxed;
   count.gated.fetch_add(1, std::memory_order_relaxed);
 
-  Sampler::Question question(launch, sm_count_);
+  Sampler::Question question(call, sm_count_);
   bool wants_residency = false;
   {
     const std::scoped_lock lock(lock_);
@@ -224,7 +222,7 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
       const std::int64_t now = now_ns();
       retire(now);
       if (held.looked_ns == 0) {
-        with_events = make_ready(context);
+        with_events = make_ready(call.site.caller.context);
         if (!std::exchange(gated_, true) && with_events) mark_tail(stream);
         question.query.busy = ledger.holds_others(id_of(stream));
         prediction = sampler_.predict(question.query);
@@ -275,7 +273,8 @@ Gate::Pass Gate::admit_gated(const predict::Launch& launch, CUstream stream, boo
           const bool alone = ledger.segment_launches(entry.segment) == 1;
           sampler_.entered(entry.segment, prediction, alone, beside_others);
           due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
-          if (with_events && alone && may_time && prediction.wants_sample) start = sampler_.start_timer(entry.segment);
+          if (with_events && alone && call.may_time() && prediction.wants_sample)
+            start = sampler_.start_timer(entry.segment);
           if (start != nullptr) ledger.pin(entry.segment, true);
           if (with_events) pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
         }

@@ -12,7 +12,7 @@
 // While no latency client is on the device, launches are counted (a marker for each 16), and what is in flight is
 // bounded (schedule::bounded), so that a client that joins meets no long backlog.
 //
-// Never waits here (docs/order.md): a launch on a capturing stream; a thread that holds the GIL in a process that has a
+// Never waits here (docs/order.md): a thread that holds the GIL in a process that has a
 // latency client too; a thread in a latency region, whatever class the launch has; anything once scheduling is off.
 //
 // Locks: lock_ guards the bookkeeping, held for a microsecond, never while waiting and never across a launch.
@@ -32,6 +32,7 @@
 #include "arbiter/table.hpp"
 #include "base/spin_lock.hpp"
 #include "predict/predictor.hpp"
+#include "queue/call.hpp"
 #include "queue/launcher.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/gate/admission.hpp"
@@ -96,12 +97,9 @@ class Gate {
 
   std::int64_t lead_ns() noexcept;
 
-  // `may_time`: events may stand before the launch (not with a programmatic dependency on the launch before it).
-  // `waiver`: the caller is the launcher thread; null: the program's own.
-  Pass admit(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
-             const Waiver* waiver = nullptr) noexcept {
-    if (!latency_clients()) return admit_ungated(launch, stream, may_time, count, waiver);
-    return admit_gated(launch, stream, may_time, count, waiver);
+  // A best-effort launch that no capture takes. `waiver`: the caller is the launcher thread; null: the program's own.
+  Pass admit(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver = nullptr) noexcept {
+    return latency_clients() ? admit_gated(call, count, waiver) : admit_ungated(call, count, waiver);
   }
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
@@ -150,10 +148,8 @@ class Gate {
   static constexpr std::int64_t kUnprovenLookNs = 50'000;
   static constexpr std::int64_t kMeetLookNs = 30'000;  // between two looks for a job's other members
 
-  Pass admit_gated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
-                   const Waiver* waiver) noexcept;
-  Pass admit_ungated(const predict::Launch& launch, CUstream stream, bool may_time, telemetry::Shard& count,
-                     const Waiver* waiver) noexcept;
+  Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
+  Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   bool make_ready(CUcontext context) noexcept;
   schedule::Decision meet(schedule::Decision decision, std::int64_t now_ns) noexcept;
   void mark_tail(CUstream stream) noexcept;

@@ -53,7 +53,7 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
   // thread's context says which one; without a context the first launch does.
   if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
-    if (Device* device = engine().current_device(thread)) engine().prepare(*device, value, thread);
+    if (Device* device = Engine::current_device(thread)) engine().prepare(*device, value, thread);
   }
   return region.token;
 }
@@ -92,7 +92,7 @@ void Regions::leave_all() noexcept {
 void Regions::expect(std::int64_t within_ns) {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   ThreadState& thread = this_thread();
-  Device* const device = engine().current_device(thread);
+  Device* const device = Engine::current_device(thread);
   if (device == nullptr || !engine().prepare(*device, Class::kLatency, thread)) return;
   device->latency.expect(within_ns);
 }

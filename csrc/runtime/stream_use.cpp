@@ -6,11 +6,11 @@
 
 namespace cudasched::runtime {
 
-void note_stream_use_of(CUstream stream, ThreadState& thread) noexcept {
+void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept {
   Hot& state = hot();
-  if (!state.scheduling.load(std::memory_order_relaxed) || is_captured(stream)) return;
+  if (!state.scheduling.load(std::memory_order_relaxed) || call.site.captured) return;
+  CUstream const stream = call.stream;
   const Class region = thread.depth > 0 ? thread.innermost().region_class : Class::kNormal;
-  engine().name_thread(thread);
   if (region == Class::kBestEffort) {
     // In a program that is best effort as a whole, every thread is without a mark.
     if (state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
@@ -29,7 +29,7 @@ void note_stream_use_of(CUstream stream, ThreadState& thread) noexcept {
   const std::uint64_t key = mark_key(stream);
   if (region == Class::kLatency) {
     if (state.marks.contest(key)) count.contested_streams.fetch_add(1, std::memory_order_relaxed);
-  } else if (classify(stream, thread) == Class::kNormal && state.marks.marked(key)) {
+  } else if (call.site.call_class == Class::kNormal && state.marks.marked(key)) {
     count.normal_beside_best_effort.fetch_add(1, std::memory_order_relaxed);
   }
 }

@@ -10,13 +10,14 @@
 #include <cstdint>
 
 #include "driver/driver.hpp"
+#include "queue/call.hpp"
 #include "runtime/classify.hpp"
 #include "runtime/hot.hpp"
 
 namespace cudasched::runtime {
 
 // What the functions of these names do where there may be something to do.
-void note_stream_use_of(CUstream stream, ThreadState& thread) noexcept;
+void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept;
 void note_record_of(CUevent event, CUstream stream) noexcept;
 void note_wait_of(CUevent event, CUstream stream) noexcept;
 
@@ -34,7 +35,7 @@ inline bool is_capturing(CUstream stream) noexcept {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-// A launch on a capturing stream goes straight to the driver, with nothing of ours beside it.
+// As is_capturing(), asking only where some stream of the process may be.
 inline bool is_captured(CUstream stream) noexcept { return hot().may_capture() && is_capturing(stream); }
 
 // By which the marks know the stream; 0: they do not.
@@ -66,14 +67,14 @@ inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
   return state.process_class.load(std::memory_order_relaxed);
 }
 
-// Before a launch on `stream`: a best-effort region marks it, latency work contests a mark that is there, and normal
-// work on a stream that best effort uses is counted.
-inline void note_stream_use(CUstream stream) noexcept {
+// Before a launch: a best-effort region marks its stream, latency work contests a mark that is there, and normal work
+// on a stream that best effort uses is counted.
+inline void note_stream_use(const queue::Call& call) noexcept {
   ThreadState& thread = this_thread();
   Hot& state = hot();
   if (thread.depth == 0 && !state.marks.in_use()) [[likely]]
     return;
-  note_stream_use_of(stream, thread);
+  note_stream_use_of(call, thread);
 }
 
 // The calling thread records `event` on `stream`, or makes `stream` wait for it.

@@ -345,6 +345,21 @@ class FakeGate : public Admission {
 };
 
 // A queue before a fake driver, with a gate that the test opens and closes.
+inline CUlaunchAttribute attribute(unsigned id, int value = 0) {
+  CUlaunchAttribute result{};
+  std::memcpy(&result.id, &id, sizeof id);
+  result.value.priority = value;
+  return result;
+}
+
+// Of a best-effort call that `queue` takes.
+inline Site site_at(Queue* queue, const Caller& caller) {
+  Site site;
+  site.queue = queue;
+  site.caller = caller;
+  return site;
+}
+
 class QueueTest : public testing::Test {
  protected:
   explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {
@@ -361,11 +376,18 @@ class QueueTest : public testing::Test {
   }
 
   Queue& queue() { return *queue_; }
-  KernelCall plain(CUstream stream = kStream) {
-    KernelCall call;
-    call.function = kPlainFunction;
-    call.stream = stream;
-    return call;
+  static Call plain(CUstream stream = kStream) { return Call({.function = kPlainFunction}, stream); }
+  bool push(Call call, const Caller& caller = {1, kContext, false}) {
+    call.site.caller = caller;
+    return queue_->push_kernel(call);
+  }
+  static Call graph_call(CUgraphExec graph, CUstream stream) {
+    return Call({.function = graph, .is_graph = true}, stream);
+  }
+  bool push_graph(CUgraphExec graph, CUstream stream = kStream) {
+    Call call = graph_call(graph, stream);
+    call.site.caller = caller_;
+    return queue_->push_graph(call);
   }
   // An executable graph that has been launched.
   static void make_graph(CUgraphExec graph, bool plain = true) {
@@ -375,7 +397,7 @@ class QueueTest : public testing::Test {
   // Pushes a launch whose like has succeeded.
   bool launch(CUstream stream = kStream, const Caller& caller = {1, kContext, false}) {
     queue_->kernel_launched(plain(stream));
-    return queue_->push_kernel(caller, plain(stream));
+    return push(plain(stream), caller);
   }
   // Closes the gate with a launch behind it.
   void block(CUstream stream = kStream) {

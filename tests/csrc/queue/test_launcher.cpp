@@ -265,10 +265,10 @@ TEST_F(StressTest, NothingIsLostOrReordered) {
       const auto event = handle<CUevent>(0x1000 * thread);
       driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
       for (std::uint64_t i = 0; i < kEach; ++i) {
-        KernelCall call = plain(stream);
+        Call call = plain(stream);
         call.grid[0] = static_cast<unsigned>(i + 1);
         call.grid[1] = thread;
-        ASSERT_TRUE(queue().push_kernel(caller, call));
+        ASSERT_TRUE(push(call, caller));
         if (i % 50 == 0) {
           ASSERT_TRUE(queue().push_record(caller, event, stream, 0));
           const Position position = queue().before(Scope::kEvent, nullptr, event);

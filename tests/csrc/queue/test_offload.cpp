@@ -94,13 +94,18 @@ class OffloadTest : public QueueTest {
     EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing, &count_capture}));
     uncounted_captures = 0;
     Offload::add(queue());
-    here = {&queue(), caller_};
+    here = site_at(&queue(), caller_);
     memory_type = CU_MEMORYTYPE_HOST;
     attribute_value = 0;
     capturing = false;
   }
   ~OffloadTest() override { Offload::forget_queues(); }
 
+  // As the entry points of launches do.
+  static bool offer(Call call, CUresult& status) {
+    call.site = here;
+    return Offload::push(call, status);
+  }
   // The function that a program would get under this name.
   template <typename Function>
   static Function* entry(std::string_view exported) {
@@ -124,7 +129,7 @@ TEST_F(OffloadTest, WhatMayBeDeferredIs) {
   EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
   EXPECT_EQ(entry<decltype(cuLaunchHostFunc)>("cuLaunchHostFunc")(kStream, [](void*) {}, nullptr), CUDA_SUCCESS);
   CUresult status = CUDA_ERROR_UNKNOWN;
-  EXPECT_TRUE(Offload::push_kernel(plain(), status));
+  EXPECT_TRUE(offer(plain(), status));
   EXPECT_EQ(status, CUDA_SUCCESS);
   EXPECT_EQ(driver_.count(), 0U);
   finish();
@@ -151,7 +156,7 @@ TEST_F(OffloadTest, PageableCopiesAreDrainedAndDirect) {
 TEST_F(OffloadTest, ALatencyCallBypassesWhatItDoesNotDependOnAndDrainsTheRestWithTheGateOpen) {
   block(kStream);
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
-  here = {nullptr, latency_};
+  here = site_at(nullptr, latency_);
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kOtherEvent, kNonBlocking), CUDA_SUCCESS);
   EXPECT_THAT(driver_.story(), ElementsAre("record e2"));
   EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
@@ -307,9 +312,9 @@ TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
   ASSERT_TRUE(launch());
   EXPECT_EQ(driver_.flag_queries, 2);  // the handle may mean another stream
   make_graph(kGraph);
-  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  ASSERT_TRUE(push_graph(kGraph));
   EXPECT_EQ(guard("cuGraphExecUpdate_v2", fine)(kGraph), CUDA_SUCCESS);
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
 }
 
 TEST_F(OffloadTest, ASetterDrainsOnlyWhenTheValueChanges) {
@@ -319,26 +324,26 @@ TEST_F(OffloadTest, ASetterDrainsOnlyWhenTheValueChanges) {
   EXPECT_EQ(guard("cuFuncSetAttribute", set)(kPlainFunction, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 3),
             CUDA_SUCCESS);
   EXPECT_FALSE(queue().empty());
-  EXPECT_TRUE(queue().push_kernel(caller_, plain()));
+  EXPECT_TRUE(push(plain()));
   gate_.open();
   EXPECT_EQ(guard("cuFuncSetAttribute", set)(kPlainFunction, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 4),
             CUDA_SUCCESS);
   EXPECT_TRUE(queue().empty());
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(push(plain()));
 }
 
 TEST_F(OffloadTest, TheFirstLaunchGoesDirectlyAndIsLearned) {
-  KernelCall call = plain();
+  Call call = plain();
   CUresult status = CUDA_SUCCESS;
-  EXPECT_FALSE(Offload::push_kernel(call, status));
-  Offload::launched(call);
-  EXPECT_TRUE(Offload::push_kernel(call, status));
+  EXPECT_FALSE(offer(call, status));
+  queue().kernel_launched(call);
+  EXPECT_TRUE(offer(call, status));
   // A graph with event nodes depends on more than its stream.
-  EXPECT_FALSE(Offload::push_graph(kGraph, kNonBlocking, status));
+  EXPECT_FALSE(offer(graph_call(kGraph, kNonBlocking), status));
   EXPECT_TRUE(queue().empty());
   driver::registry().made(kGraph, {.identity = 1, .plain = true});
-  Offload::launched(kGraph);
-  EXPECT_TRUE(Offload::push_graph(kGraph, kStream, status));
+  driver::registry().launched(kGraph);
+  EXPECT_TRUE(offer(graph_call(kGraph, kStream), status));
 }
 
 // The gate would hold it anyway; what it waits for is let through for other calls alone.
@@ -347,11 +352,11 @@ TEST_F(OffloadTest, BesideLatencyRegionsALaunchThatIsNotDeferredLeavesTheGateClo
   block();
   std::atomic<bool> done{false};
   std::thread thread([&] {
-    here = {&queue(), caller_};
-    KernelCall call = plain();
+    here = site_at(&queue(), caller_);
+    Call call = plain();
     call.function = kFunction;  // not launched before
     CUresult status = CUDA_SUCCESS;
-    EXPECT_FALSE(Offload::push_kernel(call, status));
+    EXPECT_FALSE(offer(call, status));
     done = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -473,7 +478,7 @@ class TwoDevices : public OffloadTest {
   void go_there() {
     FakeDriver::device_now() = 1;
     FakeDriver::current() = kOtherContext;
-    here = {&other_, {1, kOtherContext, false}};
+    here = site_at(&other_, {1, kOtherContext, false});
   }
   // Calls `what` with the first device's gate closed behind a launch; says whether it waited.
   template <typename Call>
@@ -504,9 +509,10 @@ TEST_F(TwoDevices, AFreeWaitsForTheQueuesOfTheDevicesThatReachTheMemory) {
   const auto frees = [&] { EXPECT_EQ(free_memory(0x4000), CUDA_SUCCESS); };
   block();
   go_there();
-  KernelCall there = plain(kStreamThere);
+  Call there = plain(kStreamThere);
   other_.kernel_launched(there);
-  ASSERT_TRUE(other_.push_kernel(here.caller, there));
+  there.site = here;
+  ASSERT_TRUE(other_.push_kernel(there));
   frees();  // and has waited for its own device
   EXPECT_EQ(other_.passed(), 1U);
   EXPECT_FALSE(queue().empty());

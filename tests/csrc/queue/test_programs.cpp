@@ -231,7 +231,7 @@ class Program {
   Program(Queue& queue, unsigned number, int device, bool latency) : random_(number * 7919 + 1), device_(device) {
     FakeDriver::device_now() = device;
     FakeDriver::current() = device == 0 ? kContext : kOtherContext;
-    here = {latency ? nullptr : &queue, {number, FakeDriver::current(), latency}};
+    here = site_at(latency ? nullptr : &queue, {number, FakeDriver::current(), latency});
     for (std::uint64_t i = 0; i < 3; ++i) {
       streams_.push_back(handle<CUstream>((device == 0 ? 0x40 : 0x100) + number * 4 + i % 4));
     }
@@ -285,19 +285,18 @@ class Program {
   }
 
   void launch() {
-    KernelCall call;
-    call.function = kPlainFunction;
-    call.stream = stream();
+    Call call({.function = kPlainFunction}, stream());
+    call.site = here;
     call.grid[0] = ++number_;
     expected.add(word(call.stream), named("launch", number_));
     CUresult status = CUDA_SUCCESS;
-    if (Offload::push_kernel(call, status)) {
+    if (Offload::push(call, status)) {
       EXPECT_EQ(status, CUDA_SUCCESS);
       return;
     }
     const DriverCall direct{"kernel", call.stream, word(call.stream), nullptr, 0, {number_}, {}};
     check(direct);
-    Offload::launched(call);
+    if (call.site.queue != nullptr) call.site.queue->kernel_launched(call);
   }
   void create() {
     CUevent event = nullptr;

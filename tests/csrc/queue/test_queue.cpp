@@ -12,19 +12,12 @@ namespace {
 using testing::ElementsAre;
 using For = Waiter::For;
 
-CUlaunchAttribute attribute(unsigned id, int value = 0) {
-  CUlaunchAttribute result{};
-  std::memcpy(&result.id, &id, sizeof id);
-  result.value.priority = value;
-  return result;
-}
-
 // ---- the three treatments
 
 TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
   make_graph(kGraph);
   block();
-  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_TRUE(push_graph(kGraph));
   for (const std::uint8_t bytes : {1, 2, 4}) {
     EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 0, 10, 1, 7, bytes}, false, kStream));
     EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 64, 10, 3, 7, bytes}, true, kStream));
@@ -58,10 +51,8 @@ TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
 
 // Parameters are copied at the push: what the program does to its variables afterwards changes nothing.
 TEST_F(QueueTest, ParametersAreCopiedAtThePush) {
-  KernelCall call;
-  call.function = kFunction;
-  call.stream = kStream;
-  call.shared_bytes = 99;
+  Call call({.function = kFunction}, kStream);
+  call.dynamic_shared_bytes = 99;
   std::uint64_t first = 0x1111'2222'3333'4444;
   std::uint32_t second = 0x5555'6666;
   void* parameters[] = {&first, &second};
@@ -69,14 +60,14 @@ TEST_F(QueueTest, ParametersAreCopiedAtThePush) {
   queue().kernel_launched(call);
   block();
   call.grid[0] = 7;
-  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  ASSERT_TRUE(push(call));
   std::string packed = "0123456789ab";
   std::size_t bytes = packed.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(),
                    CU_LAUNCH_PARAM_END};
   call.parameters = nullptr;
   call.extra = extra;
-  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  ASSERT_TRUE(push(call));
   std::string wanted(reinterpret_cast<const char*>(&first), 8);
   wanted.append(reinterpret_cast<const char*>(&second), 4);
   first = 0;
@@ -93,15 +84,13 @@ TEST_F(QueueTest, ParametersAreCopiedAtThePush) {
 }
 
 TEST_F(QueueTest, AKernelOfALibraryIsDescribedByItsOwnFunction) {
-  KernelCall call;
-  call.function = handle<CUfunction>(0x10f1);  // kFunction's parameters, as a CUkernel
-  call.stream = kStream;
+  Call call({.function = handle<CUfunction>(0x10f1)}, kStream);  // kFunction's parameters, as a CUkernel
   std::uint64_t first = 1;
   std::uint32_t second = 2;
   void* parameters[] = {&first, &second};
   call.parameters = parameters;
   queue().kernel_launched(call);
-  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  EXPECT_TRUE(push(call));
   finish();
   EXPECT_EQ(driver_.made()[0].bytes.size(), 12U);
 }
@@ -200,78 +189,75 @@ TEST_F(QueueTest, AQueryByLatencyWorkOpensTheGateForWhatItAsks) {
 // ---- what is never deferred
 
 TEST_F(QueueTest, TheFirstLaunchOfItsLikeIsNeverDeferred) {
-  KernelCall call = plain();
-  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  Call call = plain();
+  EXPECT_FALSE(push(call));
   queue().kernel_launched(call);
-  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  EXPECT_TRUE(push(call));
   call.grid[0] = 1000;  // the grid alone makes no new like
-  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  EXPECT_TRUE(push(call));
 
-  KernelCall other = call;
+  Call other = call;
   other.block[0] = 64;
-  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  EXPECT_FALSE(push(other));
   other = call;
-  other.shared_bytes = 1024;
-  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  other.dynamic_shared_bytes = 1024;
+  EXPECT_FALSE(push(other));
   const auto serialization = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1);
   other = call;
-  other.attributes = &serialization;
-  other.attribute_count = 1;
-  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  other.read_attributes(&serialization, 1);
+  EXPECT_FALSE(push(other));
   queue().kernel_launched(other);
-  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  EXPECT_TRUE(push(other));
   other = call;
   other.cooperative = true;  // may be too large: the grid belongs to the like
   queue().kernel_launched(other);
-  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  EXPECT_TRUE(push(other));
   other.grid[0] += 1;
-  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  EXPECT_FALSE(push(other));
   const auto cooperative = attribute(CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1);
   other = call;
-  other.attributes = &cooperative;
-  other.attribute_count = 1;
+  other.read_attributes(&cooperative, 1);
   queue().kernel_launched(other);
-  EXPECT_TRUE(queue().push_kernel(caller_, other));
+  EXPECT_TRUE(push(other));
   other.grid[0] += 1;
-  EXPECT_FALSE(queue().push_kernel(caller_, other));
+  EXPECT_FALSE(push(other));
 }
 
 TEST_F(QueueTest, ALikeThatNeverSucceededDirectlyStaysDirect) {
   // The hook reports successes alone; a launch that fails over and over is made directly each time.
-  for (int i = 0; i < 3; ++i) EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(push(plain()));
 }
 
 TEST_F(QueueTest, AChangedFunctionOrAnUnloadedOneStartsAnew) {
   EXPECT_TRUE(launch());
   driver::functions().changed(kPlainFunction);
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(push(plain()));
   EXPECT_TRUE(launch());
   driver::functions().all_changed();
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(push(plain()));
   EXPECT_TRUE(launch());
   { const driver::Functions::Ending unload(handle<CUmodule>(0x1)); }
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(push(plain()));
 }
 
 TEST_F(QueueTest, GridAndClusterLimitsAreCheckedAtThePush) {
-  KernelCall call = plain();
+  Call call = plain();
   queue().kernel_launched(call);
   for (const auto& grid : {std::array{0U, 1U, 1U}, std::array{1U, 65536U, 1U}, std::array{1U, 1U, 65536U},
                            std::array{0x8000'0000U, 1U, 1U}}) {
     std::copy(grid.begin(), grid.end(), call.grid);
-    EXPECT_FALSE(queue().push_kernel(caller_, call)) << grid[0] << " " << grid[1] << " " << grid[2];
+    EXPECT_FALSE(push(call)) << grid[0] << " " << grid[1] << " " << grid[2];
   }
   CUlaunchAttribute cluster = attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
   cluster.value.clusterDim = {2, 1, 1};
   call = plain();
   call.grid[0] = 4;
-  call.attributes = &cluster;
-  call.attribute_count = 1;
+  call.read_attributes(&cluster, 1);
   queue().kernel_launched(call);
-  EXPECT_TRUE(queue().push_kernel(caller_, call));
+  EXPECT_TRUE(push(call));
   call.grid[0] = 3;
   queue().kernel_launched(call);
-  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  EXPECT_FALSE(push(call));
 }
 
 TEST_F(QueueTest, ThePerThreadDefaultStreamIsNeverDeferred) {
@@ -290,11 +276,10 @@ TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
   EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
   CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT);
   record.value.launchCompletionEvent = {kEvent, 0};
-  KernelCall call = plain();
-  call.attributes = &record;
-  call.attribute_count = 1;
+  Call call = plain();
+  call.read_attributes(&record, 1);
   queue().kernel_launched(call);
-  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  EXPECT_FALSE(push(call));
   driver::registry().forget(kEvent);
   EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));  // not known to be anything
   driver::registry().created(kEvent, CU_EVENT_DEFAULT);
@@ -317,26 +302,24 @@ TEST_F(QueueTest, ExternalRecordsAndWaitsAreNotDeferred) {
 }
 
 TEST_F(QueueTest, LaunchesWithAttributesThatTheCodeDoesNotKnowAreNeverDeferred) {
-  KernelCall call = plain();
+  Call call = plain();
   for (const unsigned id : {unsigned{CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE}, 200U}) {
     const CUlaunchAttribute unknown = attribute(id);
-    call.attributes = &unknown;
-    call.attribute_count = 1;
+    call.read_attributes(&unknown, 1);
     queue().kernel_launched(call);
-    EXPECT_FALSE(queue().push_kernel(caller_, call)) << id;
+    EXPECT_FALSE(push(call)) << id;
   }
-  call.attributes = nullptr;
-  EXPECT_FALSE(queue().push_kernel(caller_, call));  // one attribute, nowhere
+  call.read_attributes(nullptr, 1);
+  EXPECT_FALSE(push(call));  // one attribute, nowhere
 }
 
 TEST_F(QueueTest, AttributesAreCopied) {
   auto priority = attribute(CU_LAUNCH_ATTRIBUTE_PRIORITY, -3);
-  KernelCall call = plain();
-  call.attributes = &priority;
-  call.attribute_count = 1;
+  Call call = plain();
+  call.read_attributes(&priority, 1);
   queue().kernel_launched(call);
   block();
-  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  ASSERT_TRUE(push(call));
   priority = attribute(CU_LAUNCH_ATTRIBUTE_IGNORE);
   finish();
   EXPECT_EQ(driver_.made()[1].name, "kernel_ex");
@@ -346,66 +329,62 @@ TEST_F(QueueTest, AttributesAreCopied) {
 TEST_F(QueueTest, EventAttributesOfALaunchCountAsRecords) {
   CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT);
   record.value.programmaticEvent.event = kEvent;
-  KernelCall call = plain();
-  call.attributes = &record;
-  call.attribute_count = 1;
+  Call call = plain();
+  call.read_attributes(&record, 1);
   queue().kernel_launched(call);
   block();
-  ASSERT_TRUE(queue().push_kernel(caller_, call));
+  ASSERT_TRUE(push(call));
   EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kEvent), 2U);
   EXPECT_TRUE(queue().event_not_ready(caller_, kEvent));
 }
 
 TEST_F(QueueTest, TheGateIsToldToPutNoEventBeforeAQueuedProgrammaticLaunch) {
   const auto overlap = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1);
-  KernelCall call = plain();
-  call.attributes = &overlap;
-  call.attribute_count = 1;
+  Call call = plain();
+  call.read_attributes(&overlap, 1);
   queue().kernel_launched(call);
   block();
-  ASSERT_TRUE(queue().push_kernel(caller_, call));  // overlaps the one before it
+  ASSERT_TRUE(push(call));  // overlaps the one before it
   call.stream = kOtherStream;
-  ASSERT_TRUE(queue().push_kernel(caller_, call));  // is on another stream
-  ASSERT_TRUE(launch(kOtherStream));                // does not overlap
+  ASSERT_TRUE(push(call));            // is on another stream
+  ASSERT_TRUE(launch(kOtherStream));  // does not overlap
   finish();
   EXPECT_THAT(gate_.overlap_follows(), ElementsAre(true, false, false, false));
 }
 
 TEST_F(QueueTest, ParametersThatCannotBeReadAreTheDriversToRefuse) {
-  KernelCall call;
-  call.function = kFunction;
-  call.stream = kStream;
+  Call call({.function = kFunction}, kStream);
   std::uint64_t first = 1;
   std::uint32_t second = 2;
   void* parameters[] = {&first, &second};
   call.parameters = parameters;
   queue().kernel_launched(call);
   call.parameters = nullptr;
-  EXPECT_FALSE(queue().push_kernel(caller_, call));  // two parameters, none given
+  EXPECT_FALSE(push(call));  // two parameters, none given
   void* extra[] = {CU_LAUNCH_PARAM_END};
   call.extra = extra;
-  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  EXPECT_FALSE(push(call));
 }
 
 TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
   driver::Registry& registry = driver::registry();
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));  // not seen being made
+  EXPECT_FALSE(push_graph(kGraph));  // not seen being made
   registry.launched(kGraph);
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
   registry.made(kGraph, {.identity = 1, .plain = true});
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
   registry.launched(kGraph);
-  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_TRUE(push_graph(kGraph));
   registry.changed(kGraph);
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
   registry.launched(kGraph);
-  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_TRUE(push_graph(kGraph));
   { const driver::Functions::Ending unload(handle<CUmodule>(0x1)); }
-  EXPECT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_TRUE(push_graph(kGraph));
   registry.forget(kGraph);
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
   make_graph(kGraph, false);  // with event nodes
-  EXPECT_FALSE(queue().push_graph(caller_, kGraph, kStream));
+  EXPECT_FALSE(push_graph(kGraph));
 }
 
 // An allocator destroys events that a backlog still records.
@@ -434,9 +413,7 @@ TEST_F(QueueTest, AThreadThatASignalInterruptedInAPushMayUseAndStopTheQueue) {
   pushed = -1;
   page = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
-  KernelCall call;
-  call.function = kFunction;
-  call.stream = kStream;
+  Call call({.function = kFunction}, kStream);
   std::uint32_t second = 2;
   void* parameters[] = {page, &second};
   call.parameters = parameters;
@@ -457,7 +434,7 @@ TEST_F(QueueTest, AThreadThatASignalInterruptedInAPushMayUseAndStopTheQueue) {
     mprotect(page, 4096, PROT_READ);
   };
   ASSERT_EQ(sigaction(SIGSEGV, &action, &before), 0);
-  static_cast<void>(queue().push_kernel(caller_, call));  // and not: waits for ever
+  static_cast<void>(push(call));  // and not: waits for ever
   ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
   munmap(page, 4096);
   EXPECT_EQ(pushed, 0);
@@ -631,14 +608,14 @@ TEST_F(RoomyQueueTest, BehindAsManyLaunchesAsGoInThereIsRoomForARecord) {
 }
 
 TEST_F(SmallQueueTest, WhatCanNeverFitIsNotDeferred) {
-  KernelCall call = plain();
+  Call call = plain();
   queue().kernel_launched(call);
   std::string packed(2048, 'p');
   std::size_t bytes = packed.size();
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, packed.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
   call.extra = extra;
-  EXPECT_FALSE(queue().push_kernel(caller_, call));
+  EXPECT_FALSE(push(call));
 }
 
 // ---- errors
@@ -668,7 +645,7 @@ TEST_F(QueueTest, AfterAStickyErrorNothingIsDeferredUntilTheContextIsGone) {
   driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
   ASSERT_TRUE(launch());
   finish();
-  EXPECT_FALSE(queue().push_kernel(caller_, plain()));
+  EXPECT_FALSE(push(plain()));
   EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
   EXPECT_EQ(driver_.count(), 1U);
 
@@ -684,7 +661,7 @@ TEST_F(QueueTest, ANonStickyErrorStopsNoDeferring) {
   driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_INVALID_VALUE; };
   ASSERT_TRUE(launch());
   finish();
-  EXPECT_TRUE(queue().push_kernel(caller_, plain()));
+  EXPECT_TRUE(push(plain()));
   finish();
 }
 

@@ -276,6 +276,27 @@ TEST_F(Launches, CapturingStreamsNeverWaitAndAreNotCounted) {
   EXPECT_EQ(nodes, 10U);
 }
 
+// Found: up to four times, at the door, at the gate and once more when it was learned that the launch had succeeded.
+TEST_F(Launches, EachAsksTheDriverOnceWhetherItsStreamCaptures) {
+  static decltype(cuStreamIsCapturing)* ask = nullptr;
+  static thread_local int asked = 0;
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(0), CUDA_SUCCESS);  // the queue has started
+  ask = std::exchange(driver::table().stream_is_capturing, [](CUstream stream, CUstreamCaptureStatus* status) {
+    ++asked;
+    return ask(stream, status);
+  });
+  const CUstream stream = Program::new_stream();
+  for (std::uint64_t i = 1; i <= 4; ++i) {
+    asked = 0;
+    EXPECT_EQ(program_.launch(i, stream, 1), CUDA_SUCCESS);  // the first goes directly
+    EXPECT_EQ(asked, 1) << i;
+  }
+  driver::table().stream_is_capturing = ask;
+  ASSERT_EQ(program_.synchronize(stream), CUDA_SUCCESS);
+}
+
 // A capture in global mode elsewhere forbids other threads' queries; ours must not break it.
 TEST_F(Launches, GatedLaunchesBesideACaptureLeaveItValid) {
   const OtherClient other(/*active=*/false);
@@ -394,9 +415,11 @@ TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
 
 TEST_F(Launches, OneThatIsRefusedLeavesTheClientIdle) {
   ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
-  const runtime::Ticket ticket = runtime::begin_launch({}, program_.stream(), true);
+  queue::Call call({}, program_.stream());
+  runtime::find_site(call.stream, nullptr, call.site);
+  const runtime::Ticket ticket = runtime::begin_launch(call);
   EXPECT_NE(driver_.table().active(), 0U);
-  runtime::end_launch(ticket, program_.stream(), CUDA_ERROR_INVALID_VALUE);
+  runtime::end_launch(ticket, call, CUDA_ERROR_INVALID_VALUE);
   EXPECT_TRUE(eventually([&] { return driver_.table().active() == 0; }));
   ASSERT_EQ(cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0), CUDASCHED_OK);
 }
