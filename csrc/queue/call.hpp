@@ -27,10 +27,9 @@ class Queue;
 
 // The thread that makes a call.
 struct Caller {
-  unsigned thread = 0;  // a number of its own, other than 0
-  CUcontext context =
-      nullptr;           // current on it; null where other threads may not use it, and of latency and normal calls
-  bool latency = false;  // the call is latency or normal work, or the thread is in a latency region
+  unsigned thread = 0;          // a number of its own, other than 0
+  CUcontext context = nullptr;  // of best-effort calls the current one; null where other threads may not use it
+  bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
 };
 
 // In which class a call is made, by whom, and where it may go: found by runtime::find_site(), for each launch and for
@@ -78,7 +77,6 @@ struct Call : predict::Launch {  // by the entry point; `cluster` by read_attrib
   // May events stand before it?
   bool may_time() const noexcept { return !always_direct && !meaning.overlaps_predecessor; }
 
-  CUfunction kernel() const noexcept { return static_cast<CUfunction>(const_cast<void*>(function)); }
   CUgraphExec graph() const noexcept { return static_cast<CUgraphExec>(const_cast<void*>(function)); }
 };
 

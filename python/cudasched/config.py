@@ -147,10 +147,10 @@ def parse_switch(value: object, text: bool = True) -> bool:
 
 
 def _as_number(value: object, text: bool) -> float:
-    """NaN for what is no number."""
+    """NaN for what is no number; of text, for what the engine would not take for one."""
     if isinstance(value, bool):
         return float("nan")
-    if isinstance(value, (int, float)) or (text and isinstance(value, str) and value.isascii() and "_" not in value):
+    if isinstance(value, (int, float)) or (text and isinstance(value, str) and re.fullmatch(r"[-+.0-9a-zA-Z]+", value)):
         try:
             return float(value)
         except (ValueError, OverflowError):
