@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -22,6 +21,7 @@
 #include "arbiter/words.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/futex.hpp"
 
 namespace cudasched::arbiter {
 
@@ -459,8 +459,7 @@ std::string Table::why_lost() const {
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;
-  const timespec timeout{timeout_ns / kNsPerSecond, static_cast<long>(timeout_ns % kNsPerSecond)};
-  futex(layout_->wake_sequence, FUTEX_WAIT, seen, &timeout);
+  futex_sleep(layout_->wake_sequence, seen, timeout_ns, Sharing::kShared);
   File& file = state_->file;
   struct stat status {};
   if (!file.descriptor().inspect(status) || status.st_size >= static_cast<off_t>(sizeof(Layout))) return;

@@ -1,11 +1,10 @@
 #include "arbiter/words.hpp"
 
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <bit>
+
+#include "base/futex.hpp"
 
 namespace cudasched::arbiter {
 namespace {
@@ -43,13 +42,9 @@ void set_text(std::array<char, N>& field, const std::array<char, N>& value) noex
 
 }  // namespace
 
-long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) noexcept {
-  return syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout, nullptr, 0);
-}
-
 void wake(Layout& layout) noexcept {
   layout.wake_sequence.fetch_add(1);
-  futex(layout.wake_sequence, FUTEX_WAKE, INT_MAX, nullptr);
+  futex_wake_all(layout.wake_sequence, Sharing::kShared);
 }
 
 // The gate may have opened. Clients of other GPUs say only that there are some; the client that wakes them takes that

@@ -1,15 +1,11 @@
 // The words of a client table: what a slot and its bits say, and what clears them. Internal to this room.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "arbiter/table_file.hpp"
 
 namespace cudasched::arbiter {
-
-// On the table's futex. The classic FUTEX_* operations.
-long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) noexcept;
 
 // Wakes all that sleep in the table.
 void wake(Layout& layout) noexcept;

@@ -21,14 +21,6 @@ constexpr std::uint64_t kSeed = 0x6375'6461'7363'6865ULL;
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-std::string demangled(std::string_view name) {
-  const std::string text(name);
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> plain(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),
-                                                          &std::free);
-  return status == 0 && plain != nullptr ? std::string(plain.get()) : text;
-}
-
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -298,6 +290,17 @@ bool is_collective(std::string_view base) noexcept {
 }
 
 }  // namespace
+
+std::string demangled(std::string_view mangled_name) {
+  constexpr std::size_t kMostCharacters = 16'384;
+  std::string text(mangled_name);
+  // What is not mangled may be read as a type: "f" as float.
+  if (!mangled_name.starts_with("_Z") || mangled_name.size() > kMostCharacters) return text;
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> plain(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),
+                                                          &std::free);
+  return status == 0 && plain != nullptr ? std::string(plain.get()) : text;
+}
 
 NameTraits traits_of(std::string_view mangled_name) {
   const std::string plain = demangled(mangled_name);

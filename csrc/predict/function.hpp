@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace cudasched::predict {
@@ -49,6 +50,9 @@ struct Function {
   std::uint32_t max_threads = 0;  // a block
   NameTraits traits;
 };
+
+// The whole name with template arguments and parameters; as it is where it is not mangled or cannot be read. Allocates.
+std::string demangled(std::string_view mangled_name);
 
 // Allocates; off the launch path. A name that cannot be demangled is read as it is. Never throws but std::bad_alloc.
 NameTraits traits_of(std::string_view mangled_name);

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "base/clock.hpp"
-#include "queue/futex.hpp"
+#include "base/futex.hpp"
 
 namespace cudasched::queue {
 

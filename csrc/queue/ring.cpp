@@ -9,7 +9,7 @@
 #include <new>
 
 #include "base/clock.hpp"
-#include "queue/futex.hpp"
+#include "base/futex.hpp"
 
 namespace cudasched::queue {
 namespace {

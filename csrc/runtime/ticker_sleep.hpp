@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "queue/futex.hpp"
+#include "base/futex.hpp"
 
 namespace cudasched::runtime {
 
@@ -17,14 +17,14 @@ class TickerSleep {
   template <typename StillIdle>
   void sleep_deeply(std::int64_t longest_ns, StillIdle&& still_idle) noexcept {
     asleep_.store(1, std::memory_order_seq_cst);
-    if (still_idle()) queue::futex_sleep(asleep_, 1, longest_ns);
+    if (still_idle()) futex_sleep(asleep_, 1, longest_ns);
     asleep_.store(0, std::memory_order_relaxed);
   }
 
   // Something has begun, and is to be seen by who asks still_idle(). A load where the ticker is awake.
   void wake() noexcept {
     if (asleep_.load(std::memory_order_seq_cst) == 0) return;
-    if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) queue::futex_wake_all(asleep_);
+    if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) futex_wake_all(asleep_);
   }
 
  private:

@@ -326,6 +326,9 @@ def replay(
 ) -> ReplayResult:
     """Runs a simulation. Raises ConfigError, and what the policy raises."""
 
+def demangled(name: bytes) -> str:
+    """A kernel's whole name as the predictor reads it; as it is where it is not mangled or cannot be read."""
+
 def feature_names() -> list[str]:
     """What the trees see of a launch, in the order of a row's values."""
 

@@ -1,4 +1,4 @@
-"""The engine's settings (csrc/runtime/settings) and Python's (config.py) are the same ones, with the same values and defaults."""
+"""The engine's settings (csrc/runtime/settings) and Python's (config.py) have the same names, values and defaults."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CANDIDATES = [
 
 SAYS = """
 import ctypes, json, sys
-engine = ctypes.CDLL(sys.argv[1])
-print(json.dumps([engine.cudasched_configure(name.encode(), value.encode()) == 0 for name, value in json.load(sys.stdin)]))
+set_it = ctypes.CDLL(sys.argv[1]).cudasched_configure
+print(json.dumps([set_it(name.encode(), value.encode()) == 0 for name, value in json.load(sys.stdin)]))
 """
 
 

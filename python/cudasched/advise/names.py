@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+from cudasched import hook
+from cudasched.errors import HookError
 
 __all__ = ["qualified_name", "signature"]
-
-_MAX_DEMANGLED_CHARS = 16_384
-_RUNTIME = "libstdc++.so.6"
 
 
 def qualified_name(mangled: str) -> str:
@@ -51,29 +48,15 @@ def qualified_name(mangled: str) -> str:
     return "::".join(parts) if parts and parts != ["std"] else mangled
 
 
-@lru_cache(maxsize=1)
-def _demangler() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
-    try:
-        runtime, libc = ctypes.CDLL(_RUNTIME), ctypes.CDLL(None)
-        runtime.__cxa_demangle.restype = ctypes.c_void_p
-        runtime.__cxa_demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        libc.free.restype = None
-        libc.free.argtypes = [ctypes.c_void_p]
-    except (OSError, AttributeError):
-        return None
-    return runtime, libc
-
-
 def signature(mangled: str) -> str:
     """The whole demangled name with template arguments and parameters; `qualified_name` where that cannot be had."""
-    libraries = _demangler()
-    if not mangled.startswith("_Z") or len(mangled) > _MAX_DEMANGLED_CHARS or libraries is None:
-        return qualified_name(mangled)
-    runtime, libc = libraries
-    found = runtime.__cxa_demangle(mangled.encode(errors="replace"), None, None, None)
-    if not found:
-        return qualified_name(mangled)
+    if not mangled.startswith("_Z"):
+        return mangled
     try:
-        return ctypes.string_at(found).decode(errors="replace")
-    finally:
-        libc.free(found)
+        hook.load_core()
+    except HookError:  # the package was not built
+        return qualified_name(mangled)
+    from cudasched import _core
+
+    plain = _core.demangled(mangled.encode(errors="replace"))
+    return qualified_name(mangled) if plain.startswith("_Z") else plain

@@ -87,6 +87,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"splitKreduce_kernel", Family::kGemm, {0, 0, 0}, 0, 0, 0},
         Case{"my_kernel", Family::kOther, {0, 0, 0}, 0, 0, 0}));
 
+TEST(Demangled, AMangledNameIsReadAndAnyOtherStaysAsItIs) {
+  EXPECT_EQ(demangled("_Z5saxpyPfS_fi"), "saxpy(float*, float*, float, int)");
+  for (const std::string name : {"", "f", "nvjet_sm90", "_Z", "_Z5saxpy?"}) EXPECT_EQ(demangled(name), name);
+  EXPECT_EQ(demangled("_Z5saxpyPfS_fi" + std::string(20'000, 'i')).substr(0, 3), "_Z5");  // too long to be one
+}
+
 TEST(Traits, GroupsForgetTilesTemplatesAndNumbers) {
   const auto group = [](const char* name) { return traits_of(name).group; };
   EXPECT_EQ(group("nvjet_hsh_128x256_64x4_1x2_h_bz"), group("nvjet_hsh_64x8_64x16_4x1_h_bz"));
