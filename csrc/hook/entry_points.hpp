@@ -25,6 +25,8 @@ enum class Scope : std::uint8_t {
   kContext,
   kMemory,
   kContextAndMemory,
+  kPeers,  // the current context and two others
+  kExec,
   kProcess
 };
 
@@ -70,7 +72,7 @@ enum class Meaning : std::uint8_t {
 struct Arguments {
   std::int8_t stream = -1;
   std::int8_t event = -1;
-  std::int8_t other = -1;  // a second event
+  std::int8_t other = -1;  // a second event or context
   std::int8_t function = -1;
   std::int8_t kernel = -1;
   std::int8_t exec = -1;

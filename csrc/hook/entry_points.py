@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TREATMENTS = ("defer", "gate", "drain", "direct")
-SCOPES = ("-", "stream", "event", "stream+event", "events", "context", "memory", "context+memory", "process")
+SCOPES = ("-", "stream", "event", "stream+event", "events", "context", "memory", "context+memory", "peers", "exec", "process")
 TWINS = ("-", "ptsz", "ptds")
 ROLES = ("stream", "event", "other", "function", "kernel", "exec", "context", "memory")
 #: What a call does to what the engine knows: of handles, captures, memory, code and completion.
@@ -62,6 +62,8 @@ NEEDED_BY_SCOPE = {"stream": ("stream",), "event": ("event",), "stream+event": (
     "events": ("event", "other"),
     "memory": ("memory",),
     "context+memory": ("memory",),
+    "peers": ("context", "other"),
+    "exec": ("exec",),
 }
 NEEDED_BY_MEANING = {
     "query-stream": ("stream",),

@@ -119,7 +119,7 @@ Devices devices_of(CUdeviceptr address) noexcept {
 // In every queue of these devices; and, as an event recorded on one device may be waited for on another, what any queue
 // holds of the events.
 void drain(const Caller& caller, queue::Scope scope, Devices devices, CUstream stream, CUevent event, CUevent other,
-           For what, const Queue* except = nullptr) noexcept {
+           For what, const Queue* except = nullptr, CUgraphExec exec = nullptr) noexcept {
   for_each_queue([&](Queue& known) {
     if (&known == except) return;
     queue::Scope here = scope;
@@ -127,7 +127,7 @@ void drain(const Caller& caller, queue::Scope scope, Devices devices, CUstream s
       if (scope == queue::Scope::kStream || scope == queue::Scope::kEnd) return;
       if (scope == queue::Scope::kStreamAndEvent) here = queue::Scope::kEvent;
     }
-    if (const Position position = known.before(here, stream, event, other)) known.drain(caller, position, what);
+    if (const Position position = known.before(here, stream, event, other, exec)) known.drain(caller, position, what);
   });
 }
 
@@ -420,6 +420,12 @@ void tell(const EntryPoint& point, const Passed& passed) noexcept {
   }
 }
 
+// Is everything in the graph ordered by its stream alone? Launches of any other are never queued.
+bool is_plain(CUgraphExec exec) noexcept {
+  driver::ExecFacts facts;
+  return driver::registry().find(exec, facts) && facts.plain;
+}
+
 // What is drained for a call of this scope,
 constexpr queue::Scope drained(Scope scope) noexcept {
   switch (scope) {
@@ -436,6 +442,8 @@ constexpr queue::Scope drained(Scope scope) noexcept {
     case Scope::kContext:
     case Scope::kMemory:
     case Scope::kContextAndMemory:
+    case Scope::kPeers:
+    case Scope::kExec:  // unless it is plain
     case Scope::kProcess:
       return queue::Scope::kEnd;
   }
@@ -456,6 +464,10 @@ Devices devices_of(const EntryPoint& point, CUstream stream, const Passed& passe
       return of_memory();
     case Scope::kContextAndMemory:
       return only(driver::current_device()) | of_memory();
+    case Scope::kPeers:
+      return only(driver::current_device()) |
+             only(driver::device_of(passed.handle<CUcontext>(point.arguments.context))) |
+             only(driver::device_of(passed.handle<CUcontext>(point.arguments.other)));
     default:
       return kAllDevices;
   }
@@ -506,8 +518,11 @@ void* go(const Guard& guard, const Passed& passed) noexcept {
     });
     if (queued) return address(&not_ready);
     if (!empty && !queries_stream && !queries_event) {
-      drain(site.caller, drained(point.scope), devices_of(point, stream, passed), stream, event,
-            passed.handle<CUevent>(point.arguments.other), synchronises ? For::kSynchronise : For::kOther);
+      const auto exec = passed.handle<CUgraphExec>(point.arguments.exec);
+      const bool of_graph = point.scope == Scope::kExec && is_plain(exec);
+      drain(site.caller, of_graph ? queue::Scope::kGraph : drained(point.scope), devices_of(point, stream, passed),
+            stream, event, passed.handle<CUevent>(point.arguments.other),
+            synchronises ? For::kSynchronise : For::kOther, nullptr, exec);
     }
     if (synchronises && has_error(site.caller)) return address(&hand_over_error);
   }
@@ -588,10 +603,7 @@ bool Offload::push(const queue::Call& call, CUresult& status) noexcept {
       },
       For::kLaunch);
   // A graph's event nodes may wait for, or record, what is queued.
-  driver::ExecFacts facts;
-  if (direct && call.is_graph && !all_empty() && !(driver::registry().find(call.graph(), facts) && facts.plain)) {
-    drain_everything(caller, For::kOther);
-  }
+  if (direct && call.is_graph && !all_empty() && !is_plain(call.graph())) drain_everything(caller, For::kOther);
   return !direct;
 }
 

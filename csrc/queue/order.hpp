@@ -29,6 +29,7 @@ enum class Scope : std::uint8_t {
   kEvent,           // the event's last operation
   kStreamAndEvent,  // both
   kTwoEvents,       // both events'
+  kGraph,           // the executable graph's last launch
   kEnd,             // everything
 };
 
@@ -39,12 +40,14 @@ class Order {
   void event_recorded(std::uint64_t event, Position position) noexcept;
   void event_awaited(std::uint64_t event, Position position) noexcept;
   void event_destroyed(std::uint64_t event, Position position) noexcept;
+  void graph_launched(std::uint64_t exec, Position position) noexcept { event_awaited(exec, position); }
   // Everything up to here has been passed; what is not later is forgotten where room is needed.
   void passed(Position position) noexcept { passed_ = position; }
 
   // ---- what a call waits for; at most `passed`: nothing
   Position of_stream(std::uint64_t stream, StreamKind kind) const noexcept;
   Position of_event(std::uint64_t event) const noexcept;
+  Position of_graph(std::uint64_t exec) const noexcept { return of_event(exec); }
   Position end() const noexcept { return end_; }
 
   // The last queued record: until it is passed, the event is not ready. Waits alone do not change what a query sees.
@@ -65,7 +68,7 @@ class Order {
 
   // As many as a ring of Ring::kSlots launches can speak of, each on a stream of its own and recording two events.
   FixedMap<Position, 8192> streams_;  // the last operation
-  FixedMap<Event, 16384> events_;
+  FixedMap<Event, 16384> events_;     // and executable graphs, which have other handles
   Position passed_ = 0;
   Position end_ = 0;
   Position last_blocking_ = 0;     // on any blocking stream or the legacy one

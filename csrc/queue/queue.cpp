@@ -224,9 +224,10 @@ bool Queue::push_kernel(const Call& call) noexcept {
 bool Queue::push_graph(const Call& call) noexcept {
   return push(
       call.site.caller, call.stream, Waiter::For::kLaunch, [&](std::size_t&) { return may_defer(call.graph()); },
-      [&](Operation& operation, std::byte*, Position) {
+      [&](Operation& operation, std::byte*, Position position) {
         operation.kind = Operation::Kind::kGraph;
         std::construct_at(&operation.launch)->what = call;
+        order_.graph_launched(word(call.graph()), position);
       });
 }
 
@@ -304,7 +305,7 @@ bool Queue::push_destroy(const Caller& caller, CUevent event, CUcontext context)
 
 // ---- drained
 
-Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent other) noexcept {
+Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent other, CUgraphExec exec) noexcept {
   if (scope == Scope::kNothing || ring_.empty()) return 0;
   if (scope == Scope::kEnd) return ring_.pushed();
   StreamKind kind = StreamKind::kLegacy;
@@ -324,6 +325,7 @@ Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent othe
   Position position = 0;
   if (has_stream) position = order_.of_stream(word(stream), kind);
   if (scope != Scope::kStream && event != nullptr) position = std::max(position, order_.of_event(word(event)));
+  if (scope == Scope::kGraph) position = order_.of_graph(word(exec));
   if (scope == Scope::kTwoEvents && other != nullptr) position = std::max(position, order_.of_event(word(other)));
   return position > ring_.passed() ? position : 0;
 }

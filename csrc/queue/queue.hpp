@@ -81,7 +81,8 @@ class Queue {
 
   // ---- drained
   // What a call of this scope waits for; 0: nothing.
-  Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr) noexcept;
+  Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr,
+                  CUgraphExec exec = nullptr) noexcept;
   void drain(const Caller& caller, Position position, Waiter::For what) noexcept;
 
   // Answers of queries without draining: the driver is not asked where these say true. What latency work asks for, it

@@ -344,7 +344,6 @@ class FakeGate : public Admission {
   std::vector<bool> overlap_follows_;
 };
 
-// A queue before a fake driver, with a gate that the test opens and closes.
 inline CUlaunchAttribute attribute(unsigned id, int value = 0) {
   CUlaunchAttribute result{};
   std::memcpy(&result.id, &id, sizeof id);
@@ -360,6 +359,7 @@ inline Site site_at(Queue* queue, const Caller& caller) {
   return site;
 }
 
+// A queue before a fake driver, with a gate that the test opens and closes.
 class QueueTest : public testing::Test {
  protected:
   explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {

@@ -317,6 +317,41 @@ TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
   EXPECT_FALSE(push_graph(kGraph));
 }
 
+// Found: each update of a graph waited for all that was queued, on every device, and opened the gate for it.
+TEST_F(OffloadTest, AChangeOfAGraphWaitsForItsOwnLaunchesAlone) {
+  const auto fine = +[](void*) { return CUDA_SUCCESS; };
+  const CUgraphExec other = handle<CUgraphExec>(0x6bad);
+  for (const char* const change : {"cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecDestroy"}) {
+    make_graph(kGraph);
+    make_graph(other);
+    queue().latency_came();
+    block();
+    ASSERT_TRUE(push_graph(kGraph));
+    ASSERT_TRUE(launch());
+    const int forced = gate_.forced();
+    const Position passed = queue().passed();
+    EXPECT_EQ(guard(change, fine)(other), CUDA_SUCCESS);  // not queued
+    EXPECT_EQ(gate_.forced(), forced) << change;
+    EXPECT_EQ(guard(change, fine)(kGraph), CUDA_SUCCESS);
+    EXPECT_EQ(queue().passed(), passed + 2) << change;  // what is behind its launch waits on
+    EXPECT_FALSE(push_graph(kGraph)) << change;
+    finish();
+  }
+}
+
+// What graphs with memory nodes have allocated may be in use by anything.
+TEST_F(OffloadTest, AChangeOfAGraphThatIsNotPlainWaitsForEverything) {
+  const auto fine = +[](void*) { return CUDA_SUCCESS; };
+  for (const bool is_known : {true, false}) {
+    driver::registry().forget(kGraph);
+    if (is_known) make_graph(kGraph, /*plain=*/false);
+    queue().latency_came();
+    block();
+    EXPECT_EQ(guard("cuGraphExecDestroy", fine)(kGraph), CUDA_SUCCESS);
+    EXPECT_TRUE(queue().empty()) << is_known;
+  }
+}
+
 TEST_F(OffloadTest, ASetterDrainsOnlyWhenTheValueChanges) {
   const auto set = +[](CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; };
   attribute_value = 3;
@@ -560,6 +595,22 @@ TEST_F(TwoDevices, WhatConcernsOneContextWaitsForItsDeviceAlone) {
   EXPECT_TRUE(waits_for_the_first_gate([&] { guard("cuMemFreeHost", fine)(nullptr); }));
   block();
   EXPECT_TRUE(waits_for_the_first_gate([&] { guard("cuUnknown", fine)(nullptr); }));
+}
+
+TEST_F(TwoDevices, ACopyBetweenContextsWaitsForTheirDevicesAndItsOwn) {
+  auto* const copy =
+      guard("cuMemcpyPeer", +[](CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t) { return CUDA_SUCCESS; });
+  block();
+  EXPECT_FALSE(waits_for_the_first_gate([&] { copy(0x1000, kOtherContext, 0x2000, kOtherContext, 8); }));
+  EXPECT_TRUE(waits_for_the_first_gate([&] { copy(0x1000, kOtherContext, 0x2000, kContext, 8); }));
+  block();
+  EXPECT_TRUE(waits_for_the_first_gate([&] { copy(0x1000, kContext, 0x2000, kOtherContext, 8); }));
+  block();
+  EXPECT_TRUE(waits_for_the_first_gate([&] {
+    FakeDriver::device_now() = 0;
+    FakeDriver::current() = kContext;
+    copy(0x1000, kOtherContext, 0x2000, kOtherContext, 8);
+  }));
 }
 
 TEST_F(TwoDevices, AQueueCarriesItsOwnDevicesStreams) {

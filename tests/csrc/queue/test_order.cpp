@@ -52,6 +52,15 @@ TEST_F(OrderTest, AnEventsPositionIsItsLastRecordOrWait) {
   EXPECT_EQ(order.record_of(kF), 0U);  // a query sees records, not waits
 }
 
+TEST_F(OrderTest, AGraphsPositionIsItsLastLaunch) {
+  order.graph_launched(kE, 4);
+  order.graph_launched(kF, 5);
+  order.graph_launched(kE, 6);
+  EXPECT_EQ(order.of_graph(kE), 6U);
+  EXPECT_EQ(order.of_graph(kF), 5U);
+  EXPECT_EQ(order.of_graph(kA), 0U);
+}
+
 TEST_F(OrderTest, ADestroyedEventIsAsQueuedAsItsEndAndNoQuerySeesARecord) {
   order.event_recorded(kE, 4);
   order.event_destroyed(kE, 6);
