@@ -29,7 +29,8 @@ int current_ordinal() noexcept {
 telemetry::Timing timing_of(const std::string& name) {
   if (name.empty() || name == "cupti") return telemetry::Timing::kCupti;
   if (name == "events") return telemetry::Timing::kEvents;
-  throw ConfigError("launches are timed by \"cupti\" or by \"events\"; got \"" + name + "\"");
+  if (name == "both") return telemetry::Timing::kBoth;
+  throw ConfigError("launches are timed by \"cupti\", by \"events\" or by \"both\"; got \"" + name + "\"");
 }
 
 // A collection that was asked for before the process's first cuInit, and what came of it then.

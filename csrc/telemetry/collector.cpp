@@ -104,6 +104,8 @@ class Collector {
   }
 
  private:
+  bool by_cupti() const noexcept { return options_.timing != Timing::kEvents; }
+  bool by_events() const noexcept { return options_.timing != Timing::kCupti; }
   void drop(std::uint64_t number) noexcept;
   void run() noexcept;
   void pass(bool last);
@@ -113,6 +115,7 @@ class Collector {
   void sample_clocks();
   void write_rows(bool all);
   void fill(Pending& launch);
+  std::int64_t elapsed_of(const Pending& launch);
   void tie_clock() noexcept;
   void write_meta();
   void write_end();
@@ -154,6 +157,7 @@ class Collector {
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
   std::unordered_map<std::string, std::uint32_t> graphs_;
   std::unordered_map<int, int> sm_counts_;
+  std::vector<EventTimer::Pair*> unread_;  // of launches that have their row
   std::int64_t cupti_offset_ns_ = 0;
   std::int64_t next_flush_ns_ = 0;
   std::int64_t next_refresh_ns_ = 0;
@@ -176,10 +180,11 @@ void Collector::start(const CollectOptions& options) {
   options_ = options;
   journal_ = std::make_unique<Journal>(options.directory);
   try {
-    if (options_.timing == Timing::kCupti) {
+    if (by_cupti()) {
       cupti::start(cupti::Use::kTimes, options_.cupti_path,
                    [](cupti::Batch&& batch) { collector().deliver(std::move(batch)); });
-    } else {
+    }
+    if (by_events()) {
       if (calls_in_flight_.load() > 0) (void)timer_.release();  // a call of the last collection still holds a pair
       timer_ = std::make_unique<EventTimer>();
     }
@@ -203,6 +208,7 @@ void Collector::start(const CollectOptions& options) {
   streams_ = {{reinterpret_cast<std::uintptr_t>(CU_STREAM_LEGACY), 0},
               {reinterpret_cast<std::uintptr_t>(CU_STREAM_PER_THREAD), 1}};
   graphs_.clear();
+  unread_.clear();
   rows_ = lost_ = 0;
   next_flush_ns_ = next_refresh_ns_ = 0;
   dropped_before_ = cupti::dropped_records();
@@ -219,7 +225,7 @@ void Collector::start(const CollectOptions& options) {
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ended_ = true;
-    if (options_.timing == Timing::kCupti) cupti::stop(cupti::Use::kTimes);
+    if (by_cupti()) cupti::stop(cupti::Use::kTimes);
     throw Error("launches cannot be collected: no thread can be made");
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -256,7 +262,7 @@ Collected Collector::stop(bool synchronize) noexcept {
   result.journal = journal_->path();
   result.rows = rows_;
   result.lost = lost_;
-  if (options_.timing == Timing::kCupti) cupti::stop(cupti::Use::kTimes);
+  if (by_cupti()) cupti::stop(cupti::Use::kTimes);
   journal_.reset();
   return result;
 }
@@ -287,11 +293,10 @@ Record Collector::begin(CUstream stream, bool may_time) noexcept {
   record.open = true;
   record.launch = next_launch_.fetch_add(1, std::memory_order_relaxed);
   record.submitted_ns = now_ns();
-  if (options_.timing == Timing::kCupti) {
+  if (by_events() && may_time) record.events = timer_->begin(stream);
+  if (by_cupti()) {
     cupti::push(record.launch);
     record.correlated = true;
-  } else if (may_time) {
-    record.events = timer_->begin(stream);
   }
   return record;
 }
@@ -309,9 +314,8 @@ void Collector::end(const Record& record, const Launched* launched) noexcept {
     std::atomic<int>& calls;
     ~Done() { calls.fetch_sub(1); }
   } const done{calls_in_flight_};
-  if (record.correlated) {
-    cupti::pop();
-  } else if (record.events != nullptr) {
+  if (record.correlated) cupti::pop();
+  if (record.events != nullptr) {
     timer_->end(static_cast<EventTimer::Pair*>(record.events), launched == nullptr ? nullptr : launched->stream);
   }
   Item item;
@@ -419,7 +423,7 @@ void Collector::run() noexcept {
 void Collector::pass(bool last) {
   const std::int64_t now = now_ns();
   bool flushed = false;
-  if (options_.timing == Timing::kCupti) {
+  if (by_cupti()) {
     if (last || now >= next_flush_ns_) {
       tie_clock();
       try {
@@ -495,7 +499,7 @@ void Collector::take_intake() {
       window_.failed(item.row.launch);
       if (item.events != nullptr) {
         std::int64_t ignored = 0;
-        timer_->read(static_cast<EventTimer::Pair*>(item.events), ignored, ignored);
+        timer_->read_elapsed(static_cast<EventTimer::Pair*>(item.events), ignored);
       }
       continue;
     }
@@ -575,8 +579,14 @@ void Collector::write_rows(bool all) {
   std::vector<Row> rows;
   std::vector<std::uint32_t> words;
   std::vector<std::uint16_t> pointers;
+  std::vector<std::int64_t> elapsed;
+  std::erase_if(unread_, [&](EventTimer::Pair* pair) {
+    std::int64_t ignored = 0;
+    return timer_->read_elapsed(pair, ignored) != EventTimer::Answer::kNotYet;
+  });
   for (Pending& launch : launches) {
     fill(launch);
+    if (options_.timing == Timing::kBoth) elapsed.push_back(elapsed_of(launch));
     const std::size_t pointers_before = pointers.size();
     // A pointer is aligned to its size in the block.
     for (std::size_t i = 0; options_.allocations != nullptr && i + 1 < launch.words.size(); i += 2) {
@@ -590,6 +600,10 @@ void Collector::write_rows(bool all) {
     words.insert(words.end(), launch.words.begin(), launch.words.end());
     rows.push_back(launch.row);
   }
+  if (!elapsed.empty()) {
+    journal_->append(Journal::Block::kElapsed, static_cast<std::uint32_t>(elapsed.size()),
+                     {bytes_of(std::span<const std::int64_t>(elapsed))});
+  }
   const bool written =
       journal_->append(Journal::Block::kRows, static_cast<std::uint32_t>(rows.size()),
                        {bytes_of(std::span<const Row>(rows)), bytes_of(std::span<const std::uint32_t>(words)),
@@ -597,8 +611,18 @@ void Collector::write_rows(bool all) {
   (written ? rows_ : lost_) += rows.size();
 }
 
+// CUPTI has told the launch's end, and the event behind it comes at once.
+std::int64_t Collector::elapsed_of(const Pending& launch) {
+  constexpr std::int64_t kNone = -1;
+  auto* const pair = static_cast<EventTimer::Pair*>(launch.events);
+  if (pair == nullptr) return kNone;
+  std::int64_t elapsed_ns = kNone;
+  if (timer_->read_elapsed(pair, elapsed_ns) == EventTimer::Answer::kNotYet) unread_.push_back(pair);
+  return elapsed_ns;
+}
+
 void Collector::tie_clock() noexcept {
-  if (options_.timing != Timing::kCupti) return;
+  if (!by_cupti()) return;
   std::int64_t narrowest = INT64_MAX;
   for (int i = 0; i < 5; ++i) {
     const std::int64_t before = now_ns();
@@ -618,7 +642,9 @@ void Collector::write_meta() {
   driver.device_get_count(&count);
   std::string text =
       "{\"pid\": " + std::to_string(getpid()) +
-      ", \"timing\": " + (options_.timing == Timing::kCupti ? "\"cupti\"" : "\"events\"") +
+      ", \"timing\": " + (options_.timing == Timing::kCupti    ? "\"cupti\""
+                        : options_.timing == Timing::kEvents ? "\"events\""
+                                                             : "\"both\"") +
       ", \"driver_version\": " + std::to_string(version) + ", \"cupti_version\": " + std::to_string(cupti::version()) +
       ", \"started_ns\": " + std::to_string(now_ns()) + ", \"command\": " + command_json() + ", \"devices\": [";
   for (int i = 0; i < count; ++i) {
@@ -646,6 +672,7 @@ void Collector::write_end() {
       ", \"foreign\": " + std::to_string(counts.foreign) +
       ", \"dropped_records\": " + std::to_string(cupti::dropped_records() - dropped_before_) +
       ", \"event_overhead_ns\": " + std::to_string(timer_ ? timer_->overhead_ns() : 0) +
+      ", \"empty_pair_ns\": " + std::to_string(timer_ ? timer_->empty_pair_ns() : 0) +
       ", \"empty_kernel\": " + (timer_ && timer_->empty_kernel() ? "true" : "false") + "}";
   journal_->append(Journal::Block::kEnd, 0, {bytes_of(text)});
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "base/clock.hpp"
 #include "driver/driver.hpp"
@@ -35,6 +36,7 @@ struct EventTimer::Place {
   CUevent reference = nullptr;
   std::int64_t reference_ns = 0;
   std::int64_t overhead_ns = 0;
+  std::int64_t empty_pair_ns = 0;
   bool empty_kernel = false;
   std::vector<Pair*> free;
   std::vector<std::unique_ptr<Pair>> pairs;
@@ -58,10 +60,9 @@ struct EventTimer::Place {
     if (driver.event_synchronize(reference) == CUDA_SUCCESS) reference_ns = now_ns();
   }
 
-  // The median time between a pair's events, with the kernel between them or nothing. Negative: it failed.
-  std::int64_t measure(Pair& pair, CUfunction kernel) const noexcept {
+  // The times between a pair's events, with the kernel between them or nothing, rising; false: it failed.
+  bool measure(Pair& pair, CUfunction kernel, std::array<std::int64_t, kCalibrations>& times) const noexcept {
     auto& driver = driver::table();
-    std::array<std::int64_t, kCalibrations> times{};
     for (std::int64_t& time : times) {
       bool ok = driver.event_record(pair.start, stream) == CUDA_SUCCESS;
       if (ok && kernel != nullptr) {
@@ -70,10 +71,10 @@ struct EventTimer::Place {
       ok = ok && driver.event_record(pair.end, stream) == CUDA_SUCCESS &&
            driver.event_synchronize(pair.end) == CUDA_SUCCESS;
       if (ok) time = elapsed_ns(pair.start, pair.end, ok);
-      if (!ok) return -1;
+      if (!ok) return false;
     }
-    std::nth_element(times.begin(), times.begin() + kCalibrations / 2, times.end());
-    return times[kCalibrations / 2];
+    std::sort(times.begin(), times.end());
+    return true;
   }
 
   void calibrate() {
@@ -85,15 +86,20 @@ struct EventTimer::Place {
     if (pair == nullptr) return;
     auto* const load = look_up<CUresult(CUmodule*, const void*)>("cuModuleLoadData", 2000);
     auto* const get = look_up<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction", 2000);
+    std::array<std::int64_t, kCalibrations> times{};
     CUmodule module = nullptr;
     CUfunction kernel = nullptr;
     if (load != nullptr && get != nullptr && load(&module, kEmptyKernel) == CUDA_SUCCESS &&
         get(&kernel, module, "cudasched_empty") == CUDA_SUCCESS) {
-      const std::int64_t around = measure(*pair, kernel);
-      empty_kernel = around >= 0;
-      if (empty_kernel) overhead_ns = std::max<std::int64_t>(0, around - kEmptyKernelNs);
+      empty_kernel = measure(*pair, kernel, times);
+      if (empty_kernel) overhead_ns = std::max<std::int64_t>(0, times[kCalibrations / 2] - kEmptyKernelNs);
     }
-    if (!empty_kernel) overhead_ns = std::max<std::int64_t>(0, measure(*pair, nullptr));
+    if (measure(*pair, nullptr, times)) {
+      // Events come in ticks: only their mean is finer. The slowest are those that something else came between.
+      constexpr int kCounted = kCalibrations * 3 / 4;
+      empty_pair_ns = std::accumulate(times.begin(), times.begin() + kCounted, std::int64_t{0}) / kCounted;
+      if (!empty_kernel) overhead_ns = std::max<std::int64_t>(0, times[kCalibrations / 2]);
+    }
     free.push_back(pair);
   }
 };
@@ -137,6 +143,7 @@ EventTimer::Pair* EventTimer::begin(CUstream stream) noexcept {
       Place* const place = place_of_current();
       if (place == nullptr) return nullptr;
       if (place->free.empty()) {
+        if (place->pairs.size() >= kMostPairs) return nullptr;
         pair = place->make();
       } else {
         pair = place->free.back();
@@ -174,6 +181,22 @@ EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int
   return answer;
 }
 
+EventTimer::Answer EventTimer::read_elapsed(Pair* pair, std::int64_t& between_ns) noexcept {
+  const std::scoped_lock lock(mutex_);
+  Place& place = *pair->place;
+  Answer answer = Answer::kFailed;
+  if (place.context != nullptr && pair->ended) {
+    const driver::RelaxedCapture relaxed;
+    const CUresult status = driver::table().event_query(pair->end);
+    if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
+    bool ok = status == CUDA_SUCCESS;
+    if (ok) between_ns = elapsed_ns(pair->start, pair->end, ok);
+    if (ok) answer = Answer::kTimed;
+  }
+  place.free.push_back(pair);
+  return answer;
+}
+
 void EventTimer::refresh() noexcept {
   const std::scoped_lock lock(mutex_);
   for (const auto& place : places_) {
@@ -194,6 +217,11 @@ void EventTimer::forget(CUcontext context) noexcept {
 std::int64_t EventTimer::overhead_ns() noexcept {
   const std::scoped_lock lock(mutex_);
   return places_.empty() ? 0 : places_.front()->overhead_ns;
+}
+
+std::int64_t EventTimer::empty_pair_ns() noexcept {
+  const std::scoped_lock lock(mutex_);
+  return places_.empty() ? 0 : places_.front()->empty_pair_ns;
 }
 
 bool EventTimer::empty_kernel() noexcept {

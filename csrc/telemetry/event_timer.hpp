@@ -19,6 +19,7 @@ namespace cudasched::telemetry {
 class EventTimer {
  public:
   static constexpr std::int64_t kEmptyKernelNs = 1'000;
+  static constexpr std::size_t kMostPairs = 65'536;  // in a context; launches beyond them are not timed
   static constexpr std::int64_t kLeastNs = 500;  // what is left of a kernel that took less than the calibration
 
   struct Place;
@@ -40,6 +41,9 @@ class EventTimer {
   // Unless the answer is kNotYet, the pair is given back. start_ns is on CLOCK_MONOTONIC.
   Answer read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept;
 
+  // What lay between the two events, as it was: nothing is subtracted. Gives the pair back alike.
+  Answer read_elapsed(Pair* pair, std::int64_t& elapsed_ns) noexcept;
+
   // Ties the device's clock to ours anew; every few seconds keeps start_ns good to a microsecond.
   void refresh() noexcept;
 
@@ -48,6 +52,7 @@ class EventTimer {
 
   std::int64_t overhead_ns() noexcept;  // what is subtracted, in the context first seen; 0 before it is
   bool empty_kernel() noexcept;         // whether that is of an empty kernel
+  std::int64_t empty_pair_ns() noexcept;  // the mean of two events around nothing, in that context
 
  private:
   Place* place_of_current() noexcept;

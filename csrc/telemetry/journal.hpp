@@ -51,7 +51,8 @@ static_assert(sizeof(Row) == 136);
 
 class Journal {
  public:
-  enum class Block : std::uint32_t { kMeta = 1, kTexts = 2, kRows = 3, kEnd = 4 };
+  // kElapsed: for each row of the block of rows behind it, what two events around it gave (i64, ns; -1: nothing).
+  enum class Block : std::uint32_t { kMeta = 1, kTexts = 2, kRows = 3, kEnd = 4, kElapsed = 5 };
   static constexpr std::uint32_t kVersion = 1;
 
   // Makes a file of its own in `directory`. Throws Error.

@@ -156,7 +156,7 @@ def read_table(path: str) -> tuple[str, list[Client]]:
     """The GPU's name and its clients. Raises ArbiterError."""
 
 def collect_start(directory: str, timing: str, cupti_path: str | None, capacity_bytes: int) -> None:
-    """Starts to record launches into a journal in `directory`; `timing` is "cupti" or "events"."""
+    """Starts to record launches into a journal in `directory`; `timing` is "cupti", "events" or "both"."""
 
 def collect_stop() -> tuple[str, int, int]:
     """Ends it: the journal's path, its rows, the launches that were lost."""

@@ -80,17 +80,18 @@ def metadata(table: pa.Table) -> dict[str, str]:
 # ---- the command
 
 
-@pytest.mark.parametrize("timing", ["events", "cupti"])
+@pytest.mark.parametrize("timing", ["events", "cupti", "both"])
 def test_each_launch_of_an_unmodified_program_is_a_row(
     cudasched: Run, timing: str, simulated: Path, request: pytest.FixtureRequest
 ) -> None:
-    if timing == "cupti":
+    if timing != "events":
         request.getfixturevalue("with_cupti")
     ended = run_launcher(cudasched, "--timing", timing, "--label", "work|1")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "launched 50\n"
     table = collect.read("data.parquet")
-    assert table.schema.remove_metadata().equals(schema())
+    assert table.schema.remove_metadata().equals(schema(timing))
+    assert ("elapsed_ns" in table.column_names) == (timing == "both")
     assert table["launch"].to_pylist() == list(range(50))
     assert set(table["function"].to_pylist()) == {"work"}
     assert set(table["kind"].to_pylist()) == {"kernel"}
@@ -493,8 +494,8 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
 def test_the_document_lists_the_columns() -> None:
     text = (ROOT / "docs/dataset.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE)
-    assert [name for name, _ in listed] == schema().names
-    kinds = {field.name: str(field.type) for field in schema()}
+    assert [name for name, _ in listed] == schema("both").names
+    kinds = {field.name: str(field.type) for field in schema("both")}
     named = {"dictionary": "dictionary<values=string, indices=int32, ordered=0>", "float32": "float"}
     for name, kind in listed:
         wanted = named.get(kind, kind.replace("list<", "list<item: ") if kind.startswith("list<") else kind)

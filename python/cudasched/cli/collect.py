@@ -31,7 +31,7 @@ EXAMPLE = (
     "Examples: cudasched collect -o data.parquet -- python train.py; "
     "cudasched collect -o data.parquet (finishes one that was killed)"
 )
-_TIMINGS = ("cupti", "events")
+_TIMINGS = ("cupti", "events", "both")
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _KILLED = 128
 _PROGRESS_S = 2.0
@@ -50,7 +50,10 @@ def command(
     ] = Path("data.parquet"),
     timing: Annotated[
         str,
-        typer.Option(help="cupti: the device's own times. events: CUDA events around each launch, coarser, no CUPTI."),
+        typer.Option(
+            help="cupti: the device's own times. events: CUDA events around each launch, coarser, no CUPTI. both: the "
+            "device's own, and beside them what events gave."
+        ),
     ] = "cupti",
     label: Annotated[str, typer.Option(help="What the launches are; the column `label`.")] = "",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
@@ -169,7 +172,7 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
         program: Its name and arguments; empty: there is one to finish.
         output: The Parquet file. While the program runs, its journals are in ``<output>.journals``. Where nothing was
             recorded, what was there before stays.
-        timing: "cupti" or "events".
+        timing: "cupti", "events" or "both".
         label: Of every launch that has no label of its own.
         quiet: No progress.
 

@@ -37,7 +37,8 @@ class recording:  # noqa: N801  used like a function
         path: The Parquet file. It is written on leaving; until then the launches are in ``<path>.journals``, where
             `read` finds them if the process is killed.
         timing: ``"cupti"``: the device's own times, by CUPTI, which admits one profiler at a time. ``"events"``: CUDA
-            events around each launch, without CUPTI and coarser, calibrated with an empty kernel.
+            events around each launch, without CUPTI and coarser, calibrated with an empty kernel. ``"both"``: CUPTI's
+            times, and in a column ``elapsed_ns`` what two events around the launch gave, as the scheduler has it.
         capacity_mb: Most memory for launches that wait to be written, MiB; launches beyond it are lost, and counted.
 
     Attributes:

@@ -41,8 +41,8 @@ def arrow() -> Any:
     return pyarrow
 
 
-def schema() -> pa.Schema:
-    """The columns, without metadata. docs/dataset.md says what each is."""
+def schema(timing: str = "") -> pa.Schema:
+    """The columns, without metadata, of a data set timed so. docs/dataset.md says what each is."""
     pa = arrow()
     text = pa.dictionary(pa.int32(), pa.string())
     numbers = {
@@ -73,6 +73,8 @@ def schema() -> pa.Schema:
         "sm_clock_mhz": pa.uint16(),
         "label": text,
     }
+    if timing == "both":
+        numbers["elapsed_ns"] = pa.int64()
     return pa.schema(list(numbers.items()))
 
 
@@ -93,7 +95,7 @@ def _texts(numbers: Any, names: dict[int, str], default: str) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(values, pa.string()))
 
 
-def _batch(journal: Journal, block: Rows) -> pa.RecordBatch:
+def _batch(journal: Journal, block: Rows, form: pa.Schema) -> pa.RecordBatch:
     import numpy as np
 
     pa = arrow()
@@ -114,7 +116,9 @@ def _batch(journal: Journal, block: Rows) -> pa.RecordBatch:
         columns[name] = pa.array(rows[name], pa.int64(), mask=untimed)
     columns["words"] = pa.ListArray.from_arrays(_offsets(rows["word_count"]), pa.array(block.words))
     columns["pointers"] = pa.ListArray.from_arrays(_offsets(rows["pointer_count"]), pa.array(block.pointers))
-    form = schema()
+    if "elapsed_ns" in form.names:
+        elapsed = np.full(len(rows), -1, np.int64) if block.elapsed is None else block.elapsed
+        columns["elapsed_ns"] = pa.array(elapsed, pa.int64(), mask=elapsed < 0)
     arrays = [
         columns[entry.name]
         if isinstance(columns[entry.name], pa.Array)
@@ -151,6 +155,7 @@ def _metadata(summaries: Sequence[Summary]) -> dict[str, str]:
         "cudasched.cupti_version": str(first.get("cupti_version", 0)),
         "cudasched.timing": str(first.get("timing", "")),
         "cudasched.event_overhead_ns": str(max(overheads, default=0)),
+        "cudasched.empty_pair_ns": str(max((int(s.end.get("empty_pair_ns", 0)) for s in summaries), default=0)),
         "cudasched.command": json.dumps(command),
         "cudasched.processes": str(len(summaries)),
         "cudasched.cut_short": str(sum(not summary.end for summary in summaries)),
@@ -164,12 +169,12 @@ def _summaries(directory: Path) -> list[Summary]:
     return sorted(found, key=lambda summary: int(summary.meta.get("started_ns", 0)))
 
 
-def _batches(summaries: Iterable[Summary]) -> Iterator[pa.RecordBatch]:
+def _batches(summaries: Iterable[Summary], form: pa.Schema) -> Iterator[pa.RecordBatch]:
     for summary in summaries:
         journal = Journal(summary.path)
         for block in journal.blocks():
             if len(block.rows):
-                yield _batch(journal, block)
+                yield _batch(journal, block, form)
 
 
 @contextlib.contextmanager
@@ -241,14 +246,14 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
     target = output if isinstance(output, Output) else Output(output)
     summaries = _summaries(directory)
     metadata = _metadata(summaries)
-    form = schema().with_metadata(metadata)
+    form = schema(metadata["cudasched.timing"]).with_metadata(metadata)
     rows = 0
     try:
         with target.replacing() as unfinished:
             with pq.ParquetWriter(unfinished, form, compression="zstd", write_page_checksum=True) as writer:
                 waiting: list[pa.RecordBatch] = []
                 count = 0
-                for batch in _batches(summaries):
+                for batch in _batches(summaries, form):
                     waiting.append(batch)
                     count += batch.num_rows
                     if count >= ROW_GROUP_ROWS:
@@ -270,7 +275,7 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
 
 def _table(batches: Sequence[pa.RecordBatch], form: pa.Schema) -> pa.Table:
     pa = arrow()
-    table = pa.Table.from_batches(list(batches), schema=schema()).unify_dictionaries()
+    table = pa.Table.from_batches(list(batches), schema=form.remove_metadata()).unify_dictionaries()
     return table.replace_schema_metadata(form.metadata)
 
 
@@ -294,7 +299,9 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     journals = file if file.is_dir() else journals_of(file)
     if not file.is_file() and journals.is_dir():
         summaries = _summaries(journals)
-        return _table(list(_batches(summaries)), schema().with_metadata(_metadata(summaries)))
+        metadata = _metadata(summaries)
+        form = schema(metadata["cudasched.timing"]).with_metadata(metadata)
+        return _table(list(_batches(summaries, form)), form)
     try:
         with pq.ParquetFile(file) as reader:
             form = reader.schema_arrow

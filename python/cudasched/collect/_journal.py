@@ -28,7 +28,7 @@ _BLOCK = struct.Struct("<4sIQII")
 _TEXT = struct.Struct("<III")
 _MAGIC = b"CSDJRNL\0"
 _BLOCK_MAGIC = b"CBLK"
-_META, _TEXTS, _ROWS, _END = _KINDS = 1, 2, 3, 4
+_META, _TEXTS, _ROWS, _END, _ELAPSED = _KINDS = 1, 2, 3, 4, 5
 _MOST_BYTES = 1 << 31
 
 ROW = [
@@ -72,11 +72,13 @@ class Rows:
         rows: One `ROW` each.
         words: The parameter blocks, one after the other, `word_count` each.
         pointers: Indices of words that were pointers, `pointer_count` a row.
+        elapsed: What two events around each launch gave, ns; -1 is nothing. None: none were recorded.
     """
 
     rows: NDArray[np.void]
     words: NDArray[np.uint32]
     pointers: NDArray[np.uint16]
+    elapsed: NDArray[np.int64] | None = None
 
 
 @dataclass
@@ -103,6 +105,7 @@ class Journal:
         Raises:
             Error: The file is no journal, or of a version that is not known.
         """
+        elapsed = None
         with self.path.open("rb") as file:
             for kind, count, payload in _blocks(file, self.path):
                 if kind == _META:
@@ -112,10 +115,13 @@ class Journal:
                 elif kind == _TEXTS:
                     self._take_texts(payload)
                 elif kind == _ROWS:
-                    rows = _rows(count, payload)
+                    rows = _rows(count, payload, elapsed)
                     if rows is None:
                         return
+                    elapsed = None
                     yield rows
+                elif kind == _ELAPSED:
+                    elapsed = payload
 
     def _take_texts(self, payload: bytes) -> None:
         at = 0
@@ -209,7 +215,7 @@ def _json(payload: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _rows(count: int, payload: bytes) -> Rows | None:
+def _rows(count: int, payload: bytes, elapsed: bytes | None) -> Rows | None:
     import numpy as np
 
     kind = np.dtype(ROW)
@@ -225,4 +231,5 @@ def _rows(count: int, payload: bytes) -> Rows | None:
         rows,
         np.frombuffer(payload, "<u4", words, at),
         np.frombuffer(payload, "<u2", pointers, at + 4 * words),
+        np.frombuffer(elapsed, "<i8") if elapsed is not None and len(elapsed) == 8 * count else None,
     )

@@ -87,6 +87,7 @@ class CollectorTest : public ::testing::Test {
     std::vector<Row> rows;
     std::vector<std::uint32_t> words;
     std::vector<std::uint16_t> pointers;
+    std::vector<std::int64_t> elapsed;
     std::string texts;
     bool ended = false;
   };
@@ -108,6 +109,12 @@ class CollectorTest : public ::testing::Test {
       at += bytes;
       if (type == static_cast<std::uint32_t>(Journal::Block::kEnd)) result.ended = true;
       if (type == static_cast<std::uint32_t>(Journal::Block::kTexts)) result.texts += std::string(next, bytes);
+      if (type == static_cast<std::uint32_t>(Journal::Block::kElapsed)) {
+        EXPECT_EQ(bytes, count * sizeof(std::int64_t));
+        const std::size_t before = result.elapsed.size();
+        result.elapsed.resize(before + count);
+        std::memcpy(&result.elapsed[before], next, bytes);
+      }
       if (type != static_cast<std::uint32_t>(Journal::Block::kRows)) continue;
       std::vector<Row> rows(count);
       std::memcpy(rows.data(), next, count * sizeof(Row));
@@ -136,9 +143,9 @@ class CollectorTest : public ::testing::Test {
   static inline predict::Function facts_;
 };
 
-class BothTimings : public CollectorTest, public ::testing::WithParamInterface<Timing> {};
+class EachTiming : public CollectorTest, public ::testing::WithParamInterface<Timing> {};
 
-TEST_P(BothTimings, EveryLaunchThatTheDriverTookHasARowInOrder) {
+TEST_P(EachTiming, EveryLaunchThatTheDriverTookHasARowInOrder) {
   start_collecting(options(GetParam()));
   EXPECT_TRUE(collecting());
   for (int i = 0; i < 20; ++i) launch({}, /*fails=*/i % 5 == 1);
@@ -164,7 +171,7 @@ TEST_P(BothTimings, EveryLaunchThatTheDriverTookHasARowInOrder) {
   EXPECT_NE(found.texts.find("work"), std::string::npos);
 }
 
-TEST_P(BothTimings, ASecondCollectionBeginsAnew) {
+TEST_P(EachTiming, ASecondCollectionBeginsAnew) {
   for (int turn = 0; turn < 2; ++turn) {
     start_collecting(options(GetParam()));
     EXPECT_THROW(start_collecting(options(GetParam())), Error);
@@ -176,7 +183,7 @@ TEST_P(BothTimings, ASecondCollectionBeginsAnew) {
   }
 }
 
-TEST_P(BothTimings, ThreadsAreToldApart) {
+TEST_P(EachTiming, ThreadsAreToldApart) {
   start_collecting(options(GetParam()));
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -196,8 +203,29 @@ TEST_P(BothTimings, ThreadsAreToldApart) {
   EXPECT_EQ(launches, (std::array{50, 50, 50, 50}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Timings, BothTimings, ::testing::Values(Timing::kCupti, Timing::kEvents),
-                         [](const auto& timing) { return timing.param == Timing::kCupti ? "Cupti" : "Events"; });
+INSTANTIATE_TEST_SUITE_P(Timings, EachTiming, ::testing::Values(Timing::kCupti, Timing::kEvents, Timing::kBoth),
+                         [](const auto& timing) {
+                           return timing.param == Timing::kCupti    ? "Cupti"
+                                  : timing.param == Timing::kEvents ? "Events"
+                                                                    : "Both";
+                         });
+
+TEST_F(CollectorTest, BothTimesOfOneLaunchAreKeptApart) {
+  start_collecting(options(Timing::kBoth));
+  for (int i = 0; i < 20; ++i) launch({}, /*fails=*/i % 5 == 1);
+  const Read found = read(stop_collecting(/*synchronize=*/true).journal);
+  ASSERT_EQ(found.rows.size(), 16U);
+  ASSERT_EQ(found.elapsed.size(), found.rows.size());
+  for (std::size_t i = 0; i < found.rows.size(); ++i) {
+    EXPECT_GE(found.elapsed[i], kKernelUs * 1000) << "events stand before and behind the kernel, and nothing is taken off";
+  }
+}
+
+TEST_F(CollectorTest, OneTimingAloneLeavesNoTimesBesideTheRows) {
+  start_collecting(options(Timing::kCupti));
+  launch();
+  EXPECT_TRUE(read(stop_collecting(true).journal).elapsed.empty());
+}
 
 TEST_F(CollectorTest, PointersAreZeroedAndNamed) {
   predict::Allocations allocations;
