@@ -4,7 +4,8 @@ import importlib
 import sys
 
 # Run as a program (`python -m training.train`), where what is missing is one line; imported, it is an ImportError.
-if sys.argv[:1] == ["-m"]:
+# What only records needs nothing of it: the machine with the GPU need not be the one that trains.
+if sys.argv[:1] == ["-m"] and not {"training.record", "training.workloads"} & set(sys.orig_argv):
     for _name in ("numpy", "pyarrow", "xgboost"):
         try:
             importlib.import_module(_name)

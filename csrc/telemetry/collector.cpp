@@ -641,10 +641,10 @@ void Collector::write_meta() {
   driver.driver_get_version(&version);
   driver.device_get_count(&count);
   std::string text =
-      "{\"pid\": " + std::to_string(getpid()) +
-      ", \"timing\": " + (options_.timing == Timing::kCupti    ? "\"cupti\""
-                        : options_.timing == Timing::kEvents ? "\"events\""
-                                                             : "\"both\"") +
+      "{\"pid\": " + std::to_string(getpid()) + ", \"timing\": " +
+      (options_.timing == Timing::kCupti    ? "\"cupti\""
+       : options_.timing == Timing::kEvents ? "\"events\""
+                                            : "\"both\"") +
       ", \"driver_version\": " + std::to_string(version) + ", \"cupti_version\": " + std::to_string(cupti::version()) +
       ", \"started_ns\": " + std::to_string(now_ns()) + ", \"command\": " + command_json() + ", \"devices\": [";
   for (int i = 0; i < count; ++i) {

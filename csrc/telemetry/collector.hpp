@@ -1,6 +1,6 @@
 // Records the launches of the process, for training and advice: off by default. While it is on, each launch is handed
-// over before and after the driver's call, its time comes from CUPTI's records or from events, or from both, and a thread
-// of its own joins the two and appends rows to a journal (telemetry/journal.hpp) every kPassNs.
+// over before and after the driver's call, its time comes from CUPTI's records or from events, or from both, and a
+// thread of its own joins the two and appends rows to a journal (telemetry/journal.hpp) every kPassNs.
 //
 // begin_record and end_record are called around the driver's launch call, by any thread. They take one lock for a few
 // hundred nanoseconds, may allocate, and never throw; what they leave behind is bounded (Options::capacity_bytes), and
@@ -25,7 +25,8 @@ inline constinit std::atomic<bool> collecting_now{false};
 // The one word that a launch reads while nothing is collected.
 inline bool collecting() noexcept { return collecting_now.load(std::memory_order_relaxed); }
 
-// kBoth: CUPTI's times, and beside them what two events around the launch gave, as it was: what the gate's samples are made of.
+// kBoth: CUPTI's times, and beside them what two events around the launch gave, as it was: what the gate's samples are
+// made of.
 enum class Timing { kCupti, kEvents, kBoth };
 
 struct CollectOptions {

@@ -20,7 +20,7 @@ class EventTimer {
  public:
   static constexpr std::int64_t kEmptyKernelNs = 1'000;
   static constexpr std::size_t kMostPairs = 65'536;  // in a context; launches beyond them are not timed
-  static constexpr std::int64_t kLeastNs = 500;  // what is left of a kernel that took less than the calibration
+  static constexpr std::int64_t kLeastNs = 500;      // what is left of a kernel that took less than the calibration
 
   struct Place;
   struct Pair {
@@ -50,8 +50,8 @@ class EventTimer {
   // The context goes, and its events with it. Null: every context.
   void forget(CUcontext context) noexcept;
 
-  std::int64_t overhead_ns() noexcept;  // what is subtracted, in the context first seen; 0 before it is
-  bool empty_kernel() noexcept;         // whether that is of an empty kernel
+  std::int64_t overhead_ns() noexcept;    // what is subtracted, in the context first seen; 0 before it is
+  bool empty_kernel() noexcept;           // whether that is of an empty kernel
   std::int64_t empty_pair_ns() noexcept;  // the mean of two events around nothing, in that context
 
  private:

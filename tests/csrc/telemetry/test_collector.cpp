@@ -217,7 +217,8 @@ TEST_F(CollectorTest, BothTimesOfOneLaunchAreKeptApart) {
   ASSERT_EQ(found.rows.size(), 16U);
   ASSERT_EQ(found.elapsed.size(), found.rows.size());
   for (std::size_t i = 0; i < found.rows.size(); ++i) {
-    EXPECT_GE(found.elapsed[i], kKernelUs * 1000) << "events stand before and behind the kernel, and nothing is taken off";
+    EXPECT_GE(found.elapsed[i], kKernelUs * 1000)
+        << "events stand before and behind the kernel, and nothing is taken off";
   }
 }
 

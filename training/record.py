@@ -1,0 +1,293 @@
+"""Records programs of other libraries on a GPU, by CUPTI and by events at once: what evaluation is held to.
+
+    python -m training.record --out DIR --seconds 75                    # on the GPU: at most 8 minutes, six files
+    python -m training.record --unpack DIR --out training/data/         # anywhere: libraries.parquet
+
+The programs (`training.libraries`) use CuPy, Numba, Triton, JAX, torchvision and transformers, and share no code with
+the sweeps. Each is a process of its own whose launches are timed by `--timing both` (docs/dataset.md); what is not
+installed or fails is counted and left out. Recording needs neither pyarrow nor XGBoost: the journals of a program are
+packed as they are into `NAME.tar.xz`, with `record.json`, which says what ran. A program that is there, whole, is not
+recorded again; one that takes too long is stopped, and what it has recorded by then is kept.
+
+`--unpack` makes one Parquet file of them, a program a process, every launch in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import importlib
+import importlib.metadata
+import io
+import json
+import lzma
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+#: In this order: what is quickest to fail on a machine that lacks something comes first.
+PROGRAMS = (
+    "cupy_arrays",
+    "numba_kernels",
+    "triton_tutorials",
+    "torchvision_models",
+    "transformers_models",
+    "jax_models",
+)
+#: What a program's process may take longer than it was given, to start, to end and to write its journal.
+GRACE_S = 20.0
+MOST_BYTES = 16 << 20
+PACKAGES = ("torch", "torchvision", "transformers", "triton", "jax", "jaxlib", "cupy-cuda13x", "numba", "numba-cuda")
+#: XLA's graphs would hide its kernels, and its pool the memory of the others.
+ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+#: What a program gives: the label of a part and what runs it, part after part.
+Parts = Iterator[tuple[str, Callable[[], Any]]]
+
+
+def parts_of(name: str, tiny: bool) -> Parts:
+    """A program's parts: those of `training.libraries`, or of another module of that name."""
+    module = importlib.import_module(f"training.libraries.{name}" if name in PROGRAMS else name)
+    found: Parts = module.parts(tiny)
+    return found
+
+
+def run(name: str, seconds: float, tiny: bool, label: Callable[[str], Any]) -> dict[str, Any]:
+    """Runs a program's parts until there are no more, or the time is over.
+
+    Returns:
+        What ran, as `record.json` has it: parts that ran, why others did not, whether the program came to its end.
+    """
+    began = time.monotonic()
+    done: dict[str, Any] = {"program": name, "parts": 0, "failed": {}, "complete": False}
+    try:
+        for what, part in parts_of(name, tiny):
+            if time.monotonic() - began > seconds:
+                break
+            label(f"program:{name}|{what}")
+            try:
+                part()
+                done["parts"] += 1
+            except Exception as error:  # whatever a library comes up with: the next part may do
+                why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}"
+                done["failed"][what] = why
+                traceback.print_exc(limit=4)
+                if "illegal" in why or "device-side" in why or "unspecified launch" in why:
+                    break  # the context is gone
+        else:
+            done["complete"] = True
+    except ImportError as error:
+        done["failed"]["import"] = str(error)
+    done["seconds"] = round(time.monotonic() - began, 1)
+    return done
+
+
+def child(options: argparse.Namespace) -> None:
+    """What a program's process does."""
+
+    def label(text: str) -> None:
+        return None
+
+    if "CUDASCHED_COLLECT_DIR" in os.environ:
+        import cudasched.collect
+
+        label = cudasched.collect.label
+    done = run(options.child, options.seconds, options.tiny, label)
+    options.out.write_text(json.dumps(done) + "\n")
+
+
+def environment(journals: Path) -> dict[str, str]:
+    """Of a process whose launches are recorded into `journals`, as `cudasched collect --timing both` makes it."""
+    from cudasched import hook
+    from cudasched.cli.coverage import find_cupti
+    from cudasched.cli.run import configure, preload
+
+    configure()
+    hook.load_core().find_driver()
+    made = {
+        **os.environ,
+        **{name: value for name, value in ENVIRONMENT.items() if name not in os.environ},
+        "CUDASCHED_COLLECT_DIR": str(journals.absolute()),
+        "CUDASCHED_COLLECT_TIMING": "both",
+        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+    }
+    if cupti := made.get("CUDASCHED_CUPTI") or find_cupti(Path(sys.executable)):
+        made["CUDASCHED_CUPTI"] = cupti
+    return made
+
+
+def record(name: str, scratch: Path, options: argparse.Namespace) -> Path:
+    """Runs one program; returns the directory that holds its journals and `record.json`."""
+    journals = scratch / name
+    journals.mkdir()
+    summary = journals / "record.json"
+    command = [sys.executable, "-X", "faulthandler", "-m", "training.record", "--child", name, "--out", str(summary)]
+    command += ["--seconds", str(options.seconds), *(["--tiny"] if options.tiny else [])]
+    began = time.monotonic()
+    code = None
+    with open(journals / "output.log", "wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=Path(__file__).parents[1], env=environment(journals)
+        )
+        for ends in (options.seconds + options.grace, options.grace / 4, None):
+            try:
+                code = process.wait(ends)
+                break
+            except subprocess.TimeoutExpired:
+                # An interrupt first, which lets Python end and the journal be closed.
+                process.send_signal(signal.SIGINT if ends != options.grace / 4 else signal.SIGKILL)
+    done = json.loads(summary.read_text()) if summary.exists() else {"program": name, "failed": {}, "complete": False}
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    done |= {"exit_code": code, "wall_s": round(time.monotonic() - began, 1), "versions": versions}
+    done |= {"python": platform.python_version(), "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+    done["rows"] = rows_of(journals)
+    summary.write_text(json.dumps(done, indent=1, sort_keys=True) + "\n")
+    failed = f", {len(done['failed'])} parts failed: {dict(list(done['failed'].items())[:3])}" if done["failed"] else ""
+    if code != 0 or not done["rows"]:
+        print((journals / "output.log").read_text(errors="replace")[-2000:], file=sys.stderr)
+    print(f"{name}: {done['rows']} launches in {done['wall_s']} s, exit code {code}{failed}", flush=True)
+    return journals
+
+
+def rows_of(journals: Path) -> int:
+    """Launches in the journals' whole blocks."""
+    from cudasched.collect._journal import scan
+
+    return sum(scan(path).rows for path in journals.glob("*.journal"))
+
+
+def pack(journals: Path, out: Path) -> int:
+    """Puts the directory's files into `out`, which is there when it is whole; returns its bytes."""
+    temporary = out.with_name(out.name + ".new")
+    with lzma.open(temporary, "wb", preset=5) as compressed, tarfile.open(fileobj=compressed, mode="w|") as archive:
+        for path in sorted(journals.iterdir()):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(path.name)  # nothing of this machine's users and times
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    temporary.replace(out)
+    shutil.rmtree(journals)
+    size = out.stat().st_size
+    if size > MOST_BYTES:
+        print(
+            f"{out.name}: {size >> 20} MiB, more than {MOST_BYTES >> 20}: run it with fewer --seconds", file=sys.stderr
+        )
+    return size
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a program was recorded to its end."""
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            file = archive.extractfile("record.json")
+            return bool(file is not None and json.loads(file.read())["complete"])
+    except (OSError, KeyError, ValueError, EOFError, tarfile.TarError, lzma.LZMAError):
+        return False
+
+
+def unpack(source: Path, out: Path) -> dict[str, int]:
+    """Writes `libraries.parquet` of what was recorded; returns rows a program.
+
+    Raises:
+        FileNotFoundError: `source` has no recordings.
+    """
+    import pyarrow as pa
+    from cudasched.collect._dataset import convert
+
+    from training.compact import plain, read, write
+
+    tables, rows = [], {}
+    about: dict[str, str] = {}
+    for path in sorted(source.glob("*.tar.xz")):
+        with tempfile.TemporaryDirectory() as scratch, tarfile.open(path, "r:xz") as archive:
+            done: dict[str, Any] = {}
+            for entry in archive:
+                file = archive.extractfile(entry)
+                if file is None or "/" in entry.name:
+                    continue
+                (Path(scratch) / entry.name).write_bytes(file.read())
+                if entry.name == "record.json":
+                    done = json.loads((Path(scratch) / entry.name).read_text())
+            name = str(done.get("program", path.name.split(".")[0]))
+            convert(Path(scratch), Path(scratch) / "data.parquet")
+            table = plain(read(Path(scratch) / "data.parquet"))
+        rows[name] = len(table)
+        about |= {f"training.{package}": version for package, version in done.get("versions", {}).items()}
+        about |= {"training.python": str(done.get("python", "")), "training.date": str(done.get("date", ""))}
+        metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        # Two events around nothing, as this program's process measured them.
+        about[f"training.empty_pair_ns.{name}"] = metadata.get("cudasched.empty_pair_ns", "0")
+        if len(table):
+            tables.append(table)
+    if not tables:
+        raise FileNotFoundError(f"{source} has no recorded launches (*.tar.xz): record with python -m training.record")
+    whole = pa.concat_tables(tables, promote_options="default")
+    known = {key.decode(): value.decode() for key, value in (tables[0].schema.metadata or {}).items()}
+    known.pop("cudasched.seal", None)  # of one program's file
+    known["cudasched.command"] = json.dumps(["python", "-m", "training.record"])
+    out.mkdir(parents=True, exist_ok=True)
+    size = write(whole.replace_schema_metadata({**about, **known}), out / "libraries.parquet")
+    print(f"libraries.parquet: {len(whole)} rows, {size / 2**20:.1f} MiB, {rows}")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m training.record", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the directory that files are put in")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="these, separated by commas")
+    parser.add_argument("--seconds", type=float, default=75, help="of each program; 20 more for its start and end")
+    parser.add_argument("--grace", type=float, default=GRACE_S, help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    parser.add_argument("--tiny", action="store_true", help="the least shapes, for rehearsals")
+    parser.add_argument("--unpack", type=Path, help="make libraries.parquet of the recordings in this directory")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.out = options.out.resolve()
+    if options.child:
+        child(options)
+        return 0
+    if options.unpack:
+        try:
+            unpack(options.unpack, options.out)
+        except FileNotFoundError as error:
+            print(f"not unpacked: {error}", file=sys.stderr)
+            return 1
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in options.programs.split(",") if name]
+    recorded = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="cudasched-record-") as scratch,
+        concurrent.futures.ThreadPoolExecutor() as packing,
+    ):
+        waiting = []
+        for name in names:
+            if not options.again and is_whole(options.out / f"{name}.tar.xz"):
+                print(f"{name}: recorded already")
+                recorded += 1
+                continue
+            journals = record(name, Path(scratch), options)
+            recorded += rows_of(journals) > 0
+            waiting.append((name, packing.submit(pack, journals, options.out / f"{name}.tar.xz")))
+        for name, packed in waiting:
+            print(f"{name}.tar.xz: {packed.result() / 2**20:.1f} MiB")
+    return 0 if recorded == len(names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
