@@ -10,6 +10,12 @@ them. Before anything is timed, cudasched's margins must have the bits of XGBoos
 `cudasched-cache` and `cudasched-cold` are the predictor as the launcher thread asks it, from a launch with 256 bytes of
 parameters to the prediction and its bound: 512 launches that it knows, and as many that it never saw.
 
+    python -m benchmarks.predictor --figures benchmarks/results/predictor_figures.json
+
+does only this: `miss_ns` and `hit_ns`, what the shipped model's predictor takes for a launch that it never saw and for one
+that it knows. A figure is the least of many batches' ns a launch, which a machine that does other work beside it disturbs
+least; `low` is the same, `high` their median.
+
 An engine that is not installed is left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals
 onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the results file (accuracy, coverage) stay.
 """
@@ -33,13 +39,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import meta
-from benchmarks.results.schema import Meta, PredictorEngine, PredictorSpeedRow, merge
+from benchmarks.results.schema import FigureRow, Meta, PredictorEngine, PredictorSpeedRow, Results, load, merge
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
 #: As enum Isa of csrc/predict/trees/evaluator.hpp.
 WALKS = (0, 1, 2, 3)
 FEATURES, TREES, DEPTH = 24, 100, 6
+SHIPPED = HERE.parents[1] / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
+#: What is promised, ns.
+GOALS = {"miss_ns": 400.0, "hit_ns": 30.0}
 
 #: Takes a batch's rows and returns ns a row.
 Timer = Callable[[Any], float]
@@ -273,6 +282,42 @@ def measure(bench: Bench, rounds: int, batch: int) -> list[PredictorSpeedRow]:
     ]
 
 
+def figures(library: ctypes.CDLL, model: Path, rounds: int) -> list[FigureRow]:
+    """`miss_ns` and `hit_ns` of a model, over so many batches of 512 launches.
+
+    Raises:
+        BenchmarkError: The model cannot be read, or its features are not those of launches.
+    """
+    opened = [library.open_evaluator(str(model).encode(), walk) for walk in WALKS]
+    if not any(opened):
+        raise BenchmarkError(f"{model} cannot be walked")
+    evaluator = ctypes.c_void_p([walk for walk in opened if walk is not None][-1])
+    isa = library.evaluator_isa(evaluator).decode()
+    asked = ctypes.c_void_p(library.open_predictor(evaluator))
+    found = []
+    # Hits first: misses fill the cache.
+    for name, timer in (("hit_ns", library.time_hit), ("miss_ns", library.time_cold)):
+        took = sorted(float(timer(asked)) for _ in range(rounds))
+        if took[0] < 0:
+            raise BenchmarkError(f"{name}: a launch that should be known was not, or the other way round")
+        busy = f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        print(f"{name}: {took[0]:.1f} ns, median {statistics.median(took):.1f} ({isa}, {cpu_name()}{busy})")
+        goal = GOALS[name]
+        found.append(
+            FigureRow(
+                figure=name,
+                value=round(took[0], 1),
+                goal=goal,
+                better="less",
+                low=round(took[0], 1),
+                high=round(statistics.median(took), 1),
+                n=rounds * 512,
+                limited_by="" if took[0] <= goal else f"{cpu_name()}, {isa}, beside other work{busy}",
+            )
+        )
+    return found
+
+
 def describe(commit: str | None) -> Meta:
     """Where this ran; no GPU has a part in it."""
     return Meta(
@@ -288,14 +333,37 @@ def describe(commit: str | None) -> Meta:
     )
 
 
+def write_figures(options: argparse.Namespace) -> int:
+    """Measures `miss_ns` and `hit_ns` and puts them beside the figures that the file has."""
+    with tempfile.TemporaryDirectory(prefix="cudasched-predictor-") as scratch:
+        try:
+            rows = figures(build(Path(scratch)), options.model, 10 * options.rounds)
+        except BenchmarkError as error:
+            print(f"predictor: {error}", file=sys.stderr)
+            return 1
+    path: Path = options.figures
+    before = load(path) if path.exists() else None
+    kept = [row for row in before.rows if isinstance(row, FigureRow)] if before else []
+    kept = [row for row in kept if row.figure not in GOALS]
+    about = before.meta if before and kept else describe(options.commit)
+    Results(meta=about, meta_by_kind=before.meta_by_kind if before else {}, rows=[*kept, *rows]).write(path)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the results; kinds that are there stay")
+    parser.add_argument("--out", type=Path, help="the results; kinds that are there stay")
+    parser.add_argument("--figures", type=Path, help="only miss_ns and hit_ns, into this file; its other figures stay")
+    parser.add_argument("--model", type=Path, default=SHIPPED, help="of the figures; the one that ships")
     parser.add_argument("--rounds", type=int, default=200, help="turns of each engine (200)")
     parser.add_argument("--batch", type=int, default=512, help="rows of each turn (512)")
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     options = parser.parse_args(arguments)
+    if options.out is None and options.figures is None:
+        parser.error("--out or --figures")
+    if options.figures is not None:
+        return write_figures(options)
     with tempfile.TemporaryDirectory(prefix="cudasched-predictor-") as scratch:
         try:
             rows = measure(Bench(Path(scratch), 16 * options.batch), options.rounds, options.batch)
