@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from benchmarks.predictor import __main__ as speed
 
 pytest.importorskip("numpy", reason="numpy is not installed")
