@@ -68,6 +68,43 @@ class Trees {
     return out;
   }
 
+  // A value a node in each column, tree after tree; children come after their parent, and count within their tree.
+  py::dict nodes() const {
+    std::vector<std::uint32_t> tree;
+    std::vector<std::int32_t> left;
+    std::vector<std::int32_t> right;
+    std::vector<std::uint32_t> feature;
+    std::vector<float> value;
+    std::vector<float> cover;
+    std::vector<std::uint8_t> default_left;
+    for (std::size_t i = 0; i < model_.trees.size(); ++i) {
+      const predict::trees::Tree& one = model_.trees[i];
+      for (std::size_t at = 0; at < one.nodes.size(); ++at) {
+        const predict::trees::Node& node = one.nodes[at];
+        tree.push_back(static_cast<std::uint32_t>(i));
+        left.push_back(node.left);
+        right.push_back(node.right);
+        feature.push_back(node.feature);
+        value.push_back(node.value);
+        cover.push_back(one.covers.empty() ? 0.0F : one.covers[at]);
+        default_left.push_back(node.default_left ? 1 : 0);
+      }
+    }
+    py::dict columns;
+    const auto put = [&columns](const char* name, const auto& values) {
+      using Item = typename std::decay_t<decltype(values)>::value_type;
+      columns[name] = py::array_t<Item>(static_cast<py::ssize_t>(values.size()), values.data());
+    };
+    put("tree", tree);
+    put("left", left);
+    put("right", right);
+    put("feature", feature);
+    put("value", value);
+    put("cover", cover);
+    put("default_left", default_left);
+    return columns;
+  }
+
   py::array_t<double> contributions(const Rows& rows) {
     const auto count = checked_count(rows);
     const std::size_t features = model_.features;
@@ -120,8 +157,10 @@ void bind_trees(py::module_& module) {
       .def_property_readonly("trees", [](const Trees& self) { return self.model().trees.size(); })
       .def_property_readonly("depth", [](const Trees& self) { return self.model().depth(); })
       .def_property_readonly("objective", [](const Trees& self) { return self.model().objective; })
+      .def_property_readonly("base_score", [](const Trees& self) { return self.model().base_score; })
       .def_property_readonly("isa", &Trees::isa)
       .def("isas", &Trees::isas)
+      .def("nodes", &Trees::nodes)
       .def("margins", &Trees::margins, py::arg("rows").noconvert())
       .def("contributions", &Trees::contributions, py::arg("rows").noconvert());
 }

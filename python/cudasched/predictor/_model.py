@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy import float32, float64
     from numpy.typing import ArrayLike, NDArray
 
+    from cudasched.predictor import _onnx
+
     #: A recording (a path, or its table with its metadata), or rows of features of shape (launches, features).
     Launches: TypeAlias = str | os.PathLike[str] | pa.Table | ArrayLike
 
@@ -48,7 +50,7 @@ class Model:
         hook.load_core()
         from cudasched import _core
 
-        self._trees = _core.Trees(source, isa)
+        self._trees: _core.Trees | _onnx.Session = _core.Trees(source, isa)
         self._saved = source if isinstance(source, bytes) else Path(source).read_bytes()
         self._source = "bytes" if isinstance(source, bytes) else os.fspath(source)
 
@@ -77,6 +79,63 @@ class Model:
             saved = _carrying(saved, rows, margins)
         return cls(saved)
 
+    @classmethod
+    def from_onnx(cls, source: str | os.PathLike[str] | bytes) -> Model:
+        """A model in ONNX: one input of float32 rows, one output with the natural logarithm of the duration in ns.
+
+        A TreeEnsembleRegressor by itself (XGBoost's, LightGBM's and scikit-learn's converted regressors) becomes trees
+        that are walked here: exactly as its float32 attributes say, leaves added in the file's order. `save` writes a
+        file of them that the scheduler takes. Any other graph is run by ONNX Runtime, where it is installed, in Python
+        alone: the scheduler does not take it, and it is not explained (`isa` is "onnxruntime").
+
+        Args:
+            source: A file, or a file's content.
+
+        Raises:
+            ModelError: It is no ONNX model, is damaged, or has operators that nothing here runs; says which.
+            Error: onnx is not installed: ``pip install 'cudasched[onnx]'``.
+            OSError: It cannot be read.
+        """
+        numpy()
+        hook.load_core()
+        from cudasched.predictor import _onnx
+
+        document, session = _onnx.from_onnx(source)
+        name = "bytes" if isinstance(source, bytes) else os.fspath(source)
+        if document is not None:
+            try:
+                model = cls(document)
+            except ModelError as error:
+                raise ModelError(f"{name} does not hold together: {error}") from None
+        else:
+            assert session is not None
+            model = cls.__new__(cls)
+            model._trees, model._saved = session, session.content
+        model._source = name
+        return model
+
+    def to_onnx(self, path: str | os.PathLike[str] | None = None) -> bytes:
+        """The model as an ONNX file: one TreeEnsembleRegressor (ai.onnx.ml 3), whose output is the margin.
+
+        The file says names of features, architecture and GPU among its properties. `from_onnx` gives the same bits for
+        it; another runtime may add the leaves in another order, and differ in the last digits.
+
+        Args:
+            path: Where it is written too; None: nowhere.
+
+        Raises:
+            Error: onnx is not installed: ``pip install 'cudasched[onnx]'``.
+            OSError: It cannot be written.
+        """
+        from cudasched.predictor import _onnx
+
+        content = (
+            self._saved if isinstance(self._trees, _onnx.Session) else _onnx.to_onnx(self._trees, self.feature_names)
+        )
+        if path is not None:
+            Path(path).write_bytes(content)
+        return content
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """A name for each feature, in the order of a row's values; f0, f1, ... where the file has none."""
@@ -104,7 +163,7 @@ class Model:
 
     @property
     def isa(self) -> str:
-        """What walks the trees: avx512vbmi, avx2, portable, or nodes (trees deeper than 8)."""
+        """What walks the trees: avx512vbmi, avx2, portable, nodes (trees deeper than 8); or onnxruntime."""
         return self._trees.isa
 
     @property
