@@ -261,11 +261,11 @@ def _document(model: Any, about: dict[str, str], name: str) -> bytes:
 
     trees: dict[int, list[int]] = {}
     place: dict[tuple[int, int], int] = {}
-    for at, key in enumerate(zip(columns["nodes_treeids"], columns["nodes_nodeids"], strict=True)):
-        if key in place:
-            raise ModelError(f"{name} is damaged: tree {key[0]} has node {key[1]} twice")
-        mine = trees.setdefault(int(key[0]), [])
-        place[int(key[0]), int(key[1])] = len(mine)
+    for at, (tree, number) in enumerate(zip(columns["nodes_treeids"], columns["nodes_nodeids"], strict=True)):
+        if (tree, number) in place:
+            raise ModelError(f"{name} is damaged: tree {tree} has node {number} twice")
+        mine = trees.setdefault(int(tree), [])
+        place[int(tree), int(number)] = len(mine)
         mine.append(at)
     leaves: dict[int, float] = {}
     for tree, leaf, weight in zip(
