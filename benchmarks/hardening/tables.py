@@ -29,11 +29,11 @@ CLASSES = ("latency", "best_effort", "best_effort")
 GOAL_S = 0.1
 """So soon after the damage the table is right again."""
 
-# csrc/arbiter/table.hpp; how long a slot is follows from the length of the file
+# csrc/arbiter/table.hpp, layout version 4
 HEADER_BYTES = 80
 WORDS = 128
 ACTIVE, LATENCY, BEST_EFFORT, WAITING, TURN = 128, 192, 200, 256, 320
-SLOTS, SLOT_COUNT = 448, 64
+SLOTS, SLOT_BYTES, SLOT_COUNT = 448, 384, 64
 TURN_SLOT_SHIFT = 56
 CLASS_NUMBERS = {"normal": 0, "latency": 1, "best_effort": 2}
 
@@ -100,19 +100,14 @@ def _word(table: bytes, offset: int) -> int:
     return int(struct.unpack_from("<Q", table, offset)[0])
 
 
-def _slot_bytes(table: bytes) -> int:
-    return (len(table) - SLOTS) // SLOT_COUNT
-
-
-def _slot(table: bytes, slot: int, slot_bytes: int) -> tuple[int, int, int]:
+def _slot(table: bytes, slot: int) -> tuple[int, int, int]:
     """Occupied, class and pid."""
-    occupied, client_class, _, pid = struct.unpack_from("<IIii", table, SLOTS + slot * slot_bytes)
+    occupied, client_class, _, pid = struct.unpack_from("<IIii", table, SLOTS + slot * SLOT_BYTES)
     return occupied, client_class, pid
 
 
 def _slots_of(table: bytes) -> dict[int, tuple[int, int, int]]:
-    slot_bytes = _slot_bytes(table)
-    seen = {slot: _slot(table, slot, slot_bytes) for slot in range(SLOT_COUNT)}
+    seen = {slot: _slot(table, slot) for slot in range(SLOT_COUNT)}
     return {slot: client for slot, client in seen.items() if client[0] != 0}
 
 
@@ -143,7 +138,7 @@ def _why_wrong(table: bytes, sound: bytes) -> str:
 
 def _damage(sound: bytes, chance: random.Random) -> list[tuple[int, bytes]]:
     """What to write where: all of it, a part of it, a few bytes, or what was in another place."""
-    whole, slot_bytes = len(sound), _slot_bytes(sound)
+    whole = len(sound)
     kind = chance.randrange(8)
     if kind == 0:
         return [(0, bytes([chance.choice((0, 0xFF))]) * whole)]
@@ -156,14 +151,14 @@ def _damage(sound: bytes, chance: random.Random) -> list[tuple[int, bytes]]:
     if kind == 4:  # a word that looks sound: the bits of clients that are there
         return [(chance.choice((ACTIVE, LATENCY, BEST_EFFORT, WAITING)), struct.pack("<Q", chance.randrange(16)))]
     if kind == 5:  # what one client says, as another one's
-        source = SLOTS + chance.randrange(len(CLASSES)) * slot_bytes
-        target = SLOTS + chance.randrange(SLOT_COUNT) * slot_bytes
-        return [(target, sound[source : source + slot_bytes])]
+        source = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES
+        target = SLOTS + chance.randrange(SLOT_COUNT) * SLOT_BYTES
+        return [(target, sound[source : source + SLOT_BYTES])]
     if kind == 6:  # a time that looks sound
-        offset = SLOTS + chance.randrange(len(CLASSES)) * slot_bytes + 8 * chance.randrange(3, 26)
+        offset = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES + 8 * chance.randrange(3, 26)
         near_ns = time.monotonic_ns() + chance.randrange(-(10**9), 10**10)
         return [(offset, struct.pack("<q", near_ns))]
-    reach = chance.choice((SLOTS + len(CLASSES) * slot_bytes, whole))
+    reach = chance.choice((SLOTS + len(CLASSES) * SLOT_BYTES, whole))
     return [(chance.randrange(reach), chance.randbytes(1)) for _ in range(chance.randrange(1, 65))]
 
 

@@ -30,10 +30,11 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
               "a lock inside an atomic would not reach another process");
 static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
               offsetof(Slot, job) == 304 && offsetof(Slot, segment) == 328);
-static_assert(std::is_standard_layout_v<Layout> && sizeof(Layout) == 25024);
+static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13216 && sizeof(SharedCounts) == 26496 &&
+              sizeof(Layout) == 25024 + kSlotCount * sizeof(SharedCounts));
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
-              offsetof(Layout, slots) == 448);
+              offsetof(Layout, slots) == 448 && offsetof(Layout, counts) == 25024);
 
 namespace {
 
@@ -137,6 +138,7 @@ bool follow(Registry& registry, File& file) {
     const int slot = std::countr_zero(rest);
     const int target = to[static_cast<std::size_t>(slot)];
     clear_slot(*layout, target);
+    layout->counts[static_cast<std::size_t>(target)].clear();
     Slot& entry = layout->slots[static_cast<std::size_t>(target)];
     copy_slot(entry, before.slots[static_cast<std::size_t>(slot)]);
     now_own |= bit_of(target);
@@ -311,9 +313,10 @@ int Table::claim(const ClientInfo& client) {
         time->store(0);
       }
       for (auto* const count : {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns,
-                                &entry.requests, &entry.segment, &entry.segment_left}) {
+                                &entry.requests, &entry.segment, &entry.segment_left, &entry.collectives}) {
         count->store(0);
       }
+      counts(index).clear();
       state_->claims.claimed.fetch_or(bit_of(index));
       file.mine.slots().fetch_or(bit_of(index));
       write_client(file, index);

@@ -30,6 +30,7 @@
 #include <string>
 #include <string_view>
 
+#include "arbiter/counters.hpp"
 #include "base/class.hpp"
 
 namespace cudasched::arbiter {
@@ -106,6 +107,7 @@ struct Layout {
                                                       // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
   alignas(64) std::atomic<std::int64_t> admitted_ns;  // best-effort work let in beside latency work, ever; all add
   std::array<Slot, kSlotCount> slots;
+  std::array<SharedCounts, kSlotCount> counts;  // of each slot's process; nothing is decided by them
 };
 
 // The text of a fixed field, which in a damaged file may have no NUL.
@@ -202,6 +204,7 @@ class Table {
   Layout& layout() noexcept { return *layout_; }
   const Layout& layout() const noexcept { return *layout_; }
   Slot& slot(int index) noexcept { return layout_->slots[static_cast<std::size_t>(index)]; }
+  SharedCounts& counts(int index) noexcept { return layout_->counts[static_cast<std::size_t>(index)]; }
   const std::string& path() const noexcept { return path_; }
 
   static constexpr int kMostMoves = 8;

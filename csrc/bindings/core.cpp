@@ -109,6 +109,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("device_launches", &cudasched_client::device_launches)
       .def_readonly("gate_waits", &cudasched_client::gate_waits)
       .def_readonly("gate_wait_ns", &cudasched_client::gate_wait_ns)
+      .def_readonly("process", &cudasched_client::process)
+      .def_readonly("normal_beside_best_effort", &cudasched_client::normal_beside_best_effort)
       .def_property_readonly(
           "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
       .def_property_readonly(

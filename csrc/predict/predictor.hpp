@@ -99,9 +99,11 @@ class Predictor {
     if (duration_ns > 0) learn(prediction, {static_cast<float>(duration_ns), 0}, overlapped);
   }
 
-  // The same of a launch between two timing events, which gave `elapsed_ns`.
-  void observe_elapsed(const Prediction& prediction, std::int64_t elapsed_ns, bool overlapped) noexcept {
-    if (elapsed_ns > 0) learn(prediction, clock_.sample(elapsed_ns), overlapped);
+  // The same of a launch between two timing events, which gave `elapsed_ns`. What it took by that.
+  std::int64_t observe_elapsed(const Prediction& prediction, std::int64_t elapsed_ns, bool overlapped) noexcept {
+    const Sample sample = clock_.sample(elapsed_ns);
+    if (elapsed_ns > 0) learn(prediction, sample, overlapped);
+    return static_cast<std::int64_t>(sample.ns);
   }
 
   // What two timing events around nothing gave: what they add to a launch.

@@ -110,11 +110,11 @@ void Launcher::consume(const Operation& operation, bool gated) {
       at_gate_.store(false, std::memory_order_relaxed);
     }
     begun_.store(position, std::memory_order_release);
-    // Drawn rather than each 16th, which a program's own rhythm may meet.
-    const bool is_timed = ((position * 0x9e37'79b9'7f4a'7c15ULL) >> 32) % kTimed == 0;
-    const std::int64_t begin = is_timed ? now_ns() : 0;
+    const bool timed = is_timed(position);
+    const std::int64_t begin = timed ? now_ns() : 0;
+    if (timed && admitted) queue_waits_.add(begin - operation.pushed_ns);
     status = operation.execute(calls_);
-    if (is_timed) {
+    if (timed) {
       const auto took = static_cast<std::int64_t>(kTimed) * (now_ns() - begin);
       driver_ns_.store(driver_ns_.load(std::memory_order_relaxed) + took, std::memory_order_relaxed);
     }

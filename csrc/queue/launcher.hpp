@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/histogram.hpp"
 #include "base/spin_lock.hpp"
 #include "queue/calls.hpp"
 #include "queue/mailbox.hpp"
@@ -72,6 +73,10 @@ struct LauncherTime {
 class Launcher {
  public:
   static constexpr std::uint64_t kTimed = 16;
+  // Drawn rather than each 16th, which a program's own rhythm may meet.
+  static constexpr bool is_timed(Position position) noexcept {
+    return ((position * 0x9e37'79b9'7f4a'7c15ULL) >> 32) % kTimed == 0;
+  }
 
   // All must live as long as the thread, and as what it leaves behind at exit. `push_lock` is the queue's.
   Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept;
@@ -107,6 +112,9 @@ class Launcher {
 
   // Nothing where there is no thread.
   LauncherTime time() const noexcept;
+
+  // Of timed launches: from the program's call to the driver's.
+  const Histogram& queue_waits() const noexcept { return queue_waits_; }
 
   // A context goes, and its handle may come back for another one.
   void forget_context() noexcept { context_epoch_.fetch_add(1, std::memory_order_release); }
@@ -146,6 +154,7 @@ class Launcher {
   std::atomic<std::uint32_t> settled_{0};  // the new thread holds the mutex
 
   std::atomic<std::int64_t> driver_ns_{0};
+  Histogram queue_waits_;
   std::atomic<Position> begun_{0};  // whose driver call is, or was, under way
   std::int64_t spin_saved_ns_ = kSpinSavedNs;
   std::int64_t spin_counted_ns_ = 0;  // when it was last added to

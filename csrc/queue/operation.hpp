@@ -67,7 +67,8 @@ struct Operation {
   };
 
   Kind kind = Kind::kGraph;
-  unsigned thread = 0;  // who pushed it: who is told of its error
+  unsigned thread = 0;         // who pushed it: who is told of its error
+  std::int64_t pushed_ns = 0;  // set where Launcher::is_timed()
   CUcontext context = nullptr;
   CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for what belongs to no stream
   union {

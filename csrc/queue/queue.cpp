@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/hash.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
@@ -139,7 +140,9 @@ bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wai
         operation->thread = caller.thread;
         operation->context = context;
         order_.passed(ring_.passed());
-        fill(*operation, data, ring_.pushed() + 1);
+        const Position position = ring_.pushed() + 1;
+        if (Launcher::is_timed(position)) operation->pushed_ns = now_ns();
+        fill(*operation, data, position);
         ring_.publish();
         return true;
       }

@@ -62,6 +62,7 @@ class Queue {
   void check() noexcept { launcher_.check(); }
 
   LauncherTime launcher_time() const noexcept { return launcher_.time(); }
+  const Histogram& queue_waits() const noexcept { return launcher_.queue_waits(); }
   // The process has latency work from here on: what now holds the process's own threads may not.
   void latency_came() noexcept;
 

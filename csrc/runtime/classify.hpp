@@ -20,6 +20,9 @@ struct Region {
   std::int32_t priority = 0;
   std::int64_t slo_ns = 0;
   std::int64_t deadline_ns = 0;  // 0: none
+  std::int64_t entered_ns = 0;
+  static constexpr int kUncounted = -1;
+  int counted = kUncounted;  // its place in telemetry::RegionCounts, by its name
   std::uint64_t token = 0;
   std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
 };

@@ -109,6 +109,17 @@ void Device::register_client(Class client_class, const Settings& settings, const
     gate.register_client(table_.get(), slot, settings, &latency, graphs, handle_);
   }
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
+  int none = -1;
+  counts_class_.compare_exchange_strong(none, static_cast<int>(client_class));
+}
+
+void Device::publish(const arbiter::Counts& counts) noexcept {
+  const int beside = counts_class_.load(std::memory_order_acquire);
+  if (beside < 0 || table_->lost()) return;
+  for (int i = 0; i < kClassCount; ++i) {
+    if (const int place = slot(static_cast<Class>(i)); place >= 0) table_->counts(place).set_process(counts.process);
+  }
+  table_->counts(slot(static_cast<Class>(beside))).publish(counts, counts_version_);
 }
 
 }  // namespace cudasched::runtime

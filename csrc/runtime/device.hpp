@@ -48,6 +48,9 @@ class Device {
   // is ever deferred, and the gate holds the program's own threads.
   void start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept;
 
+  // Publishes what the process counts beside the slot of its first client here. The ticker's, and at exit.
+  void publish(const arbiter::Counts& counts) noexcept;
+
   // Null where there is none.
   queue::Queue* queue() const noexcept { return queue_.load(std::memory_order_acquire); }
   bool holds_launches() const noexcept { return queue() != nullptr && !queue()->empty(); }
@@ -70,6 +73,8 @@ class Device {
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it
   std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
+  std::atomic<int> counts_class_{-1};  // beside whose slot the counts are published
+  std::uint64_t counts_version_ = 0;
   std::once_flag predictor_prepared_;
   std::unique_ptr<const predict::trees::Evaluator> trees_;
   std::string state_path_;  // empty: nothing is kept

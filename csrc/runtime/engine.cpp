@@ -20,6 +20,7 @@
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
 #include "runtime/collecting.hpp"
+#include "runtime/counts.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/partitions.hpp"
 #include "telemetry/collector.hpp"
@@ -386,6 +387,7 @@ void Engine::stop() noexcept {
   hot().scheduling.store(false);
   // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
   if (lock_briefly(LatencyActivity::probe_mutex())) LatencyActivity::probe_mutex().unlock();
+  ticker_.publish_counts();
   for_each_device([](Device& device) {
     device.save_predictor();
     for (int i = 0; i < kClassCount; ++i) {
@@ -447,6 +449,7 @@ void Engine::reset_in_child() noexcept {
     device->table().abandon();
   }
   if (offload_.forget_queues != nullptr) offload_.forget_queues();
+  reset_counts_in_child();
   telemetry::reset_collecting_in_child();
   driver::functions().reset_in_child();
   driver::registry().reset_in_child();

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
+#include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
@@ -90,8 +93,48 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.device_launches = slot.device_launches.load();
   client.gate_waits = slot.gate_waits.load();
   client.gate_wait_ns = slot.gate_wait_ns.load();
+  client.process = table.counts(index).process();
   copy_text(client.name, sizeof client.name, cudasched::arbiter::text(slot.name));
   copy_text(client.version, sizeof client.version, cudasched::arbiter::text(slot.version));
+}
+
+// `counts`: null, or a place for each client.
+void read_table(const char* path, cudasched_client* clients, cudasched_counts* counts, std::int32_t capacity,
+                std::int32_t& count, char* device_name) {
+  const auto table = cudasched::arbiter::Table::open_existing(path);
+  table->reap();
+  const std::int64_t now = cudasched::now_ns();
+  count = 0;
+  copy_text(device_name, 64, cudasched::arbiter::text(table->layout().device_name));
+  const auto read = std::make_unique<cudasched_counts>();
+  for (int i = 0; i < cudasched::arbiter::kSlotCount; ++i) {
+    if (table->slot(i).occupied.load() == 0) continue;
+    const int place = count++;
+    if (place >= capacity) continue;
+    read_client(*table, i, now, clients[place]);
+    const bool known = table->counts(i).read(*read) && read->process == clients[place].process;
+    if (counts != nullptr) counts[place] = known ? *read : cudasched_counts{};
+    if (known) clients[place].normal_beside_best_effort = read->normal_beside_best_effort;
+  }
+  const int filled = std::min(count, capacity);
+  for (int i = 0; i < filled; ++i) {
+    const auto same = [&](const cudasched_client& other) {
+      return other.process != 0 && other.process == clients[i].process && other.normal_beside_best_effort != 0;
+    };
+    const cudasched_client* const found = std::find_if(clients, clients + filled, same);
+    if (found != clients + filled) clients[i].normal_beside_best_effort = found->normal_beside_best_effort;
+  }
+}
+
+std::string_view checked_name(const char* name) {
+  const std::string_view text = name == nullptr ? "" : name;
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (name != nullptr && (text.empty() || text.size() >= CUDASCHED_REGION_NAME_BYTES ||
+                          std::any_of(text.begin(), text.end(), is_control))) {
+    throw cudasched::ConfigError("the name of a region has 1 to " + std::to_string(CUDASCHED_REGION_NAME_BYTES - 1) +
+                                 " bytes of UTF-8 and no control characters");
+  }
+  return text;
 }
 
 }  // namespace
@@ -141,6 +184,10 @@ void cudasched_get_state(cudasched_state* state) {
   });
 }
 
+int cudasched_get_counts(cudasched_counts* counts) {
+  return guarded([&] { cudasched::runtime::gather_counts(*counts); });
+}
+
 int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority, double slo_ms) {
   return guarded([&] {
     cudasched::runtime::engine().set_process_class(checked_class(client_class), priority, checked_slo_ns(slo_ms));
@@ -148,11 +195,17 @@ int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority
 }
 
 int cudasched_region_enter(std::int32_t client_class, std::int32_t priority, double slo_ms, std::uint64_t* token) {
+  return cudasched_region_enter_named(client_class, priority, slo_ms, nullptr, token);
+}
+
+int cudasched_region_enter_named(std::int32_t client_class, std::int32_t priority, double slo_ms, const char* name,
+                                 std::uint64_t* token) {
   return guarded([&] {
+    const std::string_view checked = checked_name(name);
     const Class region_class = checked_class(client_class);
     const std::int64_t slo_ns = checked_slo_ns(slo_ms);
     const std::int64_t deadline_ns = slo_ns == 0 ? 0 : cudasched::now_ns() + slo_ns;
-    *token = cudasched::runtime::engine().regions().enter(region_class, priority, slo_ns, deadline_ns);
+    *token = cudasched::runtime::engine().regions().enter(region_class, priority, slo_ns, deadline_ns, checked);
   });
 }
 
@@ -196,18 +249,12 @@ int cudasched_coverage_flush(void) {
 
 int cudasched_read_table(const char* path, cudasched_client* clients, std::int32_t capacity, std::int32_t* count,
                          char* device_name) {
-  return guarded([&] {
-    const auto table = cudasched::arbiter::Table::open_existing(path);
-    table->reap();
-    const std::int64_t now = cudasched::now_ns();
-    *count = 0;
-    copy_text(device_name, 64, cudasched::arbiter::text(table->layout().device_name));
-    for (int i = 0; i < cudasched::arbiter::kSlotCount; ++i) {
-      if (table->slot(i).occupied.load() == 0) continue;
-      if (*count < capacity) read_client(*table, i, now, clients[*count]);
-      ++*count;
-    }
-  });
+  return guarded([&] { read_table(path, clients, nullptr, capacity, *count, device_name); });
+}
+
+int cudasched_read_counts(const char* path, cudasched_client* clients, cudasched_counts* counts, std::int32_t capacity,
+                          std::int32_t* count, char* device_name) {
+  return guarded([&] { read_table(path, clients, counts, capacity, *count, device_name); });
 }
 
 int cudasched_run_directory(char* path, std::uint64_t path_bytes) {

@@ -80,6 +80,12 @@ std::string_view Gate::refused_policy() noexcept {
   return lock.owns_lock() ? admission_.refused_policy() : std::string_view{};
 }
 
+std::uint32_t Gate::without_room() noexcept {
+  const std::unique_lock lock = lock_soon();
+  if (lock.owns_lock()) without_room_ = sampler_.predictor().words().without_room();
+  return without_room_;
+}
+
 std::int64_t Gate::lead_ns() noexcept {
   const std::scoped_lock lock(lock_);
   return admission_.lead().ns();
@@ -295,8 +301,10 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
 
   waiter_.end(wait);
   if (wait.started) {
+    const std::int64_t waited_ns = now_ns() - wait.since_ns;
     count.waits.fetch_add(1, std::memory_order_relaxed);
-    count.wait_ns.fetch_add(static_cast<std::uint64_t>(now_ns() - wait.since_ns), std::memory_order_relaxed);
+    count.wait_ns.fetch_add(static_cast<std::uint64_t>(waited_ns), std::memory_order_relaxed);
+    hot().counters.gate_waits.add(waited_ns);
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
   // Without a start there is nothing to measure: that one goes by the clock.
@@ -366,6 +374,8 @@ void Gate::retire(std::int64_t now) noexcept {
   markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
                   [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
                     sampler_.completed(segment, completed, marked);
+                    hot().counters.best_effort_gpu_ns.fetch_add(static_cast<std::uint64_t>(completed.predicted_ns),
+                                                                std::memory_order_relaxed);
                   });
   // Somewhere between the two looks.
   if (ledger.launches() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (retired_ns_ + now) / 2;

@@ -97,8 +97,12 @@ class Gate {
 
   std::int64_t lead_ns() noexcept;
 
+  // Kernels whose parameters the predictor has no room to learn. The ticker's.
+  std::uint32_t without_room() noexcept;
+
   // A best-effort launch that no capture takes. `waiver`: the caller is the launcher thread; null: the program's own.
   Pass admit(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver = nullptr) noexcept {
+    if (call.is_graph) count.graphs.fetch_add(1, std::memory_order_relaxed);
     return latency_clients() ? admit_gated(call, count, waiver) : admit_ungated(call, count, waiver);
   }
 
@@ -184,6 +188,7 @@ class Gate {
   std::int64_t retired_ns_ = 0;    // when completions were last looked for
   std::int64_t dry_since_ns_ = 0;  // since when nothing of ours has been in flight; 0: something is
   std::array<std::int64_t, schedule::Ledger::kMarkers> due_ns_{};  // when each segment was predicted to end
+  std::uint32_t without_room_ = 0;                                 // as last read
   std::atomic<bool> backstop_used_{false};
   std::atomic<bool> backstop_told_{false};
 };

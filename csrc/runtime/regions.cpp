@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "runtime/engine.hpp"
 
@@ -30,7 +31,8 @@ RegionStack* region_stack() {
 
 }  // namespace
 
-std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns) {
+std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns,
+                             std::string_view name) {
   ThreadState& thread = this_thread();
   if (thread.depth == RegionStack::kCapacity) {
     throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
@@ -44,6 +46,10 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   region.priority = priority;
   region.slo_ns = slo_ns;
   region.deadline_ns = deadline_ns;
+  region.entered_ns = now_ns();
+  // A step of a request is none.
+  const bool is_request = slo_ns != 0 || deadline_ns == 0;
+  if (value == Class::kLatency && is_request) region.counted = hot().counters.regions.index_of(name);
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
   if (value == Class::kLatency) hot().host_backoff.enter();
   if (value == Class::kBestEffort) {
@@ -81,7 +87,9 @@ void Regions::leave_devices(const Region& region) noexcept {
     if (hot().marks.in_use()) hot().ticker.wake();
   }
   engine().for_each_device([&](Device& device) {
-    if ((region.devices & (1U << device.ordinal())) != 0) device.latency.exit_region(region);
+    const std::uint32_t bit = 1U << device.ordinal();
+    if ((region.devices & bit) == 0) return;
+    device.latency.exit_region(region, /*counts=*/(region.devices & (bit - 1)) == 0);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "base/class.hpp"
 #include "runtime/classify.hpp"
@@ -15,8 +16,10 @@ namespace cudasched::runtime {
 class Regions {
  public:
   // Opens a region on the calling thread. What requests take is known by their `slo_ns` (0: nothing is known of this
-  // one). Returns the token that exit() takes. Throws Error: nested too deeply.
-  std::uint64_t enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns);
+  // one). `name`: what its requests are counted as, of fewer than 64 bytes; "": nothing. Returns the token that exit()
+  // takes. Throws Error: nested too deeply.
+  std::uint64_t enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns,
+                      std::string_view name = {});
   // Throws Error: not entered on this thread, or left already.
   void exit(std::uint64_t token);
   // Of the calling thread, which ends.

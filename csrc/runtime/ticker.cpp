@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
 #include "telemetry/coverage.hpp"
@@ -29,6 +30,7 @@ constexpr std::int64_t kActiveTickNs = kNsPerMs;     // while a latency client o
 constexpr std::int64_t kBusyTickNs = 5 * kNsPerMs;   // while it launches
 constexpr std::int64_t kIdleTickNs = 20 * kNsPerMs;  // else; a heartbeat must not grow stale
 constexpr int kIdleTicks = 15;                       // so often; where nothing is scheduled, not once
+constexpr std::int64_t kPublishNs = 10 * kNsPerMs;
 constexpr std::int64_t kReapAllNs = 20 * kNsPerMs;
 constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
 constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
@@ -72,6 +74,7 @@ void Ticker::run() noexcept {
     });
     idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
     if (idle_ticks == kIdleTicks && !needs_ticks()) {
+      publish_counts();
       hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
       continue;
     }
@@ -124,6 +127,14 @@ bool Ticker::tend(Device& device, std::int64_t now) noexcept {
     return false;
   }
   return true;
+}
+
+// Not at each tick: a record has some kilobytes.
+void Ticker::publish_counts() noexcept {
+  const std::unique_lock lock(publishing_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // at exit
+  gather_counts(counts_);
+  engine().for_each_device([&](Device& device) { device.publish(counts_); });
 }
 
 // A user's policy that does not return holds the gate's lock and cannot be cancelled: `cudasched status` names it.
@@ -186,6 +197,10 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  if (now - published_ns_ >= kPublishNs) {
+    published_ns_ = now;
+    publish_counts();
+  }
   return active;
 }
 

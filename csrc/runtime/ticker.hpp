@@ -10,6 +10,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <new>
+
+#include "arbiter/counters.hpp"
 
 namespace cudasched::runtime {
 
@@ -20,7 +24,12 @@ class Ticker {
   // Starts the thread, once. Throws std::system_error where there is none to be had.
   void start();
   // In a forked child, which has no such thread.
-  void reset_in_child() noexcept { running_.store(false); }
+  void reset_in_child() noexcept {
+    running_.store(false);
+    new (&publishing_) std::mutex;  // the parent's thread may hold it
+  }
+  // What the process counts, for others to read. Also at exit.
+  void publish_counts() noexcept;
   // A policy is in use that has not been refused.
   void policy_changed() noexcept { said_policy_refused_ = false; }
 
@@ -41,6 +50,9 @@ class Ticker {
   bool said_stranded_ = false;
   bool said_policy_hangs_ = false;
   std::int64_t reaped_all_ns_ = 0;
+  std::int64_t published_ns_ = 0;
+  std::mutex publishing_;
+  arbiter::Counts counts_{};  // under publishing_
 };
 
 }  // namespace cudasched::runtime

@@ -1,4 +1,6 @@
-// Counts on the launch path: sharded by thread, relaxed, a few nanoseconds each. Read elsewhere by summing the shards.
+// What the process counts. On the launch path: sharded by thread, relaxed, a few nanoseconds each, read elsewhere by
+// summing the shards. What comes once a wait, a request or a timed launch is not sharded. read() makes one record of it
+// all, which the ticker publishes (arbiter/counters.hpp).
 #pragma once
 
 #include <array>
@@ -6,6 +8,9 @@
 #include <cstdint>
 
 #include "base/class.hpp"
+#include "base/histogram.hpp"
+#include "telemetry/prediction_counts.hpp"
+#include "telemetry/region_counts.hpp"
 
 namespace cudasched::telemetry {
 
@@ -23,6 +28,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> normal_beside_best_effort{0};
   std::atomic<std::uint64_t> contested_streams{0};
   std::atomic<std::uint64_t> unmet_collectives{0};
+  std::atomic<std::uint64_t> graphs{0};  // of best effort, launched
 };
 
 struct Totals {
@@ -39,6 +45,7 @@ struct Totals {
   std::uint64_t normal_beside_best_effort = 0;
   std::uint64_t contested_streams = 0;
   std::uint64_t unmet_collectives = 0;
+  std::uint64_t graphs = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -67,9 +74,41 @@ class Counters {
       sum.normal_beside_best_effort += shard.normal_beside_best_effort.load(std::memory_order_relaxed);
       sum.contested_streams += shard.contested_streams.load(std::memory_order_relaxed);
       sum.unmet_collectives += shard.unmet_collectives.load(std::memory_order_relaxed);
+      sum.graphs += shard.graphs.load(std::memory_order_relaxed);
     }
     return sum;
   }
+
+  // What is counted here; the rest of `to` is left alone.
+  void read(cudasched_counts& to) const noexcept {
+    const Totals sum = totals();
+    to.normal_launches = sum.launches[static_cast<std::size_t>(Class::kNormal)];
+    to.latency_launches = sum.launches[static_cast<std::size_t>(Class::kLatency)];
+    to.best_effort_launches = sum.launches[static_cast<std::size_t>(Class::kBestEffort)];
+    to.gated_launches = sum.gated;
+    to.offloaded_launches = sum.offloaded;
+    to.untracked_launches = sum.untracked;
+    to.gate_exceptions = sum.exceptions;
+    to.backed_off = sum.backed_off;
+    to.graph_launches = sum.graphs;
+    to.prioritised_graphs = sum.prioritised_graphs;
+    to.unprioritised_graphs = sum.unprioritised_graphs;
+    to.normal_beside_best_effort = sum.normal_beside_best_effort;
+    to.contested_streams = sum.contested_streams;
+    to.best_effort_gpu_ns = best_effort_gpu_ns.load(std::memory_order_relaxed);
+    to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
+    gate_waits.read(to.gate_waits);
+    preemptions.read(to.preemptions);
+    predictions.read(to);
+    regions.read(to);
+  }
+
+  Histogram gate_waits;   // of launches that waited
+  Histogram preemptions;  // best-effort work in flight when a request began
+  PredictionCounts predictions;
+  RegionCounts regions;
+  std::atomic<std::uint64_t> best_effort_gpu_ns{0};  // predicted, of launches that are complete
+  std::atomic<std::uint64_t> latency_active_ns{0};
 
   // In a forked child, which starts from nothing.
   void reset() noexcept {
@@ -87,7 +126,14 @@ class Counters {
       shard.normal_beside_best_effort.store(0, std::memory_order_relaxed);
       shard.contested_streams.store(0, std::memory_order_relaxed);
       shard.unmet_collectives.store(0, std::memory_order_relaxed);
+      shard.graphs.store(0, std::memory_order_relaxed);
     }
+    gate_waits.reset();
+    preemptions.reset();
+    predictions.reset();
+    regions.reset();
+    best_effort_gpu_ns.store(0, std::memory_order_relaxed);
+    latency_active_ns.store(0, std::memory_order_relaxed);
   }
 
  private:

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "cudasched/counts.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -75,11 +77,19 @@ struct cudasched_state {
 };
 CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);
 
+/* What this process has counted, with histograms (counts.h). */
+CUDASCHED_EXPORT int cudasched_get_counts(struct cudasched_counts* counts);
+
 /* The class of launches that no region and no stream decides. slo_ms 0: none. */
 CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t priority, double slo_ms);
 
 /* Opens a region on the calling thread; *token closes it, on the same thread. */
 CUDASCHED_EXPORT int cudasched_region_enter(int32_t client_class, int32_t priority, double slo_ms, uint64_t* token);
+
+/* The same with a name: what its requests are counted as (counts.h). UTF-8 of 1 to 63 bytes without control
+ * characters; null: none. Beyond the first 10 names of a process, regions are counted together as "(others)". */
+CUDASCHED_EXPORT int cudasched_region_enter_named(int32_t client_class, int32_t priority, double slo_ms,
+                                                  const char* name, uint64_t* token);
 
 /* The same for one step of a request, whose deadline (CLOCK_MONOTONIC, 0: none) all its steps share. What its later
  * steps need cannot be told, so the policy "slack" admits nothing into it. */
@@ -124,6 +134,8 @@ struct cudasched_client {
   uint64_t device_launches;
   uint64_t gate_waits;
   uint64_t gate_wait_ns;
+  uint64_t process; /* drawn when its process started: the clients of one process have the same; 0: not said yet */
+  uint64_t normal_beside_best_effort; /* of its process, as in cudasched_state */
   char name[64];
   char version[32];
 };
@@ -132,6 +144,12 @@ struct cudasched_client {
  * receives the GPU's name. Dead clients' slots are given back on the way. */
 CUDASCHED_EXPORT int cudasched_read_table(const char* path, struct cudasched_client* clients, int32_t capacity,
                                           int32_t* count, char* device_name);
+
+/* The same with what the clients' processes have counted. counts[i] is of the process of clients[i]; counts[i].process
+ * is 0 where it is not known, or stands with an earlier client of the same process. */
+CUDASCHED_EXPORT int cudasched_read_counts(const char* path, struct cudasched_client* clients,
+                                           struct cudasched_counts* counts, int32_t capacity, int32_t* count,
+                                           char* device_name);
 
 /* Where the tables of this user are (CUDASCHED_RUN_DIR or its default). */
 CUDASCHED_EXPORT int cudasched_run_directory(char* path, uint64_t path_bytes);

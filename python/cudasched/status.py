@@ -50,6 +50,10 @@ class Client:
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         gate_waits: Launches that waited at the gate.
         gate_wait_ms: Time spent at the gate, ms.
+        process: The same number for all clients of one process, and for no other's, whatever their pid namespaces; 0:
+            not said yet.
+        normal_beside_best_effort: Launches of its process that went as ``normal`` on streams that best effort uses
+            (`State` says more): as of some milliseconds ago.
         version: The client's version of cudasched.
     """
 
@@ -74,6 +78,8 @@ class Client:
     device_launches: int
     gate_waits: int
     gate_wait_ms: float
+    process: int
+    normal_beside_best_effort: int
     version: str
 
     @property
@@ -213,6 +219,8 @@ def _client(seen: stub.Client) -> Client:
         device_launches=seen.device_launches,
         gate_waits=seen.gate_waits,
         gate_wait_ms=seen.gate_wait_ns / _NS_PER_MS,
+        process=seen.process,
+        normal_beside_best_effort=seen.normal_beside_best_effort,
         version=seen.version,
     )
 

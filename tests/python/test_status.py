@@ -39,6 +39,8 @@ RAW = {
     "device_launches": 100,
     "gate_waits": 7,
     "gate_wait_ns": 3_000_000,
+    "process": 77,
+    "normal_beside_best_effort": 0,
     "name": "serve.py",
     "version": "0.1.0",
 }
@@ -215,3 +217,17 @@ def test_watch_goes_on_until_interrupted(simulated: Path, command: str) -> None:
     assert [json.loads(watch.stdout.readline())["data"] for _ in range(2)] == [[], []]
     watch.send_signal(signal.SIGINT)
     assert watch.wait(timeout=PATIENCE_S) == 0
+
+
+def test_best_effort_that_slips_past_is_said_once_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process of two classes is one line; another process of the same pid elsewhere is another."""
+    both = {**RAW, "name": "both.py", "normal_beside_best_effort": 3}
+    clients = [both, {**both, "slot": 4, "client_class": "best_effort"}, {**both, "slot": 5, "process": 78}]
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [*clients, {**RAW, "slot": 6, "name": "sound.py"}]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    assert show_status(as_json=False, watch=False) == 0
+    output = capsys.readouterr().out
+    assert output.count("both.py (42): 3 launches went as normal on streams that best effort uses") == 2
+    assert "sound.py (42)" not in output

@@ -4,6 +4,7 @@
 
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
+#include "runtime/hot.hpp"
 
 namespace cudasched::runtime {
 
@@ -106,7 +107,10 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
     float milliseconds = 0;
     if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
-      predictor_.observe_elapsed(note.prediction, measured_ns, overlapped(note));
+      const std::int64_t took_ns = predictor_.observe_elapsed(note.prediction, measured_ns, overlapped(note));
+      if (!overlapped(note)) {
+        hot().counters.predictions.add(note.prediction.duration_ns, note.prediction.bound_ns, took_ns);
+      }
     }
   }
   if (note.estimated != 0 && marked) {

@@ -24,6 +24,10 @@ std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
   return first;
 }
 
+void count_region(const Region& region, std::int64_t end_ns) noexcept {
+  hot().counters.regions.add(region.counted, region.slo_ns, end_ns - region.entered_ns, end_ns <= region.deadline_ns);
+}
+
 }  // namespace
 
 void LatencyActivity::register_client(arbiter::Table* table, int slot, const Settings& settings, bool mps) noexcept {
@@ -107,9 +111,30 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
     // It may have found the client active still, and will note its stream anew.
     active_.store(true);
   } else {
-    requests_.end(now, regions_.load(std::memory_order_acquire) != 0);
+    const bool in_region = regions_.load(std::memory_order_acquire) != 0;
+    requests_.end(now, in_region);
+    count_activity(now, in_region);
   }
   publish();
+}
+
+// An activity has ended: what it was counts as a request where no region said so.
+void LatencyActivity::count_activity(std::int64_t now, bool in_region) noexcept {
+  const std::int64_t took = now - requests_.began_ns();
+  telemetry::Counters& counters = hot().counters;
+  if (took > 0) {
+    counters.latency_active_ns.fetch_add(static_cast<std::uint64_t>(took), std::memory_order_relaxed);
+    if (!had_region_) {
+      const std::int64_t slo = table_->slot(slot()).slo_ns.load(std::memory_order_relaxed);
+      counters.regions.add(0, slo, took, took <= slo);
+    }
+  }
+  had_region_ = in_region;
+  count_pending(now);
+}
+
+void LatencyActivity::count_pending(std::int64_t now) noexcept {
+  for (; pending_count_ > 0; --pending_count_) count_region(pending_[pending_count_ - 1], now);
 }
 
 schedule::ActivityView LatencyActivity::view(bool by_ticker, std::int64_t now) const noexcept {
@@ -155,6 +180,8 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
   bool alone = false;
   {
     const std::scoped_lock lock(probe_);
+    had_region_ = true;
+    count_pending(now_ns());  // work of theirs that is still on the GPU cannot be told from this one's
     alone = regions_.fetch_add(1, std::memory_order_acq_rel) == 0 && !active_.load();
     if (region.deadline_ns != 0) {
       const auto free = std::find(deadlines_.begin(), deadlines_.end(), 0);
@@ -181,7 +208,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
   prewarmer_.entered(now_ns());
 }
 
-void LatencyActivity::exit_region(const Region& region) noexcept {
+void LatencyActivity::exit_region(const Region& region, bool counts) noexcept {
   {
     const std::scoped_lock lock(probe_);
     const bool last = regions_.fetch_sub(1, std::memory_order_acq_rel) == 1;
@@ -194,6 +221,14 @@ void LatencyActivity::exit_region(const Region& region) noexcept {
     if (last) table_->set_priority(slot(), priority_);
   }
   on_synchronised();
+  if (!counts || region.counted == Region::kUncounted) return;
+  const std::scoped_lock lock(probe_);
+  const bool works = active_.load() && regions_.load() == 0;
+  if (works && pending_count_ < kMostPending) {
+    pending_[pending_count_++] = region;
+  } else {
+    count_region(region, now_ns());
+  }
 }
 
 void LatencyActivity::wait_for_entry() noexcept {

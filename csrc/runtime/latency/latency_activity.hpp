@@ -73,7 +73,8 @@ class LatencyActivity {
   // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
   // not in a region that lies within another one of the thread.
   void enter_region(const Region& region) noexcept;
-  void exit_region(const Region& region) noexcept;
+  // `counts`: the region is to be counted here, on the first of its devices.
+  void exit_region(const Region& region, bool counts) noexcept;
 
   // Latency work is imminent, within that time: best effort is held from now on.
   void expect(std::int64_t within_ns) noexcept;
@@ -122,7 +123,9 @@ class LatencyActivity {
     const std::uint64_t over = launches_.load() + refused_.load();
     return begun_.load() != over;
   }
-  void publish_regions() noexcept;  // probe_ is held
+  void publish_regions() noexcept;                                    // probe_ is held
+  void count_activity(std::int64_t now_ns, bool in_region) noexcept;  // probe_ is held
+  void count_pending(std::int64_t now_ns) noexcept;                   // probe_ is held
   void write_again() noexcept;
   void wait_for_entry() noexcept;
   // Without MPS, by another process that works while this client is idle.
@@ -158,7 +161,12 @@ class LatencyActivity {
   std::int64_t launching_since_ns_ = 0;       // at ticks one after the other; 0: not at the last one; under probe_
   std::int64_t last_launch_ns_ = 0;           // under probe_
   std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
-  bool ends_itself_ = true;                   // its last end was found where the program synchronised; under probe_
+  bool had_region_ = false;                   // in the activity under way; under probe_
+  // Regions that were left with work on the GPU, and are over when that is complete; under probe_.
+  static constexpr std::size_t kMostPending = 16;
+  std::array<Region, kMostPending> pending_{};
+  std::size_t pending_count_ = 0;
+  bool ends_itself_ = true;  // its last end was found where the program synchronised; under probe_
 };
 
 }  // namespace cudasched::runtime

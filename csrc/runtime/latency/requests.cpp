@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.hpp"
+#include "runtime/hot.hpp"
 #include "schedule/admission.hpp"
 
 namespace cudasched::runtime {
@@ -86,6 +87,7 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
     waited = std::max(waited, schedule::foreign_in_flight_ns(until, now));
   }
   waited_ns_.store(waited, std::memory_order_relaxed);
+  if (layout.best_effort.load(std::memory_order_relaxed) != 0) hot().counters.preemptions.add(waited);
   current_.store(history, std::memory_order_relaxed);
   const std::int64_t admitted = layout.admitted_ns.load(std::memory_order_relaxed);
   admitted_at_entry_ns_.store(admitted, std::memory_order_relaxed);

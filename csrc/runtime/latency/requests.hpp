@@ -39,6 +39,9 @@ class Requests {
   // It has become idle; `now_ns` is a moment before begin() could be called again.
   void end(std::int64_t now_ns, bool in_region) noexcept;
 
+  // When the request under way began, or the last one.
+  std::int64_t began_ns() const noexcept { return entered_ns_.load(std::memory_order_acquire); }
+
   // Says anew when the next request is foreseen.
   void look_ahead(std::int64_t now_ns) noexcept;
 

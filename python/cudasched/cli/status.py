@@ -45,10 +45,10 @@ def _state(client: Client) -> str:
 
 
 def _processes(clients: Iterable[Client]) -> list[list[Client]]:
-    """The clients of each process, one a class. Pids are of several namespaces: the name goes with them."""
-    found: dict[tuple[int, str], list[Client]] = {}
+    """The clients of each process, one a class. Pids are of several namespaces: what else is known goes with them."""
+    found: dict[tuple[int, int, str], list[Client]] = {}
     for client in clients:
-        found.setdefault((client.pid, client.name), []).append(client)
+        found.setdefault((client.process, client.pid, client.name), []).append(client)
     return list(found.values())
 
 
@@ -107,6 +107,26 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
     ]
 
 
+def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each process whose best effort is in part not held back, because a class was not given."""
+    lines: list[RenderableType] = []
+    told: set[tuple[int, int, str]] = set()
+    for client in (client for device in devices for client in device.clients):
+        key = (client.process, client.pid, client.name)
+        if client.normal_beside_best_effort == 0 or key in told:
+            continue
+        told.add(key)
+        count = client.normal_beside_best_effort
+        lines.append(
+            _line(
+                f"{client.name} ({client.pid}): {count} launch{'es' if count != 1 else ''} went as normal on streams that "
+                "best effort uses, and may have let it past the gate: give each class streams of its own",
+                "yellow",
+            )
+        )
+    return lines
+
+
 def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
@@ -122,6 +142,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
         parts.append(
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
+    parts += _lost_class(devices)
     parts += [_line(meaning, "dim") for name, meaning in _CLASSES.items() if name in seen]
     return parts
 

@@ -221,7 +221,14 @@ TEST_F(DamageTest, EveryBitOfTheHeader) {
 
 TEST_F(DamageTest, EveryLength) {
   const std::vector<char> good = used_table();
-  for (std::size_t length = 0; length < 2 * good.size(); length += length < 200 ? 1 : 397) {
+  // Behind the slots are the counts, which nothing but readers of them looks at.
+  const auto step = [&](std::size_t length) {
+    if (length < 200) return std::size_t{1};
+    return length < offsetof(Layout, counts) + 1000 || (length > good.size() - 1000 && length < good.size() + 1000)
+               ? std::size_t{397}
+               : std::size_t{99'991};
+  };
+  for (std::size_t length = 0; length < 2 * good.size(); length += step(length)) {
     std::vector<char> bytes = good;
     bytes.resize(length, '\xff');
     write_file(bytes);

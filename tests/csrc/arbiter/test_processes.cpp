@@ -584,7 +584,7 @@ TEST_F(ProcessTest, AFullFilesystemIsAnErrorNotASignal) {
     const std::string sparse = arbiter_error([&] { open()->claim(client(Class::kLatency)); });
     require(sparse.find("No space left") != std::string::npos, "a sparse file: " + sparse);
 
-    require(mount("none", base_.c_str(), nullptr, MS_REMOUNT, "size=1m") == 0, "remount");
+    require(mount("none", base_.c_str(), nullptr, MS_REMOUNT, "size=8m") == 0, "remount");
     require(open()->claim(client(Class::kLatency)) == 0, "with space again");
   });
 }
@@ -592,7 +592,7 @@ TEST_F(ProcessTest, AFullFilesystemIsAnErrorNotASignal) {
 TEST_F(ProcessTest, AReadOnlyFilesystemIsAnError) {
   run_permitted([&](const Link&) {
     if (!enter_namespaces(CLONE_NEWNS) || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", base_.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0) {
+        mount("tmpfs", base_.c_str(), "tmpfs", 0, "size=8m,mode=0700") != 0) {
       _exit(kSkip);
     }
     const auto read_only = [&](bool on) {

@@ -287,7 +287,7 @@ class Entry : public RequestsTest {
     EXPECT_TRUE(test::gil_held());
     test::gil_held() = false;
     EXPECT_NE(table_->active() >> slot_ & 1, 0U);
-    activity_.exit_region(region);
+    activity_.exit_region(region, true);
     return test::gil_releases.load() != before;
   }
 
@@ -322,7 +322,7 @@ TEST_F(Entry, InARegionOfItsOwnAThreadDoesNotWait) {
   activity_.enter_region(outer);
   other(2 * kSlo);  // waits for us; were we to wait for it, both would
   EXPECT_FALSE(waits(region(1000 * kNsPerSecond)));
-  activity_.exit_region(outer);
+  activity_.exit_region(outer, true);
 }
 
 TEST_F(Entry, AKilledOneIsGivenBackByWhoWaitsForIt) {

@@ -1,0 +1,47 @@
+#include "runtime/counts.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "base/clock.hpp"
+#include "base/hash.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/hot.hpp"
+#include "telemetry/coverage.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+std::atomic<std::uint64_t> process_number{0};
+
+// Unlike a pid, no other process's, whatever the pid namespaces.
+std::uint64_t number_of_process() noexcept {
+  std::uint64_t known = process_number.load(std::memory_order_relaxed);
+  if (known != 0) return known;
+  const auto here = reinterpret_cast<std::uintptr_t>(&known);  // where the stack is, is drawn by the kernel
+  const std::uint64_t drawn =
+      mix(mix(static_cast<std::uint64_t>(now_ns()), here), static_cast<std::uint64_t>(getpid())) | 1;
+  return process_number.compare_exchange_strong(known, drawn) ? drawn : known;
+}
+
+}  // namespace
+
+void gather_counts(arbiter::Counts& counts) noexcept {
+  counts = {};
+  counts.process = number_of_process();
+  hot().counters.read(counts);
+  counts.device_launches = telemetry::device_launches();
+  engine().for_each_device([&](Device& device) {
+    if (device.gate.registered()) counts.without_room += device.gate.without_room();
+    if (device.queue() == nullptr) return;
+    const queue::LauncherTime time = device.queue()->launcher_time();
+    counts.launcher_cpu_ns += static_cast<std::uint64_t>(time.cpu_ns);
+    counts.launcher_driver_ns += static_cast<std::uint64_t>(time.driver_ns);
+    device.queue()->queue_waits().read(counts.queue_waits);
+  });
+}
+
+void reset_counts_in_child() noexcept { process_number.store(0, std::memory_order_relaxed); }
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,68 @@
+/* What a process counts from its first CUDA call on. It stands in the shared tables (csrc/arbiter/counters.hpp) and
+ * crosses the C boundary (engine.h) as the same bytes: changing it changes the table's layout version. Every number
+ * only grows. Times are nanoseconds. */
+#ifndef CUDASCHED_COUNTS_H_
+#define CUDASCHED_COUNTS_H_
+
+#include <stdint.h>
+
+/* Buckets of times, four an octave: bucket 0 holds what is under 1,024 ns, bucket 1 + 4 * o + q what is from
+ * (4 + q) * 2^(8 + o) on and below the next one's beginning, the last all from 2^34 ns (17.2 s) on. */
+#define CUDASCHED_TIME_BUCKETS 98
+/* Buckets of prediction errors, |measured / predicted - 1|: up to 1, 2, 5, 10, 20, 30, 50, 100 and 200 percent, over.
+ */
+#define CUDASCHED_ERROR_BUCKETS 10
+/* Of regions: "" (without a name) is the first, and those beyond the others are counted together in the last. */
+#define CUDASCHED_REGIONS 12
+#define CUDASCHED_REGION_NAME_BYTES 64
+
+struct cudasched_times {
+  uint64_t buckets[CUDASCHED_TIME_BUCKETS]; /* the number of times is their sum */
+  uint64_t sum_ns;
+};
+
+/* Requests of latency regions of one name, or of a process of class latency without regions. */
+struct cudasched_region_counts {
+  char name[CUDASCHED_REGION_NAME_BYTES]; /* UTF-8, ended by a zero */
+  uint64_t slo_ns;                        /* of the last one that had a target; 0: none had */
+  uint64_t met;                           /* of those with a target, how many kept it, */
+  uint64_t missed;                        /* and how many did not */
+  struct cudasched_times times;           /* of all: from the entry until the region was left and its work complete */
+};
+
+struct cudasched_counts {
+  uint64_t process;         /* drawn when the process starts: its clients are known by it; 0: nothing is said */
+  uint64_t normal_launches; /* kernel and graph launches that the driver accepted, by class */
+  uint64_t latency_launches;
+  uint64_t best_effort_launches;
+  uint64_t gated_launches;     /* best-effort launches that found the gate on, whether or not they waited */
+  uint64_t offloaded_launches; /* best-effort launches that the launcher thread made */
+  uint64_t untracked_launches; /* gated launches whose completion could not be followed */
+  uint64_t gate_exceptions;    /* launches that were held because of what was in flight, and went */
+  uint64_t backed_off;         /* best-effort launches that let a request of their own program go first on the host */
+  uint64_t graph_launches;     /* of the best-effort ones, those of graphs */
+  uint64_t prioritised_graphs;
+  uint64_t unprioritised_graphs;
+  uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
+  uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
+  uint64_t device_launches;           /* run by the device as CUPTI counts them; 0: not counted */
+  uint64_t without_room;              /* kernels whose parameters the predictor had no room to learn */
+  uint64_t best_effort_gpu_ns;        /* predicted GPU time of best-effort launches that are complete */
+  uint64_t latency_active_ns;         /* time in which a latency client of the process held the gate closed */
+  uint64_t launcher_cpu_ns;           /* CPU time of the launcher threads */
+  uint64_t launcher_driver_ns;        /* of it, about so much inside the driver's calls */
+
+  uint64_t predictions;       /* timed launches that had been predicted */
+  uint64_t within_bound;      /* of these, the ones that took no longer than their upper bound */
+  uint64_t predicted_ns;      /* the sum of what they were predicted to take, */
+  uint64_t measured_ns;       /* of what they took, */
+  uint64_t prediction_off_ns; /* and of the differences, whatever their sign */
+  uint64_t prediction_errors[CUDASCHED_ERROR_BUCKETS];
+
+  struct cudasched_times gate_waits;  /* of launches that waited at the gate */
+  struct cudasched_times queue_waits; /* of one offloaded launch in 16: from the program's call to the driver's */
+  struct cudasched_times preemptions; /* of requests that began beside best effort: until the GPU was theirs */
+  struct cudasched_region_counts regions[CUDASCHED_REGIONS];
+};
+
+#endif
