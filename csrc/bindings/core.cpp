@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -50,6 +52,30 @@ std::pair<std::string, std::vector<cudasched_client>> read_table(const std::stri
   clients.resize(static_cast<std::size_t>(count));
   return {device_name.data(), clients};
 }
+
+using Clients = std::pair<std::string, std::vector<std::pair<cudasched_client, std::optional<cudasched_counts>>>>;
+
+Clients read_counts(const std::string& path) {
+  std::vector<cudasched_client> clients(64);
+  std::vector<cudasched_counts> counts(64);
+  std::int32_t count = 0;
+  std::array<char, 64> device_name{};
+  check(cudasched_read_counts(path.c_str(), clients.data(), counts.data(), 64, &count, device_name.data()));
+  Clients found;
+  for (std::size_t i = 0; i < std::min<std::size_t>(static_cast<std::size_t>(count), clients.size()); ++i) {
+    std::optional<cudasched_counts> known;
+    if (counts[i].process != 0) known = counts[i];
+    found.second.emplace_back(clients[i], std::move(known));
+  }
+  found.first = device_name.data();
+  return found;
+}
+
+std::pair<std::vector<std::uint64_t>, std::uint64_t> times_of(const cudasched_times& times) {
+  return {{std::begin(times.buckets), std::end(times.buckets)}, times.sum_ns};
+}
+
+py::object text_of(const char* text) { return py::bytes(text).attr("decode")("utf-8", "replace"); }
 
 template <typename Struct, typename Field>
 auto flag(Field Struct::*field) {
@@ -116,6 +142,58 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly(
           "version", [](const cudasched_client& c) { return py::bytes(c.version).attr("decode")("utf-8", "replace"); });
 
+  py::class_<cudasched_region_counts>(module, "RegionCounts")
+      .def_property_readonly("name", [](const cudasched_region_counts& r) { return text_of(r.name); })
+      .def_readonly("slo_ns", &cudasched_region_counts::slo_ns)
+      .def_readonly("met", &cudasched_region_counts::met)
+      .def_readonly("missed", &cudasched_region_counts::missed)
+      .def_property_readonly("times", [](const cudasched_region_counts& r) { return times_of(r.times); });
+
+  py::class_<cudasched_counts>(module, "Counts")
+      .def_readonly("process", &cudasched_counts::process)
+      .def_readonly("normal_launches", &cudasched_counts::normal_launches)
+      .def_readonly("latency_launches", &cudasched_counts::latency_launches)
+      .def_readonly("best_effort_launches", &cudasched_counts::best_effort_launches)
+      .def_readonly("gated_launches", &cudasched_counts::gated_launches)
+      .def_readonly("offloaded_launches", &cudasched_counts::offloaded_launches)
+      .def_readonly("untracked_launches", &cudasched_counts::untracked_launches)
+      .def_readonly("gate_exceptions", &cudasched_counts::gate_exceptions)
+      .def_readonly("backed_off", &cudasched_counts::backed_off)
+      .def_readonly("graph_launches", &cudasched_counts::graph_launches)
+      .def_readonly("prioritised_graphs", &cudasched_counts::prioritised_graphs)
+      .def_readonly("unprioritised_graphs", &cudasched_counts::unprioritised_graphs)
+      .def_readonly("normal_beside_best_effort", &cudasched_counts::normal_beside_best_effort)
+      .def_readonly("contested_streams", &cudasched_counts::contested_streams)
+      .def_readonly("device_launches", &cudasched_counts::device_launches)
+      .def_readonly("without_room", &cudasched_counts::without_room)
+      .def_readonly("best_effort_gpu_ns", &cudasched_counts::best_effort_gpu_ns)
+      .def_readonly("latency_active_ns", &cudasched_counts::latency_active_ns)
+      .def_readonly("launcher_cpu_ns", &cudasched_counts::launcher_cpu_ns)
+      .def_readonly("launcher_driver_ns", &cudasched_counts::launcher_driver_ns)
+      .def_readonly("predictions", &cudasched_counts::predictions)
+      .def_readonly("within_bound", &cudasched_counts::within_bound)
+      .def_readonly("predicted_ns", &cudasched_counts::predicted_ns)
+      .def_readonly("measured_ns", &cudasched_counts::measured_ns)
+      .def_readonly("prediction_off_ns", &cudasched_counts::prediction_off_ns)
+      .def_property_readonly("prediction_errors",
+                             [](const cudasched_counts& c) {
+                               return std::vector<std::uint64_t>(std::begin(c.prediction_errors),
+                                                                 std::end(c.prediction_errors));
+                             })
+      .def_property_readonly("gate_waits", [](const cudasched_counts& c) { return times_of(c.gate_waits); })
+      .def_property_readonly("queue_waits", [](const cudasched_counts& c) { return times_of(c.queue_waits); })
+      .def_property_readonly("preemptions", [](const cudasched_counts& c) { return times_of(c.preemptions); })
+      .def_property_readonly("regions", [](const cudasched_counts& c) {
+        // Those that had a request.
+        std::vector<cudasched_region_counts> found;
+        std::copy_if(std::begin(c.regions), std::end(c.regions), std::back_inserter(found),
+                     [](const cudasched_region_counts& region) {
+                       return std::any_of(std::begin(region.times.buckets), std::end(region.times.buckets),
+                                          [](std::uint64_t times) { return times != 0; });
+                     });
+        return found;
+      });
+
   module.def("version", [] { return std::string(cudasched_version()); });
   module.def("find_driver", [] {
     std::array<char, 4096> path{};
@@ -142,6 +220,14 @@ PYBIND11_MODULE(_core, module) {
         return token;
       },
       py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
+  module.def(
+      "region_enter_named",
+      [](const std::string& class_of, std::int32_t priority, double slo_ms, const std::string& name) {
+        std::uint64_t token = 0;
+        check(cudasched_region_enter_named(class_number(class_of), priority, slo_ms, name.c_str(), &token));
+        return token;
+      },
+      py::arg("client_class"), py::arg("priority"), py::arg("slo_ms"), py::arg("name"));
   module.def(
       "region_enter_until",
       [](const std::string& name, std::int32_t priority, std::int64_t deadline_ns) {
@@ -190,4 +276,11 @@ PYBIND11_MODULE(_core, module) {
     return std::string(path.data());
   });
   module.def("read_table", &read_table, py::arg("path"));
+  module.def("read_counts", &read_counts, py::arg("path"));
+  module.def("counts", [] {
+    cudasched_counts counts{};
+    check(cudasched_get_counts(&counts));
+    return counts;
+  });
+  module.def("in_flight_ns", [] { return cudasched_in_flight_ns(); });
 }

@@ -184,6 +184,18 @@ void cudasched_get_state(cudasched_state* state) {
   });
 }
 
+std::int64_t cudasched_in_flight_ns(void) {
+  std::int64_t in_flight = 0;
+  guarded([&] {
+    cudasched::runtime::engine().for_each_device([&](cudasched::runtime::Device& device) {
+      if (!device.gate.registered()) return;
+      const std::int64_t until = device.table().slot(device.slot(Class::kBestEffort)).in_flight_until_ns.load();
+      in_flight += std::max<std::int64_t>(0, elapsed_ns(until, cudasched::now_ns()));
+    });
+  });
+  return in_flight;
+}
+
 int cudasched_get_counts(cudasched_counts* counts) {
   return guarded([&] { cudasched::runtime::gather_counts(*counts); });
 }

@@ -80,6 +80,9 @@ CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);
 /* What this process has counted, with histograms (counts.h). */
 CUDASCHED_EXPORT int cudasched_get_counts(struct cudasched_counts* counts);
 
+/* Predicted GPU time still to run of what this process has submitted as best effort, on all of its GPUs. */
+CUDASCHED_EXPORT int64_t cudasched_in_flight_ns(void);
+
 /* The class of launches that no region and no stream decides. slo_ms 0: none. */
 CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t priority, double slo_ms);
 

@@ -14,13 +14,18 @@
 #ifndef CUDASCHED_SCHEDULER_HPP_
 #define CUDASCHED_SCHEDULER_HPP_
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cudasched/engine.h"
 
@@ -116,6 +121,50 @@ struct Options {
 
 // ---- what is reported -----------------------------------------------------------------------------------------------
 
+// A histogram of times: counts.h has its buckets. A quantile is within 12% of the truth.
+struct Times {
+  std::array<std::uint64_t, CUDASCHED_TIME_BUCKETS> buckets{};
+  std::chrono::nanoseconds sum{0};
+
+  std::uint64_t count() const {
+    std::uint64_t all = 0;
+    for (const std::uint64_t bucket : buckets) all += bucket;
+    return all;
+  }
+
+  // The time that this share (0 to 1) of all stay below; 0 where there is none.
+  std::chrono::nanoseconds quantile(double share) const {
+    const double rank = share * static_cast<double>(count());
+    double before = 0;
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      const auto here = static_cast<double>(buckets[i]);
+      if (here > 0 && before + here >= rank) {
+        const auto begin = static_cast<double>(begin_ns(i));
+        const double end = i + 1 < buckets.size() ? static_cast<double>(begin_ns(i + 1)) : begin;
+        return std::chrono::nanoseconds(static_cast<std::int64_t>(begin + (end - begin) * (rank - before) / here));
+      }
+      before += here;
+    }
+    return std::chrono::nanoseconds(0);
+  }
+
+  // Where a bucket begins.
+  static constexpr std::int64_t begin_ns(std::size_t bucket) {
+    if (bucket == 0) return 0;
+    return static_cast<std::int64_t>(4 + (bucket - 1) % 4) << (8 + (bucket - 1) / 4);
+  }
+};
+
+// Requests of the latency regions of one name, or, without one, of a latency program: from the entry until the region
+// is left and its work complete.
+struct RegionMetrics {
+  std::string name;
+  std::chrono::nanoseconds slo{0};  // of the last one that had a target
+  std::uint64_t met = 0;            // requests that kept their target,
+  std::uint64_t missed = 0;         // and that did not
+  Times times;                      // of all
+};
+
 // Counters since the process's first CUDA call.
 struct Metrics {
   bool attached = false;               // the program's CUDA calls are seen; false before the first of them
@@ -140,7 +189,23 @@ struct Metrics {
   std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
   std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
-  std::uint64_t device_launches = 0;  // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t device_launches = 0;      // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t graph_launches = 0;       // of the best-effort ones
+  std::uint64_t without_room = 0;         // kernels whose parameters the predictor had no room to learn
+  std::chrono::nanoseconds in_flight{0};  // predicted, of the best-effort work that is submitted; of now
+  std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
+  std::chrono::nanoseconds latency_active{0};   // how long latency work held the gate closed
+  Times gate_wait_times;                             // of launches that waited at the gate
+  Times queue_wait_times;  // of one offloaded launch in 16: from the program's call to the driver's
+  Times preemption_times;  // best-effort work in flight when a request began
+  // Of launches that were timed with nothing of this process beside them: how many, how many kept to their upper bound,
+  // what they were predicted to take and took in all, and the differences, whatever their sign.
+  std::uint64_t predictions = 0;
+  std::uint64_t within_bound = 0;
+  std::chrono::nanoseconds predicted{0};
+  std::chrono::nanoseconds measured{0};
+  std::chrono::nanoseconds prediction_off{0};
+  std::vector<RegionMetrics> regions;  // that had a request
 };
 
 // What Scheduler::stop_collecting leaves.
@@ -167,6 +232,13 @@ inline void check(int status) {
     default:
       throw Error(message);
   }
+}
+
+inline Times times(const cudasched_times& from) {
+  Times to;
+  std::copy(std::begin(from.buckets), std::end(from.buckets), to.buckets.begin());
+  to.sum = std::chrono::nanoseconds(from.sum_ns);
+  return to;
 }
 
 // In every locale with a point.
@@ -213,6 +285,12 @@ class Region {
   // Throws ConfigError (an SLO that is negative or over an hour), Error (nested too deep).
   explicit Region(Class region_class, Milliseconds slo = Milliseconds::zero(), std::int32_t priority = 0) {
     detail::check(cudasched_region_enter(static_cast<std::int32_t>(region_class), priority, slo.count(), &token_));
+  }
+  // With a name, under which metrics().regions counts its requests: 1 to 63 bytes of UTF-8 without control characters.
+  // A process has 10 names; what has others is counted as "(others)". Throws ConfigError, Error.
+  Region(Class region_class, Milliseconds slo, std::int32_t priority, const std::string& name) {
+    detail::check(cudasched_region_enter_named(static_cast<std::int32_t>(region_class), priority, slo.count(),
+                                               name.c_str(), &token_));
   }
   ~Region() { cudasched_region_exit(token_); }
   Region(const Region&) = delete;
@@ -298,6 +376,7 @@ class Scheduler {
     return reinterpret_cast<void*>(stream);
   }
 
+  // Throws Error.
   Metrics metrics() const {
     cudasched_state state{};
     cudasched_get_state(&state);
@@ -325,6 +404,27 @@ class Scheduler {
     metrics.contested_streams = state.contested_streams;
     metrics.unmet_collectives = state.unmet_collectives;
     metrics.device_launches = state.device_launches;
+    const auto counts = std::make_unique<cudasched_counts>();
+    detail::check(cudasched_get_counts(counts.get()));
+    using std::chrono::nanoseconds;
+    metrics.graph_launches = counts->graph_launches;
+    metrics.without_room = counts->without_room;
+    metrics.in_flight = nanoseconds(cudasched_in_flight_ns());
+    metrics.best_effort_gpu = nanoseconds(counts->best_effort_gpu_ns);
+    metrics.latency_active = nanoseconds(counts->latency_active_ns);
+    metrics.gate_wait_times = detail::times(counts->gate_waits);
+    metrics.queue_wait_times = detail::times(counts->queue_waits);
+    metrics.preemption_times = detail::times(counts->preemptions);
+    metrics.predictions = counts->predictions;
+    metrics.within_bound = counts->within_bound;
+    metrics.predicted = nanoseconds(counts->predicted_ns);
+    metrics.measured = nanoseconds(counts->measured_ns);
+    metrics.prediction_off = nanoseconds(counts->prediction_off_ns);
+    for (const cudasched_region_counts& region : counts->regions) {
+      const Times times = detail::times(region.times);
+      if (times.count() == 0) continue;
+      metrics.regions.push_back({region.name, nanoseconds(region.slo_ns), region.met, region.missed, times});
+    }
     return metrics;
   }
 

@@ -40,9 +40,10 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import advise, collect, predictor, simulate
+    from cudasched import advise, collect, observe, predictor, simulate
+    from cudasched.observe import metrics
 
-_LOADED_WHEN_USED = ("advise", "collect", "predictor", "simulate")
+_LOADED_WHEN_USED = ("advise", "collect", "observe", "predictor", "simulate")
 
 __all__ = [
     "ArbiterError",
@@ -66,6 +67,8 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "install",
+    "metrics",
+    "observe",
     "predictor",
     "region",
     "set_class",
@@ -79,6 +82,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LOADED_WHEN_USED:
         return importlib.import_module(f"cudasched.{name}")
+    if name == "metrics":
+        return importlib.import_module("cudasched.observe").metrics
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -13,6 +14,7 @@ from numbers import Real
 from typing import Any, TypeVar, cast
 
 from cudasched import _partition, hook
+from cudasched._text import shown
 from cudasched.config import Config, check_region
 from cudasched.errors import ConfigError, Error, HookWarning
 
@@ -61,6 +63,9 @@ class region:  # noqa: N801  used like a function
         priority: Of a latency region: higher enters first where clients enter by deadline. Best-effort programs share
             the GPU by the priority of the program (`set_class`).
         sm_fraction: Part of the SMs that the region may use, over 0 and under 1; None: all. Best effort alone.
+        name: Under which `metrics` counts its requests: 1 to 63 bytes of UTF-8 without control characters; "": together
+            with all that have none. Of class latency. A process has 10 names; the regions of any further ones are
+            counted together as "(others)", so use few: what a request is, not which one.
 
     Raises:
         ConfigError: An argument has no meaning.
@@ -74,8 +79,10 @@ class region:  # noqa: N801  used like a function
         slo_ms: float | None = None,
         priority: int = 0,
         sm_fraction: float | None = None,
+        name: str = "",
     ) -> None:
         config = _checked(client_class, priority, slo_ms)
+        self._name = _checked_name(name)
         self._sm_fraction = None if sm_fraction is None else _partition.check_fraction(config.client_class, sm_fraction)
         self._class = config.client_class
         self._priority = config.priority
@@ -84,7 +91,8 @@ class region:  # noqa: N801  used like a function
     def __repr__(self) -> str:
         target = f", slo_ms={self._slo_ms:g}" if self._slo_ms else ""
         part = f", sm_fraction={self._sm_fraction:g}" if self._sm_fraction else ""
-        return f"cudasched.region({self._class!r}{target}, priority={self._priority}{part})"
+        name = f", name={self._name!r}" if self._name else ""
+        return f"cudasched.region({self._class!r}{target}, priority={self._priority}{part}{name})"
 
     @property
     def stream(self) -> int:
@@ -171,7 +179,9 @@ class region:  # noqa: N801  used like a function
         leave_part = None if self._sm_fraction is None else _partition.enter(self._sm_fraction)
         if (core := hook.engine()) is not None:
             try:
-                if deadline_ns is None:
+                if deadline_ns is None and self._name:
+                    token = core.region_enter_named(self._class, self._priority, self._slo_ms, self._name)
+                elif deadline_ns is None:
                     token = core.region_enter(self._class, self._priority, self._slo_ms)
                 else:
                     token = core.region_enter_until(self._class, self._priority, deadline_ns)
@@ -291,6 +301,21 @@ def _checked(client_class: object, priority: object, slo_ms: object) -> Config:
         return _known(client_class, priority, slo_ms)
     except TypeError:  # what cannot be looked up is wrong too, and is told so
         return check_region(client_class, priority, slo_ms)
+
+
+_LONGEST_NAME = 63
+"""Bytes (``CUDASCHED_REGION_NAME_BYTES``, less the zero at the end)."""
+
+
+def _checked_name(name: object) -> str:
+    if isinstance(name, str) and name.isprintable():
+        with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair
+            if len(name.encode()) <= _LONGEST_NAME:
+                return name
+    raise ConfigError(
+        f"name = {shown(name)}: the name of a region has at most {_LONGEST_NAME} bytes of UTF-8 and nothing that a "
+        "terminal would obey"
+    )
 
 
 def _stream_handle(stream: object) -> int:

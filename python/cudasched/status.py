@@ -196,7 +196,8 @@ def state() -> State:
     return State(installed=hook.installed(), **values)
 
 
-def _client(seen: stub.Client) -> Client:
+def client_of(seen: stub.Client) -> Client:
+    """A client as the engine says it, with the units of `Client`."""
     return Client(
         slot=seen.slot,
         pid=seen.pid,
@@ -251,6 +252,6 @@ def status() -> list[Device]:
         except Error as error:
             devices.append(Device(name="", uuid=path.stem, path=path, clients=(), error=str(error)))
             continue
-        ordered = sorted(map(_client, clients), key=lambda client: client.slot)
+        ordered = sorted(map(client_of, clients), key=lambda client: client.slot)
         devices.append(Device(name=name, uuid=path.stem, path=path, clients=tuple(ordered)))
     return devices

@@ -86,7 +86,9 @@ def test_no_pure_room_includes_cuda_outside_the_double() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {target}"
         for room, path, _, target in includes()
-        if room in PURE and "double" not in path.parts and re.match(r"(cuda(?!sched/counts)|cupti|nvml|driver_types)", target)
+        if room in PURE
+        and "double" not in path.parts
+        and re.match(r"(cuda(?!sched/counts)|cupti|nvml|driver_types)", target)
     ]
     assert wrong == []
 

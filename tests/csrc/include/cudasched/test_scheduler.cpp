@@ -138,6 +138,27 @@ TEST_F(SchedulerTest, LaunchesHaveTheClassOfTheInnermostRegion) {
   EXPECT_EQ(after.driver_path, CUDASCHED_SIMULATED_DRIVER);
 }
 
+TEST_F(SchedulerTest, RequestsAreCountedByTheNameOfTheirRegion) {
+  for (int i = 0; i < 3; ++i) {
+    const Region region(Class::kLatency, 60s, 0, "search");
+    program.gpu.launch(program.stream, 20us);
+    program.gpu.synchronize(program.stream);
+  }
+  const Metrics metrics = scheduler.metrics();
+  const auto found = std::find_if(metrics.regions.begin(), metrics.regions.end(),
+                                  [](const RegionMetrics& region) { return region.name == "search"; });
+  ASSERT_NE(found, metrics.regions.end());
+  EXPECT_EQ(found->met, 3u);
+  EXPECT_EQ(found->missed, 0u);
+  EXPECT_EQ(found->slo, 60s);
+  EXPECT_EQ(found->times.count(), 3u);
+  EXPECT_GE(found->times.quantile(0.5), 20us);
+  EXPECT_GE(found->times.quantile(0.99), found->times.quantile(0.5));
+  EXPECT_GT(metrics.latency_active, 0ns);
+  EXPECT_EQ(Times().quantile(0.99), 0ns);
+  EXPECT_THROW(Region(Class::kLatency, 0ms, 0, "two\nlines"), ConfigError);
+}
+
 TEST_F(SchedulerTest, AStreamsClassGoesBeforeTheRegions) {
   const Gpu::Stream stream = program.gpu.new_stream();
   scheduler.bind_stream(stream, Class::kBestEffort);
