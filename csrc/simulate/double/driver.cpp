@@ -1,6 +1,7 @@
 #include "simulate/double/driver.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -114,6 +115,27 @@ std::uint64_t default_stream_waits(const Stream& stream) {
 
 CUresult context_state(const Context& context) {
   return context.slot < 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context.sticky;
+}
+
+// Large memory costs the machine only what is touched of it, so that a test can fill the device.
+constexpr std::size_t kMappedBytes = std::size_t{256} << 20;
+
+void* take_memory(std::size_t bytes) {
+  if (bytes >= kMappedBytes) {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    return mapped == MAP_FAILED ? nullptr : mapped;
+  }
+  constexpr std::size_t kAlignment = 256;
+  return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+void give_memory_back(void* memory, std::size_t bytes) {
+  if (bytes >= kMappedBytes) {
+    munmap(memory, bytes);
+  } else {
+    std::free(memory);
+  }
 }
 
 }  // namespace
@@ -377,8 +399,7 @@ CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CU
   Driver& state = driver();
   const bool on_device = type == CU_MEMORYTYPE_DEVICE;
   if (bytes > kDeviceBytes || (on_device && bytes > kDeviceBytes - state.device_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  constexpr std::size_t kAlignment = 256;
-  void* const memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  void* const memory = take_memory(bytes);
   if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   address = reinterpret_cast<std::uintptr_t>(memory);
   state.allocations.emplace(address, Allocation{.bytes = bytes, .type = type, .context = context, .flags = flags});
@@ -390,9 +411,10 @@ bool release_memory(std::uintptr_t address) {
   Driver& state = driver();
   const auto found = state.allocations.find(address);
   if (found == state.allocations.end()) return false;
-  if (found->second.type == CU_MEMORYTYPE_DEVICE) state.device_bytes -= found->second.bytes;
+  const std::size_t bytes = found->second.bytes;
+  if (found->second.type == CU_MEMORYTYPE_DEVICE) state.device_bytes -= bytes;
   state.allocations.erase(found);
-  std::free(reinterpret_cast<void*>(address));
+  give_memory_back(reinterpret_cast<void*>(address), bytes);
   return true;
 }
 

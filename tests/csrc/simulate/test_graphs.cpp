@@ -1,43 +1,11 @@
 // Kernel-node priorities, their rule at updates, and child graphs.
-#include "simulate/fixture.hpp"
+#include "simulate/graph_fixture.hpp"
 
 namespace cudasched::simulate {
 namespace {
 
-using Values = std::vector<std::uint64_t>;
-
-class GraphTest : public DoubleTest {
+class PriorityTest : public GraphTest {
  protected:
-  static CUgraph graph() {
-    CUgraph made = nullptr;
-    EXPECT_EQ(cuGraphCreate(&made, 0), CUDA_SUCCESS);
-    return made;
-  }
-
-  CUgraphNode add(CUgraph to, std::uint64_t value, std::vector<CUgraphNode> after = {}) {
-    std::uint32_t block_us = 20;
-    void* params[] = {&log_, &cursor_, &value, &block_us};
-    CUDA_KERNEL_NODE_PARAMS node{};
-    node.func = append_;
-    node.gridDimX = node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1;
-    node.kernelParams = params;
-    CUgraphNode made = nullptr;
-    EXPECT_EQ(cuGraphAddKernelNode(&made, to, after.data(), after.size(), &node), CUDA_SUCCESS);
-    return made;
-  }
-
-  static CUgraphNode add_child(CUgraph to, CUgraph child, std::vector<CUgraphNode> after = {}) {
-    CUgraphNode made = nullptr;
-    EXPECT_EQ(cuGraphAddChildGraphNode(&made, to, after.data(), after.size(), child), CUDA_SUCCESS);
-    return made;
-  }
-
-  static CUgraphExec instantiate(CUgraph from, unsigned long long flags = 0) {
-    CUgraphExec exec = nullptr;
-    EXPECT_EQ(cuGraphInstantiate(&exec, from, flags), CUDA_SUCCESS);
-    return exec;
-  }
-
   static void set_priority(CUgraphNode node, int priority) {
     CUkernelNodeAttrValue value{};
     value.priority = priority;
@@ -49,16 +17,9 @@ class GraphTest : public DoubleTest {
     EXPECT_EQ(cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value), CUDA_SUCCESS);
     return value.priority;
   }
-
-  static CUgraphExecUpdateResult update(CUgraphExec exec, CUgraph with) {
-    CUgraphExecUpdateResultInfo info{};
-    const CUresult status = cuGraphExecUpdate(exec, with, &info);
-    EXPECT_EQ(status == CUDA_SUCCESS, info.result == CU_GRAPH_EXEC_UPDATE_SUCCESS);
-    return info.result;
-  }
 };
 
-TEST_F(GraphTest, CapturedNodesHaveTheirStreamsPriority) {
+TEST_F(PriorityTest, CapturedNodesHaveTheirStreamsPriority) {
   for (const int of_stream : {0, -3}) {
     const CUstream from = stream(CU_STREAM_NON_BLOCKING, of_stream);
     ASSERT_EQ(cuStreamBeginCapture(from, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
@@ -72,16 +33,16 @@ TEST_F(GraphTest, CapturedNodesHaveTheirStreamsPriority) {
   }
 }
 
-TEST_F(GraphTest, PrioritiesCannotChangeWhereTheyCount) {
+TEST_F(PriorityTest, TheyCannotChangeWhereTheyCount) {
   const CUgraph made = graph();
   const CUgraphNode node = add(made, 1);
   const CUgraphExec plain = instantiate(made);
   const CUgraphExec fixed = instantiate(made, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
   set_priority(node, -9);  // compared as asked for, though it counts as -5
-  EXPECT_EQ(update(plain, made), CU_GRAPH_EXEC_UPDATE_SUCCESS);
-  EXPECT_EQ(update(fixed, made), CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED);
+  EXPECT_EQ(update(plain, made).result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
+  EXPECT_EQ(update(fixed, made).result, CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED);
   set_priority(node, 0);
-  EXPECT_EQ(update(fixed, made), CU_GRAPH_EXEC_UPDATE_SUCCESS);
+  EXPECT_EQ(update(fixed, made).result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
 }
 
 TEST_F(GraphTest, AttributesAreThoseOfKernelNodes) {
@@ -125,7 +86,7 @@ TEST_F(GraphTest, OneChildGraphCanBeReplaced) {
   EXPECT_EQ(log(), (Values{1, 7, 3}));
   add(after, 8, {other});
   EXPECT_NE(cuGraphExecChildGraphNodeSetParams(exec, child, after), CUDA_SUCCESS);
-  EXPECT_EQ(update(exec, outer), CU_GRAPH_EXEC_UPDATE_SUCCESS);
+  EXPECT_EQ(update(exec, outer).result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
   ASSERT_EQ(cuGraphLaunch(exec, stream()), CUDA_SUCCESS);
   EXPECT_EQ(log(), (Values{1, 7, 3, 1, 2, 3}));
 }
