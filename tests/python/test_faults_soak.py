@@ -1,4 +1,4 @@
-"""The soak for twenty seconds; `python -m tests.soak` is the long one."""
+"""Each soak for twenty seconds; `python -m tests.soak` is the long one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import PATIENCE_S, ROOT
 
 
-def test_nothing_is_lost_reordered_or_hung(tmp_path: Path) -> None:
+@pytest.mark.parametrize("graphs", [False, True], ids=["all", "graphs"])
+def test_nothing_is_lost_reordered_or_hung(tmp_path: Path, graphs: bool) -> None:
     seed = random.SystemRandom().randrange(2**31)
     out = tmp_path / "soak.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", "--minutes", "0.33", "--seed", str(seed), "--out", str(out)],
+        [sys.executable, "-m", "tests.soak", "--minutes", "0.33", "--seed", str(seed), "--out", str(out)]
+        + ["--graphs"] * graphs,
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,

@@ -2,7 +2,8 @@
 
 Best-effort and latency programs (life.py) launch, capture, fork, exec, reset and end at random, and are killed, stopped
 and asked to end at random. Each checks that what it launched ran once and in order; this one checks that each goes on
-or comes to its end, says nothing, and leaves no slot, process or descriptor behind.
+or comes to its end, says nothing, and leaves no slot, process or descriptor behind. With ``--graphs``, most best-effort
+programs live on graphs (graph_life.py): they update, switch off and destroy what cudasched may be cutting.
 
 Exit code 0: nothing was lost, reordered or hung. The counts are a file of `benchmarks.results.schema`.
 """
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import cudasched
@@ -30,6 +32,7 @@ from benchmarks.results.schema import Results, SoakRow
 
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = Path(__file__).with_name("life.py")
+GRAPH_LIFE = Path(__file__).with_name("graph_life.py")
 
 PROGRAMS = 6
 """That live at once."""
@@ -38,14 +41,17 @@ PATIENCE_S = 90
 """Against hangs only: a round takes less than a second on an idle machine."""
 
 CLASSES = ("best_effort", "best_effort", "latency", "both")
+GRAPH_CLASSES = ("graphs", "graphs", "graphs", "best_effort", "latency", "latency")
 
 
 class Program:
     """A life, what it reported, and how it may end."""
 
-    def __init__(self, chance: random.Random, errors: Path) -> None:
-        client_class = chance.choice(CLASSES)
+    def __init__(self, chance: random.Random, errors: Path, classes: Sequence[str]) -> None:
+        client_class = chance.choice(classes)
         life = [sys.executable, str(LIFE), str(chance.randrange(2**32)), client_class]
+        if client_class == "graphs":
+            life = [sys.executable, str(GRAPH_LIFE), life[2]]
         run = [sys.executable, "-m", "cudasched", "run", "--class", "best-effort", "--"]
         self.name = f"{client_class} {life[2]}"
         self.expected = {0}
@@ -54,20 +60,23 @@ class Program:
         self._errors = errors
         with errors.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*run, *life] if client_class == "best_effort" else life,
+                [*run, *life] if client_class in ("best_effort", "graphs") else life,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env={**os.environ, **self._environment(chance)},
+                env={**os.environ, **self._environment(chance, client_class)},
             )
         self.last_sign = time.monotonic()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     @staticmethod
-    def _environment(chance: random.Random) -> dict[str, str]:
+    def _environment(chance: random.Random, client_class: str) -> dict[str, str]:
         environment = {}
+        if client_class == "graphs":
+            environment["CUDASCHED_GRAPH_SLICES"] = chance.choice(["auto", "auto", "always", "always", "off"])
+            environment["CUDASCHED_GRAPH_SLICE_US"] = str(chance.choice([50, 100, 200, 400]))
         if chance.random() < 0.2:
             environment["CUDASCHED_OFFLOAD"] = "0"
         if chance.random() < 0.2:
@@ -122,15 +131,16 @@ class Program:
 class Soak:
     """Starts and disturbs programs, and counts."""
 
-    def __init__(self, chance: random.Random, directory: Path) -> None:
-        self._chance, self._directory = chance, directory
+    def __init__(self, chance: random.Random, directory: Path, classes: Sequence[str] = CLASSES) -> None:
+        self._chance, self._directory, self._classes = chance, directory, classes
         self._programs: list[Program] = []
         self.counts: Counter[str] = Counter()
         self.complaints: list[str] = []
 
     def _start(self) -> None:
         self.counts["programs"] += 1
-        self._programs.append(Program(self._chance, self._directory / f"stderr-{self.counts['programs']}"))
+        errors = self._directory / f"stderr-{self.counts['programs']}"
+        self._programs.append(Program(self._chance, errors, self._classes))
 
     def _disturb(self) -> None:
         program = self._chance.choice(self._programs)
@@ -191,6 +201,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--graphs", action="store_true", help="most best-effort programs live on graphs")
     parser.add_argument("--out", type=Path, help="where the result goes, as JSON; by default: standard output")
     options = parser.parse_args()
     before = len(os.listdir("/proc/self/fd"))
@@ -208,7 +219,7 @@ def main() -> int:
             PYTHONWARNINGS="ignore:This process:DeprecationWarning",
         )
         meta = describe(simulated=True)  # of what is run, not of what the tree is by the end
-        soak = Soak(random.Random(options.seed), directory)
+        soak = Soak(random.Random(options.seed), directory, GRAPH_CLASSES if options.graphs else CLASSES)
         soak.run(60 * options.minutes)
         soak.look_for_what_is_left()
     left = len(os.listdir("/proc/self/fd")) - before
@@ -227,7 +238,8 @@ def main() -> int:
 
 
 def command(options: argparse.Namespace) -> str:
-    return f"python -m tests.soak --minutes {options.minutes:g} --seed {options.seed}"
+    graphs = " --graphs" if options.graphs else ""
+    return f"python -m tests.soak{graphs} --minutes {options.minutes:g} --seed {options.seed}"
 
 
 if __name__ == "__main__":
