@@ -10,7 +10,7 @@ import pytest
 from support import ROOT
 
 CSRC = ROOT / "csrc"
-ROOMS = ["base", "predict", "arbiter", "schedule", "simulate", "driver", "telemetry", "queue", "runtime"]
+ROOMS = ["base", "predict", "arbiter", "schedule", "graph", "simulate", "driver", "telemetry", "queue", "runtime"]
 """From the ground up."""
 DOORS = ["hook", "bindings", "torch"]
 PURE = ROOMS[: ROOMS.index("driver")]
