@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TREATMENTS = ("defer", "gate", "drain", "direct")
-SCOPES = ("-", "stream", "event", "stream+event", "events", "context", "memory", "context+memory", "peers", "exec", "process")
+SCOPES = (
+    "-",
+    "stream",
+    "event",
+    "stream+event",
+    "events",
+    "context",
+    "memory",
+    "context+memory",
+    "peers",
+    "exec",
+    "process",
+)
 TWINS = ("-", "ptsz", "ptds")
 ROLES = ("stream", "event", "other", "function", "kernel", "exec", "context", "memory")
 #: What a call does to what the engine knows: of handles, captures, memory, code and completion.

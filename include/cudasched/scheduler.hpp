@@ -195,7 +195,7 @@ struct Metrics {
   std::chrono::nanoseconds in_flight{0};  // predicted, of the best-effort work that is submitted; of now
   std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
   std::chrono::nanoseconds latency_active{0};   // how long latency work held the gate closed
-  Times gate_wait_times;                             // of launches that waited at the gate
+  Times gate_wait_times;                        // of launches that waited at the gate
   Times queue_wait_times;  // of one offloaded launch in 16: from the program's call to the driver's
   Times preemption_times;  // best-effort work in flight when a request began
   // Of launches that were timed with nothing of this process beside them: how many, how many kept to their upper bound,

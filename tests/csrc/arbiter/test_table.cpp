@@ -172,9 +172,8 @@ TEST_F(TableTest, AReusedSlotKeepsNothingOfItsLastClient) {
       &entry.foreseen_over_ns, &entry.rate_free_ns,         &entry.request_ns,         &entry.request_waited_ns,
       &entry.virtual_ns,       &entry.admitted_at_entry_ns, &entry.overdue_since_ns,   &entry.segment_since_ns,
       &entry.segment_late_ns,  &entry.segment_median_ns,    &entry.latency_gpu_ns};
-  const auto counts = {&entry.launches, &entry.device_launches, &entry.gate_waits,  &entry.gate_wait_ns,
-                       &entry.requests, &entry.segment,         &entry.segment_left,
-                       &entry.collectives};
+  const auto counts = {&entry.launches, &entry.device_launches, &entry.gate_waits,   &entry.gate_wait_ns,
+                       &entry.requests, &entry.segment,         &entry.segment_left, &entry.collectives};
   for (auto* field : times) *field = 99;
   for (auto* field : counts) *field = 99;
   table->release(slot);
