@@ -87,7 +87,6 @@ class Loop:
 
 def kernels(loop: Loop) -> dict[str, Any]:
     """Kernel durations of some steps as CUPTI records them, as [us, count] pairs, and their sum for one step in us."""
-    sys.path.insert(0, str(DEMO))
     import workloads
 
     def run() -> None:
@@ -130,7 +129,6 @@ def launcher_threads_ns() -> int:
 
 def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]:
     """A load of the simulated driver in a program's place: its steps, how it is read, its kernels."""
-    sys.path.insert(0, str(DEMO))
     import simulated
 
     def steps() -> Iterator[Any]:
@@ -153,13 +151,13 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small shapes")
     parser.add_argument("--read-every", type=int, help="steps from one reading of the loss to the next")
     args = parser.parse_args()
-    # Whatever a library prints belongs to stderr: stdout is the protocol's.
-    protocol = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    sys.path.insert(0, str(DEMO))
+    import client
+
+    send = client.take_protocol()
 
     def answer(event: str = "result", **fields: Any) -> None:
-        protocol.write(json.dumps({"event": event, **fields}) + "\n")
-        protocol.flush()
+        send({"event": event, **fields})
 
     profile: Callable[[], dict[str, Any]]
     if args.simulate:

@@ -16,7 +16,6 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 
@@ -28,16 +27,10 @@ def main() -> int:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     args = parser.parse_args()
-    protocol = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(message: dict[str, Any]) -> None:
-        protocol.write(json.dumps(message) + "\n")
-        protocol.flush()
-
     sys.path.insert(0, str(DEMO))
     import client
 
+    answer = client.take_protocol()
     if args.simulate:
         import simulated
     else:
@@ -50,7 +43,6 @@ def main() -> int:
     served.warm_up()
     answer({"event": "ready"})
     client.serve(served, sys.stdin, answer)
-    protocol.close()
     os._exit(0)  # its CUDA context goes with the process
 
 

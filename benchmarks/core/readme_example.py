@@ -8,11 +8,9 @@ threads that are in no region. No stream is bound. Driven as a worker of the dem
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import cudasched  # before torch, which loads CUDA
 
@@ -27,16 +25,10 @@ def main() -> int:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     args = parser.parse_args()
-    protocol = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(message: dict[str, Any]) -> None:
-        protocol.write(json.dumps(message) + "\n")
-        protocol.flush()
-
     sys.path.insert(0, str(DEMO))
     import client
 
+    answer = client.take_protocol()
     if args.simulate:
         import simulated as loads
     else:

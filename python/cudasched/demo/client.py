@@ -348,6 +348,22 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
         answer({"event": "result", **result})
 
 
+def take_protocol() -> Callable[[dict[str, Any]], None]:
+    """Keeps standard output for answers: what libraries print there goes to standard error from here on.
+
+    Returns:
+        What writes an answer, at once.
+    """
+    protocol = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(message: dict[str, Any]) -> None:
+        protocol.write(json.dumps(message) + "\n")
+        protocol.flush()
+
+    return answer
+
+
 def main() -> int:
     """Entry point of the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -358,14 +374,7 @@ def main() -> int:
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     parser.add_argument("--probe", action="store_true", help="say what there is to run on, and stop")
     args = parser.parse_args()
-    # Whatever a library prints belongs to stderr: stdout is the protocol's.
-    protocol = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-
-    def answer(message: dict[str, Any]) -> None:
-        protocol.write(json.dumps(message) + "\n")
-        protocol.flush()
-
+    answer = take_protocol()
     if args.probe:
         answer({"event": "probe", **probe()})
         return 0
