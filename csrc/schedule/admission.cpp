@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "schedule/host_bound.hpp"
+
 namespace cudasched::schedule {
 namespace {
 
@@ -47,6 +49,24 @@ Decision slack(const Snapshot& snapshot) noexcept {
   if (!fits) return {Answer::kWaitForLatency, 0};
   if (snapshot.hint_ns > 0) return wait_for_time(snapshot.hint_ns);
   return just_in_time(snapshot);
+}
+
+Decision harvest(const Snapshot& snapshot) noexcept {
+  if (!snapshot.latency_clients || !snapshot.latency_active) return strict(snapshot);
+  const HostBound& requests = snapshot.host_bound;
+  if (!requests.known) return {Answer::kWaitForLatency, 0};
+  if (snapshot.hint_ns > 0) return wait_for_time(snapshot.hint_ns);
+  if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
+  if (requests.sliced) {
+    if (requests.closed) return {Answer::kWaitForLatency, 0};
+    if (snapshot.in_flight_ns > snapshot.lead_ns) return wait_for_time(snapshot.in_flight_ns - snapshot.lead_ns);
+    return kGo;
+  }
+  const std::int64_t on_gpu_ns = snapshot.in_flight_ns + requests.gpu_ns;
+  const std::int64_t most_ns = snapshot.in_flight_ns + requests.gpu_most_ns + snapshot.longest_ns();
+  if (late_by_ns(requests, most_ns) > requests.late_ns) return {Answer::kWaitForLatency, 0};
+  if (on_gpu_ns > snapshot.lead_ns) return wait_for_time(on_gpu_ns - snapshot.lead_ns);
+  return kGo;
 }
 
 std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) noexcept {

@@ -10,6 +10,18 @@
 
 namespace cudasched::schedule {
 
+// What is known of the latency requests under way as the host drives them (segments.hpp); harvest() asks.
+struct HostBound {
+  bool known = false;             // of each of them
+  bool sliced = false;            // one runs in another process, and contexts take turns on the GPU
+  bool closed = false;            // where sliced: the gate stays closed for the rest of the segment (SegmentGate)
+  std::int64_t gpu_ns = 0;        // predicted, of latency work submitted and not complete,
+  std::int64_t gpu_most_ns = 0;   // and at most
+  std::int64_t left_gpu_ns = 0;   // and still to be launched in the segments under way
+  std::int64_t left_host_ns = 0;  // the least host time left in one of them until it waits for the GPU
+  std::int64_t late_ns = 0;       // by how much that one may end later
+};
+
 // Everything that a decision may depend on. Times in nanoseconds.
 struct Snapshot {
   static constexpr std::int64_t kLongAgoNs = std::int64_t{1} << 60;
@@ -34,6 +46,8 @@ struct Snapshot {
   std::int64_t long_ns = 300'000;              // a launch with a longer bound is long: it looks out for latency work
   std::int64_t waited_ns = 0;                  // how long this launch has waited while no latency client was active
   std::int64_t max_hold_ns = 20'000'000;       // how long latency work to come may hold one long launch at most
+
+  HostBound host_bound;
 
   std::int64_t longest_ns() const noexcept { return bound_ns > predicted_ns ? bound_ns : predicted_ns; }
   bool looks_out() const noexcept { return longest_ns() > long_ns && waited_ns < max_hold_ns; }
@@ -78,5 +92,13 @@ Decision strict(const Snapshot& snapshot) noexcept;
 // As strict, but while latency work is active, a launch goes whose bound, with what is in flight, fits the slack that
 // the request has left, less the margin. An unknown slack is none.
 Decision slack(const Snapshot& snapshot) noexcept;
+
+// As strict, but while the requests under way keep the host busy and the GPU idle, launches go into the gaps. What runs
+// there delays the next latency kernels; these queue up behind it, and the GPU, which is faster than the host, catches
+// up. A request ends later only by what is left of that when its program waits: so a launch goes where, with what both
+// classes have on the GPU and what is still to be launched, the GPU is done with all of it in the host time left, or
+// late_ns later at most. Where contexts take turns, a segment has the GPU for itself from the moment on at which it
+// needs all that is left.
+Decision harvest(const Snapshot& snapshot) noexcept;
 
 }  // namespace cudasched::schedule

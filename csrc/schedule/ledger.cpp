@@ -23,7 +23,7 @@ void Ledger::look(std::int64_t now_ns, Gpu gpu) noexcept {
   const std::int64_t passed_ns = now_ns_ != 0 ? std::max<std::int64_t>(now_ns - now_ns_, 0) : 0;
   now_ns_ = now_ns;
   own_before_ns_ = own_ns_;
-  if (gpu_ == Gpu::kShared && gpu != Gpu::kShared) {
+  if ((gpu_ == Gpu::kShared || gpu_ == Gpu::kInGaps) && gpu != gpu_) {
     // What the latency work has left of the GPU is not known: the first segments have their predicted time before them.
     for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
       streams_[static_cast<std::size_t>(__builtin_ctzll(streams))].started_ns = own_ns_;

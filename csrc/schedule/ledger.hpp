@@ -20,7 +20,7 @@
 //
 // Beside latency work that lets launches in, a segment over its time by kSharedLateNs counts for nothing either:
 // between time slices it does not run, more work in the same slice costs no further context switch, and the slack of
-// the request bounds all of it.
+// the request bounds all of it. In the gaps of latency work it counts: nothing else bounds what piles up behind it.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -69,8 +69,9 @@ class Ledger {
     std::int64_t most_ns = 0;
   };
 
-  // Whose the GPU was: this client's, this client's beside latency work that is active, or another's.
-  enum class Gpu : std::uint8_t { kOwn, kShared, kAnothers };
+  // Whose the GPU was: this client's, this client's beside latency work that is active and bounds by its slack all that
+  // is let in, this client's in the gaps of latency work, or another's.
+  enum class Gpu : std::uint8_t { kOwn, kShared, kInGaps, kAnothers };
 
   // The time is `now_ns`, and completions are looked for. `gpu`: since the last look.
   void look(std::int64_t now_ns, Gpu gpu) noexcept;

@@ -9,6 +9,7 @@ namespace {
 constexpr std::array kPolicies{
     Policy{"strict", &strict, "nothing while latency work is active or announced, else just in time"},
     Policy{"slack", &slack, "as strict, but launches that fit the slack of the active requests go"},
+    Policy{"harvest", &harvest, "as strict, but launches go where a request keeps the host busy and the GPU idle"},
     Policy{"open", &open, "everything at once: no gate"},
 };
 

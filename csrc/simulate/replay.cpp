@@ -15,6 +15,7 @@
 #include "schedule/estimates.hpp"
 #include "schedule/fair.hpp"
 #include "schedule/hold_limit.hpp"
+#include "schedule/host_bound.hpp"
 #include "schedule/ledger.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/slack.hpp"
@@ -51,6 +52,8 @@ struct Job {
   int segment = schedule::Ledger::kNone;
   std::size_t record = 0;
   bool begun = false;
+  std::size_t in_segment = 0;  // a latency launch's number there,
+  bool is_timed = false;       // and whether it is measured
 };
 
 struct Client {
@@ -62,6 +65,9 @@ struct Client {
         arrivals(settings.miss_probability) {
     result.name = spec.name;
     result.client_class = spec.client_class;
+    if (!best_effort && settings.policy == "harvest" && !settings.user_policy) {
+      segments = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
+    }
   }
 
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
@@ -116,6 +122,10 @@ struct Client {
   std::uint64_t turn_word = 0;    // the last turn that it began,
   std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
+  std::int64_t predicted_sum_ns = 0;  // of all that was submitted
+  schedule::SegmentReader segment_reader;
+  schedule::LatencyClock latency_clock;
+  schedule::SegmentGate segment_gate;
 
   // Requests, of latency clients.
   schedule::Arrivals arrivals;
@@ -131,6 +141,9 @@ struct Client {
   std::int64_t expected_ns = schedule::Snapshot::kUnknownNs;
   std::int64_t in_flight_at_entry_ns = 0;
   std::uint64_t request_end = 0;  // launch at which the request ends
+  std::unique_ptr<schedule::Segments> segments;
+  schedule::Segments::Told told_segment;
+  std::int64_t segments_gpu_ns = 0;  // expected GPU time of its launches, ever
 };
 
 class Replay {
@@ -163,6 +176,7 @@ class Replay {
   void arrive(Client& client);
   void enter(Client& client);
   void leave(Client& client);
+  void next_segment(Client& client);
 
   // Gate
   void look_at(Client& client, std::int64_t at_ns);
@@ -175,6 +189,7 @@ class Replay {
   void came_back(Client& client);
   void completed(Client& client, const Job& job);
   std::int64_t slack_ns();
+  schedule::HostBound host_bound(Client& client, std::int64_t in_flight_ns);
   void submit(Client& client, const schedule::Snapshot* seen, bool mark = false, std::uint64_t key = 0);
   void wake_gates();
   std::int64_t active_ns() const { return active_ns_ + (active_ > 0 ? now_ns_ - active_since_ns_ : 0); }
@@ -328,6 +343,7 @@ ReplayResult Replay::run() {
     client->result.unserved = client->arrived - client->served;
     if (client->submitted > 0)
       client->result.mean_lead_ns = client->lead_sum_ns / static_cast<double>(client->submitted);
+    if (client->segments != nullptr) client->result.segments = client->segments->counts();
     result_.launches += client->submitted;
     result_.clients.push_back(std::move(client->result));
   }
@@ -382,15 +398,14 @@ void Replay::host_reaches_launch(Client& client) {
 
 // The launch before has been handed over, which took `call_ns` where the recorded gap has a driver call in it.
 void Replay::host_goes_on(Client& client, std::int64_t call_ns) {
-  if (!client.best_effort && client.pushed == client.request_end) {
-    client.waits_for_gpu = true;
-    return;
-  }
   const TraceLaunch& next = client.launch(client.pushed);
-  if (next.synchronised && client.completed < client.pushed) {
+  const bool ends = !client.best_effort && client.pushed == client.request_end;
+  if (client.segments != nullptr && (ends || next.synchronised)) client.segments->waits(now_ns_);
+  if (ends || (next.synchronised && client.completed < client.pushed)) {
     client.waits_for_gpu = true;
     return;
   }
+  if (next.synchronised) next_segment(client);
   add(now_ns_ + std::max(next.gap_ns - (settings_.launch_ns - call_ns), call_ns), What::kHost, client.slot);
 }
 
@@ -398,7 +413,14 @@ void Replay::host_looks_at_completion(Client& client) {
   if (!client.waits_for_gpu || client.completed < client.pushed) return;
   client.waits_for_gpu = false;
   if (!client.best_effort && client.pushed == client.request_end) return leave(client);
+  next_segment(client);
   add(now_ns_ + client.launch(client.pushed).gap_ns, What::kHost, client.slot);
+}
+
+// The program has waited for the GPU, or asked and found it done.
+void Replay::next_segment(Client& client) {
+  if (client.segments == nullptr || !client.segments->next(now_ns_, client.told_segment)) return;
+  if (schedule::worth_waking(client.told_segment.left)) wake_gates();
 }
 
 void Replay::arrive(Client& client) {
@@ -440,6 +462,10 @@ void Replay::enter(Client& client) {
   client.in_flight_at_entry_ns = 0;
   for (Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight_ns(now_ns_);
   client.arrivals.arrived(now_ns_);
+  if (client.segments != nullptr) {
+    client.told_segment = client.segments->begin(static_cast<std::uint64_t>(client.trace->slo_ns), now_ns_);
+    if (schedule::worth_waking(client.told_segment.left)) wake_gates();
+  }
   if (active_++ == 0) active_since_ns_ = now_ns_;
   const auto& ends = client.trace->request_ends;
   const std::size_t size = client.trace->launches.size();
@@ -461,6 +487,7 @@ void Replay::leave(Client& client) {
   const std::int64_t time_ns = now_ns_ - client.entered_ns;
   const std::int64_t admitted_ns = admitted_ns_ - client.admitted_at_entry_ns;
   client.history.observe(time_ns, admitted_ns);
+  if (client.segments != nullptr) client.segments->end(now_ns_, true);
   for (Client* other : best_effort_) other->lead.completed(time_ns, client.in_flight_at_entry_ns + admitted_ns);
   client.in_region = false;
   if (--active_ == 0) active_ns_ += now_ns_ - active_since_ns_;
@@ -602,6 +629,8 @@ schedule::Snapshot Replay::snapshot(Client& client) {
     seen.free_ns = foresight.free_ns;
     seen.foreseen_over_ns = foresight.over_ns;
   }
+  if (seen.latency_active && settings_.policy == "harvest") seen.host_bound = host_bound(client, seen.in_flight_ns);
+  const bool lets_in = seen.slack_ns > 0 || seen.host_bound.known;
   if (best_effort_.size() > 1) {
     if (settings_.sharing != Sharing::kTimeSlice) {
       for (Client* other : best_effort_) {
@@ -609,11 +638,37 @@ schedule::Snapshot Replay::snapshot(Client& client) {
       }
     }
     // Under latency work that lets nothing in, a turn would run out unused.
-    if (!seen.latency_active || seen.slack_ns > 0) seen.my_turn = my_turn(client);
+    if (!seen.latency_active || lets_in) seen.my_turn = my_turn(client);
   }
   using Gpu = schedule::Ledger::Gpu;
-  const bool anothers = !seen.my_turn || (seen.latency_active && seen.slack_ns <= 0);
-  client.gpu = anothers ? Gpu::kAnothers : seen.latency_active ? Gpu::kShared : Gpu::kOwn;
+  const bool anothers = !seen.my_turn || (seen.latency_active && !lets_in);
+  const Gpu beside = seen.host_bound.known ? Gpu::kInGaps : Gpu::kShared;
+  client.gpu = anothers ? Gpu::kAnothers : seen.latency_active ? beside : Gpu::kOwn;
+  return seen;
+}
+
+// What the latency clients under way tell, as the client's gate sees it. `in_flight_ns`: of its own.
+schedule::HostBound Replay::host_bound(Client& client, std::int64_t in_flight_ns) {
+  client.segment_reader.begin(now_ns_);
+  schedule::LatencyClock::View clock;
+  clock.now_ns = now_ns_;
+  clock.best_effort_ns = in_flight_ns;
+  clock.best_effort_submitted_ns = client.predicted_sum_ns;
+  clock.best_effort_launches = client.submitted;
+  clock.best_effort_in_flight = client.ledger.launches();
+  for (const Client* one : latency_) {
+    clock.submitted_ns += one->segments_gpu_ns;
+    clock.segments += one->told_segment.segment;
+    if (one->in_region) client.segment_reader.add(one->slot, one->told_segment);
+  }
+  schedule::HostBound seen = client.segment_reader.requests();
+  seen.sliced = settings_.sharing == Sharing::kTimeSlice;
+  client.latency_clock.look(clock);
+  seen.gpu_ns = client.latency_clock.likely_ns();
+  seen.gpu_most_ns = client.latency_clock.most_ns();
+  if (seen.known && seen.sliced) {
+    seen.closed = client.segment_gate.closed(clock.segments, seen, in_flight_ns + seen.gpu_ns + client.longest_ns);
+  }
   return seen;
 }
 
@@ -705,6 +760,7 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, s
       job.segment = entry.segment;
     }
     admitted_ns_ += schedule::admission_cost_ns(client.longest_ns, seen->in_flight_ns, settings_.switch_ns);
+    client.predicted_sum_ns += client.predicted_ns;
     virtual_ns_[static_cast<std::size_t>(client.slot)] +=
         schedule::charge_ns(client.predicted_ns, client.trace->priority);
     client.turn_used_ns += client.predicted_ns;
@@ -719,6 +775,13 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, s
     record.slack_ns = seen->slack_ns;
     record.in_flight_ns = seen->in_flight_ns;
     record.lead_ns = seen->lead_ns;
+  }
+  if (client.segments != nullptr) {
+    const schedule::Segments::Launch launched = client.segments->launch([&] { return now_ns_; });
+    client.segments_gpu_ns += launched.gpu_ns;
+    client.told_segment.left = launched.left;
+    job.in_segment = launched.number;
+    job.is_timed = launched.is_timed;
   }
   if (settings_.log) {
     job.record = result_.log.size();
@@ -835,6 +898,11 @@ void Replay::complete() {
   ++client.result.launches;
   client.result.gpu_ns += job.duration_ns;
   client.complete_ns = now_ns_;
+  if (job.is_timed) {
+    const double noise = settings_.prediction_sigma > 0 ? std::exp(settings_.prediction_sigma * noise_(random_)) : 1;
+    const auto measured_ns = static_cast<double>(job.duration_ns + settings_.kernel_gap_ns);
+    client.segments->took(job.in_segment, static_cast<std::int64_t>(measured_ns * noise));
+  }
   if (settings_.log) result_.log[job.record].end_ns = now_ns_;
   if (client.best_effort) {
     completed(client, job);

@@ -1,0 +1,64 @@
+#include "schedule/host_bound.hpp"
+
+namespace cudasched::schedule {
+
+void SegmentReader::begin(std::int64_t now) noexcept {
+  now_ns_ = now;
+  requests_ = {};
+  requests_.known = true;
+  requests_.left_host_ns = requests_.late_ns = Snapshot::kLongAgoNs;
+}
+
+void SegmentReader::add(int client, const Segments::Told& told) noexcept {
+  constexpr std::int64_t kFarLonger = 4;
+  constexpr std::int64_t kLongestSkewNs = 1'000'000;   // the clock may have been looked at before the segment began
+  constexpr std::int64_t kMostNs = 3'600'000'000'000;  // a longer one is a damaged word
+  const std::optional<Left> left = unpack(told.left);
+  const std::int64_t passed_ns = now_ns_ - told.since_ns;
+  const bool sound = left && told.late_ns > 0 && told.median_ns > 0 && told.median_ns <= kMostNs &&
+                     told.late_ns <= told.median_ns && passed_ns > -kLongestSkewNs &&
+                     passed_ns <= kFarLonger * told.median_ns;
+  if (!sound) {
+    requests_.known = false;
+    return;
+  }
+  Last& last = last_[static_cast<std::size_t>(client)];
+  if (last.segment != told.segment || last.left != told.left) last = {told.segment, told.left, now_ns_};
+  requests_.left_gpu_ns += left->gpu_ns;
+  requests_.left_host_ns = std::min(requests_.left_host_ns, left->host_ns - (now_ns_ - last.since_ns));
+  requests_.late_ns = std::min(requests_.late_ns, told.late_ns);
+}
+
+void LatencyClock::look(const View& view) noexcept {
+  constexpr std::int64_t kLongNs = 1'000'000'000;  // longer, or backwards: another client's words, or damaged ones
+  const std::int64_t passed_ns = view.now_ns - before_.now_ns;
+  const std::int64_t came_ns = view.submitted_ns - before_.submitted_ns;
+  const std::int64_t fed_ns = view.best_effort_submitted_ns - before_.best_effort_submitted_ns;
+  const bool follows = looked_ && passed_ns >= 0 && passed_ns < kLongNs && came_ns >= 0 && came_ns < kLongNs;
+  const bool waited = !follows || view.segments != before_.segments;
+  if (waited) {
+    likely_ns_ = 0;
+    done_ns_ = follows ? before_.submitted_ns : view.submitted_ns;
+  }
+  if (follows) {
+    const std::int64_t best_effort_ns =
+        std::clamp<std::int64_t>(before_.best_effort_ns + fed_ns - view.best_effort_ns, 0, passed_ns);
+    likely_ns_ = std::max<std::int64_t>(likely_ns_ + came_ns - (passed_ns - best_effort_ns), 0);
+    const bool calm = before_.best_effort_in_flight == 0 && view.best_effort_launches == before_.best_effort_launches;
+    if (calm) done_ns_ += std::clamp<std::int64_t>(view.submitted_ns - done_ns_, 0, passed_ns);
+  }
+  // Best-effort launches that were submitted by the last look had what had come by then before them.
+  if (!looked_ || view.best_effort_launches != before_.best_effort_launches) {
+    remembered_[next_] = {view.best_effort_launches, before_.submitted_ns};
+    next_ = (next_ + 1) % kRemembered;
+  }
+  const std::uint64_t complete = view.best_effort_launches - view.best_effort_in_flight;
+  for (const Submitted& one : remembered_) {
+    if (one.launches != 0 && one.launches <= complete) done_ns_ = std::max(done_ns_, one.latency_ns);
+  }
+  most_ns_ = std::clamp<std::int64_t>(view.submitted_ns - done_ns_, 0, kLongNs);
+  before_ = view;
+  looked_ = true;
+}
+
+}  // namespace cudasched::schedule

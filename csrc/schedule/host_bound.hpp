@@ -1,0 +1,124 @@
+// Best effort beside host-bound requests: what latency work has on the GPU, as a gate sees it that looks now and then,
+// and where contexts take turns, when the gate closes. admission.hpp has the rule.
+//
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "schedule/admission.hpp"
+#include "schedule/segments.hpp"
+
+namespace cudasched::schedule {
+
+// By how much the GPU is done later than the program comes to its wait, if it still has so much on it now.
+constexpr std::int64_t late_by_ns(const HostBound& requests, std::int64_t on_gpu_ns) noexcept {
+  return on_gpu_ns + requests.left_gpu_ns - requests.left_host_ns;
+}
+
+// What active latency clients tell of their segments, put together for one decision. One that says nothing, or whose
+// segment has gone on for far longer than such segments do, makes the whole unknown. Of several, the GPU time adds up;
+// the least host time, and the least that any may lose, hold for all.
+//
+// A client says after each launch what host time is left then, and not when that was: it counts from the moment at
+// which a gate has first seen it. So a program that has come to its wait, or is slow, is taken to be later and later.
+class SegmentReader {
+ public:
+  static constexpr std::size_t kClients = 64;
+
+  // A new decision.
+  void begin(std::int64_t now_ns) noexcept;
+  void add(int client, const Segments::Told& told) noexcept;
+  // known, and what is left.
+  const HostBound& requests() const noexcept { return requests_; }
+
+ private:
+  struct Last {
+    std::uint64_t segment = 0;
+    std::uint64_t left = kNothingKnown;
+    std::int64_t since_ns = 0;
+  };
+
+  std::int64_t now_ns_ = 0;
+  HostBound requests_;
+  std::array<Last, kClients> last_{};
+};
+
+// Does the segment that begins leave enough for gates that sleep to be woken?
+inline bool worth_waking(std::uint64_t left) noexcept {
+  constexpr std::int64_t kWorthNs = 200'000;
+  const std::optional<Left> known = unpack(left);
+  return known && known->host_ns - known->gpu_ns >= kWorthNs;
+}
+
+// The predicted GPU time of latency work that is submitted and not complete, as a gate finds it that looks now and
+// then. A latency client only says how much it has submitted in all. Once the program has waited for the GPU, nothing
+// is left.
+//
+//   likely_ns  between two looks, launches are taken to have come evenly, and the GPU to have worked on them in the
+//   time
+//              in which it did not work on best effort, by prediction
+//   most_ns    nothing is taken to be done that may not be: where both classes run kernel by kernel, in the order in
+//              which they were submitted, what was there before a best-effort launch is done when that is; and what is
+//              there while no best effort is in flight is worked on. Predictions of best effort that are too short do
+//              not make it less.
+class LatencyClock {
+ public:
+  struct View {
+    std::int64_t now_ns = 0;
+    std::int64_t submitted_ns = 0;              // GPU time of all latency launches, ever
+    std::uint64_t segments = 0;                 // begun, ever
+    std::int64_t best_effort_ns = 0;            // predicted, in flight now
+    std::int64_t best_effort_submitted_ns = 0;  // predicted, ever
+    std::uint64_t best_effort_launches = 0;     // ever,
+    std::uint64_t best_effort_in_flight = 0;    // and not complete
+  };
+
+  void look(const View& view) noexcept;
+  std::int64_t likely_ns() const noexcept { return likely_ns_; }
+  std::int64_t most_ns() const noexcept { return most_ns_; }
+
+ private:
+  static constexpr std::size_t kRemembered = 16;
+  struct Submitted {
+    std::uint64_t launches = 0;   // best-effort launches, ever, when
+    std::int64_t latency_ns = 0;  // so much latency work had been submitted
+  };
+
+  View before_{};
+  bool looked_ = false;
+  std::int64_t likely_ns_ = 0;
+  std::int64_t most_ns_ = 0;
+  std::int64_t done_ns_ = 0;  // of submitted_ns, surely
+  std::array<Submitted, kRemembered> remembered_{};
+  std::size_t next_ = 0;
+};
+
+// Where contexts take turns on the GPU: best effort has it from the beginning of a segment until what is left of the
+// segment needs all of it, and then the latency client has it to the segment's end, with one change of contexts. A
+// segment that leaves less than kWorthNs is not begun with.
+class SegmentGate {
+ public:
+  static constexpr std::int64_t kSwitchNs = 130'000;
+  static constexpr std::int64_t kWorthNs = 1'100'000;
+
+  // Asked at each look: is the gate closed in this segment? `segments`: begun, ever. `on_gpu_ns`: of both classes, with
+  // the bound of the launch that asks.
+  bool closed(std::uint64_t segments, const HostBound& requests, std::int64_t on_gpu_ns) noexcept {
+    if (segments != segments_) {
+      segments_ = segments;
+      closed_ = requests.left_host_ns - requests.left_gpu_ns < kWorthNs;
+    }
+    closed_ = closed_ || late_by_ns(requests, on_gpu_ns + kSwitchNs) > 0;
+    return closed_;
+  }
+
+ private:
+  std::uint64_t segments_ = ~std::uint64_t{0};
+  bool closed_ = false;
+};
+
+}  // namespace cudasched::schedule

@@ -1,0 +1,127 @@
+// What is still to come of a segment: a part of a latency request, from its begin or the return of a call that waited
+// for the GPU to the next such call. After each launch: how much GPU time is still to be launched, and how much host
+// time is left until the program waits, without any that it is blocked. What the GPU owes by then, the request ends
+// later by.
+//
+// Learned on line from segments of the same kind, by launch number. GPU times are measured a few launches at a time
+// (Segments::times), with the gap before the kernel; of the host times the P10 is kept, so that nine times in ten there
+// is more. A program whose segments turn out otherwise than they were foretold makes the profile forget all, and learn
+// for longer before it is believed again.
+//
+// known(), left() and gpu_ns() may be called by any thread at any time; the rest by one thread at a time. Pure: no
+// clock, no driver, no allocation. 20 KiB.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace cudasched::schedule {
+
+struct Left {
+  std::int64_t gpu_ns = 0;   // still to be launched
+  std::int64_t host_ns = 0;  // until the program waits
+  bool operator==(const Left&) const = default;
+};
+
+// As one word, so that both are of the same launch. GPU time is rounded up, host time down, to 64 ns.
+inline constexpr std::uint64_t kNothingKnown = ~std::uint64_t{0};
+
+constexpr std::uint64_t pack(const Left& left) noexcept {
+  constexpr std::int64_t kMost = 0xffff'fffe;
+  const auto gpu = static_cast<std::uint64_t>(std::clamp<std::int64_t>((left.gpu_ns + 63) / 64, 0, kMost));
+  const auto host = static_cast<std::uint64_t>(std::clamp<std::int64_t>(left.host_ns / 64, 0, kMost));
+  return gpu << 32 | host;
+}
+
+constexpr std::optional<Left> unpack(std::uint64_t word) noexcept {
+  if (word == kNothingKnown) return std::nullopt;
+  return Left{static_cast<std::int64_t>(word >> 32) * 64, static_cast<std::int64_t>(word & 0xffff'ffff) * 64};
+}
+
+// The median of the last few times; 0 while there are none. Fixed memory.
+class RecentMedian {
+ public:
+  static constexpr std::size_t kTimes = 16;
+
+  void add(std::int64_t time_ns) noexcept;
+  std::int64_t ns() const noexcept { return median_ns_; }
+  std::size_t count() const noexcept { return count_; }
+
+ private:
+  std::array<std::int64_t, kTimes> times_{};
+  std::size_t count_ = 0;
+  std::size_t next_ = 0;
+  std::int64_t median_ns_ = 0;
+};
+
+class SegmentProfile {
+ public:
+  static constexpr std::size_t kLaunches = 1024;  // a segment with more is not known
+  static constexpr int kFewest = 8;               // segments seen before it is believed
+  static constexpr int kMost = 1024;              // the same, for one that has misled again and again
+  static constexpr int kMostSurprises = 3;        // of the last 8 segments
+
+  // A segment that is over.
+  struct Seen {
+    std::int64_t began_ns = 0;
+    std::int64_t waited_ns = 0;  // when the program began to wait
+    std::int64_t ended_ns = 0;
+    std::size_t launches = 0;
+    std::span<const std::int64_t> launched_ns;  // when each was; empty: not noted
+    bool clean = true;                          // best effort was kept out
+    std::int64_t late_ns = 0;                   // else by how much it was allowed to end later
+  };
+
+  bool known() const noexcept { return known_.load(std::memory_order_acquire); }
+
+  // After so many launches; kNothingKnown beyond what segments of this kind have.
+  std::uint64_t left(std::size_t launched) const noexcept {
+    return launched <= kLaunches ? left_[launched].load(std::memory_order_relaxed) : kNothingKnown;
+  }
+
+  // What the launch of this number takes on the GPU.
+  std::int64_t gpu_ns(std::size_t number) const noexcept {
+    return number < kLaunches ? gpu_ns_[number].load(std::memory_order_relaxed) : 0;
+  }
+
+  // The launch of this number was measured, the gap before its kernel included.
+  void took(std::size_t number, std::int64_t gpu_ns) noexcept;
+
+  // True: the segment was the last surprise of too many, and all is forgotten.
+  bool observe(const Seen& seen) noexcept;
+
+  // What a clean one takes; 0: not known.
+  std::int64_t median_ns() const noexcept { return clean_.count() >= kFewest ? clean_.ns() : 0; }
+  std::size_t launches() const noexcept { return launches_; }
+
+  // Of another kind of segment from now on.
+  void clear() noexcept;
+
+ private:
+  bool surprising(const Seen& seen) const noexcept;
+  void forget() noexcept;
+  void count_launches(std::size_t launches) noexcept;
+  void publish() noexcept;
+
+  std::atomic<bool> known_{false};
+  std::array<std::atomic<std::uint64_t>, kLaunches + 1> left_{};
+  std::array<std::atomic<std::uint32_t>, kLaunches> gpu_ns_{};
+  std::array<std::uint32_t, kLaunches> measured_ns_{};  // 0: not yet
+  std::array<std::uint32_t, kLaunches> host_ns_{};      // P10 of what is left at this launch
+  std::array<std::uint16_t, kLaunches> noted_{};        // how often it was
+  std::size_t launches_ = 0;
+  std::size_t most_of_shorter_ = 0;  // of the last segments in a row that were shorter,
+  int shorter_ = 0;                  // and their number
+  int seen_ = 0;
+  int needed_ = kFewest;
+  std::uint8_t surprises_ = 0;  // of the last 8 segments, a bit each
+  RecentMedian clean_;
+  RecentMedian blocked_;  // how long clean ones waited for the GPU
+};
+
+}  // namespace cudasched::schedule

@@ -1,0 +1,148 @@
+// The segments of a latency client's requests (segment_profile.hpp), one request at a time: which one is under way,
+// what is told of it, and by how much it may end later for the sake of best effort.
+//
+// A request is known by a key (its latency target; 0 where it has none) and its segments by their number; from the
+// ninth on they are taken for alike, as the tokens of a decoder are. There is room for kKeys keys.
+//
+// What best effort costs shows only beside requests without it. One in kCleanPeriod is kept clean, and where the median
+// of the others exceeds theirs by more than the target, what they may lose is halved, time and again; it doubles back
+// after a while in which they keep within it.
+//
+// launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
+// and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. Half a megabyte, allocated by
+// the constructor.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "schedule/segment_profile.hpp"
+
+namespace cudasched::schedule {
+
+class Segments {
+ public:
+  static constexpr std::size_t kKeys = 3;
+  static constexpr std::size_t kNumbers = 9;
+  static constexpr std::uint64_t kCleanPeriod = 64;
+  static constexpr std::uint64_t kNotedPeriod = 8;     // of so many requests, one has the times of its launches noted
+  static constexpr std::size_t kTimedPeriod = 8;       // and one in so many of its launches is measured
+  static constexpr std::uint64_t kJudgedPeriod = 32;   // requests between two judgements of what best effort costs
+  static constexpr int kCalmJudgements = 4;            // in a row, before what requests may lose is doubled
+  static constexpr std::uint64_t kRetryPeriod = 1024;  // of requests, where nothing is let in any more
+  static constexpr double kLeastShare = 1.0 / 64;      // of the target; below, nothing is let in
+
+  // `inflation`: how much longer a segment may take, 0.03 for 3%.
+  explicit Segments(double inflation);
+
+  // What a gate is told when a segment begins.
+  struct Told {
+    std::uint64_t segment = 0;  // how many have begun, ever
+    std::int64_t since_ns = 0;
+    std::int64_t late_ns = 0;  // 0: nothing is to be let in
+    std::int64_t median_ns = 0;
+    std::uint64_t left = kNothingKnown;
+  };
+
+  struct Counts {
+    std::uint64_t clean = 0;      // requests that were kept clean
+    std::uint64_t halved = 0;     // times that what they may lose was halved
+    std::uint64_t fallbacks = 0;  // times that a profile misled, and was forgotten
+  };
+
+  // A request begins. No allocation, and nothing is cleared: one with a new key is not known.
+  Told begin(std::uint64_t key, std::int64_t now_ns) noexcept;
+
+  // The next launch of the segment: what it takes on the GPU, and what is left behind it. `now()` is asked only where
+  // the request's launches are noted.
+  struct Launch {
+    std::size_t number = 0;
+    std::int64_t gpu_ns = 0;
+    std::uint64_t left = kNothingKnown;
+    bool is_timed = false;  // it is to be measured
+  };
+  template <typename Now>
+  Launch launch(Now&& now) noexcept {
+    const std::size_t number = launches_.fetch_add(1, std::memory_order_relaxed);
+    const SegmentProfile* const profile = profile_.load(std::memory_order_acquire);
+    if (profile == nullptr) return {number, 0, kNothingKnown, false};
+    const bool noted = noted_.load(std::memory_order_relaxed);
+    if (noted && number < SegmentProfile::kLaunches) launched_ns_[number].store(now(), std::memory_order_relaxed);
+    const bool timed = noted && number % kTimedPeriod == phase_.load(std::memory_order_relaxed);
+    return {number, profile->gpu_ns(number), profile->known() ? profile->left(number + 1) : left_unknown(), timed};
+  }
+
+  // What a timed launch of the segment under way took.
+  void took(std::size_t number, std::int64_t gpu_ns) noexcept;
+
+  // The program waits for the GPU from now on.
+  void waits(std::int64_t now_ns) noexcept { waited_ns_.store(now_ns, std::memory_order_relaxed); }
+
+  // It has waited, and the next segment begins; `told` is left alone where nothing was launched since the last time.
+  bool next(std::int64_t now_ns, Told& told) noexcept;
+
+  // The request is over. `learn`: it was one request, and took what it took.
+  void end(std::int64_t now_ns, bool learn) noexcept;
+
+  // Of the request under way: nothing is known.
+  void lose() noexcept;
+
+  const Counts& counts() const noexcept { return counts_; }
+  // By how much requests of this key may be slowed, of the target; 0: not at all.
+  double share(std::uint64_t key) const noexcept;
+
+ private:
+  struct Key {
+    std::uint64_t key = 0;
+    bool used = false;
+    std::uint64_t requests = 0;
+    RecentMedian clean;
+    RecentMedian others;
+    double share = 1.0;
+    std::uint64_t judged = 0;  // requests beside best effort since the last judgement
+    int calm = 0;              // judgements in a row that found them within the target
+  };
+
+  static constexpr int kNone = -1;
+
+  int find(std::uint64_t key) const noexcept;
+  int make_room(std::uint64_t key) noexcept;
+  Told start(std::int64_t now_ns) noexcept;
+  void observe(std::int64_t now_ns) noexcept;
+  void judge(Key& key) noexcept;
+  std::uint64_t left_unknown() const noexcept {
+    return late_ns_.load(std::memory_order_relaxed) > 0 ? pack({}) : kNothingKnown;
+  }
+  SegmentProfile& profile(int key, std::size_t number) noexcept {
+    return profiles_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
+  }
+
+  double inflation_;
+  std::unique_ptr<SegmentProfile[]> profiles_;
+  std::array<Key, kKeys> keys_{};
+  std::size_t replaced_ = 0;
+  Counts counts_;
+
+  // The request under way.
+  int key_ = kNone;
+  std::uint64_t wanted_ = 0;  // the key of a request that has no place yet
+  bool under_way_ = false;
+  bool clean_ = false;
+  bool let_in_ = false;  // in a segment of it, best effort may have been
+  std::size_t number_ = 0;
+  std::uint64_t segment_ = 0;
+  std::int64_t request_began_ns_ = 0;
+  std::int64_t began_ns_ = 0;
+  std::atomic<std::int64_t> late_ns_{0};
+  std::atomic<std::int64_t> waited_ns_{0};
+  std::atomic<const SegmentProfile*> profile_{nullptr};
+  std::atomic<std::size_t> launches_{0};
+  std::atomic<bool> noted_{false};
+  std::atomic<std::size_t> phase_{0};
+  std::array<std::atomic<std::int64_t>, SegmentProfile::kLaunches> launched_ns_{};
+};
+
+}  // namespace cudasched::schedule

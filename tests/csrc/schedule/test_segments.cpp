@@ -1,0 +1,367 @@
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "schedule/host_bound.hpp"
+#include "schedule/segments.hpp"
+
+namespace cudasched::schedule {
+namespace {
+
+constexpr std::int64_t kUs = 1'000;
+constexpr std::int64_t kMs = 1'000'000;
+
+TEST(Left, IsOneWordThatErrsToTheSafeSide) {
+  const Left left{1'000'001, 5'000'063};
+  const std::optional<Left> back = unpack(pack(left));
+  ASSERT_TRUE(back);
+  EXPECT_GE(back->gpu_ns, left.gpu_ns);
+  EXPECT_LE(back->gpu_ns, left.gpu_ns + 64);
+  EXPECT_LE(back->host_ns, left.host_ns);
+  EXPECT_GE(back->host_ns, left.host_ns - 64);
+  EXPECT_FALSE(unpack(kNothingKnown));
+  // The largest times are not taken for an unknown one.
+  EXPECT_TRUE(unpack(pack({INT64_MAX / 2, INT64_MAX / 2})));
+  EXPECT_EQ(unpack(pack({0, -5})), Left{});
+}
+
+// A program that launches `launches` kernels of `gpu_ns` each `gap_ns` on the host, and then waits.
+struct Program {
+  std::size_t launches = 100;
+  std::int64_t gpu_ns = 5 * kUs;
+  std::int64_t gap_ns = 20 * kUs;
+  std::int64_t blocked_ns = 10 * kUs;
+};
+
+// One request of so many segments; what was told when each began.
+std::vector<Segments::Told> request(Segments& segments, const Program& program, std::int64_t& now, int parts = 1,
+                                    std::uint64_t key = 0) {
+  std::vector<Segments::Told> told{segments.begin(key, now)};
+  for (int part = 0; part < parts; ++part) {
+    for (std::size_t i = 0; i < program.launches; ++i) {
+      now += program.gap_ns;
+      const Segments::Launch launch = segments.launch([&] { return now; });
+      EXPECT_EQ(launch.number, i);
+      if (launch.is_timed) segments.took(launch.number, program.gpu_ns);
+    }
+    segments.waits(now);
+    now += program.blocked_ns;
+    if (part + 1 == parts) break;
+    told.emplace_back();
+    EXPECT_TRUE(segments.next(now, told.back()));
+  }
+  segments.end(now, true);
+  now += kMs;
+  return told;
+}
+
+TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  const Program program;
+  // The first request of a key finds no place, and eight more are seen.
+  for (int i = 0; i < 1 + SegmentProfile::kFewest; ++i) {
+    EXPECT_EQ(request(segments, program, now).front().left, kNothingKnown) << i;
+  }
+  const Segments::Told told = request(segments, program, now).front();
+  ASSERT_NE(told.left, kNothingKnown);
+  const Left left = *unpack(told.left);
+  EXPECT_NEAR(static_cast<double>(left.gpu_ns), 500e3, 64);
+  EXPECT_NEAR(static_cast<double>(left.host_ns), 99 * 20e3, 64);  // from the first launch to the last
+  EXPECT_EQ(told.median_ns, 2'010 * kUs);
+  EXPECT_EQ(told.late_ns, static_cast<std::int64_t>(0.03 * 2'010 * kUs));
+  // After each launch less is left, and after the last nothing.
+  segments.begin(0, now);
+  std::int64_t gpu_ns = left.gpu_ns + 64;
+  for (std::size_t i = 0; i < program.launches; ++i) {
+    const Segments::Launch launch = segments.launch([&] { return now; });
+    EXPECT_EQ(launch.gpu_ns, program.gpu_ns);
+    const Left now_left = *unpack(launch.left);
+    EXPECT_LT(now_left.gpu_ns, gpu_ns);
+    gpu_ns = now_left.gpu_ns;
+    EXPECT_NEAR(static_cast<double>(now_left.host_ns), static_cast<double>(98 - static_cast<std::int64_t>(i)) * 20e3,
+                i + 1 < program.launches ? 64 : 20'064);
+  }
+  EXPECT_EQ(gpu_ns, 0);
+  EXPECT_EQ(segments.launch([&] { return now; }).left, kNothingKnown) << "more than such a segment has";
+}
+
+TEST(Segments, OfARequestAreToldApartByTheirNumberUpToTheNinth) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 10; ++i) request(segments, {}, now, 12);
+  const auto told = request(segments, {}, now, 12);
+  ASSERT_EQ(told.size(), 12u);
+  for (std::size_t i = 1; i < told.size(); ++i) {
+    EXPECT_NE(told[i].left, kNothingKnown) << i;
+    EXPECT_EQ(told[i].segment, told[i - 1].segment + 1);
+  }
+}
+
+TEST(Segments, OneRequestOf64IsKeptClean) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 20; ++i) request(segments, {}, now);
+  int clean = 0;
+  for (int i = 0; i < 640; ++i) clean += request(segments, {}, now).front().late_ns == 0 ? 1 : 0;
+  EXPECT_EQ(clean, 10);
+  EXPECT_GE(segments.counts().clean, 10u);
+}
+
+TEST(Segments, KeysAreBoundedAndTheOldestMakesRoom) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 12; ++i) request(segments, {}, now, 1, 1);
+  EXPECT_NE(request(segments, {}, now, 1, 1).front().left, kNothingKnown);
+  for (std::uint64_t key = 2; key < 2 + Segments::kKeys; ++key) {
+    for (int i = 0; i < 12; ++i) request(segments, {}, now, 1, key);
+  }
+  EXPECT_EQ(request(segments, {}, now, 1, 1).front().left, kNothingKnown);
+}
+
+TEST(Segments, WhatRequestsMayLoseIsHalvedUntilTheyKeepTheTarget) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 20; ++i) request(segments, {}, now);
+  // Beside best effort, requests take a tenth longer, whatever was foretold.
+  const auto beside = [&](std::int64_t longer_ns) {
+    Program program;
+    const bool clean = segments.begin(0, now).late_ns == 0;
+    segments.lose();
+    program.blocked_ns += clean ? 0 : longer_ns;
+    return request(segments, program, now).front().late_ns;
+  };
+  std::int64_t least = INT64_MAX;
+  for (int i = 0; i < 2'000; ++i) least = std::min(least, beside(200 * kUs));
+  EXPECT_EQ(least, 0) << "nothing is let in any more";
+  EXPECT_GE(segments.counts().halved, 6u);
+  EXPECT_EQ(segments.counts().fallbacks, 0u);
+  // And comes back, slowly, once they keep it.
+  for (int i = 0; i < 20'000; ++i) beside(10 * kUs);
+  EXPECT_GT(segments.share(0), 0.4);
+}
+
+TEST(Segments, AnotherModelUnderTheSameKeyIsUnknownWithinAFewRequests) {
+  std::mt19937_64 random(1);
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    Segments segments(0.03);
+    std::int64_t now = kMs;
+    const auto any = [&] {
+      Program program;
+      program.launches = std::uniform_int_distribution<std::size_t>(10, 500)(random);
+      program.gap_ns = std::uniform_int_distribution<std::int64_t>(5 * kUs, 40 * kUs)(random);
+      return program;
+    };
+    Program before = any();
+    Program after = any();
+    before.launches = 2 * after.launches + 10;
+    if (repeat % 2 == 1) std::swap(before, after);
+    before.launches = std::min(before.launches, SegmentProfile::kLaunches);
+    after.launches = std::min(after.launches, SegmentProfile::kLaunches - 1);
+    for (int i = 0; i < 20; ++i) request(segments, before, now);
+    int foretold = 0;
+    for (int i = 0; i < 8; ++i) foretold += request(segments, after, now).front().left != kNothingKnown ? 1 : 0;
+    EXPECT_LE(foretold, SegmentProfile::kMostSurprises + 1);
+    EXPECT_EQ(segments.counts().fallbacks, 1u);
+  }
+}
+
+TEST(Segments, ALiarIsBelievedLessAndLessOften) {
+  // Its requests change as soon as they are believed.
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  std::uint64_t foretold = 0;
+  constexpr int kRequests = 4'000;
+  Program program;
+  for (int i = 0; i < kRequests; ++i) {
+    const std::optional<Left> left = unpack(request(segments, program, now).front().left);
+    const bool believed = left && left->host_ns > 0;
+    foretold += believed ? 1 : 0;
+    if (believed) program.launches = program.launches == 100 ? 50 : 100;
+  }
+  EXPECT_GE(segments.counts().fallbacks, 4u);
+  EXPECT_LT(foretold, kRequests / 20u);
+}
+
+TEST(Segments, OfOverlappingRequestsNothingIsLearned) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 20; ++i) {
+    segments.begin(0, now);
+    segments.launch([&] { return now += 20 * kUs; });
+    segments.lose();
+    segments.end(now, true);
+  }
+  EXPECT_EQ(segments.begin(0, now).left, kNothingKnown);
+}
+
+TEST(SegmentReader, TakesTheLeastHostTimeAndTheSumOfWhatTheGpuOwes) {
+  SegmentReader reader;
+  const auto told = [&](std::int64_t gpu_ns, std::int64_t host_ns, std::int64_t late_ns) {
+    return Segments::Told{1, 10 * kMs, late_ns, 5 * kMs, pack({gpu_ns, host_ns})};
+  };
+  reader.begin(11 * kMs);
+  reader.add(0, told(640 * kUs, 3'200 * kUs, 100 * kUs));
+  reader.add(5, told(64 * kUs, 1'600 * kUs, 150 * kUs));
+  const HostBound& seen = reader.requests();
+  EXPECT_TRUE(seen.known);
+  EXPECT_EQ(seen.left_gpu_ns, 704 * kUs);
+  EXPECT_EQ(seen.left_host_ns, 1'600 * kUs);
+  EXPECT_EQ(seen.late_ns, 100 * kUs);
+  // What was said is true of the moment when it was first seen.
+  reader.begin(12 * kMs);
+  reader.add(0, told(640 * kUs, 3'200 * kUs, 100 * kUs));
+  EXPECT_EQ(reader.requests().left_host_ns, 2'200 * kUs);
+}
+
+TEST(SegmentReader, KnowsNothingOfWhatSaysNothingOrGoesOnForEver) {
+  SegmentReader reader;
+  const Segments::Told sound{1, 10 * kMs, 100 * kUs, 5 * kMs, pack({kUs, kMs})};
+  const auto known = [&](std::int64_t now, const Segments::Told& told) {
+    reader.begin(now);
+    reader.add(0, told);
+    return reader.requests().known;
+  };
+  EXPECT_TRUE(known(11 * kMs, sound));
+  EXPECT_TRUE(known(30 * kMs, sound));
+  EXPECT_FALSE(known(31 * kMs, sound)) << "four times as long as such segments take";
+  EXPECT_FALSE(known(5 * kMs, sound)) << "it begins in the future";
+  for (const auto& damaged :
+       {Segments::Told{1, 10 * kMs, 0, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, 0, pack({})},
+        Segments::Told{1, 10 * kMs, 6 * kMs, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, INT64_MAX, pack({})},
+        Segments::Told{1, INT64_MIN / 2, kMs, 5 * kMs, pack({})},
+        Segments::Told{1, 10 * kMs, kMs, 5 * kMs, kNothingKnown}}) {
+    EXPECT_FALSE(known(11 * kMs, damaged));
+  }
+}
+
+TEST(LatencyClock, SharesTheGpuWithBestEffort) {
+  LatencyClock clock;
+  LatencyClock::View view;
+  view.now_ns = kMs;
+  clock.look(view);
+  // 100 us of latency work come within 20 us while best effort is on the GPU: none is done.
+  view.now_ns += 20 * kUs;
+  view.submitted_ns += 100 * kUs;
+  view.best_effort_ns = 30 * kUs;
+  view.best_effort_submitted_ns += 50 * kUs;
+  view.best_effort_launches = view.best_effort_in_flight = 1;
+  clock.look(view);
+  EXPECT_EQ(clock.likely_ns(), 100 * kUs);
+  EXPECT_EQ(clock.most_ns(), 100 * kUs);
+  // 30 us later best effort should be done, and is not: it is not known what is.
+  view.now_ns += 60 * kUs;
+  view.best_effort_ns = 0;
+  clock.look(view);
+  EXPECT_EQ(clock.likely_ns(), 70 * kUs);
+  EXPECT_EQ(clock.most_ns(), 100 * kUs);
+  // It is, and from then on the GPU works on what came.
+  view.best_effort_in_flight = 0;
+  clock.look(view);
+  view.now_ns += 40 * kUs;
+  clock.look(view);
+  EXPECT_EQ(clock.likely_ns(), 30 * kUs);
+  EXPECT_EQ(clock.most_ns(), 60 * kUs);
+  // The program has waited for it.
+  ++view.segments;
+  clock.look(view);
+  EXPECT_EQ(clock.likely_ns(), 0);
+  EXPECT_EQ(clock.most_ns(), 0);
+}
+
+TEST(LatencyClock, WhatCameBeforeABestEffortLaunchIsDoneWithIt) {
+  LatencyClock clock;
+  LatencyClock::View view;
+  view.now_ns = kMs;
+  view.submitted_ns = 5 * kMs;
+  clock.look(view);
+  view.now_ns += kUs;
+  view.submitted_ns += 80 * kUs;
+  clock.look(view);
+  view.best_effort_launches = view.best_effort_in_flight = 1;
+  view.best_effort_ns = view.best_effort_submitted_ns = 50 * kUs;
+  clock.look(view);
+  view.now_ns += 50 * kUs;
+  view.submitted_ns += 20 * kUs;
+  clock.look(view);
+  EXPECT_GE(clock.most_ns(), 90 * kUs);
+  view.best_effort_in_flight = 0;
+  view.best_effort_ns = 0;
+  clock.look(view);
+  EXPECT_EQ(clock.most_ns(), 20 * kUs);
+}
+
+TEST(SegmentGate, ClosesOnceASegmentAndOpensForOneThatLeavesEnough) {
+  SegmentGate gate;
+  HostBound requests;
+  requests.left_gpu_ns = kMs;
+  requests.left_host_ns = 5 * kMs;
+  EXPECT_FALSE(gate.closed(1, requests, 100 * kUs));
+  requests.left_host_ns = 1'200 * kUs;
+  EXPECT_TRUE(gate.closed(1, requests, 100 * kUs)) << "the change of contexts has no room";
+  requests.left_host_ns = 5 * kMs;
+  EXPECT_TRUE(gate.closed(1, requests, 100 * kUs)) << "only once";
+  EXPECT_FALSE(gate.closed(2, requests, 100 * kUs));
+  requests.left_host_ns = 2 * kMs;
+  EXPECT_TRUE(gate.closed(3, requests, 0)) << "less than 1.1 ms";
+}
+
+Snapshot active() {
+  Snapshot seen;
+  seen.latency_clients = seen.latency_active = true;
+  seen.predicted_ns = 50 * kUs;
+  seen.bound_ns = 60 * kUs;
+  seen.lead_ns = 20 * kUs;
+  seen.host_bound.known = true;
+  seen.host_bound.left_gpu_ns = 500 * kUs;
+  seen.host_bound.left_host_ns = 3 * kMs;
+  seen.host_bound.late_ns = 100 * kUs;
+  return seen;
+}
+
+TEST(Harvest, IsStrictWhereNothingIsKnownOrNobodyIsActive) {
+  Snapshot seen = active();
+  EXPECT_EQ(harvest(seen).answer, Answer::kSubmit);
+  seen.host_bound.known = false;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForLatency);
+  seen.latency_active = false;
+  seen.since_latency_ns = 0;
+  seen.linger_ns = 100 * kUs;
+  EXPECT_EQ(harvest(seen).answer, strict(seen).answer);
+  EXPECT_EQ(harvest(seen).wait_ns, strict(seen).wait_ns);
+}
+
+TEST(Harvest, SubmitsWhatTheGpuIsDoneWithByTheWaitOrLateByNoMoreThanIsAllowed) {
+  Snapshot seen = active();
+  seen.host_bound.left_host_ns = 460 * kUs;  // 60 + 500 - 460 = 100
+  EXPECT_EQ(harvest(seen).answer, Answer::kSubmit);
+  seen.host_bound.left_host_ns -= 1;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForLatency);
+  seen = active();
+  seen.host_bound.gpu_ns = 10 * kUs;
+  seen.in_flight_ns = 30 * kUs;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForTime);
+  EXPECT_EQ(harvest(seen).wait_ns, 20 * kUs);
+  seen.host_bound.gpu_most_ns = 3 * kMs;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForLatency);
+  seen = active();
+  seen.my_turn = false;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForTurn);
+  seen = active();
+  seen.hint_ns = kMs;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForTime);
+}
+
+TEST(Harvest, WhereContextsTakeTurnsTheSegmentsGateDecides) {
+  Snapshot seen = active();
+  seen.host_bound.sliced = true;
+  EXPECT_EQ(harvest(seen).answer, Answer::kSubmit);
+  seen.in_flight_ns = 50 * kUs;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForTime);
+  seen.host_bound.closed = true;
+  EXPECT_EQ(harvest(seen).answer, Answer::kWaitForLatency);
+}
+
+}  // namespace
+}  // namespace cudasched::schedule

@@ -1,0 +1,165 @@
+// Best effort beside host-bound servers, simulated: what `harvest` promises, and what it must survive.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "simulate/host_bound.hpp"
+
+namespace cudasched::simulate {
+namespace {
+
+constexpr std::int64_t kEndNs = 12 * kSecondNs;
+
+ReplaySettings harvesting(Sharing sharing, double inflation = 0.03) {
+  ReplaySettings settings;
+  settings.sharing = sharing;
+  settings.policy = "harvest";
+  settings.host_bound_inflation = inflation;
+  settings.end_ns = kEndNs;
+  return settings;
+}
+
+Beside strictly(const ReplayClient& serving, const ReplayClient& best_effort, Sharing sharing) {
+  ReplaySettings settings = harvesting(sharing);
+  settings.policy = "strict";
+  return beside(serving, best_effort, settings);
+}
+
+HostBoundServer decoder() {
+  HostBoundServer model;
+  model.segments = 32;
+  model.launches = 300;
+  model.gap_ns = 15 * kUsNs;
+  model.least_ns = 3 * kUsNs;
+  model.most_ns = 7 * kUsNs;
+  model.rate_hz = 2.4;
+  return model;
+}
+
+TEST(HostBound, StrictLeavesTheGpuIdleAndHarvestDoesNot) {
+  const ReplayClient bert = server({}, 7, kEndNs);
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kOneProcess, Sharing::kTimeSlice}) {
+    const bool sliced = sharing == Sharing::kTimeSlice;
+    EXPECT_LT(strictly(bert, trainer(kTransformerKernels, 3), sharing).kept, 0.8);
+    for (const auto& beside_it : {trainer(kTransformerKernels, 3), trainer(kResnet50Kernels, 4)}) {
+      const Beside found = beside(bert, beside_it, harvesting(sharing));
+      EXPECT_LT(found.p50, sliced ? 1.02 : 1.04);
+      EXPECT_LT(found.p99, 1.05);
+      EXPECT_GT(found.kept, sliced ? 0.91 : 0.95);
+      EXPECT_EQ(found.segments.fallbacks, 0u);
+    }
+    const Beside found = beside(bert, gemms(), harvesting(sharing));
+    EXPECT_LT(found.p50, 1.02);
+    EXPECT_GT(found.kept, sliced ? 0.87 : 0.89);
+  }
+}
+
+// What is owed at a call that waits inside a request cannot be caught up later.
+TEST(HostBound, ADecoderKeepsItsPaceThroughAllOfItsWaits) {
+  constexpr std::int64_t kLongerNs = 40 * kSecondNs;  // it learns for ten of its long requests
+  const ReplayClient decoding = server(decoder(), 7, kLongerNs);
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
+    ReplaySettings settings = harvesting(sharing);
+    settings.end_ns = kLongerNs;
+    const Beside found = beside(decoding, trainer(kTransformerKernels, 3), settings);
+    EXPECT_LT(found.p50, 1.035);
+    EXPECT_LT(found.p99, 1.05);
+    EXPECT_GT(found.kept, 0.9);
+  }
+}
+
+// With honest predictions a request is slowed by what was stated, and what noise leaves of that, on any server.
+TEST(HostBound, RequestsAreSlowedByNoMoreThanWasStated) {
+  std::mt19937_64 random(5);
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  for (int i = 0; i < 24; ++i) {
+    HostBoundServer model;
+    model.segments = static_cast<int>(between(1, 5));
+    model.launches = static_cast<int>(between(40, 300));
+    model.gap_ns = between(8, 30) * kUsNs;
+    model.least_ns = between(2, 4) * kUsNs;
+    model.most_ns = model.least_ns + between(1, 8) * kUsNs;
+    model.request_sigma = 0.01;
+    // Without queues, in which a small slowdown of one request adds up in those behind it.
+    model.rate_hz = 0.15e9 / static_cast<double>(model.segments * model.launches * model.gap_ns);
+    model.rate_hz = std::min(model.rate_hz, 100.0);
+    const ReplayClient serving = server(model, static_cast<std::uint64_t>(i), kEndNs);
+    const ReplayClient best_effort = i % 3 == 0   ? trainer(kTransformerKernels, 3)
+                                     : i % 3 == 1 ? trainer(kResnet50Kernels, 4)
+                                                  : gemms();
+    const double inflation = i % 2 == 0 ? 0.03 : 0.06;
+    const Beside strict = strictly(serving, best_effort, Sharing::kMps);
+    const Beside found = beside(serving, best_effort, harvesting(Sharing::kMps, inflation));
+    EXPECT_LE(found.mean, strict.mean + inflation + 0.01) << i << ' ' << model.segments << ' ' << model.launches;
+    EXPECT_GE(found.kept, strict.kept - 0.01) << i;
+  }
+}
+
+TEST(HostBound, OtherRequestsUnderTheSameTargetMeanStrict) {
+  // Requests of three kinds in turn: nothing that was learned of one holds for the next.
+  std::mt19937_64 random(3);
+  ReplayClient confused = server({}, 7, kEndNs);
+  confused.launches.clear();
+  confused.request_ends.clear();
+  for (int request = 0; request < 60; ++request) {
+    const int launches = request % 3 == 0 ? 250 : request % 3 == 1 ? 60 : 140;
+    const std::int64_t gap_ns = std::uniform_int_distribution<std::int64_t>(5 * kUsNs, 40 * kUsNs)(random);
+    for (int i = 0; i < launches; ++i) confused.launches.push_back({gap_ns, 5 * kUsNs, false});
+    confused.request_ends.push_back(confused.launches.size());
+  }
+  const ReplayClient training = trainer(kTransformerKernels, 3);
+  const Beside strict = strictly(confused, training, Sharing::kMps);
+  const Beside found = beside(confused, training, harvesting(Sharing::kMps));
+  EXPECT_GE(found.segments.fallbacks, 1u);
+  EXPECT_LT(found.mean, strict.mean + 0.05);
+  EXPECT_NEAR(found.kept, strict.kept, 0.1);
+}
+
+TEST(HostBound, ADifferentModelBehindTheSameServerIsStrictAgainWithinAFewRequests) {
+  ReplayClient reloaded = server({}, 7, kEndNs);
+  const ReplayClient before = server({}, 8, kEndNs);
+  HostBoundServer other;
+  other.launches = 90;
+  other.least_ns = other.most_ns = 30 * kUsNs;  // the GPU is slower than its host
+  const ReplayClient after = server(other, 9, kEndNs);
+  const std::size_t requests = reloaded.arrivals_ns.size() / 2;
+  reloaded.launches.clear();
+  reloaded.request_ends.clear();
+  for (std::size_t request = 0; request < 2 * requests; ++request) {
+    const ReplayClient& model = request < requests ? before : after;
+    const std::size_t which = request % model.request_ends.size();
+    const std::size_t first = which == 0 ? 0 : model.request_ends[which - 1];
+    for (std::size_t i = first; i < model.request_ends[which]; ++i) reloaded.launches.push_back(model.launches[i]);
+    reloaded.request_ends.push_back(reloaded.launches.size());
+  }
+  const ReplaySettings settings = harvesting(Sharing::kMps);
+  const auto alone = replay(std::vector{reloaded}, settings);
+  const auto both = replay(std::vector{reloaded, trainer(kTransformerKernels, 3)}, settings);
+  EXPECT_GE(both.clients[0].segments.fallbacks, 1u);
+  int slowed = 0;
+  for (std::size_t i = requests; i < both.clients[0].latencies_ns.size(); ++i) {
+    const auto [now, then] = std::pair(both.clients[0].latencies_ns[i], alone.clients[0].latencies_ns[i]);
+    slowed += static_cast<double>(now) > 1.2 * static_cast<double>(then) ? 1 : 0;
+  }
+  EXPECT_LE(slowed, 20) << "of " << requests;
+}
+
+TEST(HostBound, AServerOfOneGraphIsServedAsUnderStrict) {
+  ReplayClient graphs = server({}, 7, kEndNs);
+  graphs.launches = {{0, 480 * kUsNs, false, 70}};
+  graphs.request_ends.clear();
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
+    const Beside strict = strictly(graphs, trainer(kTransformerKernels, 3), sharing);
+    const Beside found = beside(graphs, trainer(kTransformerKernels, 3), harvesting(sharing));
+    EXPECT_NEAR(found.p50, strict.p50, 0.01);
+    EXPECT_NEAR(found.p99, strict.p99, 0.04);
+    EXPECT_NEAR(found.kept, strict.kept, 0.01);
+  }
+}
+
+}  // namespace
+}  // namespace cudasched::simulate
