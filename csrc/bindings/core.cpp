@@ -164,6 +164,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("unprioritised_graphs", &cudasched_counts::unprioritised_graphs)
       .def_readonly("normal_beside_best_effort", &cudasched_counts::normal_beside_best_effort)
       .def_readonly("contested_streams", &cudasched_counts::contested_streams)
+      .def_readonly("unmet_collectives", &cudasched_counts::unmet_collectives)
       .def_readonly("device_launches", &cudasched_counts::device_launches)
       .def_readonly("without_room", &cudasched_counts::without_room)
       .def_readonly("best_effort_gpu_ns", &cudasched_counts::best_effort_gpu_ns)

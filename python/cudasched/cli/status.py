@@ -119,8 +119,8 @@ def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
         count = client.normal_beside_best_effort
         lines.append(
             _line(
-                f"{client.name} ({client.pid}): {count} launch{'es' if count != 1 else ''} went as normal on streams that "
-                "best effort uses, and may have let it past the gate: give each class streams of its own",
+                f"{client.name} ({client.pid}): {count} launch{'es' if count != 1 else ''} went as normal on streams "
+                "that best effort uses, and may have let it past the gate: give each class streams of its own",
                 "yellow",
             )
         )

@@ -187,6 +187,7 @@ class Metrics:
         unprioritised_graphs: Graphs for which the driver refused that.
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses.
         contested_streams: How often latency work was launched on a stream of best effort.
+        unmet_collectives: Collectives that another member of the job did not come to in time, and that went alone.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         without_room: Kernels whose parameters the predictor had no room to learn.
         gate_wait: How long launches waited at the gate, those that did.
@@ -215,6 +216,7 @@ class Metrics:
     unprioritised_graphs: int
     normal_beside_best_effort: int
     contested_streams: int
+    unmet_collectives: int
     device_launches: int
     without_room: int
     gate_wait: Times
@@ -296,6 +298,7 @@ def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
         unprioritised_graphs=seen.unprioritised_graphs,
         normal_beside_best_effort=seen.normal_beside_best_effort,
         contested_streams=seen.contested_streams,
+        unmet_collectives=seen.unmet_collectives,
         device_launches=seen.device_launches,
         without_room=seen.without_room,
         gate_wait=_times(seen.gate_waits),

@@ -1,0 +1,64 @@
+"""`cudasched metrics`: what every client on this machine has counted, once or for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from importlib import resources
+from typing import Annotated
+
+import typer
+
+from cudasched.cli.run import configure
+
+__all__ = ["app"]
+
+DEFAULT_PORT = 9464
+"""What OpenTelemetry's exporters for Prometheus use."""
+
+app = typer.Typer(
+    name="metrics",
+    help="What every client on this machine has counted, for Prometheus (docs/metrics.md).",
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog="Example: cudasched metrics serve --port 9464")
+def serve(
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them: anybody who reaches it can read.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which is said.")] = DEFAULT_PORT,
+) -> int:
+    """Serve the metrics of every client that shares the run directory at /metrics until Ctrl-C or SIGTERM."""
+    configure()
+    from cudasched.observe.prometheus import Server
+
+    server = Server(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"cudasched: metrics at http://{shown}:{server.port}/metrics", file=sys.stderr, flush=True)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    try:
+        ended.wait()
+    finally:
+        server.close()
+    return 0
+
+
+@app.command(epilog="Example: cudasched metrics show | grep slo")
+def show() -> int:
+    """Print the metrics once, in Prometheus's text format."""
+    configure()
+    from cudasched.observe.prometheus import text
+
+    print(text(), end="")
+    return 0
+
+
+@app.command(epilog="Example: cudasched metrics dashboard > cudasched.json")
+def dashboard() -> int:
+    """Print a dashboard for Grafana, to be imported there."""
+    print(resources.files("cudasched.observe").joinpath("dashboard.json").read_text(encoding="utf-8"), end="")
+    return 0

@@ -1,0 +1,353 @@
+"""The metrics that are exported: name, unit, labels and meaning of each, for Prometheus, OpenTelemetry and the docs.
+
+Names follow Prometheus: base units (seconds, bytes, ratios from 0 to 1), ``_total`` on counters. Label sets are
+bounded: a GPU has at most 64 clients, a process at most 12 regions, and names are cut to 64 characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from cudasched.observe._metrics import ERROR_BOUNDS, Device, Metrics, Process, Times, bucket_begin_ns
+
+__all__ = ["BUCKET_BOUNDS_S", "BUCKET_LABELS", "EXPORTED", "Exported", "Series", "cumulative", "label_text", "unique"]
+
+_LONGEST_LABEL = 64
+_OCTAVES = (10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 32, 34)
+
+BUCKET_BOUNDS_S = tuple(2**octave / 1e9 for octave in _OCTAVES)
+"""Upper bounds of the exported buckets of times, s: some of those that processes count in, so that none is guessed."""
+
+BUCKET_LABELS = (*(f"{bound:.10g}" for bound in BUCKET_BOUNDS_S), "+Inf")
+"""The same as values of the label ``le``, and that of the last one."""
+
+_BOUNDARIES = {bucket_begin_ns(bucket): bucket for bucket in range(98)}
+_ENDS = tuple(_BOUNDARIES[2**octave] for octave in _OCTAVES)
+
+
+def label_text(text: str) -> str:
+    """A name as the value of a label: what a terminal would obey is written out, and it has at most 64 characters."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return shown if len(shown) <= _LONGEST_LABEL else shown[: _LONGEST_LABEL - 3] + "..."
+
+
+def cumulative(times: Times) -> tuple[int, ...]:
+    """How many are below each of `BUCKET_BOUNDS_S`, and in all."""
+    sums = []
+    total = 0
+    done = 0
+    for end in _ENDS:
+        total += sum(times.buckets[done:end])
+        done = end
+        sums.append(total)
+    return (*sums, total + sum(times.buckets[done:]))
+
+
+@dataclass(frozen=True)
+class Series:
+    """One value of a metric.
+
+    Attributes:
+        labels: In the order of `Exported.labels`.
+        value: A number; for histograms the times.
+    """
+
+    labels: tuple[str, ...]
+    value: float | Times
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One metric.
+
+    Attributes:
+        name: Without ``_total``.
+        kind: ``counter``, ``gauge`` or ``histogram``.
+        unit: ``seconds``, ``bytes``, ``ratio`` or "" for a number of things.
+        help: What it says.
+        labels: Their names.
+        read: Its values on a machine.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[list[Device], list[Process]], Iterator[Series]]
+
+
+def unique(series: Iterable[Series]) -> Iterator[Series]:
+    """Each label set once: processes of two pid namespaces may have the same pid and name, and are then added up."""
+    sums: dict[tuple[str, ...], float | Times] = {}
+    for each in series:
+        known = sums.get(each.labels)
+        if known is None:
+            sums[each.labels] = each.value
+        elif isinstance(known, Times) and isinstance(each.value, Times):
+            buckets = tuple(a + b for a, b in zip(known.buckets, each.value.buckets, strict=True))
+            sums[each.labels] = Times(buckets, known.sum_s + each.value.sum_s)
+        elif isinstance(known, (int, float)) and isinstance(each.value, (int, float)):
+            sums[each.labels] = known + each.value
+    for labels, value in sums.items():
+        yield Series(labels, value)
+
+
+_PROCESS = ("pid", "client")
+
+
+def _process_labels(process: Process) -> tuple[str, str]:
+    return str(process.pid), label_text(process.name)
+
+
+def _of_process(
+    name: str, unit: str, text: str, value: Callable[[Metrics], float | Times], kind: str = "counter"
+) -> Exported:
+    def read(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+        for process in processes:
+            if process.metrics is not None:
+                yield Series(_process_labels(process), value(process.metrics))
+
+    return Exported(name, kind, unit, text, _PROCESS, read)
+
+
+def _launches(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+    for process in processes:
+        if process.metrics is not None:
+            for name, count in process.metrics.launches.items():
+                yield Series((*_process_labels(process), name), count)
+
+
+def _prediction_errors(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+    for process in processes:
+        if process.metrics is None or not process.metrics.predictions.errors:
+            continue
+        total = 0
+        bounds = [f"{bound:g}" for bound in ERROR_BOUNDS] + ["+Inf"]
+        for bound, count in zip(bounds, process.metrics.predictions.errors, strict=True):
+            total += count
+            yield Series((*_process_labels(process), bound), total)
+
+
+def _of_region(name: str, kind: str, unit: str, text: str, value: Callable[..., float | Times | None]) -> Exported:
+    def read(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+        for process in processes:
+            for region in process.metrics.regions if process.metrics is not None else ():
+                if (found := value(region)) is not None:
+                    yield Series((*_process_labels(process), label_text(region.name)), found)
+
+    return Exported(name, kind, unit, text, (*_PROCESS, "region"), read)
+
+
+_CLIENT = ("gpu", "pid", "client", "class")
+
+
+def _of_client(name: str, unit: str, text: str, value: Callable[..., float | None]) -> Exported:
+    def read(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+        for process in processes:
+            for uuid, client in process.clients:
+                if (found := value(client)) is not None:
+                    labels = (label_text(uuid), *_process_labels(process), client.client_class)
+                    yield Series(labels, found)
+
+    return Exported(name, "gauge", unit, text, _CLIENT, read)
+
+
+def _gpus(devices: list[Device], _: list[Process]) -> Iterator[Series]:
+    for device in devices:
+        yield Series((label_text(device.uuid), label_text(device.name)), 0.0 if device.error else 1.0)
+
+
+EXPORTED: tuple[Exported, ...] = (
+    Exported(
+        "cudasched_gpu_table_readable",
+        "gauge",
+        "",
+        "Whether the GPU's client table can be read: 1, or 0 where it is damaged, foreign, or of another version.",
+        ("gpu", "gpu_name"),
+        _gpus,
+    ),
+    _of_client("cudasched_client_up", "", "1 for each client of a GPU that lives.", lambda c: 1.0 if c.alive else 0.0),
+    _of_client(
+        "cudasched_client_active", "", "1 while a latency client holds the gate closed.", lambda c: float(c.active)
+    ),
+    _of_client(
+        "cudasched_client_waiting", "", "1 while a best-effort client waits at the gate.", lambda c: float(c.waiting)
+    ),
+    _of_client("cudasched_client_priority", "", "Within the class, higher first.", lambda c: float(c.priority)),
+    _of_client(
+        "cudasched_client_slo_seconds",
+        "seconds",
+        "The client's own latency target, where it has one.",
+        lambda c: None if c.slo_ms is None else c.slo_ms / 1e3,
+    ),
+    _of_client(
+        "cudasched_client_in_flight_seconds",
+        "seconds",
+        "Predicted GPU time still to run of what the client has submitted.",
+        lambda c: c.in_flight_ms / 1e3,
+    ),
+    _of_client(
+        "cudasched_client_overdue_seconds",
+        "seconds",
+        "Since the client's oldest launch in flight should have been done; 0: none is late.",
+        lambda c: c.overdue_s,
+    ),
+    Exported(
+        "cudasched_launches",
+        "counter",
+        "",
+        "Kernel and graph launches that the driver accepted, by class.",
+        (*_PROCESS, "class"),
+        _launches,
+    ),
+    _of_process(
+        "cudasched_gated_launches",
+        "",
+        "Best-effort launches that found the gate on, whether or not they waited.",
+        lambda m: m.gated_launches,
+    ),
+    _of_process(
+        "cudasched_offloaded_launches",
+        "",
+        "Best-effort launches that the launcher thread made.",
+        lambda m: m.offloaded_launches,
+    ),
+    _of_process("cudasched_graph_launches", "", "Best-effort launches of graphs.", lambda m: m.graph_launches),
+    _of_process(
+        "cudasched_untracked_launches",
+        "",
+        "Gated launches whose completion could not be followed.",
+        lambda m: m.untracked_launches,
+    ),
+    _of_process(
+        "cudasched_gate_exceptions",
+        "",
+        "Launches that were held because of what was in flight, and went because that might wait for them.",
+        lambda m: m.gate_exceptions,
+    ),
+    _of_process(
+        "cudasched_backed_off_launches",
+        "",
+        "Best-effort launches that let a request of their own program go first on the host.",
+        lambda m: m.backed_off,
+    ),
+    _of_process(
+        "cudasched_normal_beside_best_effort_launches",
+        "",
+        "Launches that went as normal on a stream that best effort uses.",
+        lambda m: m.normal_beside_best_effort,
+    ),
+    _of_process(
+        "cudasched_contested_streams",
+        "",
+        "How often latency work was launched on a stream of best effort.",
+        lambda m: m.contested_streams,
+    ),
+    _of_process(
+        "cudasched_unmet_collectives",
+        "",
+        "Collectives that another member of the job did not come to in time, and that went alone.",
+        lambda m: m.unmet_collectives,
+    ),
+    _of_process(
+        "cudasched_kernels_without_room",
+        "",
+        "Kernels whose parameters the predictor had no room to learn.",
+        lambda m: m.without_room,
+    ),
+    _of_process(
+        "cudasched_gate_wait_seconds",
+        "seconds",
+        "How long launches waited at the gate, those that did.",
+        lambda m: m.gate_wait,
+        "histogram",
+    ),
+    _of_process(
+        "cudasched_queue_wait_seconds",
+        "seconds",
+        "From the program's call of an offloaded launch to the driver's; one launch in 16 is timed.",
+        lambda m: m.queue_wait,
+        "histogram",
+    ),
+    _of_process(
+        "cudasched_preemption_seconds",
+        "seconds",
+        "Best-effort work that was predicted to be in flight when a request began: what it waits for.",
+        lambda m: m.preemption,
+        "histogram",
+    ),
+    _of_process(
+        "cudasched_best_effort_gpu_seconds",
+        "seconds",
+        "Predicted GPU time of best-effort launches that are complete: its rate is best effort's goodput.",
+        lambda m: m.best_effort_gpu_s,
+    ),
+    _of_process(
+        "cudasched_latency_active_seconds",
+        "seconds",
+        "Time in which latency work of the process held the gate closed.",
+        lambda m: m.latency_active_s,
+    ),
+    _of_process(
+        "cudasched_launcher_cpu_seconds",
+        "seconds",
+        "CPU time of the process's launcher threads.",
+        lambda m: m.launcher_cpu_s,
+    ),
+    _of_process(
+        "cudasched_predictions",
+        "",
+        "Launches that were timed to judge their prediction.",
+        lambda m: m.predictions.count,
+    ),
+    _of_process(
+        "cudasched_predictions_within_bound",
+        "",
+        "Of the timed launches, those that took no longer than their upper bound, which is meant for 90%.",
+        lambda m: m.predictions.within_bound,
+    ),
+    _of_process(
+        "cudasched_predicted_seconds",
+        "seconds",
+        "What the timed launches were predicted to take.",
+        lambda m: m.predictions.predicted_s,
+    ),
+    _of_process(
+        "cudasched_measured_seconds", "seconds", "What the timed launches took.", lambda m: m.predictions.measured_s
+    ),
+    _of_process(
+        "cudasched_prediction_off_seconds",
+        "seconds",
+        "The differences between the two, whatever their sign.",
+        lambda m: m.predictions.off_s,
+    ),
+    Exported(
+        "cudasched_prediction_errors",
+        "counter",
+        "",
+        "Timed launches whose error was at most the label `up_to`, as a share of the prediction.",
+        (*_PROCESS, "up_to"),
+        _prediction_errors,
+    ),
+    _of_region(
+        "cudasched_request_seconds",
+        "histogram",
+        "seconds",
+        "How long requests took, by the name of their latency region.",
+        lambda r: r.times,
+    ),
+    _of_region("cudasched_slo_met", "counter", "", "Requests with a target that kept it.", lambda r: r.met),
+    _of_region(
+        "cudasched_slo_missed", "counter", "", "Requests with a target that did not keep it.", lambda r: r.missed
+    ),
+    _of_region(
+        "cudasched_slo_seconds",
+        "gauge",
+        "seconds",
+        "The target of the last request that had one.",
+        lambda r: None if r.slo_ms is None else r.slo_ms / 1e3,
+    ),
+)
+"""All of them, in the order of ``docs/metrics.md``."""

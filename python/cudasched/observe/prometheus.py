@@ -1,0 +1,214 @@
+"""Metrics for Prometheus, through ``prometheus-client``.
+
+In a program, its own metrics and those of all others that share its run directory::
+
+    from prometheus_client import start_http_server
+    import cudasched.observe.prometheus
+
+    cudasched.observe.prometheus.register()
+    start_http_server(9100)
+
+or ``cudasched metrics serve`` beside the programs, which need not know.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler
+
+from cudasched._text import one_line
+from cudasched.errors import ConfigError, Error
+from cudasched.observe._metrics import Process, Times, clients
+from cudasched.observe.names import BUCKET_LABELS, EXPORTED, Exported, Series, cumulative, unique
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+__all__ = ["ClientsCollector", "Server", "register", "text"]
+
+
+def _library() -> Any:
+    try:
+        import prometheus_client.core
+    except ImportError:
+        raise ConfigError("metrics for Prometheus need prometheus-client: pip install 'cudasched[observe]'") from None
+    return prometheus_client.core
+
+
+def _family(core: Any, exported: Exported, series: Iterator[Series]) -> Metric:
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    family: Metric = kinds[exported.kind](exported.name, exported.help, labels=exported.labels)
+    name, labels = exported.name, exported.labels
+    for each in unique(series):
+        if isinstance(each.value, Times):
+            own = dict(zip(labels, each.labels, strict=True))
+            sums = cumulative(each.value)
+            for bound, count in zip(BUCKET_LABELS, sums, strict=True):
+                family.add_sample(f"{name}_bucket", {**own, "le": bound}, count)
+            family.add_sample(f"{name}_count", own, sums[-1])
+            family.add_sample(f"{name}_sum", own, each.value.sum_s)
+        else:
+            family.add_metric(each.labels, each.value)  # type: ignore[attr-defined]
+    return family
+
+
+class ClientsCollector:
+    """Reads the client tables at each scrape: every client that shares a run directory with this process.
+
+    Args:
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        self._core = _library()
+        self._directory = directory
+
+    def describe(self) -> list[Metric]:
+        """What it exports, without a value."""
+        return [_family(self._core, exported, iter(())) for exported in EXPORTED]
+
+    def collect(self) -> Iterator[Metric]:
+        """What the tables say now.
+
+        A client that dies meanwhile is in it or is not; a table that cannot be read is 0 in
+        ``cudasched_gpu_table_readable``.
+        """
+        begin = time.perf_counter()
+        try:
+            devices, processes = clients(self._directory)
+            failed = 0.0
+        except Error:
+            devices, processes, failed = [], list[Process](), 1.0
+        for exported in EXPORTED:
+            yield _family(self._core, exported, exported.read(devices, processes))
+        yield self._core.GaugeMetricFamily(
+            "cudasched_scrape_failed", "1 where nothing could be read, as cudasched is not built or not whole.", failed
+        )
+        yield self._core.GaugeMetricFamily(
+            "cudasched_scrape_duration_seconds", "What reading all tables took.", time.perf_counter() - begin
+        )
+
+
+def register(
+    registry: CollectorRegistry | None = None, *, directory: str | os.PathLike[str] | None = None
+) -> ClientsCollector:
+    """Adds every client's metrics to a registry of this program.
+
+    Args:
+        registry: prometheus-client's; None: its default one.
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+
+    Returns:
+        The collector, for ``registry.unregister``.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+        ValueError: The registry has metrics of these names already.
+    """
+    collector = ClientsCollector(directory)
+    chosen = registry if registry is not None else _library().REGISTRY
+    chosen.register(collector)
+    return collector
+
+
+def text(directory: str | os.PathLike[str] | None = None) -> str:
+    """What a scrape gets, in Prometheus's text format.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+    """
+    _library()
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    register(registry, directory=directory)
+    return generate_latest(registry).decode()
+
+
+class _Quiet(WSGIRequestHandler):
+    """No line for each scrape; and a client that says nothing is not waited for."""
+
+    timeout = 10
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
+
+
+class Server:
+    """An HTTP server of the metrics at ``/metrics``, on a thread of its own.
+
+    Args:
+        host: The address that it listens on.
+        port: 0: any that is free.
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+
+    Raises:
+        ConfigError: prometheus-client is not installed, or the address cannot be had: the message says why.
+    """
+
+    def __init__(self, host: str, port: int, directory: str | os.PathLike[str] | None = None) -> None:
+        _library()
+        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client.exposition import ThreadingWSGIServer
+
+        registry = CollectorRegistry(auto_describe=False)
+        register(registry, directory=directory)
+        metrics = make_wsgi_app(registry)
+
+        def application(environment: dict[str, Any], start: Any) -> Iterable[bytes]:
+            if environment.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+                start("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Length", "0")])
+                return [b""]
+            if environment.get("PATH_INFO") not in ("/metrics", "/"):
+                start("404 Not Found", [("Content-Type", "text/plain"), ("Content-Length", "9")])
+                return [b"/metrics\n"]
+            found: Iterable[bytes] = metrics(environment, start)
+            return found
+
+        class Listening(ThreadingWSGIServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A scraper that goes away in the middle is no event."""
+
+        try:
+            self._server = Listening((host, port), _Quiet)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(_why(host, port, error)) from None
+        self._server.set_app(application)
+        self.host, self.port = host, self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="cudasched-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _why(host: str, port: int, error: OSError | OverflowError) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    where = f"{host} port {port}"
+    if number == errno.EADDRINUSE:
+        return f"{where} is in use by another program: choose another with --port, or end that program"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"{where} may not be listened on by this user: choose a port from 1024 on with --port"
+    if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return f"{host} is no address of this machine: --host is 127.0.0.1, 0.0.0.0 or one of its own"
+    return f"{where} cannot be listened on: {one_line(str(error))}"

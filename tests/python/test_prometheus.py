@@ -1,0 +1,355 @@
+"""Metrics for Prometheus: what is exported, by a real Prometheus too, and the dashboard's queries."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cudasched import ConfigError
+from cudasched.observe import names
+from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
+from cudasched.status import Client
+from support import PATIENCE_S, ROOT, Run
+
+prometheus_client = pytest.importorskip("prometheus_client")
+
+from cudasched.observe import prometheus  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+WORKS = """
+import sys, threading, time, cudasched, launcher
+name = sys.argv[1]
+gpu = launcher.Gpu()
+stream = gpu.stream()
+def serve():
+    with cudasched.region("latency", slo_ms=60_000, name=name):
+        gpu.launch(2, stream)
+        gpu.synchronize()
+serve()
+with cudasched.region("best_effort"):
+    gpu.launch(50)
+    gpu.synchronize()
+print("ready", flush=True)
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+while not ended.wait(0.02):
+    serve()
+    with cudasched.region("best_effort"):
+        gpu.launch(20)
+"""
+HOSTILE = 'sea"rch\\ {x="y"} é #'
+
+
+@pytest.fixture
+def program(simulated: Path, quick_device: None) -> Iterator[subprocess.Popen[str]]:
+    """A process of two classes that works until it is told to end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKS, HOSTILE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdin and running.stdout
+        assert running.stdout.readline() == "ready\n"
+        yield running
+        running.stdin.close()
+
+
+@pytest.fixture
+def server(command: str) -> Iterator[str]:
+    """`cudasched metrics serve` on a free port; its URL. It ends without a word."""
+    with subprocess.Popen(
+        [command, "metrics", "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as serving:
+        assert serving.stdout and serving.stderr
+        said = re.fullmatch(r"cudasched: metrics at (http://127\.0\.0\.1:\d+/metrics)\n", serving.stderr.readline())
+        assert said
+        yield said[1]
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(PATIENCE_S) == 0
+        assert (serving.stdout.read(), serving.stderr.read()) == ("", "")
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        text: str = answer.read().decode()
+        return text
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def exported_names() -> set[str]:
+    """Of all samples that a scrape can have."""
+    found = {"cudasched_scrape_failed", "cudasched_scrape_duration_seconds"}
+    for exported in names.EXPORTED:
+        suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[exported.kind]
+        found.update(exported.name + suffix for suffix in suffixes)
+    return found
+
+
+def test_a_scrape_has_every_client(program: subprocess.Popen[str], server: str) -> None:
+    found = samples(fetch(server))
+    assert set(found) <= exported_names()
+    pid = str(program.pid)
+    classes = {labels["class"]: value for labels, value in found["cudasched_launches_total"] if labels["pid"] == pid}
+    assert classes["best_effort"] >= 50 and classes["latency"] >= 2
+    assert {labels["class"] for labels, _ in found["cudasched_client_up"]} == {"latency", "best_effort"}
+    assert {labels["region"] for labels, _ in found["cudasched_slo_met_total"]} == {HOSTILE}
+    for name in ("cudasched_request_seconds", "cudasched_queue_wait_seconds"):
+        buckets = [value for labels, value in found[f"{name}_bucket"] if labels["pid"] == pid]
+        assert buckets == sorted(buckets) and buckets[-1] == found[f"{name}_count"][0][1]
+    assert found["cudasched_scrape_failed"] == [({}, 0.0)]
+
+
+def test_what_is_exported_is_as_prometheus_wants_it(program: subprocess.Popen[str], cudasched: Run) -> None:
+    shown = cudasched("metrics", "show")
+    assert shown.returncode == 0, shown.stderr
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus has it)")
+    checked = subprocess.run([promtool, "check", "metrics"], input=shown.stdout, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_clients_that_die_during_scrapes_do_no_harm(simulated: Path, server: str) -> None:
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WORKS, "dies"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stdout and running.stdout.readline() == "ready\n"
+            fetch(server)
+            running.kill()
+            for _ in range(10):
+                assert samples(fetch(server))["cudasched_scrape_failed"] == [({}, 0.0)]
+    assert "cudasched_launches_total" not in samples(fetch(server))
+
+
+def test_a_damaged_table_is_said_and_hides_no_other(program: subprocess.Popen[str], server: str) -> None:
+    run = Path(os.environ["CUDASCHED_RUN_DIR"])
+    (run / "GPU-broken.arbiter").write_bytes(b"CUSCHED1" + b"\xff" * 100)
+    found = samples(fetch(server))
+    readable = {labels["gpu"]: value for labels, value in found["cudasched_gpu_table_readable"]}
+    assert readable.pop("GPU-broken") == 0 and list(readable.values()) == [1]
+    assert found["cudasched_launches_total"]
+
+
+def test_a_port_that_cannot_be_had(cudasched: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = cudasched("metrics", "serve", "--port", port)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"cudasched: error: 127.0.0.1 port {port} is in use by another program: choose another with --port, or end "
+        "that program\n"
+    )
+    elsewhere = cudasched("metrics", "serve", "--host", "192.0.2.1", "--port", "0")
+    assert elsewhere.returncode == 2 and "no address of this machine" in elsewhere.stderr
+
+
+def test_the_server_answers_nothing_else(server: str) -> None:
+    for url, method, code in ((server + "x", "GET", 404), (server, "POST", 405)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(url, method=method, data=b"" if method == "POST" else None))
+        assert refused.value.code == code
+        refused.value.close()
+
+
+def test_a_program_serves_its_own(simulated: Path, python: Run) -> None:
+    done = python(
+        "import launcher, prometheus_client as p, cudasched.observe.prometheus as c\n"
+        "gpu = launcher.Gpu(); gpu.launch(3); gpu.synchronize()\n"
+        "registry = p.CollectorRegistry(auto_describe=True); collector = c.register(registry)\n"
+        "print(p.generate_latest(registry).decode())\n"
+        "try: c.register(registry)\n"
+        "except ValueError as error: print('twice')\n"
+        "registry.unregister(collector); print(p.generate_latest(registry))\n"
+    )
+    assert "cudasched_client_up{" in done.stdout, done.stderr
+    assert done.stdout.endswith("twice\nb''\n")
+
+
+def test_without_the_library_the_extra_is_named(python: Run) -> None:
+    done = python(
+        "import sys; sys.modules['prometheus_client'] = None; sys.modules['prometheus_client.core'] = None\n"
+        "import cudasched.observe.prometheus as c\n"
+        "try: c.text()\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    assert done.stdout == (
+        "ConfigError metrics for Prometheus need prometheus-client: pip install 'cudasched[observe]'\n"
+    )
+
+
+def _process(pid: int, name: str, regions: int = 1) -> Process:
+    client = Client(
+        0, pid, name, "latency", 0, 5.0, True, False, False, 0, True, 1, 0, 0, 0, 0, None, 3, 0, 0, 0, 1, 0, "0"
+    )
+    times = Times((0,) * 20 + (2,) + (0,) * 76 + (1,), 0.5)
+    named = tuple(RegionMetrics(f"{name} {i}", 5.0, 1, 1, times) for i in range(regions))
+    predictions = Predictions(10, 9, 1.0, 1.0, 0.1, (1,) * 10)
+    classes = {"normal": 1, "latency": 2, "best_effort": 3}
+    metrics = Metrics(classes, *[1] * 13, times, times, times, 0, 1.0, 1.0, 1.0, 1.0, predictions, named)
+    return Process(pid, pid, name, "0", metrics, (("GPU-1", client),))
+
+
+def test_hostile_names_stay_one_line_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = ["a\nb", 'x"} 1\n# TYPE y counter', "\x1b[2J", "n" * 10_000, "\ud800", ""]
+    processes = [_process(i, name) for i, name in enumerate(hostile)]
+    monkeypatch.setattr(prometheus, "clients", lambda directory: ([Device("GPU-1", "H200\n")], processes))
+    found = samples(prometheus.text())
+    assert set(found) <= exported_names()
+    labels = {labels["client"] for labels, _ in found["cudasched_launches_total"]}
+    assert len(labels) == len(hostile)
+    assert all(len(text) <= 64 and text.isprintable() for text in labels)
+
+
+def test_the_same_pid_and_name_in_two_namespaces_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = [_process(7, "serve"), _process(7, "serve")]
+    monkeypatch.setattr(prometheus, "clients", lambda directory: ([], twins))
+    found = samples(prometheus.text())
+    assert sorted(value for _, value in found["cudasched_launches_total"]) == [2, 4, 6]
+    assert found["cudasched_gate_wait_seconds_sum"][0][1] == 1.0
+
+
+def test_a_client_has_about_a_hundred_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Label sets are bounded: 64 clients with all the regions that they can have."""
+    monkeypatch.setattr(prometheus, "clients", lambda directory: ([], [_process(i, "x") for i in range(64)]))
+    assert sum(map(len, samples(prometheus.text()).values())) < 64 * 160
+    monkeypatch.setattr(prometheus, "clients", lambda directory: ([], [_process(i, "x", 12) for i in range(64)]))
+    assert sum(map(len, samples(prometheus.text()).values())) < 64 * 420
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(resources.files("cudasched.observe").joinpath("dashboard.json").read_text())
+    return found
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_what_is_exported(cudasched: Run) -> None:
+    known = exported_names()
+    for query in queries():
+        assert set(re.findall(r"\bcudasched_\w+", query)) <= known, query
+    variables = json.dumps(dashboard()["templating"])
+    assert set(re.findall(r"\bcudasched_\w+", variables)) <= known
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+    assert json.loads(cudasched("metrics", "dashboard").stdout) == dashboard()
+
+
+def test_every_metric_is_documented() -> None:
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    for exported in names.EXPORTED:
+        total = "_total" if exported.kind == "counter" else ""
+        line = f"| `{exported.name}{total}` | {exported.kind} |"
+        assert line in text, line
+        assert exported.help in text, exported.name
+
+
+@pytest.fixture
+def prometheus_server(server: str, tmp_path: Path) -> Iterator[str]:
+    """Debian's Prometheus, which scrapes `server` several times a second; its URL."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian's package prometheus)")
+    target = urllib.parse.urlsplit(server).netloc
+    config = tmp_path / "prometheus.yml"
+    job = {"job_name": "gpu", "static_configs": [{"targets": [target]}]}
+    config.write_text(json.dumps({"global": {"scrape_interval": "200ms"}, "scrape_configs": [job]}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    arguments = [
+        f"--config.file={config}",
+        f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+        f"--web.listen-address={address}",
+    ]
+    log = tmp_path / "prometheus.log"
+    with log.open("w") as output, subprocess.Popen([program, *arguments], stdout=output, stderr=output) as running:
+        limit = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{address}/-/ready", timeout=PATIENCE_S).close()
+                break
+            except OSError:
+                assert running.poll() is None and time.monotonic() < limit, log.read_text()
+                time.sleep(0.05)
+        yield f"http://{address}"
+        running.terminate()
+
+
+def ask(url: str, query: str) -> list[Any]:
+    with urllib.request.urlopen(
+        f"{url}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=PATIENCE_S
+    ) as answer:
+        found: list[Any] = json.load(answer)["data"]["result"]
+        return found
+
+
+def test_a_real_prometheus_answers_every_query_of_the_dashboard(
+    program: subprocess.Popen[str], prometheus_server: str
+) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while len(ask(prometheus_server, "cudasched_slo_met_total > 5")) < 1:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    for query in queries():
+        asked = query.replace("$__rate_interval", "30s").replace("$client", ".*")
+        while not (found := ask(prometheus_server, asked)):
+            assert time.monotonic() < limit, query
+            time.sleep(0.1)
+        for series in found:
+            assert set(series["metric"]) <= {"client", "class", "region", "gpu", "pid"}, query
+    (met,) = ask(
+        prometheus_server, 'cudasched_slo_met_total{region="' + HOSTILE.replace("\\", "\\\\").replace('"', '\\"') + '"}'
+    )
+    assert met["metric"]["region"] == HOSTILE
+    assert ask(prometheus_server, "cudasched_scrape_failed")[0]["value"][1] == "0"
+
+
+def test_opentelemetry_has_the_same_names(program: subprocess.Popen[str], python: Run) -> None:
+    pytest.importorskip("opentelemetry.sdk.metrics")
+    done = python(
+        "import json\n"
+        "from opentelemetry.sdk.metrics import MeterProvider\n"
+        "from opentelemetry.sdk.metrics.export import InMemoryMetricReader\n"
+        "import cudasched.observe.opentelemetry as o\n"
+        "reader = InMemoryMetricReader(); o.register(MeterProvider([reader]))\n"
+        "(resource,) = reader.get_metrics_data().resource_metrics\n"
+        "found = resource.scope_metrics[0].metrics\n"
+        "print(json.dumps({m.name: [[dict(p.attributes), p.value] for p in m.data.data_points] for m in found}))\n"
+    )
+    found = json.loads(done.stdout)
+    assert set(found) <= exported_names(), done.stderr
+    shown = samples(prometheus.text())
+    assert set(found) == set(shown) - {"cudasched_scrape_failed", "cudasched_scrape_duration_seconds"}
+    classes = {point["class"]: value for point, value in found["cudasched_launches_total"]}
+    assert classes["best_effort"] >= 50
+    assert {point["le"] for point, _ in found["cudasched_request_seconds_bucket"]} == set(names.BUCKET_LABELS)
+
+
+def test_a_scrape_names_an_address_that_is_no_word() -> None:
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        prometheus.Server("no such host.invalid", 0)
