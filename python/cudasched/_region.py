@@ -6,17 +6,21 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
 from numbers import Real
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cudasched import _partition, hook
 from cudasched._text import shown
 from cudasched.config import Config, check_region
 from cudasched.errors import ConfigError, Error, HookWarning
+
+if TYPE_CHECKING:
+    from cudasched.torch import _streams
 
 __all__ = ["bind_stream", "expect", "region", "set_class", "unbind_stream"]
 
@@ -43,8 +47,13 @@ class region:  # noqa: N801  used like a function
     Decorated ``async def`` functions, generators and asynchronous generators are in the region while their own code
     runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
     latency target counts from their first step, and as nobody can tell what their later steps need, the policy
-    ``slack`` admits nothing into them. A ``with`` block cannot tell that it is suspended: keep ``await`` and ``yield``
-    out of it, or decorate.
+    ``slack`` admits nothing into them. A ``with`` block that is held across an ``await`` is left there, so that other
+    tasks are not in it, and raises `Error` at its end: decorate instead. Across a ``yield`` it stays open: decorate.
+
+    In a program that has PyTorch on CUDA, the body's work goes to a stream of the thread's own, one a class, and from
+    a thread's first region on it works outside on a stream of its own, too. On the GPU each of these waits for what the
+    thread did before, so a thread sees its own work in order; a thread that uses what another computes has it handed
+    over (`cudasched.torch.handover`). ``stream="inherit"`` stays on the current stream. ``docs/pytorch.md`` says more.
 
     With `sm_fraction`, a best-effort region's PyTorch work runs on a part of the SMs, whatever happens on the others.
     Entering makes a stream of that part PyTorch's current one, after the work of the stream that was current; leaving
@@ -66,10 +75,13 @@ class region:  # noqa: N801  used like a function
         name: Under which `metrics` counts its requests: 1 to 63 bytes of UTF-8 without control characters; "": together
             with all that have none. Of class latency. A process has 10 names; the regions of any further ones are
             counted together as "(others)", so use few: what a request is, not which one.
+        stream: Where PyTorch's work goes: ``"own"``, the thread's stream of the class; ``"inherit"``, the stream that
+            is current; or a ``torch.cuda.Stream``. With `sm_fraction` it is that part's.
 
     Raises:
-        ConfigError: An argument has no meaning.
-        Error: On leaving: this thread has not entered the region, or has left it already.
+        ConfigError: An argument has no meaning; on entering, the stream is of another device than the current one.
+        Error: On leaving: this thread has not entered the region, or has left it already, or it was held across an
+            ``await``.
     """
 
     def __init__(
@@ -80,10 +92,12 @@ class region:  # noqa: N801  used like a function
         priority: int = 0,
         sm_fraction: float | None = None,
         name: str = "",
+        stream: Any = "own",
     ) -> None:
         config = _checked(client_class, priority, slo_ms)
         self._name = _checked_name(name)
         self._sm_fraction = None if sm_fraction is None else _partition.check_fraction(config.client_class, sm_fraction)
+        self._stream = stream if stream == "own" else _check_stream(stream, sm_fraction)
         self._class = config.client_class
         self._priority = config.priority
         self._slo_ms = config.slo_ms or 0.0
@@ -108,27 +122,29 @@ class region:  # noqa: N801  used like a function
         return _partition.stream(self._sm_fraction)
 
     def __enter__(self) -> region:
-        self._enter()
+        entry = self._enter()
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
+            # The loop runs it when the task that is in the region has given way, if it has not left the region by then.
+            loop.call_soon(_suspended, entry)
         return self
 
     def __exit__(self, *exception: object) -> None:
         entries = _open_regions()
         for place in range(len(entries) - 1, -1, -1):
-            if entries[place][0] is self:
+            if entries[place].region is self:
                 break
         else:
+            if _take_suspended(self):
+                raise Error(
+                    f"{self!r} was held across an await: other tasks of the event loop would have been in it, so it "
+                    "was left there. Decorate the coroutine with the region, or keep await out of the block"
+                )
             raise Error(
                 f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
                 "region belongs to the thread that entered it"
             )
-        _, token, leave_part = entries.pop(place)
-        if token is not None:
-            try:
-                hook.load_core().region_exit(token)
-            except Error as error:
-                _warn_once(error, 2)
-        if leave_part is not None:
-            leave_part()
+        entries.pop(place).leave()
 
     def __call__(self, function: _Function) -> _Function:
         """Decorates `function`: its body runs in the region."""
@@ -169,25 +185,27 @@ class region:  # noqa: N801  used like a function
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self:
+                self.__enter__()  # rather than `with`, for a message of ours from torch.compile(fullgraph=True)
+                try:
                     return function(*args, **kwargs)
+                finally:
+                    self.__exit__()
 
         return cast(_Function, wrapper)
 
-    def _enter(self, deadline_ns: int | None = None) -> None:
-        token = None
-        leave_part = None if self._sm_fraction is None else _partition.enter(self._sm_fraction)
-        if (core := hook.engine()) is not None:
-            try:
-                if deadline_ns is None and self._name:
-                    token = core.region_enter_named(self._class, self._priority, self._slo_ms, self._name)
-                elif deadline_ns is None:
-                    token = core.region_enter(self._class, self._priority, self._slo_ms)
-                else:
-                    token = core.region_enter_until(self._class, self._priority, deadline_ns)
-            except Error as error:
-                _warn_once(error, 3)
-        _open_regions().append((self, token, leave_part))
+    def _enter(self, deadline_ns: int | None = None) -> _Entry:
+        entry = _Entry(self)
+        torch_side = None
+        if self._sm_fraction is not None:
+            entry.leave_part = _partition.enter(self._sm_fraction)
+        elif "torch" in sys.modules:
+            torch_side = _torch_side()
+        if torch_side is None:
+            entry.begin(deadline_ns)
+        else:
+            torch_side.enter(entry, self._class, self._stream, lambda: entry.begin(deadline_ns))
+        _open_regions().append(entry)
+        return entry
 
     def _deadline_ns(self) -> int:
         """Of a request that begins now, as `time.monotonic_ns` counts; 0: none."""
@@ -219,17 +237,106 @@ class region:  # noqa: N801  used like a function
                 step, value = body.throw, error
 
 
+# torch.compile breaks the graph at functions that say so, and with fullgraph=True raises an error that has the reason.
+for _method in (region.__init__, region.__enter__, region.__exit__):
+    _method._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _method._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+        "a cudasched.region changes streams, which a graph cannot; enter it around the compiled function"
+    )
+
+
+class _Entry:
+    """An open region."""
+
+    __slots__ = ("leave_part", "region", "stream_entry", "token")
+
+    def __init__(self, region_: region) -> None:
+        self.region = region_
+        self.token: int | None = None  # the engine's
+        self.leave_part: Callable[[], None] | None = None  # leaves a part of the SMs
+        self.stream_entry: _streams.Entry | None = None
+
+    def begin(self, deadline_ns: int | None) -> None:
+        """Tells the engine, where there is one."""
+        if (core := hook.engine()) is None:
+            return
+        mine = self.region
+        try:
+            if deadline_ns is None and mine._name:
+                self.token = core.region_enter_named(mine._class, mine._priority, mine._slo_ms, mine._name)
+            elif deadline_ns is None:
+                self.token = core.region_enter(mine._class, mine._priority, mine._slo_ms)
+            else:
+                self.token = core.region_enter_until(mine._class, mine._priority, deadline_ns)
+        except Error as error:
+            _warn_once(error, 4)
+
+    def leave(self) -> None:
+        if self.stream_entry is not None:  # in the region still: what is queued for it stays queued
+            _torch_side().leave(self)
+        if self.token is not None:
+            try:
+                hook.load_core().region_exit(self.token)
+            except Error as error:
+                _warn_once(error, 3)
+        if self.leave_part is not None:
+            self.leave_part()
+
+
 _thread = threading.local()
 
 
-def _open_regions() -> list[tuple[region, int | None, Callable[[], None] | None]]:
-    """Of the calling thread, in the order of entry; with the engine's token, and what leaves a part of the SMs."""
-    regions: list[tuple[region, int | None, Callable[[], None] | None]]
+def _open_regions() -> list[_Entry]:
+    """Of the calling thread, in the order of entry."""
+    regions: list[_Entry]
     try:
         regions = _thread.regions
     except AttributeError:
         regions = _thread.regions = []
     return regions
+
+
+def _suspended(entry: _Entry) -> None:
+    """The event loop goes on while the region of one of its tasks is open: it is left here, and its end is an error."""
+    entries = _open_regions()
+    if entry in entries:
+        entries.remove(entry)
+        entry.leave()
+        _thread.suspended = [*getattr(_thread, "suspended", []), entry.region]
+
+
+def _take_suspended(mine: region) -> bool:
+    """Whether the region was left by `_suspended`, once for each time that it was."""
+    suspended: list[region] = getattr(_thread, "suspended", [])
+    for place, other in enumerate(suspended):
+        if other is mine:
+            del suspended[place]
+            return True
+    return False
+
+
+def _torch_side() -> Any:
+    """What regions do with PyTorch's streams (`cudasched.torch._regions`); loaded when PyTorch is."""
+    global _torch_regions
+    if _torch_regions is None:
+        from cudasched.torch import _regions
+
+        _torch_regions = _regions
+    return _torch_regions
+
+
+_torch_regions: Any = None
+
+
+def _check_stream(stream: object, sm_fraction: object) -> object:
+    """Raises ConfigError."""
+    if sm_fraction is not None:
+        raise ConfigError(f"stream = {stream!r}: a region with sm_fraction runs on that part's stream")
+    if isinstance(stream, str) and stream != "inherit":
+        raise ConfigError(f"stream = {stream!r}: must be 'own', 'inherit' or a torch.cuda.Stream")
+    if not isinstance(stream, str) and not hasattr(stream, "cuda_stream"):
+        raise ConfigError(f"stream = {stream!r}: must be 'own', 'inherit' or a torch.cuda.Stream")
+    return stream
 
 
 class _Awaited:

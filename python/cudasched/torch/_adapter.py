@@ -1,0 +1,234 @@
+"""`cudasched.torch._streams.Backend` over ``torch.cuda``: the only file here that knows how PyTorch spells it.
+
+A stream's key is what PyTorch's C layer gives and takes: ``(stream_id, device_index, device_type)``. The streams are
+made with the driver, not taken from PyTorch's pool of 32, which hands the same stream out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, cast
+
+from cudasched import hook
+from cudasched.errors import ConfigError, DriverError, Error, HookWarning
+from cudasched.torch._streams import Streams
+
+__all__ = ["TorchBackend", "chosen_stream", "streams"]
+
+_NON_BLOCKING = 1
+_CUDA = 1  # of c10's device types
+
+_Key = tuple[int, int, int]
+
+
+class TorchBackend:
+    """`torch.cuda`, by its C layer where every region goes, because that is a tenth of the time."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._c = torch._C
+        self._ready = False
+        self._objects: dict[Hashable, Any] = {}
+        self._record = torch.cuda.Event.record
+        self._wait = torch.cuda.Event.wait
+        base = getattr(torch._C, "_CudaEventBase", None)
+        if base is not None and issubclass(torch.cuda.Event, base):
+            self._record, self._wait = base.record, base.wait
+
+    def available(self) -> bool:
+        """Whether there is CUDA; says so once where there is not. Initialises it, as the region's body would."""
+        if self._ready:
+            return True
+        cuda = self._torch.cuda
+        if cuda._is_in_bad_fork() or not cuda.is_available():
+            return False
+        cuda.init()
+        self._ready = True
+        return True
+
+    def forget(self) -> None:
+        """In the child of a fork, whether CUDA can be used is asked anew."""
+        self._ready = False
+        self._objects.clear()
+
+    def device(self) -> int | None:
+        if not self._ready and not self.available():
+            return None
+        return int(self._c._cuda_getDevice())
+
+    def capturing(self) -> bool:
+        return bool(self._c._cuda_isCurrentStreamCapturing())
+
+    def current(self, device: int) -> Hashable:
+        return tuple(self._c._cuda_getCurrentStream(device))
+
+    def default(self, device: int) -> Hashable:
+        return tuple(self._c._cuda_getDefaultStream(device))
+
+    def make_current(self, stream: Hashable) -> None:
+        stream_id, device, kind = cast(_Key, stream)
+        before = self._c._cuda_getDevice()
+        self._c._cuda_setStream(stream_id=stream_id, device_index=device, device_type=kind)
+        if before != device:  # setting a stream sets its device
+            self._c._cuda_setDevice(before)
+
+    def create(self, device: int, client_class: str) -> Hashable:
+        with self._torch.cuda.device(device):
+            self._torch.cuda.default_stream(device).record_event()  # makes the device's context current
+            handle = _new_stream(latency=client_class == "latency")
+        stream = self._torch.cuda.ExternalStream(handle, device=self._torch.device("cuda", device))
+        return self.key(stream)
+
+    def key(self, stream: Any) -> Hashable:
+        """Of one of PyTorch's streams."""
+        key = (int(stream.stream_id), int(stream.device_index), int(getattr(stream, "device_type", _CUDA)))
+        self._objects.setdefault(key, stream)
+        return key
+
+    def stream(self, key: Hashable) -> Any:
+        """PyTorch's stream of that key."""
+        found = self._objects.get(key)
+        if found is None:
+            stream_id, device, kind = cast(_Key, key)
+            found = self._objects[key] = self._torch.cuda.Stream(
+                stream_id=stream_id, device_index=device, device_type=kind
+            )
+        return found
+
+    def event(self, device: int) -> Any:
+        return self._torch.cuda.Event()
+
+    def record(self, event: Any, stream: Hashable) -> None:
+        self._record(event, self._objects.get(stream) or self.stream(stream))
+
+    def wait(self, stream: Hashable, event: Any) -> None:
+        self._wait(event, self._objects.get(stream) or self.stream(stream))
+
+    def alive(self, device: int) -> Iterable[Any]:
+        return list(_tensors(self._torch, device))
+
+    def keep(self, tensor: Any, stream: Hashable) -> None:
+        # Refused: another process's memory, a wrapper around tensors that are found themselves, or memory that is not
+        # the caching allocator's, which nobody reuses behind our back.
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            tensor.record_stream(self.stream(stream))
+
+    def set_class(self, stream: Hashable, client_class: str | None) -> None:
+        core = hook.engine()
+        if core is None:
+            return
+        handle = int(self.stream(stream).cuda_stream)
+        try:
+            if client_class is None:
+                core.unbind_stream(handle)
+            # Latency work waits for what comes before it, through an open gate, and so does its program's own.
+            elif core.state().process_class != "latency":
+                core.bind_stream(handle, client_class)
+        except Error:
+            pass  # 256 streams have a class; the region's own and marks do what they did without
+
+
+def _tensors(torch: Any, device: int) -> Iterator[Any]:
+    """All of the process on the device. Types are looked at as they are: objects may lie about them."""
+    tensor_type = torch.Tensor
+    known: dict[type, bool] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        is_tensor = known.get(kind)
+        if is_tensor is None:
+            is_tensor = known[kind] = issubclass(kind, tensor_type)
+        if is_tensor:
+            try:
+                if thing.is_cuda and thing.get_device() == device:
+                    yield thing
+            except Exception:  # a tensor of somebody else's, half made or without a device
+                continue
+
+
+def _new_stream(*, latency: bool) -> int:
+    """A CUstream of the current context that waits for no default stream. Raises DriverError."""
+    driver = ctypes.CDLL("libcuda.so.1")  # the shim
+    least, greatest, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    status = driver.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+    if status == 0:
+        priority = greatest if latency else least
+        status = driver.cuStreamCreateWithPriority(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING), priority)
+    if status != 0 or not handle.value:
+        raise DriverError(f"a stream for a region cannot be made: the CUDA driver answered {status}")
+    return handle.value
+
+
+_streams: Streams | None = None
+_backend: TorchBackend | None = None
+_said = False
+
+
+def _forget() -> None:
+    if _backend is not None:
+        _backend.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def streams() -> Streams | None:
+    """What regions do with streams; None where nothing is done, which is said once.
+
+    That is: PyTorch is not loaded (then nothing is said), or it has no CUDA.
+    """
+    global _streams, _backend
+    if _streams is not None:
+        return _streams
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not hasattr(torch, "_C"):
+        return None  # not there, or half imported
+    if not hook.installed():
+        if not hook.switched_off():
+            say_once("cudasched is not in front of CUDA in this process (cudasched.state() says why)")
+        return None
+    if not hasattr(torch._C, "_cuda_getCurrentStream"):
+        say_once("this PyTorch was built without CUDA")
+        return None
+    backend = TorchBackend(torch)
+    if not backend.available():
+        say_once("PyTorch finds no CUDA device here")
+        return None
+    _backend, _streams = backend, Streams(backend)
+    return _streams
+
+
+def say_once(why: str) -> None:
+    """Regions have no effect, and why."""
+    global _said
+    if not _said:
+        _said = True
+        warnings.warn(f"cudasched's regions do nothing here: {why}", HookWarning, stacklevel=5)
+
+
+def chosen_stream(stream: object) -> Hashable:
+    """The key of a stream that a region was given.
+
+    Raises:
+        ConfigError: It is none of PyTorch's, or of another device than the current one.
+    """
+    assert _backend is not None
+    for attribute in ("stream_id", "device_index", "cuda_stream"):
+        if not isinstance(getattr(stream, attribute, None), int):
+            raise ConfigError(f"stream = {stream!r}: must be a torch.cuda.Stream, or 'inherit'")
+    device = _backend.device()
+    if stream.device_index != device:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"stream = {stream!r}: it is of cuda:{stream.device_index}, and the current device is cuda:{device}"  # type: ignore[attr-defined]
+        )
+    key = _backend.key(stream)
+    if key == _backend.default(device):
+        raise ConfigError(
+            f"stream = {stream!r}: it is the default stream, which all threads share; 'inherit' stays there"
+        )
+    return key

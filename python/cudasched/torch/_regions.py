@@ -1,0 +1,71 @@
+"""What a region's entry and end do with PyTorch's streams. Whatever fails costs the streams, not the program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from cudasched.errors import ConfigError, HookWarning
+from cudasched.torch import _adapter
+
+__all__ = ["enter", "leave"]
+
+_warned = False
+
+
+def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], None]) -> None:
+    """A region is entered, and `begin` tells the engine.
+
+    Args:
+        entry: `cudasched._region`'s of this region; what `leave` needs is put there.
+        client_class: Its class.
+        stream: ``"own"``, ``"inherit"``, or one of PyTorch's.
+        begin: Called once.
+
+    Raises:
+        ConfigError: The stream cannot be this region's; `begin` was not called.
+    """
+    begun = False
+
+    def begin_once() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            begin()
+
+    try:
+        streams = _adapter.streams()
+        if streams is None or stream == "inherit":
+            return
+        chosen = None if stream == "own" else _adapter.chosen_stream(stream)
+        entry.stream_entry = streams.enter(client_class, chosen, begin_once)
+    except ConfigError:
+        begun = True
+        raise
+    except Exception as error:
+        _warn_once(error)
+    finally:
+        begin_once()
+
+
+def leave(entry: Any) -> None:
+    """It is left, on the thread that entered it."""
+    streams, mine = _adapter.streams(), entry.stream_entry
+    if streams is None or mine is None:
+        return
+    try:
+        streams.leave(mine)
+    except Exception as error:
+        _warn_once(error)
+
+
+def _warn_once(error: Exception) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"regions go on without streams of their own here: {type(error).__name__}: {error}",
+            HookWarning,
+            stacklevel=6,
+        )

@@ -1,0 +1,321 @@
+"""Which stream a region's work runs on, and what waits for what where a thread changes streams.
+
+A thread that has entered a region has streams of its own: one a class and device, made when first needed. Outside
+regions it works on the one of class ``normal`` and no longer on the default stream, which all threads share. The rules:
+
+1. A thread works on one stream at a time, and the stream that it changes to waits, on the GPU, for the one that it
+   leaves and for its others. So all work of a thread runs in the order of its program, on whichever streams, and a
+   block of memory that one of them frees is used again only after the work of the others.
+2. A region's stream also waits for the default stream: what threads without regions have launched there comes first.
+3. The default stream never waits. A thread that leaves a region which it entered from there goes on on its own stream.
+4. A block that was allocated on the default stream can be used again there while a stream of ours still works on it. So
+   whatever is alive when a thread enters a region from the default stream is recorded for this thread's streams
+   (``record_stream``), and what another thread hands over is recorded for them too.
+5. Nothing changes while the current stream is captured.
+6. Outside work behind a best-effort region waits for that region's work, so it counts as best effort, too: as normal
+   work it would open the gate for all that is queued before it. The thread's next region of another class ends that.
+
+Nothing here waits on the host, and nothing imports PyTorch: `Backend` is what the rules need, `_adapter` gives it for
+``torch.cuda``. Everything is the calling thread's own, but for `_spare`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Protocol
+
+__all__ = ["Backend", "Entry", "Streams", "ThreadStreams"]
+
+
+class Backend(Protocol):
+    """What the rules ask of PyTorch. A stream is known by its `Hashable` key, an event is the backend's own."""
+
+    def device(self) -> int | None:
+        """The calling thread's current device; None where there is nothing to do, for want of CUDA."""
+
+    def capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+
+    def current(self, device: int) -> Hashable:
+        """The calling thread's current stream of the device."""
+
+    def default(self, device: int) -> Hashable:
+        """The device's default stream."""
+
+    def make_current(self, stream: Hashable) -> None:
+        """The calling thread goes on on that stream; its current device stays."""
+
+    def create(self, device: int, client_class: str) -> Hashable:
+        """A new stream that nobody else has, of the class's priority; it lives as long as the process."""
+
+    def event(self, device: int) -> Any:
+        """A new event without timing."""
+
+    def record(self, event: Any, stream: Hashable) -> None:
+        """The event is complete when what the stream has now is."""
+
+    def wait(self, stream: Hashable, event: Any) -> None:
+        """What the stream gets from here on comes after the event as last recorded."""
+
+    def alive(self, device: int) -> Iterable[Any]:
+        """The tensors on the device that this process holds, weakly referable."""
+
+    def keep(self, tensor: Any, stream: Hashable) -> None:
+        """When the tensor is freed, its memory is used again only after what the stream has then."""
+
+    def set_class(self, stream: Hashable, client_class: str | None) -> None:
+        """What is launched on the stream has this class, whichever thread launches it; None: the thread's."""
+
+
+class Entry:
+    """An open region of a thread, where it changed streams."""
+
+    __slots__ = ("before", "client_class", "device", "stream")
+
+    def __init__(self, device: int, client_class: str, before: Hashable, stream: Hashable) -> None:
+        self.device = device
+        self.client_class = client_class
+        self.before = before
+        self.stream = stream
+
+
+class _Spare:
+    """Streams of threads that have ended, oldest first.
+
+    They are never destroyed, because PyTorch's allocator keeps memory by stream, and stay together: memory of one may
+    still be in use by work on another of the same thread.
+    """
+
+    def __init__(self) -> None:
+        self._sets: dict[int, deque[dict[str, Hashable]]] = {}
+
+    def give(self, device: int, streams: dict[str, Hashable]) -> None:
+        self._sets.setdefault(device, deque()).append(streams)
+
+    def take(self, device: int) -> dict[str, Hashable]:
+        try:
+            return self._sets[device].popleft()
+        except (KeyError, IndexError):
+            return {}
+
+    def clear(self) -> None:
+        self._sets.clear()
+
+
+class ThreadStreams:
+    """One thread's streams on one device."""
+
+    def __init__(self, backend: Backend, device: int, spare: _Spare) -> None:
+        self._backend = backend
+        self._device = device
+        self._spare = spare
+        self._default = backend.default(device)
+        self._own = spare.take(device)
+        self._events: dict[Hashable, Any] = {}
+        self._kept: list[weakref.ref[Any]] = []
+        self._kept_for: dict[Hashable, None] = {}
+        self._home_class: str | None = None
+        self.entries: list[Entry] = []
+        for client_class, stream in self._own.items():
+            self._is_mine(client_class, stream)
+
+    def __del__(self) -> None:
+        if self._own:
+            self._spare.give(self._device, self._own)
+
+    @property
+    def default(self) -> Hashable:
+        """The device's default stream."""
+        return self._default
+
+    def own(self, client_class: str) -> Hashable:
+        """This thread's stream of a class."""
+        stream = self._own.get(client_class)
+        if stream is None:
+            stream = self._own[client_class] = self._backend.create(self._device, client_class)
+            self._is_mine(client_class, stream)
+        return stream
+
+    def _is_mine(self, client_class: str, stream: Hashable) -> None:
+        # Bound, so that backward passes which autograd's threads launch there after the region are best effort too.
+        self._backend.set_class(stream, "best_effort" if client_class == "best_effort" else None)
+        self.use(stream)
+
+    def streams(self) -> list[Hashable]:
+        """All on which this thread has worked in regions, or will."""
+        return list(self._kept_for)
+
+    def use(self, stream: Hashable) -> None:
+        """What this thread holds of others' memory is kept for this stream, too."""
+        if stream in self._kept_for or stream == self._default:
+            return
+        self._kept_for[stream] = None
+        for reference in self._kept:
+            if (tensor := reference()) is not None:
+                self._backend.keep(tensor, stream)
+
+    def keep(self, tensors: Iterable[Any]) -> None:
+        """The memory of these, which another stream allocated, is kept for all streams of this thread."""
+        self._kept = [reference for reference in self._kept if reference() is not None]
+        for tensor in tensors:
+            self._kept.append(weakref.ref(tensor))
+            for stream in self._kept_for:
+                self._backend.keep(tensor, stream)
+
+    def order(self, stream: Hashable, after: Iterable[Hashable]) -> None:
+        """What `stream` gets from here on comes after what the others have now. On the GPU; the host goes on."""
+        backend = self._backend
+        for other in dict.fromkeys(after):
+            if other == stream:
+                continue
+            event = self._events.get(other)
+            if event is None:
+                event = self._events[other] = backend.event(self._device)
+            backend.record(event, other)
+            backend.wait(stream, event)
+
+    def end_of_default(self) -> Any:
+        """An event that is complete when what the default stream has now is."""
+        event = self._backend.event(self._device)
+        self._backend.record(event, self._default)
+        return event
+
+    def leave_default(self) -> Hashable:
+        """The thread works on its normal stream from here on, after all that the default stream has."""
+        home = self.own("normal")
+        self.keep(self._backend.alive(self._device))
+        self.order(home, [self._default])
+        self._backend.make_current(home)
+        return home
+
+    def enter(self, client_class: str, chosen: Hashable | None, begin: Callable[[], None]) -> Entry:
+        """The thread goes on on its stream of the class, or on the one that was chosen.
+
+        `begin` tells the engine, before all else: from then on best-effort work holds back for a latency region. For a
+        best-effort region the default stream is looked at first. Its calls are queued by the engine from then on, and
+        what is queued for a stream that all threads share is waited for, through an open gate, by whoever uses that.
+        For the same reason its event is used once.
+        """
+        end_of_default = None
+        if client_class != "best_effort":
+            begin()
+        before = self._backend.current(self._device)
+        stream = self.own(client_class) if chosen is None else chosen
+        self.use(stream)
+        if before == self._default:
+            self.keep(self._backend.alive(self._device))
+        if client_class != "best_effort" and stream == self._own.get("normal"):
+            self._class_of_home(None)
+        if client_class == "best_effort":
+            if before != stream or not self.entries:
+                end_of_default = self.end_of_default()
+            begin()
+        if before != stream:
+            after = [other for other in (before, *self._own.values()) if other != self._default]
+            self.order(stream, after)
+        if end_of_default is not None:
+            self._backend.wait(stream, end_of_default)
+        elif before != stream or not self.entries:
+            self.order(stream, [self._default])
+        if before != stream:
+            self._backend.make_current(stream)
+        entry = Entry(self._device, client_class, before, stream)
+        self.entries.append(entry)
+        return entry
+
+    def leave(self, entry: Entry) -> None:
+        """The thread goes back to where it was, or from the default stream to its normal one."""
+        place = self.entries.index(entry)
+        del self.entries[place]
+        if place < len(self.entries):  # left before one that was entered in it
+            above = self.entries[place]
+            if above.before == entry.stream:
+                above.before = entry.before
+            return
+        if self._backend.capturing():
+            return
+        back = entry.before if entry.before != self._default else self.own("normal")
+        current = self._backend.current(self._device)
+        if back != current:
+            self.order(back, [entry.stream, current])
+            self._backend.make_current(back)
+        if back == self._own.get("normal") and entry.stream != back:
+            self._class_of_home("best_effort" if entry.client_class == "best_effort" else None)
+
+    def _class_of_home(self, client_class: str | None) -> None:
+        if client_class != self._home_class:
+            self._backend.set_class(self._own["normal"], client_class)
+            self._home_class = client_class
+
+
+class Streams:
+    """What regions do with the streams of the threads that enter them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._threads = threading.local()
+        self._spare = _Spare()
+        if hasattr(os, "register_at_fork"):
+            reference = weakref.ref(self)
+
+            def forget() -> None:
+                if (streams := reference()) is not None:
+                    streams.forget()
+
+            os.register_at_fork(after_in_child=forget)
+
+    def forget(self) -> None:
+        """In the child of a fork: the parent's streams are none of this process's."""
+        for streams in getattr(self._threads, "devices", {}).values():
+            streams._own = {}
+        self._threads = threading.local()
+        self._spare.clear()
+
+    def of_thread(self, device: int) -> ThreadStreams:
+        """The calling thread's."""
+        try:
+            devices: dict[int, ThreadStreams] = self._threads.devices
+        except AttributeError:
+            devices = self._threads.devices = {}
+        streams = devices.get(device)
+        if streams is None:
+            streams = devices[device] = ThreadStreams(self.backend, device, self._spare)
+        return streams
+
+    def enter(
+        self, client_class: str, chosen: Hashable | None = None, begin: Callable[[], None] = lambda: None
+    ) -> Entry | None:
+        """A region is entered.
+
+        Args:
+            client_class: Its class.
+            chosen: Its stream, of the current device; None: the thread's own of that class.
+            begin: Tells the engine; called once, whatever is done here.
+
+        Returns:
+            What `leave` wants; None where nothing was done: without CUDA, and during a capture.
+        """
+        device = self.backend.device()
+        if device is None or self.backend.capturing():
+            begin()
+            return None
+        return self.of_thread(device).enter(client_class, chosen, begin)
+
+    def leave(self, entry: Entry) -> None:
+        """It is left, on the thread that entered it."""
+        self.of_thread(entry.device).leave(entry)
+
+    def leave_default(self) -> bool:
+        """The calling thread leaves the default stream before its first region. False where it was not on it."""
+        device = self.backend.device()
+        if device is None or self.backend.capturing():
+            return False
+        streams = self.of_thread(device)
+        if self.backend.current(device) != streams.default:
+            return False
+        streams.leave_default()
+        return True
