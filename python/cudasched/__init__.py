@@ -40,10 +40,10 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import advise, collect, observe, predictor, simulate
+    from cudasched import advise, collect, observe, predictor, simulate, torch
     from cudasched.observe import metrics
 
-_LOADED_WHEN_USED = ("advise", "collect", "observe", "predictor", "simulate")
+_LOADED_WHEN_USED = ("advise", "collect", "observe", "predictor", "simulate", "torch")
 
 __all__ = [
     "ArbiterError",
@@ -75,6 +75,7 @@ __all__ = [
     "simulate",
     "state",
     "status",
+    "torch",
     "unbind_stream",
 ]
 

@@ -238,10 +238,11 @@ class region:  # noqa: N801  used like a function
 
 
 # torch.compile breaks the graph at functions that say so, and with fullgraph=True raises an error that has the reason.
-for _method in (region.__init__, region.__enter__, region.__exit__):
-    _method._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _method._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-        "a cudasched.region changes streams, which a graph cannot; enter it around the compiled function"
+for _name in ("__init__", "__enter__", "__exit__"):
+    vars(region)[_name].__dict__.update(
+        _torchdynamo_disable=True,
+        _torchdynamo_disable_msg="a cudasched.region changes streams, which a graph cannot; enter it around the "
+        "compiled function",
     )
 
 

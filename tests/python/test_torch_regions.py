@@ -89,6 +89,13 @@ class Torch:
         self.cuda = self._C = self
         self.Tensor, self.Event, self._CudaEventBase = Tensor, Event, EventBase
         self.initialised = False
+        self.lazy: list[Any] | None = None
+
+    def _lazy_call(self, call: Any) -> None:
+        if self.lazy is None:
+            call()
+        else:
+            self.lazy.append(call)
 
     def is_available(self) -> bool:
         return self.available

@@ -79,7 +79,7 @@ class Program:
         """The giver lets go of what it gives: as a queue does."""
         if self.held[name]:
             tensor = self.held[name].pop()
-            self.parcels.append((name, hand_over(self.streams, [tensor]), tensor))
+            self.parcels.append((name, hand_over(self.streams, 0, [tensor]), tensor))
 
     def take(self, name: str) -> None:
         for place, (giver, parcel, tensor) in enumerate(self.parcels):
@@ -339,7 +339,7 @@ def test_a_server_reads_weights_while_they_are_trained(one: OneThread) -> None:
         entry = one.streams.enter("best_effort")
         weights = one.model.allocate()  # a copy, as the step left them
         steps.append(weights.uses[-1])
-        parcels.append((hand_over(one.streams, [weights]), weights))
+        parcels.append((hand_over(one.streams, 0, [weights]), weights))
         one.streams.leave(entry)
 
     def serve() -> None:

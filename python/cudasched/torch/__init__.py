@@ -1,9 +1,20 @@
 """cudasched and PyTorch: regions with streams of their own, and what crosses between threads.
 
+::
+
+    import cudasched.torch                               # before torch
+    import torch
+
+    cudasched.torch.install(default="best_effort")       # a program without regions
+    queue.put(cudasched.torch.handover(batch))           # from one thread to another
+
 Nothing here need be called for ``with cudasched.region(...)`` to put a program's PyTorch work on streams of its class;
 ``docs/pytorch.md`` says what that means. Importing this module does not import PyTorch.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from cudasched.torch._handover import Handover, handover
+from cudasched.torch._install import install
+
+__all__ = ["Handover", "handover", "install"]
