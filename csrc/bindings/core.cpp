@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -110,6 +112,23 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("normal_beside_best_effort", &cudasched_state::normal_beside_best_effort)
       .def_readonly("contested_streams", &cudasched_state::contested_streams)
       .def_readonly("unmet_collectives", &cudasched_state::unmet_collectives)
+      .def_readonly("sliced_launches", &cudasched_state::sliced_launches)
+      .def_readonly("slice_launches", &cudasched_state::slice_launches)
+      .def_readonly("graphs_sliced", &cudasched_state::graphs_sliced)
+      .def_readonly("graph_slices", &cudasched_state::graph_slices)
+      .def_readonly("graph_slice_bytes", &cudasched_state::graph_slice_bytes)
+      .def_readonly("graph_builds", &cudasched_state::graph_builds)
+      .def_readonly("graph_build_ns", &cudasched_state::graph_build_ns)
+      .def_readonly("graph_slices_dropped", &cudasched_state::graph_slices_dropped)
+      .def_readonly("longest_whole_graph_ns", &cudasched_state::longest_whole_graph_ns)
+      .def_property_readonly("graphs_whole",
+                             [](const cudasched_state& s) {
+                               std::map<std::string, std::uint64_t> by_reason;
+                               for (int i = 0; i < CUDASCHED_WHOLE_REASONS; ++i) {
+                                 if (s.graphs_whole[i] != 0) by_reason[cudasched_whole_reason(i)] = s.graphs_whole[i];
+                               }
+                               return by_reason;
+                             })
       .def_readonly("device_launches", &cudasched_state::device_launches)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
       .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });

@@ -133,6 +133,25 @@ void Driver::load(void* handle) {
   optional(handle, graph_child_node_get, "cuGraphChildGraphNodeGetGraph");
   optional(handle, graph_get_edges, "cuGraphGetEdges_v2");
 
+  optional(handle, graph_clone, "cuGraphClone");
+  optional(handle, graph_clone_destroy, "cuGraphDestroy");
+  optional(handle, graph_node_destroy, "cuGraphDestroyNode");
+  optional(handle, graph_find_in_clone, "cuGraphNodeFindInClone");
+  optional(handle, graph_upload, "cuGraphUpload");
+  optional(handle, graph_exec_kernel_set_v1, "cuGraphExecKernelNodeSetParams");
+  optional(handle, graph_exec_kernel_set, "cuGraphExecKernelNodeSetParams_v2");
+  optional(handle, graph_exec_copy_set, "cuGraphExecMemcpyNodeSetParams");
+  optional(handle, graph_exec_fill_set, "cuGraphExecMemsetNodeSetParams");
+  optional(handle, graph_exec_host_set, "cuGraphExecHostNodeSetParams");
+  optional(handle, graph_exec_enable, "cuGraphNodeSetEnabled");
+  optional(handle, graph_node_set, "cuGraphNodeSetParams");
+  optional(handle, graph_kernel_node_set, "cuGraphKernelNodeSetParams_v2");
+  optional(handle, graph_copy_node_set, "cuGraphMemcpyNodeSetParams");
+  optional(handle, graph_fill_node_set, "cuGraphMemsetNodeSetParams");
+  optional(handle, graph_host_node_set, "cuGraphHostNodeSetParams");
+  optional(handle, memory_get_info, "cuMemGetInfo_v2");
+  optional(handle, stream_wait_event, "cuStreamWaitEvent");
+
   optional(handle, device_get_resource, "cuDeviceGetDevResource");
   optional(handle, split_sms, "cuDevSmResourceSplitByCount");
   optional(handle, describe_resource, "cuDevResourceGenerateDesc");

@@ -126,6 +126,26 @@ struct Driver {
   decltype(cuGraphChildGraphNodeGetGraph)* graph_child_node_get = nullptr;
   decltype(cuGraphGetEdges)* graph_get_edges = nullptr;
 
+  // Graphs, as they are cut into slices (runtime/slices.hpp): private clones, and what changes executable graphs.
+  decltype(cuGraphClone)* graph_clone = nullptr;
+  decltype(cuGraphDestroy)* graph_clone_destroy = nullptr;
+  decltype(cuGraphDestroyNode)* graph_node_destroy = nullptr;
+  decltype(cuGraphNodeFindInClone)* graph_find_in_clone = nullptr;
+  decltype(cuGraphUpload)* graph_upload = nullptr;
+  CUresult (*graph_exec_kernel_set_v1)(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*) = nullptr;
+  decltype(cuGraphExecKernelNodeSetParams)* graph_exec_kernel_set = nullptr;  // 12.0 and later
+  decltype(cuGraphExecMemcpyNodeSetParams)* graph_exec_copy_set = nullptr;
+  decltype(cuGraphExecMemsetNodeSetParams)* graph_exec_fill_set = nullptr;
+  decltype(cuGraphExecHostNodeSetParams)* graph_exec_host_set = nullptr;
+  decltype(cuGraphNodeSetEnabled)* graph_exec_enable = nullptr;  // 11.6 and later
+  decltype(cuGraphNodeSetParams)* graph_node_set = nullptr;      // 12.2 and later
+  decltype(cuGraphKernelNodeSetParams)* graph_kernel_node_set = nullptr;
+  decltype(cuGraphMemcpyNodeSetParams)* graph_copy_node_set = nullptr;
+  decltype(cuGraphMemsetNodeSetParams)* graph_fill_node_set = nullptr;
+  decltype(cuGraphHostNodeSetParams)* graph_host_node_set = nullptr;
+  decltype(cuMemGetInfo)* memory_get_info = nullptr;
+  decltype(cuStreamWaitEvent)* stream_wait_event = nullptr;
+
   // Green contexts: 12.4 and later, their streams 12.5.
   decltype(cuDeviceGetDevResource)* device_get_resource = nullptr;
   decltype(cuDevSmResourceSplitByCount)* split_sms = nullptr;

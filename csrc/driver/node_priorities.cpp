@@ -74,6 +74,12 @@ bool NodePriorities::set(int priority) noexcept {
   return true;
 }
 
+bool NodePriorities::set_for_good(int priority) noexcept {
+  if (!set(priority)) return false;
+  nodes_.clear();
+  return true;
+}
+
 void NodePriorities::restore() noexcept {
   for (Node& node : nodes_) {
     if (node.changed) set_priority(node.handle, node.priority);

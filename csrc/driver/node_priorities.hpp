@@ -27,6 +27,9 @@ class NodePriorities {
   // False where the driver refuses; nothing is changed then.
   bool set(int priority) noexcept;
 
+  // The same beyond the scope: of a graph of ours.
+  bool set_for_good(int priority) noexcept;
+
  private:
   struct Node {
     CUgraphNode handle;

@@ -169,7 +169,19 @@ void Registry::changed(CUgraphExec exec) noexcept {
 
 void Registry::forget(CUgraphExec exec) noexcept {
   const SpinGuard guard(lock_);
-  if (guard.owns()) execs_.erase(handle_word(exec));
+  if (!guard.owns()) return;
+  execs_.erase(handle_word(exec));
+  slices_.erase(handle_word(exec));
+}
+
+void* Registry::slices(CUgraphExec exec) const noexcept {
+  HandleTable<1>::Words words{};
+  return slices_.find(handle_word(exec), words) ? reinterpret_cast<void*>(words[0]) : nullptr;
+}
+
+bool Registry::has_slices(CUgraphExec exec, void* slices) noexcept {
+  const SpinGuard guard(lock_);
+  return guard.owns() && slices_.set(handle_word(exec), {handle_word(slices)});
 }
 
 // ---- contexts
@@ -240,6 +252,7 @@ void Registry::reset_in_child() noexcept {
   streams_.abandon();
   events_.abandon();
   execs_.abandon();
+  slices_.abandon();
 }
 
 void Registry::clear() noexcept {
@@ -247,6 +260,7 @@ void Registry::clear() noexcept {
   streams_.clear();
   events_.clear();
   execs_.clear();
+  slices_.clear();
   for (auto& each : reach_) each.store(0, std::memory_order_relaxed);
   all_reach_.store(false, std::memory_order_relaxed);
 }

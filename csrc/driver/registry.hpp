@@ -70,6 +70,9 @@ class Registry {
   void launched(CUgraphExec exec) noexcept;
   void changed(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
+  // What the runtime keeps of it to launch it in slices; null: nothing. Until it is forgotten.
+  void* slices(CUgraphExec exec) const noexcept;
+  bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room to know it
 
   // ---- contexts; each told before the driver ends them
   void context_ends(CUcontext context) noexcept;
@@ -105,6 +108,7 @@ class Registry {
   SpinLock lock_;
   HandleTable<2> streams_;  // context; device and flags
   HandleTable<2> events_;   // context; device and flags
+  HandleTable<1> slices_;   // of executable graphs
   HandleTable<4> execs_;    // identity; critical path; nodes and flags; device
   std::array<std::atomic<std::uint32_t>, kMostDevices> reach_{};
   std::atomic<bool> all_reach_{false};

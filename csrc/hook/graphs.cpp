@@ -7,6 +7,8 @@
 
 #include "driver/driver.hpp"
 #include "driver/node_priorities.hpp"
+#include "driver/registry.hpp"
+#include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
@@ -14,7 +16,9 @@ namespace {
 
 using driver::table;
 
-void note(CUgraphExec exec, CUgraph graph) noexcept { runtime::engine().note_graph(exec, graph); }
+void note(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept {
+  runtime::engine().note_graph(exec, graph, flags);
+}
 
 // ---- the priority of kernel nodes (docs/policies.md)
 
@@ -95,7 +99,7 @@ CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* err
   } else {
     status = plain(exec, graph, error_node, log, log_bytes);
   }
-  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph, 0);
   return status;
 }
 
@@ -112,7 +116,7 @@ CUresult instantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_nod
 CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) noexcept {
   const auto call = [&](unsigned long long with) { return table().graph_instantiate(exec, graph, with); };
   const CUresult status = instantiate_prioritised(exec, graph, flags, call) ? CUDA_SUCCESS : call(flags);
-  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph, flags);
   return status;
 }
 
@@ -132,7 +136,7 @@ CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
   };
   const bool prioritised = parameters != nullptr && instantiate_prioritised(exec, graph, parameters->flags, call);
   const CUresult status = prioritised ? CUDA_SUCCESS : real(exec, graph, parameters);
-  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph);
+  if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph, parameters == nullptr ? 0 : parameters->flags);
   return status;
 }
 
@@ -150,14 +154,20 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* re
   return noted(update_prioritised(exec, graph, [&] { return table().graph_update(exec, graph, result); }), exec, graph);
 }
 
+// Of one node, in a way that slices do not follow.
+CUresult changed(CUresult status, CUgraphExec exec) noexcept {
+  if (status == CUDA_SUCCESS) runtime::engine().slices().changed(exec);
+  return status;
+}
+
 CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcept {
-  return update_prioritised(exec, child, [&] { return table().graph_update_child(exec, node, child); });
+  return changed(update_prioritised(exec, child, [&] { return table().graph_update_child(exec, node, child); }), exec);
 }
 
 CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {
   const auto call = [&] { return table().graph_update_node(exec, node, parameters); };
-  if (parameters == nullptr || parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) return call();
-  return update_prioritised(exec, parameters->graph.graph, call);
+  if (parameters == nullptr || parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) return changed(call(), exec);
+  return changed(update_prioritised(exec, parameters->graph.graph, call), exec);
 }
 
 // The flag is no business of a user who did not give it.
@@ -180,6 +190,17 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
   Class value = Class::kNormal;
   const bool has_class = runtime::hot().streams.find(reinterpret_cast<std::uintptr_t>(stream), value);
   captured = {has_class ? graph : nullptr, value};
+}
+
+void order_behind_slices(CUgraphExec exec, CUstream stream) noexcept {
+  if (!runtime::Slices::may_be_sliced(exec) || runtime::is_capturing(stream)) return;
+  Offload::drain_all(stream);
+  runtime::engine().slices().before_direct(exec, stream);
+}
+
+void launched_whole(CUgraphExec exec, CUstream stream) noexcept {
+  if (driver::registry().slices(exec) == nullptr || runtime::is_captured(stream)) return;
+  runtime::engine().slices().after_direct(exec, stream);
 }
 
 std::span<const TakenOver> graph_functions() noexcept {

@@ -13,6 +13,11 @@ namespace cudasched::hook {
 
 std::span<const TakenOver> graph_functions() noexcept;
 
+// Around a graph launch that is not deferred, just before the driver call and after its success: slices of an earlier
+// launch come before it.
+void order_behind_slices(CUgraphExec exec, CUstream stream) noexcept;
+void launched_whole(CUgraphExec exec, CUstream stream) noexcept;
+
 // This thread has captured `graph`, beginning on `stream`.
 void note_captured(CUstream stream, CUgraph graph) noexcept;
 

@@ -124,7 +124,12 @@ CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_
 template <bool kPerThread>
 CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   Call call{{.function = graph, .is_graph = true}, meant_stream<kPerThread>(stream)};
-  return launch(call, [&] { return table().graph_launch.get<kPerThread>()(graph, stream); });
+  return launch(call, [&] {
+    order_behind_slices(graph, call.stream);
+    const CUresult status = table().graph_launch.get<kPerThread>()(graph, stream);
+    if (status == CUDA_SUCCESS) launched_whole(graph, call.stream);
+    return status;
+  });
 }
 
 // ---- launches of the old interface, and of several devices at once: never deferred
@@ -217,6 +222,7 @@ CUresult stream_destroy(CUstream stream) noexcept {
 
 void context_invalidated(CUcontext context) noexcept {
   runtime::forget_streams_of(context);
+  runtime::engine().slices().context_ends(context);
   runtime::hot().context_epoch.fetch_add(1);
   driver::functions().forget_handles();
 }

@@ -105,11 +105,13 @@ CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary 
 }
 
 CUresult module_unload(CUmodule module) noexcept {
+  const runtime::Slices::Unloading unloading(runtime::engine().slices());
   const driver::Functions::Ending forgotten(module);
   return table().module_unload(module);
 }
 
 CUresult library_unload(CUlibrary library) noexcept {
+  const runtime::Slices::Unloading unloading(runtime::engine().slices());
   const driver::Functions::Ending forgotten(library);
   return table().library_unload(library);
 }

@@ -103,29 +103,55 @@ void Launcher::consume(const Operation& operation, bool gated) {
   const Position position = ring_.passed() + 1;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
-    const bool admitted = gated && operation.is_launch();
-    if (admitted) {
-      at_gate_.store(true, std::memory_order_seq_cst);
-      admission_.admit(operation, position, opening_);
-      at_gate_.store(false, std::memory_order_relaxed);
-    }
-    begun_.store(position, std::memory_order_release);
-    const bool timed = is_timed(position);
-    const std::int64_t begin = timed ? now_ns() : 0;
-    if (timed && admitted) queue_waits_.add(begin - operation.pushed_ns);
-    status = operation.execute(calls_);
-    if (timed) {
-      const auto took = static_cast<std::int64_t>(kTimed) * (now_ns() - begin);
-      driver_ns_.store(driver_ns_.load(std::memory_order_relaxed) + took, std::memory_order_relaxed);
-    }
-    if (admitted) {
-      const Operation* const next = ring_.second();
-      admission_.submitted(operation, status,
-                           next != nullptr && next->stream == operation.stream && next->overlaps_predecessor());
+    if (gated && operation.kind == Operation::Kind::kGraph) {
+      status = submit_graph(operation, position);
+    } else {
+      status = submit(operation, position, gated && operation.is_launch());
     }
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
   ring_.pass();
+}
+
+// Makes the call: that of the ring's head, or of one of its parts.
+CUresult Launcher::submit(const Operation& operation, Position position, bool at_gate, bool is_first, bool is_last) {
+  if (at_gate) {
+    at_gate_.store(true, std::memory_order_seq_cst);
+    admission_.admit(operation, position, opening_);
+    at_gate_.store(false, std::memory_order_relaxed);
+  }
+  begun_.store(position, std::memory_order_release);
+  const bool timed = is_timed(position);
+  const std::int64_t begin = timed ? now_ns() : 0;
+  if (timed && at_gate && is_first) queue_waits_.add(begin - operation.pushed_ns);
+  const CUresult status = operation.execute(calls_);
+  if (timed) {
+    const auto took = static_cast<std::int64_t>(kTimed) * (now_ns() - begin);
+    driver_ns_.store(driver_ns_.load(std::memory_order_relaxed) + took, std::memory_order_relaxed);
+  }
+  if (at_gate) {
+    const Operation* const next = is_last ? ring_.second() : nullptr;
+    admission_.submitted(operation, status,
+                         next != nullptr && next->stream == operation.stream && next->overlaps_predecessor());
+  }
+  return status;
+}
+
+CUresult Launcher::submit_graph(const Operation& operation, Position position) {
+  const std::uint32_t parts = admission_.begin_graph(operation);
+  CUresult status = CUDA_SUCCESS;
+  Operation part = operation;
+  for (std::uint32_t i = 0; i < parts && status == CUDA_SUCCESS; ++i) {
+    part.graph = {admission_.part(i)};
+    status = submit(part, position, /*at_gate=*/true, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
+    if (i == 0 && status != CUDA_SUCCESS && !is_sticky(status)) {
+      status = submit(operation, position, /*at_gate=*/true);
+      break;
+    }
+  }
+  if (parts == 0) status = submit(operation, position, /*at_gate=*/true);
+  admission_.end_graph(operation, status);
+  return status;
 }
 
 void Launcher::open_until(Position position) noexcept {

@@ -60,6 +60,12 @@ class Admission {
   virtual void admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
   // `overlap_follows`: the next operation is a launch that may overlap this one, so no event may go between them.
   virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
+  // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() says in how many
+  // parts it is to be submitted, each one a graph launch that is admitted and submitted by itself, in order and on the
+  // launch's stream; 0: whole. Where the driver refuses the first part, nothing has run, and the launch goes whole.
+  virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
+  virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
+  virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;
 };
@@ -135,6 +141,9 @@ class Launcher {
   void work();
   void await_work();
   void consume(const Operation& operation, bool gated);
+  CUresult submit(const Operation& operation, Position position, bool at_gate, bool is_first = true,
+                  bool is_last = true);
+  CUresult submit_graph(const Operation& operation, Position position);
   CUresult make_current(CUcontext context) noexcept;
   void run_what_is_left();
 

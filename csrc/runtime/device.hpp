@@ -51,6 +51,9 @@ class Device {
   // Publishes what the process counts beside the slot of its first client here. The ticker's, and at exit.
   void publish(const arbiter::Counts& counts) noexcept;
 
+  // Launches of graphs may be submitted in slices. Before start_queue().
+  void use(Slices* slices) noexcept { admission_.use(slices); }
+
   // Null where there is none.
   queue::Queue* queue() const noexcept { return queue_.load(std::memory_order_acquire); }
   bool holds_launches() const noexcept { return queue() != nullptr && !queue()->empty(); }

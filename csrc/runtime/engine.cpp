@@ -72,6 +72,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
   hot().host_backoff.configure(settings_.host_backoff_limit_ns());
+  slices_.configure(settings_.slices);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -206,6 +207,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
         device.gate.use_policy(schedule::Decider(*user_policy_));
       }
       if (launch_class == Class::kBestEffort && wants_offload()) {
+        device.use(&slices_);
         device.start_queue(*offload_.calls, offload_.started);
       }
       // From now on what waits behind the gate may be what latency work waits for.
@@ -255,12 +257,16 @@ void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t 
   });
 }
 
-void Engine::note_graph(CUgraphExec exec, CUgraph graph) noexcept {
+void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   Device* const device = current_device(this_thread());
   if (device == nullptr) return;
   device->prepare_predictor(settings_, allocations_.get());
-  graphs_.note(exec, graph, [&](const predict::Query& query) { return device->gate.estimate_ns(query); });
+  const Graphs::Estimate estimate = [device](const predict::Query& query) { return device->gate.estimate_ns(query); };
+  graphs_.note(exec, graph, estimate);
+  if (!slices_.on() || !wants_offload()) return;
+  const std::optional<GivenPriority> given = graphs_.priority(exec);
+  slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, estimate);
 }
 
 void Engine::configure(const std::string& name, const std::string& value) {
@@ -369,6 +375,7 @@ StateReport Engine::report() {
     report.launcher.cpu_ns += time.cpu_ns;
     report.launcher.driver_ns += time.driver_ns;
   });
+  report.slices = slices_.counts();
   report.off_reason = off_reason_;
   report.driver_path = driver_path_;
   return report;
@@ -382,6 +389,7 @@ void Engine::stop() noexcept {
   });
   // A registration under way ends first.
   if (lock_briefly(mutex_)) mutex_.unlock();
+  slices_.stop();
   finish_collecting();
   if (!settings_.coverage_directory.empty()) write_coverage_report();
   hot().scheduling.store(false);
@@ -454,6 +462,7 @@ void Engine::reset_in_child() noexcept {
   driver::functions().reset_in_child();
   driver::registry().reset_in_child();
   graphs_.reset_in_child();
+  slices_.reset_in_child();
   partitions().reset_in_child();
   started_ = false;
   job_.reset();

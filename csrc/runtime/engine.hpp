@@ -31,6 +31,7 @@
 #include "runtime/hot.hpp"
 #include "runtime/regions.hpp"
 #include "runtime/settings.hpp"
+#include "runtime/slices/slices.hpp"
 #include "runtime/stream_use.hpp"
 #include "runtime/ticker.hpp"
 #include "telemetry/collector.hpp"
@@ -58,6 +59,7 @@ struct StateReport {
   telemetry::Totals totals;
   std::uint64_t device_launches = 0;
   queue::LauncherTime launcher;  // of all devices
+  SliceCounts slices;
   std::string off_reason;
   std::string driver_path;
 };
@@ -101,8 +103,12 @@ class Engine {
   const predict::Allocations* allocations() const noexcept { return allocations_.get(); }
 
   // An executable graph was made or changed; one is about to go.
-  void note_graph(CUgraphExec exec, CUgraph graph) noexcept;
-  void forget_graph(CUgraphExec exec) noexcept { graphs_.forget(exec); }
+  void note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags = 0) noexcept;
+  void forget_graph(CUgraphExec exec) noexcept {
+    slices_.forget(exec);
+    graphs_.forget(exec);
+  }
+  Slices& slices() noexcept { return slices_; }
   const Graphs& graphs() const noexcept { return graphs_; }
   bool note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
     return graphs_.note_priority(exec, priority);
@@ -165,6 +171,7 @@ class Engine {
   Ticker ticker_;
   std::unique_ptr<predict::Allocations> allocations_;  // made before the program's first CUDA call goes on
   Graphs graphs_;
+  Slices slices_;
   OffloadHooks offload_;
 };
 

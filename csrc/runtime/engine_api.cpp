@@ -153,6 +153,12 @@ extern "C" {
 const char* cudasched_version(void) { return CUDASCHED_VERSION; }
 const char* cudasched_last_error(void) { return cudasched::runtime::last_error_text(); }
 
+const char* cudasched_whole_reason(std::int32_t reason) {
+  using cudasched::graph::WholeReason;
+  if (reason < 0 || reason >= CUDASCHED_WHOLE_REASONS) return nullptr;
+  return cudasched::graph::name(static_cast<WholeReason>(reason)).data();
+}
+
 void cudasched_get_state(cudasched_state* state) {
   *state = {};
   guarded([&] {
@@ -178,6 +184,17 @@ void cudasched_get_state(cudasched_state* state) {
     state->normal_beside_best_effort = report.totals.normal_beside_best_effort;
     state->contested_streams = report.totals.contested_streams;
     state->unmet_collectives = report.totals.unmet_collectives;
+    state->sliced_launches = report.totals.sliced_launches;
+    state->slice_launches = report.totals.slice_launches;
+    state->graphs_sliced = report.slices.graphs_sliced;
+    state->graph_slices = report.slices.slices;
+    state->graph_slice_bytes = report.slices.bytes;
+    state->graph_builds = report.slices.builds;
+    state->graph_build_ns = report.slices.build_ns;
+    state->graph_slices_dropped = report.slices.dropped;
+    state->longest_whole_graph_ns = static_cast<std::uint64_t>(report.slices.longest_whole_ns);
+    static_assert(CUDASCHED_WHOLE_REASONS == cudasched::graph::kWholeReasons);
+    std::copy(report.slices.whole.begin(), report.slices.whole.end(), state->graphs_whole);
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);

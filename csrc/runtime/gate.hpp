@@ -108,6 +108,9 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
+  // A latency client is there: launches are held.
+  bool beside_latency() const noexcept { return registered() && latency_clients(); }
+
   // True while a thread waits that others are to know of; they then check that this process is alive.
   bool waits() const noexcept { return waiter_.waits(); }
 

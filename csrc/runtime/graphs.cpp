@@ -168,6 +168,13 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
 
 }  // namespace
 
+std::int64_t predicted_node_ns(CUgraphNode node, const Graphs::Estimate& estimate) {
+  std::uint64_t hash = 0;
+  bool plain = true;
+  const std::int64_t own_ns = node_ns(node, estimate, 0, hash, plain);
+  return own_ns > 0 ? own_ns + kNodeGapNs : 0;
+}
+
 void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept {
   if (exec == nullptr || driver::table().graph_get_nodes == nullptr || driver::table().graph_node_get_type == nullptr) {
     return;

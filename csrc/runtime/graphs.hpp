@@ -21,6 +21,9 @@ namespace cudasched::runtime {
 
 using GraphFacts = driver::ExecFacts;
 
+// What a node is predicted to take, with what passes until one behind it begins. Reads it alone.
+std::int64_t predicted_node_ns(CUgraphNode node, const std::function<std::int64_t(const predict::Query&)>& estimate);
+
 // To the kernel nodes of an executable graph, by its caller's class.
 struct GivenPriority {
   int priority = 0;

@@ -5,6 +5,7 @@
 
 #include "queue/queue.hpp"
 #include "runtime/gate.hpp"
+#include "runtime/slices/slices.hpp"
 
 namespace cudasched::runtime {
 
@@ -15,10 +16,19 @@ class GateAdmission final : public queue::Admission {
 
   void admit(const queue::Operation& launch, queue::Position position, const queue::Opening& opening) noexcept override;
   void submitted(const queue::Operation& launch, CUresult status, bool overlap_follows) noexcept override;
+  std::uint32_t begin_graph(const queue::Operation& launch) noexcept override;
+  CUgraphExec part(std::uint32_t index) noexcept override;
+  void end_graph(const queue::Operation& launch, CUresult status) noexcept override;
   void wake() noexcept override;
+
+  // Before the first launch.
+  void use(Slices* slices) noexcept { slices_ = slices; }
 
  private:
   Gate& gate_;
+  Slices* slices_ = nullptr;
+  Slices::Launch graph_;  // under way
+  bool refused_ = false;  // its first part
   Gate::Pass pass_;
 };
 

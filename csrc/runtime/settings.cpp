@@ -66,6 +66,13 @@ bool on_or_off(const std::string& value) {
   return parsed == 1;
 }
 
+SliceSettings::When when_sliced(const std::string& value) {
+  if (value == "auto") return SliceSettings::When::kBesideLatency;
+  if (value == "always") return SliceSettings::When::kAlways;
+  if (value == "off") return SliceSettings::When::kOff;
+  throw Problem("auto, always or off");
+}
+
 std::string policy(const std::string& value) {
   if (schedule::find_policy(value) != nullptr) return value;
   Problem known;
@@ -116,6 +123,16 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_STALE_HEARTBEAT_MS",
      [](Settings& s, const std::string& value) { s.stale_heartbeat_ns = duration(value, kNsPerMs, 1); }},
     {"CUDASCHED_TURN_MS", [](Settings& s, const std::string& value) { s.turn_ns = duration(value, kNsPerMs, 0.1); }},
+    {"CUDASCHED_GRAPH_SLICES", [](Settings& s, const std::string& value) { s.slices.when = when_sliced(value); }},
+    {"CUDASCHED_GRAPH_SLICE_US",
+     [](Settings& s, const std::string& value) { s.slices.slice_ns = duration(value, kNsPerUs, 10); }},
+    {"CUDASCHED_GRAPH_SLICE_MB",
+     [](Settings& s, const std::string& value) {
+       s.slices.most_bytes =
+           static_cast<std::uint64_t>(number(value, 0, 1e6, "a number of MB, from 0 to 1000000") * 1e6);
+     }},
+    {"CUDASCHED_GRAPH_BUILD_MS",
+     [](Settings& s, const std::string& value) { s.slices.most_build_ns = duration(value, kNsPerMs, 1); }},
     {"CUDASCHED_JOB", [](Settings& s, const std::string& value) { s.job = value; }},
     {"CUDASCHED_RUN_DIR", [](Settings& s, const std::string& value) { s.run_directory = value; }},
     {"CUDASCHED_NAME", [](Settings& s, const std::string& value) { s.name = value; }},

@@ -64,6 +64,7 @@ void note_wait_of(CUevent event, CUstream stream) noexcept {
 }
 
 void forget_stream(CUstream stream) noexcept {
+  engine().slices().stream_ends();
   engine().for_each_device([&](Device& device) { device.latency.forget_stream(stream); });
   if (!hot().streams.empty()) engine().unbind_stream(reinterpret_cast<std::uintptr_t>(stream));
   const std::scoped_lock lock(LatencyActivity::probe_mutex());  // no sweep asks the driver for it meanwhile

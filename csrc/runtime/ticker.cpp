@@ -154,6 +154,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
   const telemetry::Totals totals = hot().counters.totals();
   bool active = false;
   sweep_marks();
+  engine().slices().tick();
   if (totals.contested_streams > 0 && !std::exchange(said_contested_, true)) {
     log::warning(
         "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "

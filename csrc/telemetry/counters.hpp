@@ -29,6 +29,8 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> contested_streams{0};
   std::atomic<std::uint64_t> unmet_collectives{0};
   std::atomic<std::uint64_t> graphs{0};  // of best effort, launched
+  std::atomic<std::uint64_t> sliced_launches{0};
+  std::atomic<std::uint64_t> slice_launches{0};
 };
 
 struct Totals {
@@ -46,6 +48,8 @@ struct Totals {
   std::uint64_t contested_streams = 0;
   std::uint64_t unmet_collectives = 0;
   std::uint64_t graphs = 0;
+  std::uint64_t sliced_launches = 0;
+  std::uint64_t slice_launches = 0;
 
   std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
 };
@@ -75,6 +79,8 @@ class Counters {
       sum.contested_streams += shard.contested_streams.load(std::memory_order_relaxed);
       sum.unmet_collectives += shard.unmet_collectives.load(std::memory_order_relaxed);
       sum.graphs += shard.graphs.load(std::memory_order_relaxed);
+      sum.sliced_launches += shard.sliced_launches.load(std::memory_order_relaxed);
+      sum.slice_launches += shard.slice_launches.load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -127,6 +133,8 @@ class Counters {
       shard.contested_streams.store(0, std::memory_order_relaxed);
       shard.unmet_collectives.store(0, std::memory_order_relaxed);
       shard.graphs.store(0, std::memory_order_relaxed);
+      shard.sliced_launches.store(0, std::memory_order_relaxed);
+      shard.slice_launches.store(0, std::memory_order_relaxed);
     }
     gate_waits.reset();
     preemptions.reset();

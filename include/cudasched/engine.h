@@ -49,6 +49,10 @@ CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_dr
  * CUDASCHED_HOOK_ERROR. */
 CUDASCHED_EXPORT int cudasched_find_driver(char* path, uint64_t path_bytes);
 
+/* How many reasons there are for a graph to stay whole, and the name of each ("memory_node"); null beyond the last. */
+#define CUDASCHED_WHOLE_REASONS 26
+CUDASCHED_EXPORT const char* cudasched_whole_reason(int32_t reason);
+
 struct cudasched_state {
   int32_t attached;          /* the shim called cudasched_attach */
   int32_t scheduling;        /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
@@ -71,8 +75,18 @@ struct cudasched_state {
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
   uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
   uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
-  uint64_t device_launches;           /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
-  char off_reason[256];               /* why scheduling is off, empty if it is not */
+  uint64_t sliced_launches;           /* graph launches that were submitted in slices, */
+  uint64_t slice_launches;            /* in so many, each counted as a launch */
+  uint64_t graphs_sliced;             /* executable graphs that have slices now, */
+  uint64_t graph_slices;              /* so many, */
+  uint64_t graph_slice_bytes;         /* of about so much memory of the GPU */
+  uint64_t graph_builds;              /* graphs that were cut, or tried to be */
+  uint64_t graph_build_ns;            /* in the background, in all */
+  uint64_t graph_slices_dropped;      /* graphs whose slices were given up: changed, or launched no more */
+  uint64_t longest_whole_graph_ns;    /* the longest of those that stay whole, as predicted */
+  uint64_t graphs_whole[CUDASCHED_WHOLE_REASONS]; /* executable graphs that stay whole, by cudasched_whole_reason() */
+  uint64_t device_launches; /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
+  char off_reason[256];     /* why scheduling is off, empty if it is not */
   char driver_path[512];
 };
 CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);

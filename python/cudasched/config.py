@@ -67,6 +67,11 @@ class Config:
             and best-effort ones the lowest.
         host_backoff_ms: How long best-effort threads of a program pause at their next launch while another thread
             of it is in a latency region, ms; 0: they do not.
+        graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
+            ``auto`` (beside latency clients), ``always`` or ``off``.
+        graph_slice_us: How long a slice is to be, us.
+        graph_slice_mb: GPU memory that the slices of all graphs may take, about, MB.
+        graph_build_ms: How long cutting one graph may take in the background, ms.
         linger_us: How long the gate stays closed after latency work is done, us; to a long launch twice as long.
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
@@ -97,6 +102,10 @@ class Config:
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
     host_backoff_ms: float = 2.0
+    graph_slices: Literal["auto", "always", "off"] = "auto"
+    graph_slice_us: float = 200.0
+    graph_slice_mb: float = 1000.0
+    graph_build_ms: float = 2000.0
     linger_us: float = 100.0
     max_idle_hold_ms: float = 5.0
     stale_heartbeat_ms: float = 100.0
@@ -240,6 +249,10 @@ SETTINGS: Mapping[str, Setting] = {
     "latency_order": _choice("free", "deadline"),
     "node_priority": Setting(parse_switch),
     "host_backoff_ms": _time("ms", 0),
+    "graph_slices": _choice("auto", "always", "off"),
+    "graph_slice_us": _time("us", 10),
+    "graph_slice_mb": _number("MB", 0, 1_000_000),
+    "graph_build_ms": _time("ms", 1),
     "linger_us": _time("us", 0),
     "max_idle_hold_ms": _time("ms", 0.1),
     "stale_heartbeat_ms": _time("ms", 1),

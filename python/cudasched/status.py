@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,17 @@ class State:
         contested_streams: How often latency work was launched on a stream that a best-effort region uses.
         unmet_collectives: Collectives of a job on several GPUs that waited 20 ms at the gate for another member, and
             went without it.
+        sliced_launches: Graph launches that were submitted in slices, so that the gate could close between two
+            (``docs/graphs.md``).
+        slice_launches: In how many slices; each counts as a launch.
+        graphs_sliced: Executable graphs that have slices now.
+        graph_slices: How many they have.
+        graph_slice_bytes: GPU memory of these slices, about.
+        graph_builds: Graphs that were cut into slices, or tried to be.
+        graph_build_ns: Time that took in the background, in all, ns.
+        graph_slices_dropped: Graphs whose slices were given up: changed, or launched no more.
+        longest_whole_graph_ns: The longest of the graphs that stay whole, as predicted, ns.
+        graphs_whole: Executable graphs that stay whole, by reason.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
@@ -165,6 +177,16 @@ class State:
     normal_beside_best_effort: int = 0
     contested_streams: int = 0
     unmet_collectives: int = 0
+    sliced_launches: int = 0
+    slice_launches: int = 0
+    graphs_sliced: int = 0
+    graph_slices: int = 0
+    graph_slice_bytes: int = 0
+    graph_builds: int = 0
+    graph_build_ns: int = 0
+    graph_slices_dropped: int = 0
+    longest_whole_graph_ns: int = 0
+    graphs_whole: Mapping[str, int] = field(default_factory=dict)
     device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""

@@ -302,6 +302,18 @@ class FakeGate : public Admission {
     statuses_.push_back(status);
     overlap_follows_.push_back(overlap_follows);
   }
+  std::uint32_t begin_graph(const Operation&) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    return static_cast<std::uint32_t>(parts_.size());
+  }
+  CUgraphExec part(std::uint32_t index) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    return parts_[index];
+  }
+  void end_graph(const Operation& launch, CUresult status) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    ended_.emplace_back(launch.graph.graph, status);
+  }
   void wake() noexcept override {
     const std::scoped_lock lock(mutex_);
     changed_.notify_all();
@@ -319,6 +331,15 @@ class FakeGate : public Admission {
   int asked() {
     const std::scoped_lock lock(mutex_);
     return asked_;
+  }
+  // Graphs are submitted in these parts from here on.
+  void cut(std::vector<CUgraphExec> parts) {
+    const std::scoped_lock lock(mutex_);
+    parts_ = std::move(parts);
+  }
+  std::vector<std::pair<CUgraphExec, CUresult>> ended() {
+    const std::scoped_lock lock(mutex_);
+    return ended_;
   }
   // Launches that passed while it was closed.
   int forced() {
@@ -338,6 +359,8 @@ class FakeGate : public Admission {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
+  std::vector<CUgraphExec> parts_;
+  std::vector<std::pair<CUgraphExec, CUresult>> ended_;
   int asked_ = 0;
   int forced_ = 0;
   std::vector<CUresult> statuses_;

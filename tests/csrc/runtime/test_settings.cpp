@@ -46,6 +46,10 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_LONG_US", "500"},
                             {"CUDASCHED_MISS_PROBABILITY", "0.05"},
                             {"CUDASCHED_LATENCY_ORDER", "deadline"},
+                            {"CUDASCHED_GRAPH_SLICES", "always"},
+                            {"CUDASCHED_GRAPH_SLICE_US", "150"},
+                            {"CUDASCHED_GRAPH_SLICE_MB", "50"},
+                            {"CUDASCHED_GRAPH_BUILD_MS", "300"},
                             {"CUDASCHED_LINGER_US", "70"},
                             {"CUDASCHED_MAX_IDLE_HOLD_MS", "100"},
                             {"CUDASCHED_STALE_HEARTBEAT_MS", "2000"},
@@ -65,6 +69,10 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.long_ns, 500'000);
   EXPECT_DOUBLE_EQ(result.settings.miss_probability, 0.05);
   EXPECT_TRUE(result.settings.earliest_deadline_first);
+  EXPECT_EQ(result.settings.slices.when, SliceSettings::When::kAlways);
+  EXPECT_EQ(result.settings.slices.slice_ns, 150'000);
+  EXPECT_EQ(result.settings.slices.most_bytes, 50'000'000U);
+  EXPECT_EQ(result.settings.slices.most_build_ns, 300'000'000);
   EXPECT_EQ(result.settings.linger_ns, 70'000);
   EXPECT_EQ(result.settings.max_idle_hold_ns, 100'000'000);
   EXPECT_EQ(result.settings.stale_heartbeat_ns, 2'000'000'000);

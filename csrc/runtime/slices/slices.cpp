@@ -1,0 +1,579 @@
+#include "runtime/slices/slices.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "base/hash.hpp"
+#include "base/log.hpp"
+#include "driver/driver.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+using driver::table;
+using graph::WholeReason;
+
+constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
+                                           CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | kUseNodePriority |
+                                           CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+constexpr std::int64_t kPollNs = 200 * kNsPerUs;
+
+void sleep_ns(std::int64_t ns) noexcept {
+  const timespec time{ns / kNsPerSecond, ns % kNsPerSecond};
+  nanosleep(&time, nullptr);
+}
+
+// Taken for the length of a scope. The launcher may have it for as long as the gate holds a launch, but what is queued
+// was drained before a graph is changed.
+class Taken {
+ public:
+  explicit Taken(Sliced& sliced) noexcept : sliced_(sliced) {
+    while (!sliced_.take()) sched_yield();
+  }
+  ~Taken() { sliced_.release(); }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+ private:
+  Sliced& sliced_;
+};
+
+bool can_cut() noexcept {
+  const driver::Driver& driver = table();
+  return driver.graph_clone != nullptr && driver.graph_clone_destroy != nullptr &&
+         driver.graph_node_destroy != nullptr && driver.graph_instantiate != nullptr &&
+         driver.graph_get_nodes != nullptr && driver.graph_get_edges != nullptr &&
+         driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
+}
+
+// A fault, rather than what the graph is.
+bool is_failure(WholeReason reason) noexcept {
+  switch (reason) {
+    case WholeReason::kNotCloned:
+    case WholeReason::kCloneDiffers:
+    case WholeReason::kNotBuilt:
+    case WholeReason::kNoMemory:
+    case WholeReason::kTooSlow:
+    case WholeReason::kRefused:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Slices::Driving::Driving(Slices& slices) noexcept : slices_(slices) {
+  slices_.waiting_to_drive_.fetch_add(1);
+  slices_.driving_.lock();
+  slices_.waiting_to_drive_.fetch_sub(1);
+}
+
+Slices::Driving::~Driving() { slices_.driving_.unlock(); }
+
+Slices::Unloading::Unloading(Slices& slices) noexcept : driving_(slices) { slices.unloads_.fetch_add(1); }
+Slices::Unloading::~Unloading() = default;
+
+// ---- the program's threads
+// -------------------------------------------------------------------------------------------
+
+std::shared_ptr<Sliced> Slices::find(CUgraphExec exec) noexcept {
+  const std::scoped_lock lock(mutex_);
+  const auto found = all_.find(exec);
+  return found == all_.end() ? nullptr : found->second;
+}
+
+WholeReason Slices::clone(Sliced& sliced, CUgraph graph) noexcept {
+  driver::ExecFacts facts;
+  if (!driver::registry().find(sliced.exec, facts)) return WholeReason::kNoMemory;
+  if ((sliced.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return WholeReason::kDeviceLaunch;
+  if ((sliced.flags & ~kKnownFlags) != 0) return WholeReason::kUnknownNode;
+  if (sliced.context == nullptr) return WholeReason::kGreenContext;
+  if (const WholeReason why = why_whole(graph); why != WholeReason::kNone) return why;
+  if (facts.nodes <= 1) return WholeReason::kOneNode;
+  // What is predicted of graphs that never ran may be wrong by much.
+  if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
+  if (table().graph_clone(&sliced.clone, graph) != CUDA_SUCCESS) {
+    sliced.clone = nullptr;
+    return WholeReason::kNotCloned;
+  }
+  sliced.identity = facts.identity;
+  return WholeReason::kNone;
+}
+
+void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
+                  const Graphs::Estimate& estimate) noexcept {
+  if (!on() || exec == nullptr || !can_cut()) return;
+  const driver::RelaxedCapture relaxed;
+  try {
+    std::shared_ptr<Sliced> sliced = find(exec);
+    if (sliced != nullptr) {
+      // Updated to another graph. Where that is done at nearly each launch, slices would never be there in time.
+      const Driving driving(*this);
+      sliced->generation.fetch_add(1);
+      drop(*sliced);
+      if (sliced->clone != nullptr) table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
+      const std::uint64_t launches = sliced->launches.load(std::memory_order_relaxed);
+      const bool often = sliced->changed_at && launches - *sliced->changed_at < kSettled;
+      sliced->changed_at = launches;
+      WholeReason why = often ? WholeReason::kUpdated : clone(*sliced, graph);
+      if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
+      if (why != WholeReason::kNone) return note_whole(*sliced, why);
+      sliced->least_launches.store(launches + kSettled, std::memory_order_relaxed);
+      sliced->state.store(Sliced::State::kIdle);
+      return;
+    }
+    sliced = std::make_shared<Sliced>();
+    sliced->exec = exec;
+    sliced->context = driver::shareable_context();
+    sliced->flags = flags;
+    sliced->priority = priority;
+    sliced->estimate = estimate;
+    WholeReason why = clone(*sliced, graph);
+    if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) {
+      table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
+      why = WholeReason::kNoMemory;
+    }
+    if (why != WholeReason::kNone) note_whole(*sliced, why);
+    const std::scoped_lock lock(mutex_);
+    all_.insert_or_assign(exec, std::move(sliced));
+  } catch (const std::exception&) {
+    driver::registry().has_slices(exec, nullptr);  // no memory: whole
+  }
+}
+
+void Slices::changed(CUgraphExec exec) noexcept {
+  if (!on()) return;
+  const std::shared_ptr<Sliced> sliced = find(exec);
+  if (sliced == nullptr || sliced->clone == nullptr) return;
+  const driver::RelaxedCapture relaxed;
+  const Driving driving(*this);
+  sliced->generation.fetch_add(1);
+  drop(*sliced);
+  if (sliced->clone != nullptr) table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
+  note_whole(*sliced, WholeReason::kUpdated);
+}
+
+void Slices::forget(CUgraphExec exec) noexcept {
+  if (!on()) return;
+  std::shared_ptr<Sliced> sliced;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = all_.find(exec);
+    if (found == all_.end()) return;
+    sliced = std::move(found->second);
+    all_.erase(found);
+  }
+  const driver::RelaxedCapture relaxed;
+  const Driving driving(*this);
+  end(*sliced);
+}
+
+void Slices::context_ends(CUcontext context) noexcept {
+  if (!on()) return;
+  const driver::RelaxedCapture relaxed;
+  const Driving driving(*this);
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(all_, [&](const auto& known) {
+    Sliced& sliced = *known.second;
+    if (context != nullptr && sliced.context != context) return false;
+    driver::registry().has_slices(sliced.exec, nullptr);
+    end(sliced);
+    return true;
+  });
+}
+
+// driving_ is held.
+void Slices::end(Sliced& sliced) noexcept {
+  sliced.generation.fetch_add(1);
+  drop(sliced);
+  if (sliced.clone != nullptr) table().graph_clone_destroy(std::exchange(sliced.clone, nullptr));
+  const Taken taken(sliced);
+  if (sliced.event != nullptr) table().event_destroy(std::exchange(sliced.event, nullptr));
+  sliced.last = {};
+}
+
+// driving_ is held.
+void Slices::drop(Sliced& sliced) noexcept {
+  std::unique_ptr<Pieces> pieces;
+  {
+    const Taken taken(sliced);
+    pieces = std::move(sliced.pieces);
+    bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
+    sliced.state.store(Sliced::State::kIdle);
+  }
+  if (pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
+  sliced.reason.store(reason, std::memory_order_relaxed);
+  sliced.state.store(Sliced::State::kWhole);
+  // The ticker says so: this may be the launcher thread.
+  WholeReason none = WholeReason::kNone;
+  if (is_failure(reason)) failed_.compare_exchange_strong(none, reason);
+}
+
+// ---- launches
+// --------------------------------------------------------------------------------------------------------
+
+bool Slices::is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept {
+  const Sliced::Last& last = sliced.last;
+  return last.stream == stream && stream != CU_STREAM_PER_THREAD && last.context == context &&
+         last.epoch == streams_ended_.load(std::memory_order_relaxed);
+}
+
+void Slices::note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept {
+  sliced.last = {stream, context, streams_ended_.load(std::memory_order_relaxed), ordered};
+}
+
+void Slices::order(Sliced& sliced, CUstream stream, CUcontext context) noexcept {
+  if (!sliced.last.ordered || is_last(sliced, stream, context)) return;
+  if (table().stream_wait_event(stream, sliced.event, CU_EVENT_WAIT_DEFAULT) != CUDA_SUCCESS) {
+    table().event_synchronize(sliced.event);
+  }
+}
+
+void Slices::before_direct(CUgraphExec exec, CUstream stream) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return;
+  const driver::RelaxedCapture relaxed;
+  const Taken taken(*sliced);
+  order(*sliced, stream, driver::shareable_context());
+}
+
+void Slices::after_direct(CUgraphExec exec, CUstream stream) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return;
+  sliced->launches.fetch_add(1, std::memory_order_relaxed);
+  sliced->launched_epoch.store(unloads_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  CUcontext const context = driver::shareable_context();
+  const Taken taken(*sliced);
+  note_last(*sliced, stream, context, false);
+}
+
+Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return {};
+  while (!sliced->take()) sched_yield();  // for a moment: nobody else keeps it
+  const std::uint64_t launches = sliced->launches.fetch_add(1, std::memory_order_relaxed) + 1;
+  sliced->launched_epoch.store(unloads_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  const bool wants = settings_.when == SliceSettings::When::kAlways || beside_latency;
+  Launch launch{.sliced = sliced};
+  const Sliced::State state = sliced->state.load(std::memory_order_relaxed);
+  if (wants && state == Sliced::State::kIdle && launches >= sliced->least_launches.load(std::memory_order_relaxed)) {
+    Sliced::State idle = Sliced::State::kIdle;
+    if (sliced->state.compare_exchange_strong(idle, Sliced::State::kWanted)) wanted_.store(true);
+  }
+  if (wants && state == Sliced::State::kReady && context == sliced->context) {
+    launch.orders = true;
+    if (sliced->last.ordered || is_last(*sliced, stream, context)) {
+      launch.parts = static_cast<std::uint32_t>(sliced->pieces->pieces.size());
+      sliced->was_sliced.store(true, std::memory_order_relaxed);
+    }
+  }
+  order(*sliced, stream, context);
+  return launch;
+}
+
+void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUresult status, bool refused) noexcept {
+  if (launch.sliced == nullptr) return;
+  Sliced& sliced = *launch.sliced;
+  // Behind what was submitted of it, where it failed midway.
+  const bool ran = status == CUDA_SUCCESS || launch.parts > 0;
+  const bool ordered = launch.orders && ran && table().event_record(sliced.event, stream) == CUDA_SUCCESS;
+  if (ran) note_last(sliced, stream, context, ordered);
+  if (refused) note_whole(sliced, WholeReason::kRefused);
+  sliced.release();
+}
+
+// ---- the builder
+// -----------------------------------------------------------------------------------------------------
+
+void Slices::tick() noexcept {
+  if (const WholeReason reason = failed_.load(std::memory_order_relaxed);
+      reason != WholeReason::kNone && !std::exchange(said_failed_, true)) {
+    std::array<char, 160> message{};
+    std::snprintf(
+        message.data(), message.size(),
+        "a graph could not be cut into slices (%s) and is launched whole; cudasched.state() counts such graphs",
+        graph::name(reason).data());
+    log::warning(message.data());
+  }
+  if (!wanted_.load(std::memory_order_relaxed) || stopping_.load()) return;
+  if (!running_ && !start_builder()) return;
+  wanted_changed_.notify_one();
+}
+
+bool Slices::start_builder() noexcept {
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread([this] { run(); }).detach();
+    running_ = true;
+  } catch (const std::exception&) {
+    wanted_.store(false);  // no thread is to be had: asked for again by the next graph
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return running_;
+}
+
+void Slices::run() noexcept {
+  pthread_setname_np(pthread_self(), "cudasched-graph");
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  table().exchange_capture_mode(&mode);
+  while (true) {
+    const std::shared_ptr<Sliced> sliced = next_wanted();
+    if (sliced != nullptr) {
+      build(sliced);
+      continue;
+    }
+    drop_idle();
+    std::unique_lock lock(mutex_);
+    const auto is_wanted = [this] { return wanted_.load(std::memory_order_relaxed); };
+    if (idle_.empty()) {
+      wanted_changed_.wait(lock, is_wanted);
+    } else {
+      wanted_changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs), is_wanted);
+    }
+  }
+}
+
+std::shared_ptr<Sliced> Slices::next_wanted() noexcept {
+  const std::scoped_lock lock(mutex_);
+  wanted_.store(false);
+  std::shared_ptr<Sliced> most;
+  for (const auto& [exec, sliced] : all_) {
+    if (sliced->state.load() != Sliced::State::kWanted) continue;
+    if (most == nullptr ||
+        sliced->launches.load(std::memory_order_relaxed) > most->launches.load(std::memory_order_relaxed)) {
+      most = sliced;
+    }
+  }
+  if (most != nullptr) wanted_.store(true);  // look again behind it
+  return most;
+}
+
+void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
+  const std::int64_t begin_ns = now_ns();
+  const std::uint64_t generation = sliced->generation.load();
+  Sliced::State wanted = Sliced::State::kWanted;
+  if (!sliced->state.compare_exchange_strong(wanted, Sliced::State::kBuilding)) return;
+  bool late = false;
+  const Step step = [&](const std::function<void()>& what, bool always) {
+    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
+    const std::scoped_lock lock(driving_);
+    while (stopping_.load()) sleep_ns(kNsPerSecond);  // the process exits: the driver may be gone
+    late = late || now_ns() - begin_ns > settings_.most_build_ns;
+    // Of a graph that has not been launched since a module was unloaded, the functions may be gone.
+    const bool goes_on = !late && sliced->generation.load() == generation &&
+                         sliced->launched_epoch.load(std::memory_order_relaxed) == unloads_.load();
+    if (!goes_on && !always) return false;
+    const driver::CurrentContext current(sliced->context);
+    if (!current.ok() && !always) return false;
+    what();
+    return goes_on;
+  };
+
+  auto pieces = std::make_unique<Pieces>();
+  WholeReason reason = WholeReason::kNone;
+  try {
+    reason = build_pieces(*sliced, step, *pieces);
+  } catch (const std::exception&) {
+    reason = WholeReason::kNoMemory;
+  }
+  builds_.fetch_add(1, std::memory_order_relaxed);
+  build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
+  const auto put_in_place = [&] {
+    if (sliced->generation.load() != generation) return;  // who changed it has said what it is now
+    if (sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load()) {
+      sliced->state.store(Sliced::State::kIdle);
+      return;
+    }
+    if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
+    if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+      sliced->event = nullptr;
+      if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
+    }
+    if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
+    sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
+    sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
+    bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
+    sliced->pieces = std::move(pieces);
+    sliced->state.store(Sliced::State::kReady);
+  };
+  // The launcher has it for as long as the gate holds a launch of it.
+  for (bool done = false; !done; sleep_ns(done ? 1 : kPollNs)) {
+    step(
+        [&] {
+          if (!sliced->take()) return;
+          put_in_place();
+          sliced->release();
+          pieces.reset();
+          done = true;
+        },
+        true);
+  }
+}
+
+WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& pieces) {
+  CUgraph own = nullptr;
+  CUstream upload = nullptr;
+  ReadGraph read;
+  std::vector<graph::Node> nodes;
+  WholeReason reason = WholeReason::kNone;
+  const auto stopped = [&](const std::function<void()>& what) {
+    if (reason == WholeReason::kNone && !step(what, false)) reason = WholeReason::kTooSlow;
+    return reason != WholeReason::kNone;
+  };
+  const auto give_back = [&] {
+    step(
+        [&] {
+          if (own != nullptr) table().graph_clone_destroy(own);
+          if (upload != nullptr) table().stream_destroy(upload);
+        },
+        true);
+    return reason;
+  };
+  if (stopped([&] {
+        if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone) != CUDA_SUCCESS) {
+          own = nullptr;
+          reason = WholeReason::kNotCloned;
+        } else if (!read_graph(own, read)) {
+          reason = WholeReason::kCloneDiffers;
+        }
+      })) {
+    return give_back();
+  }
+  if (stopped([&] { nodes = planned_nodes(read, sliced.context, sliced.estimate); })) return give_back();
+
+  graph::Limits limits;
+  limits.slice_ns = settings_.slice_ns;
+  const graph::Plan plan = graph::plan(nodes, read.edges, limits);
+  if (!plan.cut()) reason = plan.whole;
+  const std::uint64_t bytes = plan.slice_of.size() * kNodeBytes + plan.slices.size() * kPieceBytes;
+  if (bytes_.load(std::memory_order_relaxed) + bytes > settings_.most_bytes && plan.cut()) {
+    reason = WholeReason::kOverBudget;
+  }
+  if (stopped([&] {
+        std::size_t free_bytes = 0;
+        std::size_t all_bytes = 0;
+        // What the program may want itself stays free.
+        if (table().memory_get_info != nullptr && table().memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
+            free_bytes < 4 * bytes + all_bytes / 128) {
+          reason = WholeReason::kNoMemory;
+        } else if (table().stream_create(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
+          upload = nullptr;
+        }
+      })) {
+    return give_back();
+  }
+
+  const Instantiation how{.flags = (sliced.flags & kUseNodePriority) | (sliced.priority ? kUseNodePriority : 0),
+                          .priority = sliced.priority,
+                          .upload = upload};
+  reason = cut(std::exchange(own, nullptr), plan, how, step, pieces);
+  stopped([&] {
+    for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
+      const Pieces::Piece& piece = pieces.pieces[i];
+      driver::registry().made(piece.exec, {.identity = mix(mix(sliced.identity, i + 1), pieces.pieces.size()) | 1,
+                                           .critical_path_ns = piece.critical_ns,
+                                           .nodes = piece.nodes,
+                                           .plain = true});
+    }
+  });
+  bool uploaded = upload == nullptr;
+  while (!uploaded && !stopped([&] { uploaded = table().stream_query.legacy(upload) != CUDA_ERROR_NOT_READY; })) {
+    if (!uploaded) sleep_ns(kPollNs);
+  }
+  return give_back();
+}
+
+// Slices of graphs that are launched no more.
+void Slices::drop_idle() noexcept {
+  std::vector<std::shared_ptr<Sliced>> idle;
+  try {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(idle_, [&](const auto& known) { return !all_.contains(known.first); });
+    for (const auto& [exec, sliced] : all_) {
+      if (sliced->state.load() != Sliced::State::kReady) {
+        idle_.erase(exec);
+        continue;
+      }
+      auto& [launches, looks] = idle_[exec];
+      const std::uint64_t now = sliced->launches.load(std::memory_order_relaxed);
+      looks = now == launches ? looks + 1 : 0;
+      launches = now;
+      if (looks >= kIdleLooks) idle.push_back(sliced);
+    }
+  } catch (const std::exception&) {
+    return;  // no memory: another time
+  }
+  for (const std::shared_ptr<Sliced>& sliced : idle) {
+    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
+    const std::scoped_lock lock(driving_);
+    while (stopping_.load()) sleep_ns(kNsPerSecond);
+    if (sliced->state.load() == Sliced::State::kReady) drop(*sliced);
+  }
+}
+
+// ---- what there is
+// ---------------------------------------------------------------------------------------------------
+
+SliceCounts Slices::counts() noexcept {
+  SliceCounts counts;
+  counts.bytes = bytes_.load(std::memory_order_relaxed);
+  counts.builds = builds_.load(std::memory_order_relaxed);
+  counts.build_ns = build_ns_.load(std::memory_order_relaxed);
+  counts.dropped = dropped_.load(std::memory_order_relaxed);
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [exec, sliced] : all_) {
+    const Sliced::State state = sliced->state.load();
+    if (state == Sliced::State::kReady) {
+      ++counts.graphs_sliced;
+      counts.slices += sliced->slices.load(std::memory_order_relaxed);
+    } else if (state == Sliced::State::kWhole) {
+      ++counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
+      driver::ExecFacts facts;
+      if (driver::registry().find(exec, facts)) {
+        counts.longest_whole_ns = std::max(counts.longest_whole_ns, facts.critical_path_ns);
+      }
+    }
+  }
+  return counts;
+}
+
+void Slices::stop() noexcept {
+  stopping_.store(true);
+  for (int tries = 0; tries < 200; ++tries) {
+    if (driving_.try_lock()) {
+      driving_.unlock();
+      return;
+    }
+    sleep_ns(kNsPerMs);
+  }
+}
+
+void Slices::reset_in_child() noexcept {
+  // What the parent has is the parent's.
+  const SliceSettings settings = settings_;
+  new (this) Slices;
+  settings_ = settings;
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,213 @@
+// Executable graphs that can be launched in slices: which there are, which have slices, and how a launch of one is
+// ordered behind the last. One a process.
+//
+// The way of a graph: when it is instantiated, the program's thread makes one clone of it, of ours from then on; no
+// other thread ever touches the program's. While a latency client is on the device, a launch asks for slices. A builder
+// thread, which is started when the first are asked for and sleeps when there are none to build, cuts the clone
+// (cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
+// gate. Until slices are there, and while no latency client is, the graph goes whole.
+//
+// Order: CUDA runs launches of one executable graph one after another, on whichever streams; slices do not share that.
+// So a launch on another stream than the last one's waits for an event behind that, and where there is none, it goes
+// whole, and has one for the next.
+//
+// Locks: mutex_ guards the list; driving_ is held for each step of the builder's that calls the driver, so that a
+// thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
+// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place or
+// taken away. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
+// after_direct().
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "driver/registry.hpp"
+#include "graph/reason.hpp"
+#include "runtime/graphs.hpp"
+#include "runtime/slices/cut.hpp"
+#include "runtime/slices/settings.hpp"
+
+namespace cudasched::runtime {
+
+// One executable graph. What is not said to be otherwise belongs to who has taken it.
+struct Sliced {
+  enum class State : std::uint8_t { kIdle, kWanted, kBuilding, kReady, kWhole };
+
+  // What is known of where it was launched last.
+  struct Last {
+    CUstream stream = nullptr;
+    CUcontext context = nullptr;
+    std::uint64_t epoch = 0;  // of streams: its handle may have come back for another one
+    bool ordered = false;     // `event` is behind it
+  };
+
+  CUgraphExec exec = nullptr;
+  CUcontext context = nullptr;
+  unsigned long long flags = 0;
+  std::uint64_t identity = 0;
+  Graphs::Estimate estimate;
+
+  std::atomic<bool> taken{false};
+  std::atomic<State> state{State::kIdle};
+  std::atomic<graph::WholeReason> reason{graph::WholeReason::kNone};  // where it is kWhole
+  std::atomic<std::uint32_t> slices{0};                               // that it has
+  std::atomic<std::uint64_t> launches{0};
+  std::atomic<std::uint64_t> launched_epoch{0};  // of unloads, at the last launch
+  std::atomic<bool> was_sliced{false};           // some launch of it
+  std::atomic<std::uint64_t> generation{0};      // changes where it is changed or destroyed: what is built is not it
+  std::atomic<std::uint64_t> least_launches{0};  // before it is built
+
+  // Under driving_.
+  CUgraph clone = nullptr;  // null: it cannot be built
+  std::optional<int> priority;
+  std::optional<std::uint64_t> changed_at;  // launches, at the last update
+
+  std::unique_ptr<Pieces> pieces;
+  std::uint64_t bytes = 0;
+  Last last;
+  CUevent event = nullptr;
+
+  bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
+  void release() noexcept { taken.store(false, std::memory_order_release); }
+};
+
+// As `cudasched.state()` has them.
+struct SliceCounts {
+  std::uint64_t graphs_sliced = 0;  // executable graphs that have slices now,
+  std::uint64_t slices = 0;         // so many,
+  std::uint64_t bytes = 0;          // of about so much memory
+  std::uint64_t builds = 0;
+  std::uint64_t build_ns = 0;  // of the builder thread, in all
+  std::uint64_t dropped = 0;   // graphs whose slices were given up: updated, or launched no more
+  std::array<std::uint64_t, graph::kWholeReasons> whole{};  // executable graphs that stay whole, by reason
+  std::int64_t longest_whole_ns = 0;                        // predicted, of these
+};
+
+class Slices {
+ public:
+  // Before the first graph is told of.
+  void configure(const SliceSettings& settings) noexcept { settings_ = settings; }
+  bool on() const noexcept { return settings_.when != SliceSettings::When::kOff; }
+
+  // ---- the program's threads, off the launch path
+  // `exec` was instantiated from `graph`, or updated to it.
+  void made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
+            const Graphs::Estimate& estimate) noexcept;
+  // It was changed in a way that its slices do not follow.
+  void changed(CUgraphExec exec) noexcept;
+  // Before the driver destroys it.
+  void forget(CUgraphExec exec) noexcept;
+  // Before the driver ends a context; null: any.
+  void context_ends(CUcontext context) noexcept;
+  void stream_ends() noexcept { streams_ended_.fetch_add(1, std::memory_order_relaxed); }
+
+  // driving_, before the builder's next step.
+  class Driving {
+   public:
+    explicit Driving(Slices& slices) noexcept;
+    ~Driving();
+    Driving(const Driving&) = delete;
+    Driving& operator=(const Driving&) = delete;
+
+   private:
+    Slices& slices_;
+  };
+
+  // While the driver ends a module's functions, nothing of ours looks at them.
+  class Unloading {
+   public:
+    explicit Unloading(Slices& slices) noexcept;
+    ~Unloading();
+    Unloading(const Unloading&) = delete;
+    Unloading& operator=(const Unloading&) = delete;
+
+   private:
+    Driving driving_;
+  };
+
+  // ---- launches on the program's own thread, which go whole; on streams that do not capture
+  // It may have been launched in slices, or be about to be: what is queued must have been submitted, and
+  // before_direct() be called, just before the driver is.
+  static bool may_be_sliced(CUgraphExec exec) noexcept {
+    const auto* const sliced = static_cast<const Sliced*>(driver::registry().slices(exec));
+    if (sliced == nullptr) return false;
+    const Sliced::State state = sliced->state.load(std::memory_order_seq_cst);
+    return sliced->was_sliced.load(std::memory_order_relaxed) ||
+           (state != Sliced::State::kIdle && state != Sliced::State::kWhole);
+  }
+  // Orders `stream` behind the last launch, where the driver does not.
+  void before_direct(CUgraphExec exec, CUstream stream) noexcept;
+  // It was launched there, with success.
+  void after_direct(CUgraphExec exec, CUstream stream) noexcept;
+
+  // ---- the launcher thread's
+  struct Launch {
+    Sliced* sliced = nullptr;  // taken; null: nothing is known of the graph
+    std::uint32_t parts = 0;   // 0: it goes whole
+    bool orders = false;       // an event goes behind it
+  };
+  Launch begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept;
+  // `refused`: the driver would not have the first slice.
+  void end(const Launch& launch, CUstream stream, CUcontext context, CUresult status, bool refused) noexcept;
+
+  // ---- the ticker's
+  void tick() noexcept;
+
+  SliceCounts counts() noexcept;
+  // At exit: the builder calls the driver no more.
+  void stop() noexcept;
+  void reset_in_child() noexcept;
+
+ private:
+  static constexpr std::int64_t kLookNs = 5 * kNsPerSecond;  // between two looks for graphs that are launched no more
+  static constexpr int kIdleLooks = 4;
+  static constexpr std::uint64_t kSettled = 16;  // launches between two changes, for slices to be worth building anew
+  static constexpr std::uint64_t kPieceBytes = 64 << 10;
+  static constexpr std::uint64_t kNodeBytes = 4 << 10;
+
+  bool start_builder() noexcept;
+  void run() noexcept;
+  std::shared_ptr<Sliced> next_wanted() noexcept;
+  void build(const std::shared_ptr<Sliced>& sliced) noexcept;
+  graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
+  void drop(Sliced& sliced) noexcept;
+  void end(Sliced& sliced) noexcept;
+  std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
+  graph::WholeReason clone(Sliced& sliced, CUgraph graph) noexcept;
+  void drop_idle() noexcept;
+  void note_whole(Sliced& sliced, graph::WholeReason reason) noexcept;
+  bool is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept;
+  void note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept;
+  void order(Sliced& sliced, CUstream stream, CUcontext context) noexcept;
+
+  SliceSettings settings_;
+  std::mutex mutex_;
+  std::condition_variable wanted_changed_;
+  std::unordered_map<CUgraphExec, std::shared_ptr<Sliced>> all_;
+  std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
+  std::mutex driving_;
+  std::atomic<int> waiting_to_drive_{0};
+  std::atomic<bool> wanted_{false};
+  std::atomic<bool> stopping_{false};
+  bool running_ = false;
+  std::atomic<std::uint64_t> streams_ended_{0};
+  std::atomic<std::uint64_t> unloads_{0};
+  std::atomic<std::uint64_t> bytes_{0};
+  std::atomic<std::uint64_t> builds_{0};
+  std::atomic<std::uint64_t> build_ns_{0};
+  std::atomic<std::uint64_t> dropped_{0};
+  std::atomic<graph::WholeReason> failed_{graph::WholeReason::kNone};  // the first of them
+  bool said_failed_ = false;                                           // the ticker's
+};
+
+}  // namespace cudasched::runtime
