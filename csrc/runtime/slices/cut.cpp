@@ -110,7 +110,8 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
                                                           : static_cast<const void*>(parameters.kern);
   // Without a name it may be anything.
   const driver::KernelFacts* const known = driver::functions().find(function);
-  if (known == nullptr || known->name.empty() || graph::may_wait(known->name)) planned.may_wait = true;
+  if (known == nullptr || known->name.empty() || known->facts.traits.is_collective || graph::may_wait(known->name))
+    planned.may_wait = true;
 }
 
 // The half of a graph that holds the slices from `first` to before `end`.

@@ -375,14 +375,15 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   Sliced::State wanted = Sliced::State::kWanted;
   if (!sliced->state.compare_exchange_strong(wanted, Sliced::State::kBuilding)) return;
   bool late = false;
+  bool unloaded = false;
   const Step step = [&](const std::function<void()>& what, bool always) {
     while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
     const std::scoped_lock lock(driving_);
     while (stopping_.load()) sleep_ns(kNsPerSecond);  // the process exits: the driver may be gone
     late = late || now_ns() - begin_ns > settings_.most_build_ns;
     // Of a graph that has not been launched since a module was unloaded, the functions may be gone.
-    const bool goes_on = !late && sliced->generation.load() == generation &&
-                         sliced->launched_epoch.load(std::memory_order_relaxed) == unloads_.load();
+    unloaded = unloaded || sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
+    const bool goes_on = !late && !unloaded && sliced->generation.load() == generation;
     if (!goes_on && !always) return false;
     const driver::CurrentContext current(sliced->context);
     if (!current.ok() && !always) return false;
@@ -400,11 +401,8 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
-    if (sliced->generation.load() != generation) return;  // who changed it has said what it is now
-    if (sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load()) {
-      sliced->state.store(Sliced::State::kIdle);
-      return;
-    }
+    if (sliced->generation.load() != generation) return;             // who changed it has said what it is now
+    if (unloaded) return sliced->state.store(Sliced::State::kIdle);  // until it is launched again
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
       sliced->event = nullptr;
