@@ -136,7 +136,6 @@ void Driver::load(void* handle) {
   optional(handle, graph_clone, "cuGraphClone");
   optional(handle, graph_clone_destroy, "cuGraphDestroy");
   optional(handle, graph_node_destroy, "cuGraphDestroyNode");
-  optional(handle, graph_find_in_clone, "cuGraphNodeFindInClone");
   optional(handle, graph_upload, "cuGraphUpload");
   optional(handle, graph_exec_kernel_set_v1, "cuGraphExecKernelNodeSetParams");
   optional(handle, graph_exec_kernel_set, "cuGraphExecKernelNodeSetParams_v2");
@@ -149,6 +148,8 @@ void Driver::load(void* handle) {
   optional(handle, graph_copy_node_set, "cuGraphMemcpyNodeSetParams");
   optional(handle, graph_fill_node_set, "cuGraphMemsetNodeSetParams");
   optional(handle, graph_host_node_set, "cuGraphHostNodeSetParams");
+  optional(handle, graph_host_node_get, "cuGraphHostNodeGetParams");
+  optional(handle, graph_kernel_node_copy_attributes, "cuGraphKernelNodeCopyAttributes");
   optional(handle, memory_get_info, "cuMemGetInfo_v2");
   optional(handle, stream_wait_event, "cuStreamWaitEvent");
 

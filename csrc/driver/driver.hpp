@@ -130,7 +130,6 @@ struct Driver {
   decltype(cuGraphClone)* graph_clone = nullptr;
   decltype(cuGraphDestroy)* graph_clone_destroy = nullptr;
   decltype(cuGraphDestroyNode)* graph_node_destroy = nullptr;
-  decltype(cuGraphNodeFindInClone)* graph_find_in_clone = nullptr;
   decltype(cuGraphUpload)* graph_upload = nullptr;
   CUresult (*graph_exec_kernel_set_v1)(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*) = nullptr;
   decltype(cuGraphExecKernelNodeSetParams)* graph_exec_kernel_set = nullptr;  // 12.0 and later
@@ -143,6 +142,8 @@ struct Driver {
   decltype(cuGraphMemcpyNodeSetParams)* graph_copy_node_set = nullptr;
   decltype(cuGraphMemsetNodeSetParams)* graph_fill_node_set = nullptr;
   decltype(cuGraphHostNodeSetParams)* graph_host_node_set = nullptr;
+  decltype(cuGraphHostNodeGetParams)* graph_host_node_get = nullptr;
+  decltype(cuGraphKernelNodeCopyAttributes)* graph_kernel_node_copy_attributes = nullptr;  // 11.0 and later
   decltype(cuMemGetInfo)* memory_get_info = nullptr;
   decltype(cuStreamWaitEvent)* stream_wait_event = nullptr;
 

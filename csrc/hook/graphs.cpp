@@ -154,7 +154,75 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* re
   return noted(update_prioritised(exec, graph, [&] { return table().graph_update(exec, graph, result); }), exec, graph);
 }
 
-// Of one node, in a way that slices do not follow.
+// ---- one node of an executable graph: what the driver has accepted is done to our clone of the graph, and its slices
+
+// change(node) does to a node of ours what the program did to `node`. `context` is what it named; null: none.
+template <typename Change>
+CUresult node_changed(CUresult status, CUgraphExec exec, CUgraphNode node, CUcontext context,
+                      Change&& change) noexcept {
+  if (status == CUDA_SUCCESS) runtime::engine().slices().node_changed(exec, node, context, change);
+  return status;
+}
+
+constexpr CUresult kNotThere = CUDA_ERROR_NOT_SUPPORTED;
+
+CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
+  return table().graph_kernel_node_set == nullptr ? kNotThere : table().graph_kernel_node_set(node, parameters);
+}
+
+CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
+  const CUresult status = table().graph_exec_kernel_set(exec, node, parameters);
+  return node_changed(status, exec, node, status == CUDA_SUCCESS ? parameters->ctx : nullptr,
+                      [&](CUgraphNode ours) { return set_kernel(ours, parameters); });
+}
+
+CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* parameters) noexcept {
+  const CUresult status = table().graph_exec_kernel_set_v1(exec, node, parameters);
+  return node_changed(status, exec, node, nullptr, [&](CUgraphNode ours) {
+    CUDA_KERNEL_NODE_PARAMS newer{};
+    newer.func = parameters->func;
+    newer.gridDimX = parameters->gridDimX;
+    newer.gridDimY = parameters->gridDimY;
+    newer.gridDimZ = parameters->gridDimZ;
+    newer.blockDimX = parameters->blockDimX;
+    newer.blockDimY = parameters->blockDimY;
+    newer.blockDimZ = parameters->blockDimZ;
+    newer.sharedMemBytes = parameters->sharedMemBytes;
+    newer.kernelParams = parameters->kernelParams;
+    newer.extra = parameters->extra;
+    return set_kernel(ours, &newer);
+  });
+}
+
+CUresult copy_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* parameters, CUcontext context) noexcept {
+  const CUresult status = table().graph_exec_copy_set(exec, node, parameters, context);
+  return node_changed(status, exec, node, context, [&](CUgraphNode ours) {
+    return table().graph_copy_node_set == nullptr ? kNotThere : table().graph_copy_node_set(ours, parameters);
+  });
+}
+
+CUresult fill_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* parameters,
+                  CUcontext context) noexcept {
+  const CUresult status = table().graph_exec_fill_set(exec, node, parameters, context);
+  return node_changed(status, exec, node, context, [&](CUgraphNode ours) {
+    return table().graph_fill_node_set == nullptr ? kNotThere : table().graph_fill_node_set(ours, parameters);
+  });
+}
+
+CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* parameters) noexcept {
+  const CUresult status = table().graph_exec_host_set(exec, node, parameters);
+  return node_changed(status, exec, node, nullptr, [&](CUgraphNode ours) {
+    return table().graph_host_node_set == nullptr ? kNotThere : table().graph_host_node_set(ours, parameters);
+  });
+}
+
+CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexcept {
+  const CUresult status = table().graph_exec_enable(exec, node, enabled);
+  if (status == CUDA_SUCCESS) runtime::engine().slices().node_enabled(exec, node, enabled != 0);
+  return status;
+}
+
+// In a way that slices do not follow.
 CUresult changed(CUresult status, CUgraphExec exec) noexcept {
   if (status == CUDA_SUCCESS) runtime::engine().slices().changed(exec);
   return status;
@@ -166,7 +234,16 @@ CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcep
 
 CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {
   const auto call = [&] { return table().graph_update_node(exec, node, parameters); };
-  if (parameters == nullptr || parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) return changed(call(), exec);
+  if (parameters == nullptr) return call();
+  if (parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) {
+    const CUcontext context = parameters->type == CU_GRAPH_NODE_TYPE_KERNEL   ? parameters->kernel.ctx
+                              : parameters->type == CU_GRAPH_NODE_TYPE_MEMCPY ? parameters->memcpy.copyCtx
+                              : parameters->type == CU_GRAPH_NODE_TYPE_MEMSET ? parameters->memset.ctx
+                                                                              : nullptr;
+    return node_changed(call(), exec, node, context, [&](CUgraphNode ours) {
+      return table().graph_node_set == nullptr ? kNotThere : table().graph_node_set(ours, parameters);
+    });
+  }
   return changed(update_prioritised(exec, parameters->graph.graph, call), exec);
 }
 
@@ -192,15 +269,16 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
   captured = {has_class ? graph : nullptr, value};
 }
 
-void order_behind_slices(CUgraphExec exec, CUstream stream) noexcept {
-  if (!runtime::Slices::may_be_sliced(exec) || runtime::is_capturing(stream)) return;
-  Offload::drain_all(stream);
-  runtime::engine().slices().before_direct(exec, stream);
+void order_behind_slices(const queue::Call& call) noexcept {
+  if (!runtime::Slices::may_be_sliced(call.graph()) || runtime::is_capturing(call.stream)) return;
+  Offload::drain_launches_of(call);
+  runtime::engine().slices().before_direct(call.graph(), call.stream);
 }
 
-void launched_whole(CUgraphExec exec, CUstream stream) noexcept {
-  if (driver::registry().slices(exec) == nullptr || runtime::is_captured(stream)) return;
-  runtime::engine().slices().after_direct(exec, stream);
+void launched_whole(const queue::Call& call) noexcept {
+  if (call.site.captured || driver::registry().slices(call.graph()) == nullptr) return;
+  if (runtime::is_captured(call.stream)) return;
+  runtime::engine().slices().after_direct(call.graph(), call.stream);
 }
 
 std::span<const TakenOver> graph_functions() noexcept {
@@ -212,6 +290,12 @@ std::span<const TakenOver> graph_functions() noexcept {
                 address(&instantiate_with_parameters<true>)},
       TakenOver{"cuGraphExecUpdate_v2", address(&update)},
       TakenOver{"cuGraphExecUpdate", address(&update_v1)},
+      TakenOver{"cuGraphExecKernelNodeSetParams", address(&kernel_set_v1)},
+      TakenOver{"cuGraphExecKernelNodeSetParams_v2", address(&kernel_set)},
+      TakenOver{"cuGraphExecMemcpyNodeSetParams", address(&copy_set)},
+      TakenOver{"cuGraphExecMemsetNodeSetParams", address(&fill_set)},
+      TakenOver{"cuGraphExecHostNodeSetParams", address(&host_set)},
+      TakenOver{"cuGraphNodeSetEnabled", address(&set_enabled)},
       TakenOver{"cuGraphExecChildGraphNodeSetParams", address(&update_child)},
       TakenOver{"cuGraphExecNodeSetParams", address(&update_node)},
       TakenOver{"cuGraphExecGetFlags", address(&get_flags)},

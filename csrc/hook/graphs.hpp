@@ -8,6 +8,7 @@
 #include <span>
 
 #include "hook/taken_over.hpp"
+#include "queue/call.hpp"
 
 namespace cudasched::hook {
 
@@ -15,8 +16,8 @@ std::span<const TakenOver> graph_functions() noexcept;
 
 // Around a graph launch that is not deferred, just before the driver call and after its success: slices of an earlier
 // launch come before it.
-void order_behind_slices(CUgraphExec exec, CUstream stream) noexcept;
-void launched_whole(CUgraphExec exec, CUstream stream) noexcept;
+void order_behind_slices(const queue::Call& call) noexcept;
+void launched_whole(const queue::Call& call) noexcept;
 
 // This thread has captured `graph`, beginning on `stream`.
 void note_captured(CUstream stream, CUgraph graph) noexcept;

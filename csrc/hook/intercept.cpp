@@ -125,9 +125,9 @@ template <bool kPerThread>
 CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   Call call{{.function = graph, .is_graph = true}, meant_stream<kPerThread>(stream)};
   return launch(call, [&] {
-    order_behind_slices(graph, call.stream);
+    order_behind_slices(call);
     const CUresult status = table().graph_launch.get<kPerThread>()(graph, stream);
-    if (status == CUDA_SUCCESS) launched_whole(graph, call.stream);
+    if (status == CUDA_SUCCESS) launched_whole(call);
     return status;
   });
 }

@@ -607,6 +607,12 @@ bool Offload::push(const queue::Call& call, CUresult& status) noexcept {
   return !direct;
 }
 
+void Offload::drain_launches_of(const queue::Call& call) noexcept {
+  if (all_empty()) return;
+  drain(call.site.caller, queue::Scope::kGraph, kAllDevices, nullptr, nullptr, nullptr, For::kLaunch, nullptr,
+        call.graph());
+}
+
 bool Offload::submit_everything() noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
   drain_everything(state.engine.find_site(nullptr, nullptr).caller, For::kOther);

@@ -59,6 +59,9 @@ class Offload {
   // gate to the driver.
   static bool push(const queue::Call& call, CUresult& status) noexcept;
 
+  // Before a graph launch on the program's own thread, where launches of the same graph may be queued on other streams.
+  static void drain_launches_of(const queue::Call& call) noexcept;
+
   // Waits until the driver has all that is queued, whichever its device. False: nothing was queued.
   static bool submit_everything() noexcept;
 };

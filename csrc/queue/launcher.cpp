@@ -142,7 +142,7 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position) {
   CUresult status = CUDA_SUCCESS;
   Operation part = operation;
   for (std::uint32_t i = 0; i < parts && status == CUDA_SUCCESS; ++i) {
-    part.graph = {admission_.part(i)};
+    part.launch.what.function = admission_.part(i);
     status = submit(part, position, /*at_gate=*/true, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
     if (i == 0 && status != CUDA_SUCCESS && !is_sticky(status)) {
       status = submit(operation, position, /*at_gate=*/true);

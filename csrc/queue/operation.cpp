@@ -75,7 +75,7 @@ CUresult Operation::execute(const Calls& calls) const {
     case Kind::kKernel:
       return queue::launch(calls, launch, stream);
     case Kind::kGraph:
-      return calls.launch_graph(static_cast<CUgraphExec>(const_cast<void*>(launch.what.function)), stream);
+      return calls.launch_graph(graph(), stream);
     case Kind::kFill:
       return fill_memory(calls, fill, stream);
     case Kind::kFillRows:

@@ -85,6 +85,9 @@ struct Operation {
   // Launches wait at the gate; the rest follows in the ring's order.
   bool is_launch() const noexcept { return kind == Kind::kKernel || kind == Kind::kGraph; }
 
+  // Of a graph launch.
+  CUgraphExec graph() const noexcept { return static_cast<CUgraphExec>(const_cast<void*>(launch.what.function)); }
+
   // May start before the launch ahead of it on its stream has finished: an event between the two would end that.
   bool overlaps_predecessor() const noexcept { return kind == Kind::kKernel && launch.overlaps_predecessor; }
 

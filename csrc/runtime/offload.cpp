@@ -20,7 +20,7 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
   if (overlap_follows) pass_.completion = nullptr;
   if (pass_.entry >= 0) gate_.submitted(pass_, operation.stream, status);
   const bool is_part = graph_.parts > 0;
-  if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || operation.graph.graph == part(0);
+  if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || operation.graph() == part(0);
   if (status != CUDA_SUCCESS) return;
   telemetry::Shard& count = hot().counters.shard(this_thread().index);
   count.launches[static_cast<std::size_t>(Class::kBestEffort)].fetch_add(1, std::memory_order_relaxed);
@@ -31,7 +31,7 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
 std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
   refused_ = false;
   if (slices_ == nullptr || !slices_->on()) return 0;
-  graph_ = slices_->begin(launch.graph.graph, launch.stream, launch.context, gate_.beside_latency());
+  graph_ = slices_->begin(launch.graph(), launch.stream, launch.context, gate_.beside_latency());
   if (graph_.parts > 0) {
     hot().counters.shard(this_thread().index).sliced_launches.fetch_add(1, std::memory_order_relaxed);
   }

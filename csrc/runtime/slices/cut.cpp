@@ -64,13 +64,6 @@ WholeReason why_whole(CUgraphNode node, CUgraphNodeType type, int depth) {
   }
 }
 
-bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
-  std::size_t count = 0;
-  if (table().graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return false;
-  nodes.resize(count);
-  return count == 0 || table().graph_get_nodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
-}
-
 WholeReason why_whole(CUgraph graph, int depth) {
   std::vector<CUgraphNode> nodes;
   if (!get_nodes(graph, nodes)) return WholeReason::kTooLarge;
@@ -136,23 +129,6 @@ struct Half {
   }
 };
 
-// Is `clone` what it should be, with its nodes in the same order?
-bool is_clone(const ReadGraph& original, const ReadGraph& clone) {
-  const auto same = [](const graph::Edge& a, const graph::Edge& b) {
-    return a.from == b.from && a.to == b.to && a.programmatic == b.programmatic;
-  };
-  const auto sorted = [](std::vector<graph::Edge> edges) {
-    std::sort(edges.begin(), edges.end(), [](const graph::Edge& a, const graph::Edge& b) {
-      return a.from != b.from ? a.from < b.from : a.to < b.to;
-    });
-    return edges;
-  };
-  if (original.types != clone.types || original.edges.size() != clone.edges.size()) return false;
-  const auto left = sorted(original.edges);
-  const auto right = sorted(clone.edges);
-  return std::equal(left.begin(), left.end(), right.begin(), same);
-}
-
 // Splits `half` in two; `other` is the later one.
 WholeReason split(const graph::Plan& plan, Half& half, Half& other) {
   other.first = half.first + (half.end - half.first) / 2;
@@ -164,7 +140,7 @@ WholeReason split(const graph::Plan& plan, Half& half, Half& other) {
   }
   ReadGraph original;
   ReadGraph clone;
-  if (!read_graph(half.graph, original) || !read_graph(other.graph, clone) || !is_clone(original, clone)) {
+  if (!read_graph(half.graph, original) || !read_graph(other.graph, clone) || !is_alike(original, clone)) {
     return WholeReason::kCloneDiffers;
   }
   std::unordered_map<CUgraphNode, CUgraphNode> twin;
@@ -205,6 +181,13 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
 }
 
 }  // namespace
+
+bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
+  std::size_t count = 0;
+  if (table().graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return false;
+  nodes.resize(count);
+  return count == 0 || table().graph_get_nodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
+}
 
 bool read_graph(CUgraph graph, ReadGraph& read) {
   const auto& driver = table();
@@ -251,6 +234,80 @@ std::vector<graph::Node> planned_nodes(const ReadGraph& read, CUcontext context,
     look_at_kernels(read.handles[i], read.types[i], context, nodes[i], 0);
   }
   return nodes;
+}
+
+bool is_alike(const ReadGraph& read, const ReadGraph& other) {
+  const auto same = [](const graph::Edge& a, const graph::Edge& b) {
+    return a.from == b.from && a.to == b.to && a.programmatic == b.programmatic;
+  };
+  const auto sorted = [](std::vector<graph::Edge> edges) {
+    std::sort(edges.begin(), edges.end(), [](const graph::Edge& a, const graph::Edge& b) {
+      return a.from != b.from ? a.from < b.from : a.to < b.to;
+    });
+    return edges;
+  };
+  if (read.types != other.types || read.edges.size() != other.edges.size()) return false;
+  const auto left = sorted(read.edges);
+  const auto right = sorted(other.edges);
+  return std::equal(left.begin(), left.end(), right.begin(), same);
+}
+
+bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept {
+  const driver::Driver& driver = table();
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  if (driver.graph_node_get_type(from, &type) != CUDA_SUCCESS) return false;
+  const auto set = [&](auto parameters, auto* get, auto&& with) {
+    return get != nullptr && get(from, &parameters) == CUDA_SUCCESS && with(&parameters) == CUDA_SUCCESS;
+  };
+  constexpr CUresult kNone = CUDA_ERROR_NOT_SUPPORTED;
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return set(CUDA_KERNEL_NODE_PARAMS{}, driver.graph_kernel_node_get, [&](const auto* parameters) {
+        return driver.graph_exec_kernel_set == nullptr ? kNone : driver.graph_exec_kernel_set(exec, node, parameters);
+      });
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return set(CUDA_MEMCPY3D{}, driver.graph_copy_node_get, [&](const auto* parameters) {
+        return driver.graph_exec_copy_set == nullptr ? kNone
+                                                     : driver.graph_exec_copy_set(exec, node, parameters, context);
+      });
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return set(CUDA_MEMSET_NODE_PARAMS{}, driver.graph_set_node_get, [&](const auto* parameters) {
+        return driver.graph_exec_fill_set == nullptr ? kNone
+                                                     : driver.graph_exec_fill_set(exec, node, parameters, context);
+      });
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return set(CUDA_HOST_NODE_PARAMS{}, driver.graph_host_node_get, [&](const auto* parameters) {
+        return driver.graph_exec_host_set == nullptr ? kNone : driver.graph_exec_host_set(exec, node, parameters);
+      });
+    default:
+      return false;
+  }
+}
+
+bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
+  const driver::Driver& driver = table();
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  if (driver.graph_node_get_type(from, &type) != CUDA_SUCCESS) return false;
+  const auto copy = [&](auto parameters, auto* get, auto* set) {
+    return get != nullptr && set != nullptr && get(from, &parameters) == CUDA_SUCCESS &&
+           set(to, &parameters) == CUDA_SUCCESS;
+  };
+  switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return copy(CUDA_KERNEL_NODE_PARAMS{}, driver.graph_kernel_node_get, driver.graph_kernel_node_set) &&
+             driver.graph_kernel_node_copy_attributes != nullptr &&
+             driver.graph_kernel_node_copy_attributes(to, from) == CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return copy(CUDA_MEMCPY3D{}, driver.graph_copy_node_get, driver.graph_copy_node_set);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return copy(CUDA_MEMSET_NODE_PARAMS{}, driver.graph_set_node_get, driver.graph_fill_node_set);
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return copy(CUDA_HOST_NODE_PARAMS{}, driver.graph_host_node_get, driver.graph_host_node_set);
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return true;
+    default:
+      return false;
+  }
 }
 
 Pieces::~Pieces() {

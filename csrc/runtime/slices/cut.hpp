@@ -26,7 +26,8 @@ struct ReadGraph {
   std::vector<graph::Edge> edges;
 };
 
-// False where the driver does not answer.
+// False where the driver does not answer, and of more than a million nodes.
+bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes);
 bool read_graph(CUgraph graph, ReadGraph& read);
 
 // Why a graph is not cut, as far as its nodes say by themselves; kNone: it may be. Reads it alone, so that it may be
@@ -72,6 +73,16 @@ struct Instantiation {
   std::optional<int> priority;  // that kernel nodes get, as those of the whole graph have got
   CUstream upload = nullptr;    // null: slices are not uploaded
 };
+
+// Gives a node of an executable slice the parameters that `from` has: a node of the same type, of a graph of ours.
+// False where the driver refuses.
+bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept;
+
+// The same for a node of a graph of ours; a kernel node's attributes, too.
+bool copy_node(CUgraphNode to, CUgraphNode from) noexcept;
+
+// Does `other` have the nodes and edges of `read`, in the same order?
+bool is_alike(const ReadGraph& read, const ReadGraph& other);
 
 // Cuts `clone`, which is used up, by `plan`. Not kNone: why there are no slices.
 graph::WholeReason cut(CUgraph clone, const graph::Plan& plan, const Instantiation& how, const Step& step,

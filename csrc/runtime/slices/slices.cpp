@@ -18,6 +18,7 @@
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "driver/driver.hpp"
+#include "driver/node_priorities.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -96,7 +97,7 @@ std::shared_ptr<Sliced> Slices::find(CUgraphExec exec) noexcept {
   return found == all_.end() ? nullptr : found->second;
 }
 
-WholeReason Slices::clone(Sliced& sliced, CUgraph graph) noexcept {
+WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
   driver::ExecFacts facts;
   if (!driver::registry().find(sliced.exec, facts)) return WholeReason::kNoMemory;
   if ((sliced.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return WholeReason::kDeviceLaunch;
@@ -120,22 +121,7 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
   const driver::RelaxedCapture relaxed;
   try {
     std::shared_ptr<Sliced> sliced = find(exec);
-    if (sliced != nullptr) {
-      // Updated to another graph. Where that is done at nearly each launch, slices would never be there in time.
-      const Driving driving(*this);
-      sliced->generation.fetch_add(1);
-      drop(*sliced);
-      if (sliced->clone != nullptr) table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
-      const std::uint64_t launches = sliced->launches.load(std::memory_order_relaxed);
-      const bool often = sliced->changed_at && launches - *sliced->changed_at < kSettled;
-      sliced->changed_at = launches;
-      WholeReason why = often ? WholeReason::kUpdated : clone(*sliced, graph);
-      if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
-      if (why != WholeReason::kNone) return note_whole(*sliced, why);
-      sliced->least_launches.store(launches + kSettled, std::memory_order_relaxed);
-      sliced->state.store(Sliced::State::kIdle);
-      return;
-    }
+    if (sliced != nullptr) return updated(*sliced, graph);
     sliced = std::make_shared<Sliced>();
     sliced->exec = exec;
     sliced->context = driver::shareable_context();
@@ -143,7 +129,8 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     sliced->priority = priority;
     sliced->estimate = estimate;
     WholeReason why = clone(*sliced, graph);
-    if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) {
+    if (why == WholeReason::kNone &&
+        (!get_nodes(graph, sliced->program_nodes) || !driver::registry().has_slices(exec, sliced.get()))) {
       table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
       why = WholeReason::kNoMemory;
     }
@@ -155,16 +142,145 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
   }
 }
 
+// To another graph of the same nodes and edges, as the driver has verified; driving_ is not held.
+void Slices::updated(Sliced& sliced, CUgraph graph) {
+  const Driving driving(*this);
+  const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
+  sliced.generation.fetch_add(1);
+  CUgraph old = std::exchange(sliced.clone, nullptr);
+  sliced.clone_nodes.clear();
+  const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
+  sliced.changed_at = launches;
+  // Where it has no slices and changes at nearly each launch, there is nothing that one more clone would be for.
+  const bool has_pieces = sliced.state.load() == Sliced::State::kReady;
+  WholeReason why = often && !has_pieces ? WholeReason::kUpdated : clone(sliced, graph);
+  if (why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) why = WholeReason::kNoMemory;
+  const bool follows = why == WholeReason::kNone && has_pieces && follow(sliced, old);
+  if (old != nullptr) table().graph_clone_destroy(old);
+  if (follows) {
+    if (launches > 0) driver::registry().launched(sliced.exec);
+    return;
+  }
+  drop(sliced);
+  sliced.least_launches.store(launches + kSettled, std::memory_order_relaxed);
+  if (why != WholeReason::kNone) note_whole(sliced, why);
+}
+
+// Slices take over what the clone has now. `old` is what they were made of.
+bool Slices::follow(Sliced& sliced, CUgraph old) {
+  ReadGraph before;
+  ReadGraph now;
+  if (old == nullptr || table().graph_update == nullptr || !read_graph(old, before) || !read_graph(sliced.clone, now) ||
+      !is_alike(before, now)) {
+    return false;
+  }
+  const Taken taken(sliced);
+  const Pieces& pieces = *sliced.pieces;
+  for (std::size_t i = 0; i < now.handles.size(); ++i) {
+    if (!copy_node(pieces.handles[i], now.handles[i])) return false;
+  }
+  for (const Pieces::Piece& piece : pieces.pieces) {
+    CUgraphExecUpdateResultInfo info{};
+    if (sliced.priority) {
+      driver::NodePriorities priorities(piece.graph);
+      if (priorities.complete() && !priorities.set_for_good(*sliced.priority)) return false;
+    }
+    if (table().graph_update(piece.exec, piece.graph, &info) != CUDA_SUCCESS) return false;
+  }
+  return true;
+}
+
+bool Slices::find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place) {
+  if (sliced.place_of.empty()) {
+    for (std::uint32_t i = 0; i < sliced.program_nodes.size(); ++i) sliced.place_of.emplace(sliced.program_nodes[i], i);
+  }
+  const auto found = sliced.place_of.find(node);
+  if (found == sliced.place_of.end()) return false;
+  place = found->second;
+  if (sliced.clone_nodes.empty() && !get_nodes(sliced.clone, sliced.clone_nodes)) return false;
+  return place < sliced.clone_nodes.size();
+}
+
+bool Slices::set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept {
+  return set_like(pieces.exec_of(place), pieces.handles[place], sliced.clone_nodes[place], sliced.context);
+}
+
+// What has been queued was drained, so slices may be changed at once.
+void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Change& change) noexcept {
+  if (!on()) return;
+  const std::shared_ptr<Sliced> sliced = find(exec);
+  if (sliced == nullptr || sliced->clone == nullptr) return;
+  const driver::RelaxedCapture relaxed;
+  const Driving driving(*this);
+  try {
+    std::uint32_t place = 0;
+    if ((context != nullptr && context != sliced->context) || !find_place(*sliced, node, place) ||
+        change(sliced->clone_nodes[place]) != CUDA_SUCCESS) {
+      return give_up(*sliced);
+    }
+    const Sliced::State state = sliced->state.load();
+    if (state == Sliced::State::kBuilding) sliced->changed_meanwhile.insert(place);
+    if (state == Sliced::State::kReady) {
+      bool follows = false;
+      {
+        const Taken taken(*sliced);
+        follows = set_piece(*sliced, *sliced->pieces, place);
+      }
+      if (!follows) return give_up(*sliced);
+    }
+    if (sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
+  } catch (const std::exception&) {
+    give_up(*sliced);
+  }
+}
+
+void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noexcept {
+  if (!on()) return;
+  const std::shared_ptr<Sliced> sliced = find(exec);
+  if (sliced == nullptr || sliced->clone == nullptr) return;
+  const driver::RelaxedCapture relaxed;
+  const Driving driving(*this);
+  try {
+    std::uint32_t place = 0;
+    if (!find_place(*sliced, node, place)) return give_up(*sliced);
+    if (enabled) {
+      sliced->disabled.erase(place);
+    } else {
+      sliced->disabled.insert(place);
+    }
+    const Sliced::State state = sliced->state.load();
+    if (state == Sliced::State::kReady) {
+      bool follows = false;
+      {
+        const Taken taken(*sliced);
+        const Pieces& pieces = *sliced->pieces;
+        follows =
+            table().graph_exec_enable(pieces.exec_of(place), pieces.handles[place], enabled ? 1 : 0) == CUDA_SUCCESS;
+      }
+      if (!follows) return give_up(*sliced);
+    }
+    if (sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
+  } catch (const std::exception&) {
+    give_up(*sliced);
+  }
+}
+
 void Slices::changed(CUgraphExec exec) noexcept {
   if (!on()) return;
   const std::shared_ptr<Sliced> sliced = find(exec);
   if (sliced == nullptr || sliced->clone == nullptr) return;
   const driver::RelaxedCapture relaxed;
   const Driving driving(*this);
-  sliced->generation.fetch_add(1);
-  drop(*sliced);
-  if (sliced->clone != nullptr) table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
-  note_whole(*sliced, WholeReason::kUpdated);
+  give_up(*sliced);
+}
+
+// The clone is not what the graph is now. driving_ is held.
+void Slices::give_up(Sliced& sliced) noexcept {
+  sliced.generation.fetch_add(1);
+  drop(sliced);
+  if (sliced.clone != nullptr) table().graph_clone_destroy(std::exchange(sliced.clone, nullptr));
+  sliced.clone_nodes.clear();
+  note_whole(sliced, WholeReason::kUpdated);
 }
 
 void Slices::forget(CUgraphExec exec) noexcept {
@@ -404,6 +520,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     if (sliced->generation.load() != generation) return;             // who changed it has said what it is now
     if (unloaded) return sliced->state.store(Sliced::State::kIdle);  // until it is launched again
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
+    if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) reason = WholeReason::kNotBuilt;
     if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
@@ -449,6 +566,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
     return reason;
   };
   if (stopped([&] {
+        sliced.changed_meanwhile.clear();
         if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone) != CUDA_SUCCESS) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
@@ -500,6 +618,16 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
     if (!uploaded) sleep_ns(kPollNs);
   }
   return give_back();
+}
+
+// What was changed since the clone was cloned, and what a clone does not carry.
+bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) noexcept {
+  return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),
+                     [&](std::uint32_t place) { return set_piece(sliced, pieces, place); }) &&
+         std::all_of(sliced.disabled.begin(), sliced.disabled.end(), [&](std::uint32_t place) {
+           return table().graph_exec_enable != nullptr && place < pieces.handles.size() &&
+                  table().graph_exec_enable(pieces.exec_of(place), pieces.handles[place], 0) == CUDA_SUCCESS;
+         });
 }
 
 // Slices of graphs that are launched no more.

@@ -27,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -68,7 +69,12 @@ struct Sliced {
   std::atomic<std::uint64_t> least_launches{0};  // before it is built
 
   // Under driving_.
-  CUgraph clone = nullptr;  // null: it cannot be built
+  CUgraph clone = nullptr;                 // null: it cannot be built. As the graph is now
+  std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; found when the first is changed
+  std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
+  std::unordered_map<CUgraphNode, std::uint32_t> place_of;  // of these; made when the first is changed
+  std::set<std::uint32_t> disabled;                         // nodes
+  std::set<std::uint32_t> changed_meanwhile;                // nodes, since the build that is under way began
   std::optional<int> priority;
   std::optional<std::uint64_t> changed_at;  // launches, at the last update
 
@@ -103,6 +109,11 @@ class Slices {
   // `exec` was instantiated from `graph`, or updated to it.
   void made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
             const Graphs::Estimate& estimate) noexcept;
+  // The driver has changed a node of it. `change` does the same to that node in our clone, and slices get it from
+  // there.
+  using Change = std::function<CUresult(CUgraphNode)>;
+  void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Change& change) noexcept;
+  void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noexcept;
   // It was changed in a way that its slices do not follow.
   void changed(CUgraphExec exec) noexcept;
   // Before the driver destroys it.
@@ -180,10 +191,16 @@ class Slices {
   std::shared_ptr<Sliced> next_wanted() noexcept;
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
+  bool catch_up(Sliced& sliced, const Pieces& pieces) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
-  graph::WholeReason clone(Sliced& sliced, CUgraph graph) noexcept;
+  graph::WholeReason clone(Sliced& sliced, CUgraph graph);
+  void updated(Sliced& sliced, CUgraph graph);
+  bool follow(Sliced& sliced, CUgraph graph);
+  bool find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place);
+  bool set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept;
+  void give_up(Sliced& sliced) noexcept;
   void drop_idle() noexcept;
   void note_whole(Sliced& sliced, graph::WholeReason reason) noexcept;
   bool is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept;

@@ -312,7 +312,7 @@ class FakeGate : public Admission {
   }
   void end_graph(const Operation& launch, CUresult status) noexcept override {
     const std::scoped_lock lock(mutex_);
-    ended_.emplace_back(launch.graph.graph, status);
+    ended_.emplace_back(launch.graph(), status);
   }
   void wake() noexcept override {
     const std::scoped_lock lock(mutex_);

@@ -181,25 +181,184 @@ TEST_F(Sliced, IsDestroyedWhileItIsQueued) {
   }
 }
 
-TEST_F(Sliced, WhatIsUpdatedRunsAsItIsNow) {
+CUresult update(CUgraphExec exec, CUgraph graph) {
+  CUgraphExecUpdateResultInfo info{};
+  return call<decltype(cuGraphExecUpdate)>("cuGraphExecUpdate_v2")(exec, graph, &info);
+}
+
+TEST_F(Sliced, AnUpdatedGraphRunsAsItIsNowAndKeepsItsSlices) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  CUgraph changed = new_graph();
-  chain(changed, 101, 40);
-  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  CUgraphExecUpdateResultInfo info{};
-  ASSERT_EQ(call<decltype(cuGraphExecUpdate)>("cuGraphExecUpdate_v2")(exec, changed, &info), CUDA_SUCCESS);
+  const cudasched_state before = state();
+  std::vector<std::uint64_t> wanted;
+  for (std::uint64_t i = 0; i < 20; ++i) {  // at each launch
+    CUgraph changed = new_graph();
+    chain(changed, 100 * i, 40);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    ASSERT_EQ(update(exec, changed), CUDA_SUCCESS);
+    destroy(changed);
+    for (const std::uint64_t each : numbers(i == 0 ? 1 : 100 * (i - 1), 40)) wanted.push_back(each);
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 20U);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  const cudasched_state before = state();
+  std::vector<std::uint64_t> now = numbers(1, 40);
+  std::vector<std::uint64_t> wanted;
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    const auto place = static_cast<std::size_t>(i * 7 % 40);
+    now[place] = 1'000 + i;
+    Parameters parameters(program_, now[place]);
+    if (i % 3 == 0) {
+      CUgraphNodeParams any{};
+      any.type = CU_GRAPH_NODE_TYPE_KERNEL;
+      any.kernel.func = parameters.node.func;
+      any.kernel.gridDimX = parameters.node.gridDimX;
+      any.kernel.gridDimY = any.kernel.gridDimZ = any.kernel.blockDimY = any.kernel.blockDimZ = 1;
+      any.kernel.blockDimX = parameters.node.blockDimX;
+      any.kernel.kernelParams = parameters.list;
+      ASSERT_EQ(call<decltype(cuGraphExecNodeSetParams)>("cuGraphExecNodeSetParams")(exec, nodes[place], &any),
+                CUDA_SUCCESS);
+    } else {
+      ASSERT_EQ(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(exec, nodes[place],
+                                                                                                    &parameters.node),
+                CUDA_SUCCESS);
+    }
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    wanted.insert(wanted.end(), now.begin(), now.end());
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 60U);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+TEST_F(Sliced, ANodeThatChangedBeforeTheSlicesWereBuiltIsInThem) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  std::vector<std::uint64_t> now = numbers(1, 40);
+  // While they are being built, at whatever moment.
+  std::uint64_t changes = 0;
+  ASSERT_TRUE(eventually([&] {
+    const auto place = static_cast<std::size_t>(changes * 11 % 40);
+    now[place] = 1'000 + changes++;
+    const Parameters parameters(program_, now[place]);
+    Program::check(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(
+        exec, nodes[place], &parameters.node));
+    Program::check(launch(exec));
+    Program::check(program_.synchronize());
+    const bool is_right = std::equal(now.begin(), now.end(), program_.log() + 1);
+    clear_log();
+    EXPECT_TRUE(is_right);
+    return !is_right || slices().counts().graphs_sliced == 1;
+  }));
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::vector<std::uint64_t> wanted;
+  for (int i = 0; i < 5; ++i) wanted.insert(wanted.end(), now.begin(), now.end());
+  EXPECT_EQ(ran(), wanted);
+}
+
+TEST_F(Sliced, ANodeThatIsDisabledDoesNotRunInItsSlice) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto enable = [&](std::size_t place, unsigned enabled) {
+    Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, nodes[place], enabled));
+  };
+  enable(3, 0);  // before there are slices
+  ASSERT_TRUE(has_slices(exec));
+  enable(30, 0);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted = numbers(1, 40);
-  for (const std::uint64_t each : numbers(101, 40)) wanted.push_back(each);
+  std::erase_if(wanted, [](std::uint64_t each) { return each == 4 || each == 31; });
   EXPECT_EQ(ran(), wanted);
-  // And is cut anew, after some launches.
-  ASSERT_TRUE(has_slices(exec));
+  enable(3, 1);
+  enable(30, 1);
+  clear_log();
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  EXPECT_EQ(ran(), numbers(101, 40));
+  EXPECT_EQ(ran(), numbers(1, 40));
+  EXPECT_EQ(slices().counts().graphs_sliced, 1U);
+}
+
+// Fills, copies and host functions.
+TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  CUcontext const context = program_.context();
+  CUdeviceptr memory = 0;
+  Program::check(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, 64));
+  void* host = nullptr;
+  Program::check(call<CUresult(void**, std::size_t)>("cuMemAllocHost_v2")(&host, 64));
+  auto* const words = static_cast<std::uint32_t*>(host);
+  std::vector<CUgraphNode> nodes = chain(graph, 1, 20);
+  CUDA_MEMSET_NODE_PARAMS fill{};
+  fill.dst = memory;
+  fill.elementSize = 4;
+  fill.width = 4;
+  fill.height = 1;
+  fill.value = 7;
+  CUgraphNode fill_node = nullptr;
+  Program::check(call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(&fill_node, graph, &nodes.back(), 1,
+                                                                              &fill, context));
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = memory;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = words;
+  copy.WidthInBytes = 16;
+  copy.Height = copy.Depth = 1;
+  CUgraphNode copy_node = nullptr;
+  Program::check(
+      call<decltype(cuGraphAddMemcpyNode)>("cuGraphAddMemcpyNode")(&copy_node, graph, &fill_node, 1, &copy, context));
+  CUDA_HOST_NODE_PARAMS function{};
+  function.fn = [](void* where) { ++*static_cast<std::atomic<int>*>(where); };
+  std::atomic<int> first{0};
+  std::atomic<int> second{0};
+  function.userData = &first;
+  CUgraphNode host_node = nullptr;
+  Program::check(call<decltype(cuGraphAddHostNode)>("cuGraphAddHostNode")(&host_node, graph, &copy_node, 1, &function));
+  CUgraphNode last = host_node;
+  for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
+
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  first = 0;
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 40));
+  EXPECT_EQ(words[3], 7U);
+  EXPECT_EQ(first.load(), 1);
+  fill.value = 9;
+  copy.dstHost = words + 4;
+  function.userData = &second;
+  ASSERT_EQ(
+      call<decltype(cuGraphExecMemsetNodeSetParams)>("cuGraphExecMemsetNodeSetParams")(exec, fill_node, &fill, context),
+      CUDA_SUCCESS);
+  ASSERT_EQ(
+      call<decltype(cuGraphExecMemcpyNodeSetParams)>("cuGraphExecMemcpyNodeSetParams")(exec, copy_node, &copy, context),
+      CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuGraphExecHostNodeSetParams)>("cuGraphExecHostNodeSetParams")(exec, host_node, &function),
+            CUDA_SUCCESS);
+  const std::uint64_t before = state().sliced_launches;
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 40, 2));
+  EXPECT_EQ(words[3], 7U);
+  EXPECT_EQ(words[7], 9U);
+  EXPECT_EQ(first.load(), 1);
+  EXPECT_EQ(second.load(), 1);
+  EXPECT_EQ(state().sliced_launches - before, 1U);
 }
 
 TEST_F(Sliced, AnUpdateThatTheDriverRefusesChangesNothing) {
@@ -210,8 +369,7 @@ TEST_F(Sliced, AnUpdateThatTheDriverRefusesChangesNothing) {
   ASSERT_TRUE(has_slices(exec));
   CUgraph other = new_graph();
   chain(other, 101, 41);
-  CUgraphExecUpdateResultInfo info{};
-  ASSERT_NE(call<decltype(cuGraphExecUpdate)>("cuGraphExecUpdate_v2")(exec, other, &info), CUDA_SUCCESS);
+  ASSERT_NE(update(exec, other), CUDA_SUCCESS);
   EXPECT_EQ(slices().counts().graphs_sliced, 1U);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40));
