@@ -6,9 +6,10 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- end -->
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
-(figures.py; breadth/summary.py), `table:NAME:summary` a short form of colocations; `table:predictor:KIND` is one kind
-of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error
-but a line that says so. `--plots DIR` also writes a plot of each pair of loads in the colocation benchmark's files.
+(figures.py; breadth/summary.py; graphs/summary.py), `table:NAME:summary` a short form of colocations;
+`table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if
+measured` a missing file is no error but a line that says so. `--plots DIR` also writes a plot of each pair of loads in
+the files of the colocation and graphs benchmarks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
 from benchmarks.figures import figures_table
+from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -100,6 +102,9 @@ def table_of(results: Results, kind: str | None = None) -> str:
     """
     if any(isinstance(row, FigureRow) for row in results.rows):
         return f"{core_table(results)}\n{origin(results.meta)}\n"
+    if is_graphs(results):
+        made = graphs_figures(results) if kind == "figures" else graphs_table(results)
+        return f"{made}\n{origin(results.meta)}\n"
     if is_breadth(results):
         made = breadth_figures(results) if kind == "figures" else breadth_table(results)
         return f"{made}\n{origin(results.meta)}\n"

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, Harn
 
 from benchmarks import meta
 from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
+from benchmarks.breadth.programs import Program
 from benchmarks.breadth.summary import breadth_figures, breadth_table, explain_table
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
@@ -289,7 +290,15 @@ class Fleet:
 
 
 class Runner:
-    """Does the cells that are missing while there is time: for each server, program after program."""
+    """Does the cells that are missing while there is time: for each server, program after program.
+
+    Attributes:
+        known: The programs.
+        modes: Which of a program's processes an arm runs.
+    """
+
+    known: Mapping[str, Program] = PROGRAMS
+    modes: Mapping[str, str] = MODES
 
     def __init__(self, fleet: Fleet, cells: CellFile, options: argparse.Namespace, lead_us: float | str) -> None:
         self.fleet, self.cells, self.options, self.lead_us = fleet, cells, options, lead_us
@@ -334,7 +343,7 @@ class Runner:
                 measured = [cell for cell in missing if cell.arm != KERNELS]
                 total += cell_s * len(measured) + KERNELS_S * (len(missing) - len(measured))
                 if missing:
-                    total += COMPILE_S if PROGRAMS[program].compiles else BUILD_S
+                    total += COMPILE_S if self.known[program].compiles else BUILD_S
                 managed = sum(cell.arm.startswith("cudasched") for cell in measured)
                 total += managed * (SETTLE_S if self.options.keep_servers else SERVER_S)
         return total
@@ -368,7 +377,7 @@ class Runner:
                 after = units[units.index((server, program)) + 1 :]
                 if not self._unit(server, program, after[0] if after else None):
                     return self._out_of_time()
-            for mode in ("plain", "two_processes", "mps"):
+            for mode in dict.fromkeys(self.modes.values()):
                 self.fleet.retire(Place("server", server, mode))
         return 1 if self.failed else 0
 
@@ -382,7 +391,7 @@ class Runner:
     def _unit(self, server: str, program: str, following: tuple[str, str] | None) -> bool:
         """All missing cells of one program; False when time ran out."""
         missing = self.missing(server, program)
-        modes = dict.fromkeys(MODES.get(cell.arm, "plain") for cell in missing)
+        modes = dict.fromkeys(self.modes.get(cell.arm, "plain") for cell in missing)
         if self._left_s() < BUILD_S + self.options.seconds + CELL_EXTRA_S:
             return False
         self.say(f"{program} beside {server}: {len(missing)} cells")
@@ -393,13 +402,13 @@ class Runner:
         self.fleet.prepare(Place("server", server, mode) for mode in modes if mode != "plain")
         if following:
             self.fleet.prepare(self._places(*following))
-        broken = self._build(processes, one_by_one=PROGRAMS[program].compiles)
+        broken = self._build(processes, one_by_one=self.known[program].compiles)
         try:
             for cell in missing:
                 needed_s = KERNELS_S if cell.arm == KERNELS else cell.seconds + CELL_EXTRA_S + SERVER_S
                 if self._left_s() < needed_s:
                     return False
-                process = Place("program", program, MODES.get(cell.arm, "plain"))
+                process = Place("program", program, self.modes.get(cell.arm, "plain"))
                 if process in broken:
                     self._keep(cell, None, str(broken[process]))
                     continue
@@ -414,7 +423,7 @@ class Runner:
         return True
 
     def _places(self, server: str, program: str) -> list[Place]:
-        modes = dict.fromkeys(MODES.get(cell.arm, "plain") for cell in self.missing(server, program))
+        modes = dict.fromkeys(self.modes.get(cell.arm, "plain") for cell in self.missing(server, program))
         return [Place("program", program, mode) for mode in modes]
 
     def _build(self, processes: list[Place], one_by_one: bool) -> dict[Place, HarnessError]:

@@ -127,6 +127,10 @@ def launcher_threads_ns() -> int:
     return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
+SimulatedSteps = Callable[[str], tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]]
+Beside = Callable[[str, bool, float], Any]
+
+
 def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]:
     """A load of the simulated driver in a program's place: its steps, how it is read, its kernels."""
     import simulated
@@ -143,13 +147,26 @@ def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], 
     return steps(), lambda workload: workload.synchronize(), lambda: counted(durations_us, 1)
 
 
-def main() -> int:
-    """Entry point."""
+def main(
+    known: dict[str, Any] | None = None, simulated: SimulatedSteps = simulated_steps, beside: Beside | None = None
+) -> int:
+    """Entry point.
+
+    Args:
+        known: The programs; those of this benchmark by default.
+        simulated: Makes what stands for one on the simulated driver.
+        beside: Makes a server that is to run in this process.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="a program, or with --simulate a load of the simulated driver")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="small shapes")
     parser.add_argument("--read-every", type=int, help="steps from one reading of the loss to the next")
+    if beside:
+        parser.add_argument("--beside", help="a server that runs in this process")
+        parser.add_argument(
+            "--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes"
+        )
     args = parser.parse_args()
     sys.path.insert(0, str(DEMO))
     import client
@@ -160,13 +177,14 @@ def main() -> int:
         send({"event": event, **fields})
 
     profile: Callable[[], dict[str, Any]]
+    server = beside(args.beside, args.simulate, args.time_scale) if beside and args.beside else None
     if args.simulate:
-        steps, read, profile = simulated_steps(args.name)
+        steps, read, profile = simulated(args.name)
         read_every = args.read_every or 2
     else:
         from programs import PROGRAMS, READ_EVERY
 
-        steps, read = PROGRAMS[args.name].steps(args.tiny), float
+        steps, read = (known or PROGRAMS)[args.name].steps(args.tiny), float
         read_every = args.read_every or READ_EVERY
         profile = lambda: kernels(loop)  # noqa: E731
     loop = Loop(steps, read, read_every)
@@ -184,6 +202,10 @@ def main() -> int:
             if command["command"] == "state":
                 answer(**state())
                 continue
+            if command["command"] == "run" and server:
+                del command["command"]
+                threading.Thread(target=lambda told=command: answer(**server.run(told)), daemon=True).start()
+                continue
             if command["command"] in ("pause", "quit"):
                 loop.pausing.set()
             commands.put(command)
@@ -195,6 +217,8 @@ def main() -> int:
         if name == "quit":
             os._exit(0)  # its CUDA context goes with the process; tearing down Python takes a second more
         if name == "build":
+            if server:
+                server.build()
             answer("ready", step_ms=round(loop.warm_up(), 3))
         elif name == "start":
             gc.collect()

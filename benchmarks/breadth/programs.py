@@ -388,8 +388,8 @@ def jax_transformer_graphs(tiny: bool) -> Steps:
     yield from jax_training(tiny)
 
 
-def jax_training(tiny: bool) -> Steps:
-    """A decoder trained with JAX."""
+def jax_training(tiny: bool, donate: bool = True) -> Steps:
+    """A decoder trained with JAX; without `donate`, each step puts its parameters into other buffers than the last."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     import jax.numpy as jnp
@@ -436,7 +436,7 @@ def jax_training(tiny: bool) -> Steps:
         parameters = jax.tree.map(lambda weight, moment: weight - 1e-3 * moment, parameters, moments)
         return parameters, moments, loss
 
-    step = jax.jit(train, donate_argnums=(0, 1))
+    step = jax.jit(train, donate_argnums=(0, 1) if donate else ())
     moments = jax.tree.map(jnp.zeros_like, parameters)
     while True:
         parameters, moments, loss = step(parameters, moments, ids)

@@ -18,7 +18,9 @@ Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp", "vit_graph", "recommender"]
 #: Loads of the colocation benchmark, and programs of the breadth benchmark, which begin with their library.
 _PROGRAM = r"(torch|torchvision|transformers|cupy|jax)_\w+"
-_BEST_EFFORT = f"(bert_training|bert_varying|transformer|resnet50|gemm|elementwise|{_PROGRAM})"
+#: Programs of the graphs benchmark.
+_GRAPHS = "compiled_inference|compiled_training|(whole_step|jax|decode|piecewise)(_updated)?"
+_BEST_EFFORT = f"(bert_training|bert_varying|transformer|resnet50|gemm|elementwise|{_GRAPHS}|{_PROGRAM})"
 #: One load, or several that run at once, joined by +.
 BestEffortLoads = Annotated[str, Field(pattern=rf"^{_BEST_EFFORT}(\+{_BEST_EFFORT})*$")]
 ArrivalKind = Literal["poisson", "periodic", "bursts", "hinted"]
@@ -231,7 +233,7 @@ class SoakRow(Strict):
 
 
 class FigureRow(Strict):
-    """One figure that is promised (benchmarks/core).
+    """One figure that is promised (benchmarks/core, benchmarks/graphs).
 
     Attributes:
         figure: Its name.

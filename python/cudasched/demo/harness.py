@@ -67,6 +67,7 @@ class Arm:
         history_only: cudasched predicts from what it has seen of a launch alone, without trees.
         hint_ms: Requests are prepared for so long, and their region is entered so long before they are due.
         policy: cudasched's.
+        whole_graphs: cudasched cuts no graphs.
     """
 
     name: str
@@ -78,11 +79,12 @@ class Arm:
     history_only: bool = False
     hint_ms: float = 0.0
     policy: str = "strict"
+    whole_graphs: bool = False
 
     @property
     def is_optional(self) -> bool:
         """Whether it is measured only where it is asked for."""
-        return self.history_only or self.hint_ms > 0 or self.policy != "strict"
+        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.whole_graphs
 
     @property
     def offload_alone(self) -> bool:
@@ -116,6 +118,7 @@ ARMS = {
         Arm("cudasched_two_processes_slack", "two_processes", managed=True, policy="slack"),
         Arm("cudasched_mps_slack", "mps", managed=True, policy="slack"),
         Arm("cudasched_one_process_slack", "one_process", managed=True, policy="slack"),
+        Arm("cudasched_two_processes_whole", "two_processes", managed=True, whole_graphs=True),
     )
 }
 
@@ -134,6 +137,7 @@ class WorkerSpec:
         regions: The program names its regions itself; else it is an unmodified one under `cudasched run`.
         policy: cudasched's; empty: the default.
         apart: No latency client shares its table, not even an idle one.
+        whole_graphs: Its graphs are not cut.
     """
 
     latency: str | None
@@ -145,11 +149,12 @@ class WorkerSpec:
     regions: bool = False
     policy: str = ""
     apart: bool = False
+    whole_graphs: bool = False
 
     @property
     def name(self) -> str:
         """For messages and for the client's display name."""
-        flags = ("managed", "mps", "low_priority", "history_only", "regions", "apart")
+        flags = ("managed", "mps", "low_priority", "history_only", "regions", "apart", "whole_graphs")
         said = [self.latency, self.best_effort, self.policy, *(flag for flag in flags if getattr(self, flag))]
         return " ".join(word for word in said if word)
 
@@ -187,6 +192,7 @@ def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
                     arm.history_only,
                     policy=policy,
                     apart=arm.offload_alone,
+                    whole_graphs=arm.whole_graphs,
                 )
             )
     return specs
@@ -421,6 +427,8 @@ class Worker(Child):
             command += ["--latency", spec.latency]
         if spec.best_effort:
             command += ["--best-effort", spec.best_effort]
+        if spec.whole_graphs:
+            environment["CUDASCHED_GRAPH_SLICES"] = "off"
         if spec.history_only:
             environment["CUDASCHED_MODEL"] = "off"
         if spec.policy:

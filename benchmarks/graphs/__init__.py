@@ -1,0 +1,1 @@
+"""Other people's models as best-effort programs beside servers, in every arm."""

@@ -1,0 +1,208 @@
+"""Programs of CUDA graphs as best-effort work beside a server, cut into slices and whole; a rerun does what is missing.
+
+    python -m benchmarks.graphs --out benchmarks/results/graphs.json --limit-s 590
+    python -m benchmarks.graphs --out benchmarks/results/graphs.json --only whole_step,jax --arms processes
+    python -m benchmarks.graphs --rehearse --out /tmp/graphs.json
+    python -m benchmarks.graphs merge --out benchmarks/results/graphs.json first.cells second.cells
+    python -m benchmarks.graphs explain benchmarks/results/graphs.cells
+    python -m benchmarks.graphs figures --out benchmarks/results/graph_slicing.json --limit-s 590
+
+As the breadth benchmark does it (benchmarks/breadth): each program is started first, then the server comes and is
+measured; the outcome of each cell is saved at once, beside the results with the suffix .cells. The exit status is 0
+when all cells have a result, 3 when time ran out first, 1 when a cell failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cudasched.demo.harness import CUDASCHED, Backend, HarnessError, percentile
+
+from benchmarks import meta
+from benchmarks.breadth import __main__ as breadth
+from benchmarks.breadth.__main__ import Fleet, Place, Runner, results
+from benchmarks.colocation.__main__ import configured_lead_us, interrupt
+from benchmarks.colocation.cells import KERNELS, Cell, CellFile, cells_path
+from benchmarks.graphs import figures
+from benchmarks.graphs.loads import LOADS
+from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
+
+HERE = Path(__file__).parent
+SERVER = "bert_graph"
+ARMS = (
+    "latency_alone",
+    "best_effort_alone",
+    "processes",
+    "cudasched_two_processes",
+    "cudasched_two_processes_whole",
+    "cudasched_mps",
+    "cudasched_one_process",
+)
+#: Which of a program's processes an arm runs.
+MODES = {
+    "best_effort_alone": "plain",
+    "processes": "plain",
+    "cudasched_two_processes": "two_processes",
+    "cudasched_two_processes_whole": "whole",
+    "cudasched_mps": "mps",
+    "cudasched_one_process": "one_process",
+}
+#: Requests of a server's first seconds, in which graphs may still be cut, have a P99 of their own.
+EARLY_S = 3.0
+
+
+class GraphFleet(Fleet):
+    """The processes, with two modes more: graphs are not cut, and program and server are one process."""
+
+    def _command(self, place: Place) -> list[str]:
+        if place.role == "server":
+            return super()._command(dataclasses.replace(place, mode=_process_mode(place.mode)))
+        simulated = self.backend.name == "simulated"
+        command = [sys.executable, str(HERE / "program.py"), place.name, *["--simulate"] * simulated]
+        if place.mode == "one_process":
+            command += ["--beside", SERVER, "--time-scale", f"{self.backend.scale:g}"]
+        if place.mode == "plain":
+            return command
+        return [*CUDASCHED, "run", *["--mps"] * (place.mode == "mps"), "--class", "best-effort", "--", *command]
+
+    def _environment(self, place: Place) -> dict[str, str]:
+        environment = super()._environment(place)
+        if place.mode == "whole":
+            environment["CUDASCHED_GRAPH_SLICES"] = "off"
+        return environment
+
+
+def _process_mode(mode: str) -> str:
+    """Under whom a server of this mode runs."""
+    return "two_processes" if mode == "whole" else mode
+
+
+class GraphRunner(Runner):
+    """Does the missing cells."""
+
+    known = LOADS
+    modes = MODES
+
+    def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
+        if cell.arm == KERNELS or process.mode == "plain":
+            return super()._cell(cell, process)
+        own = process.mode == "one_process"
+        served = process if own else Place("server", cell.latency, process.mode)
+        self.fleet.ask(process, "start")
+        try:
+            server = served if own else self._server(served)
+            early = self._window(dataclasses.replace(cell, seconds=EARLY_S), None, server)
+            before, began = self.fleet.ask(process, "state"), time.monotonic()
+            result = self._window(cell, process, server)
+            result["counted_s"] = time.monotonic() - began
+            result["counted"] = breadth.counted(before, self.fleet.ask(process, "state"))
+            result["early_p99_ms"] = percentile(early["latency"][cell.latency]["latency_ms"], 0.99)
+            return result
+        finally:
+            if process in self.fleet:
+                self.fleet.ask(process, "pause")
+            if not own and not self.options.keep_servers:
+                self.fleet.retire(served)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["merge"]:
+        return merge(arguments[1:])
+    if arguments[:1] == ["explain"]:
+        cells = CellFile(Path(arguments[1]))
+        print(explain_table(results(cells), cells))
+        return 0
+    if arguments[:1] == ["figures"]:
+        return figures.main(arguments[1:])
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, interrupt)
+    backend: Backend | None = None
+    try:
+        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
+        cells = CellFile(cells_path(options.out), meta.describe(options.simulate, options.commit))
+        with GraphFleet(backend) as fleet:
+            runner = GraphRunner(fleet, cells, options, configured_lead_us(backend))
+            runner.say(runner.estimate())
+            status = runner.run()
+    except (HarnessError, ValueError) as error:
+        print(f"graphs: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"graphs: interrupted; {cells_path(options.out)} has what is done", file=sys.stderr)
+        return 130
+    finally:
+        if backend:
+            backend.close()
+    finish(cells, options.out)
+    return status
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options, with lists split and checked."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
+    parser.add_argument("--only", default=",".join(LOADS), help=f"loads by commas, of {', '.join(LOADS)}")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"by commas, of {', '.join(ARMS)}")
+    parser.add_argument("--seconds", type=float, default=None, help="of each cell, at least (10; 2 in a rehearsal)")
+    parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
+    parser.add_argument("--keep-servers", action="store_true", help="start servers once, not for each cell")
+    parser.add_argument("--rehearse", "--simulate", dest="simulate", action="store_true", help="no GPU, no results")
+    parser.add_argument("--simulated-driver", type=Path, help="its libcuda.so.1, if not the installed one")
+    parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
+    parser.add_argument("--dry", action="store_true", help="say how long it would take, and do nothing")
+    options = parser.parse_args(arguments)
+    for name, known in (("only", LOADS), ("arms", ARMS)):
+        chosen = [part for part in getattr(options, name).split(",") if part]
+        unknown = [part for part in chosen if part not in known]
+        if unknown or not chosen:
+            parser.error(f"--{name}: {', '.join(unknown) or 'none named'}; there are {', '.join(known)}")
+        setattr(options, name, chosen)
+    options.programs, options.servers = options.only, [SERVER]
+    if options.seconds is None:
+        options.seconds = 2.0 if options.simulate else 10.0
+    if options.seconds <= 0:
+        parser.error("--seconds: above 0")
+    if options.simulate and "cudasched_mps" in options.arms:
+        options.arms.remove("cudasched_mps")  # the simulated driver has no MPS
+    return options
+
+
+def finish(cells: CellFile, out: Path) -> None:
+    """Writes results, and prints what they say and what failed."""
+    made = results(cells)
+    if made.rows:
+        made.write(out)
+        print(graphs_table(made))
+        print(graphs_figures(made))
+    for outcome in cells.outcomes.values():
+        if outcome.error:
+            print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
+    print(f"results: {out}, cells: {cells.path}")
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """Puts the cells of several runs together; later files win."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs merge", description=merge.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
+    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
+    options = parser.parse_args(arguments)
+    try:
+        merged = CellFile.merged(options.cells, options.out)
+    except ValueError as error:
+        print(f"graphs: {error}", file=sys.stderr)
+        return 1
+    finish(merged, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

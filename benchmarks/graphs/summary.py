@@ -1,0 +1,135 @@
+"""What the graphs benchmark's rows say: a line a load, with slices and whole, and the figures that are promised."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from benchmarks.colocation.cells import KERNELS, CellFile
+from benchmarks.graphs.loads import LOADS
+from benchmarks.results.schema import ColocationRow, Results
+
+#: The arms with slices, what a table calls them, and what is promised: P99 over alone.
+SLICED = {
+    "cudasched_two_processes": ("two processes", 1.40),
+    "cudasched_mps": ("under MPS", 1.25),
+    "cudasched_one_process": ("one process", 1.25),
+}
+#: The arms beside them.
+WHOLE = {"processes": "time slices", "cudasched_two_processes_whole": "two processes, whole graphs"}
+#: Where kernels are long, the bound and 5% count instead.
+LONG_KERNELS_US, BOUND_MARGIN = 500.0, 1.05
+#: Of what is left.
+BEST_EFFORT = 0.96
+
+
+def is_graphs(results: Results) -> bool:
+    """Whether these are the graphs benchmark's rows."""
+    return any(isinstance(row, ColocationRow) and row.best_effort_load in LOADS for row in results.rows)
+
+
+def graphs_table(results: Results) -> str:
+    """A line a load: P99 over alone and best effort of what is left in each arm."""
+    rows = _rows(results)
+    alone = next((row.latency_ms for row in rows if row.arm == "latency_alone" and row.latency_ms), None)
+    said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
+    names = [*WHOLE.values(), *(name for name, _ in SLICED.values())]
+    lines = [
+        f"`{rows[0].latency_load}`, {rows[0].arrivals} {rows[0].rate_hz:g}/s{said}: P99 / alone, best effort of what "
+        "is left.",
+        "",
+        f"| load | alone | {' | '.join(names)} | bound: P99 / alone |",
+        f"|---|---|{'---|' * (len(names) + 1)}",
+    ]
+    for load in _loads(rows):
+        by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
+        alone_row = by_arm.get("best_effort_alone")
+        per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
+        cells = [_cell(by_arm.get(arm)) for arm in (*WHOLE, *SLICED)]
+        lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
+    return "\n".join(lines) + "\n"
+
+
+def graphs_figures(results: Results) -> str:
+    """What is promised of each load and arm, and whether it was met."""
+    rows = _rows(results)
+    lines = [f"| load | {' | '.join(name for name, _ in SLICED.values())} |", f"|---|{'---|' * len(SLICED)}"]
+    for load in _loads(rows):
+        by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
+        cells = [_judged(by_arm.get(arm), goal) for arm, (_, goal) in SLICED.items()]
+        if any(cells):
+            lines.append(f"| {load} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def allowed_p99_ms(row: ColocationRow, goal: float) -> float | None:
+    """What a row's P99 may be: `goal` x alone, or the bound and 5% where that is more."""
+    if row.alone_ms is None:
+        return None
+    return max(goal * row.alone_ms.p99, BOUND_MARGIN * (row.bound_p99_ms or 0.0))
+
+
+def explain_table(results: Results, cells: CellFile) -> str:
+    """What may limit each managed cell: slices, graphs that went whole, the first seconds, the gate."""
+    shown = ("load", "arm", "P99 / alone", "best effort", "first seconds' P99 ms", "longest kernel us", "counted")
+    lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
+    rows = {(row.arm, row.best_effort_load): row for row in _rows(results)}
+    kernels = {cell.best_effort: known.result for cell, known in cells.outcomes.items() if cell.arm == KERNELS}
+    for cell, outcome in cells.outcomes.items():
+        row = rows.get((cell.arm, cell.best_effort))
+        if row is None or outcome.result is None or "counted" not in outcome.result:
+            continue
+        counted = {name: value for name, value in outcome.result["counted"].items() if "graph" in name and value}
+        recorded = kernels.get(cell.best_effort)
+        longest = f"{max(us for us, _ in recorded['kernel_us']):.0f}" if recorded else ""
+        cells_of_row = (
+            cell.best_effort,
+            cell.arm,
+            f"{row.p99_ratio:.2f}x" if row.p99_ratio else "",
+            f"{row.best_effort_ratio:.3f}" if row.best_effort_ratio else "",
+            f"{outcome.result.get('early_p99_ms') or 0.0:.2f}",
+            longest,
+            ", ".join(f"{name} {value}" for name, value in sorted(counted.items())),
+        )
+        lines.append(f"| {' | '.join(cells_of_row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _is_row(row: object) -> TypeGuard[ColocationRow]:
+    return isinstance(row, ColocationRow)
+
+
+def _rows(results: Results) -> list[ColocationRow]:
+    return [row for row in results.rows if _is_row(row)]
+
+
+def _loads(rows: list[ColocationRow]) -> list[str]:
+    """In the order of the programs."""
+    there = {row.best_effort_load for row in rows}
+    return [load for load in LOADS if load in there]
+
+
+def _cell(row: ColocationRow | None) -> str:
+    if row is None or row.latency_ms is None:
+        return ""
+    ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"
+    return f"{ratio} · {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ratio
+
+
+def _judged(row: ColocationRow | None, goal: float) -> str:
+    if row is None or row.latency_ms is None or row.alone_ms is None or row.best_effort_ratio is None:
+        return ""
+    allowed_ms = allowed_p99_ms(row, goal)
+    assert allowed_ms is not None
+    met = row.latency_ms.p99 <= allowed_ms and row.best_effort_ratio >= BEST_EFFORT
+    said = f"{row.latency_ms.p99 / row.alone_ms.p99:.2f} (<= {allowed_ms / row.alone_ms.p99:.2f})"
+    return f"{said}, {row.best_effort_ratio:.1%} (>= {BEST_EFFORT:.0%}) {'met' if met else '**missed**'}"
+
+
+def _bounds(by_arm: dict[str, ColocationRow]) -> str:
+    """The bound of two processes and of MPS, over alone."""
+    found = []
+    for arm in ("cudasched_two_processes", "cudasched_mps"):
+        row = by_arm.get(arm)
+        if row and row.bound_p99_ms and row.alone_ms:
+            found.append(f"{row.bound_p99_ms / row.alone_ms.p99:.2f}")
+    return ", ".join(found)

@@ -1,0 +1,229 @@
+"""benchmarks/graphs: its programs and arms, a rehearsal, and what follows from its cells and parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from cudasched.demo.harness import ARMS as ALL_ARMS
+from cudasched.demo.harness import Backend
+from test_cells import META, served
+
+from benchmarks import tables
+from benchmarks.breadth.__main__ import Place, results
+from benchmarks.colocation.cells import Cell, CellFile, Outcome
+from benchmarks.graphs import figures
+from benchmarks.graphs.__main__ import ARMS, MODES, SERVER, GraphFleet, main, merge, parse
+from benchmarks.graphs.loads import LOADS
+from benchmarks.graphs.simulated_loads import SHAPES
+from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
+from benchmarks.results.schema import ColocationRow, FigureRow, load
+
+DATE = "2026-11-23T00:00:00+00:00"
+PROMISED = {"build_ms_2000_nodes", "clone_of_instantiate", "launch_ns_added", "memory_ratio", "idle_speed"}
+
+
+def cell(arm: str, program: str) -> Cell:
+    return Cell(arm, SERVER, program, "poisson", "60", 10.0, 20.0 if "cuda" in arm else 0.0, 0)
+
+
+def filled(path: Path, longest_us: float = 100.0) -> CellFile:
+    """Cells of two loads: what is alone, sliced and whole."""
+    cells = CellFile(path, META)
+
+    def add(of: Cell, latency_ms: float | None = None, per_s: float | None = None, **more: object) -> None:
+        result: dict = {"latency": {}, "best_effort_per_s": {}, **more}
+        if latency_ms is not None:
+            result["latency"][SERVER] = served(latency_ms)
+        if per_s is not None:
+            result["best_effort_per_s"][of.best_effort] = per_s
+        cells.add(Outcome(of, result, None, DATE))
+
+    programs = ("whole_step", "jax_updated")
+    add(cell("latency_alone", "+".join(programs)), latency_ms=1.0)
+    for program in programs:
+        add(cell("best_effort_alone", program), per_s=100.0)
+        add(cell("processes", program), latency_ms=5.0, per_s=93.0)
+        add(cell("cudasched_two_processes_whole", program), latency_ms=4.9, per_s=93.0)
+        told = {"counted": {"sliced_launches": 10, "slice_launches": 0}, "counted_s": 10.0, "early_p99_ms": 1.9}
+        add(cell("cudasched_two_processes", program), latency_ms=1.3, per_s=93.0, **told)
+        add(cell("cudasched_mps", program), latency_ms=1.2, per_s=80.0)
+        kernels = {"kernel_us": [[longest_us, 10]], "per_item_us": 9000.0}
+        cells.add(Outcome(Cell.kernels(program), kernels, None, DATE))
+    return cells
+
+
+def test_programs_are_those_of_the_results_form_and_stand_for_themselves_in_a_rehearsal() -> None:
+    pattern = ColocationRow.model_fields["best_effort_load"].metadata[0].pattern
+    for name, program in LOADS.items():
+        assert re.fullmatch(pattern, name) and program.steps.__name__ == name and program.steps.__doc__
+        assert name.removesuffix("_updated") in SHAPES
+    assert sum(name.endswith("_updated") for name in LOADS) == 4
+
+
+def test_every_arm_is_known_to_the_rows_and_the_whole_one_is_asked_for_by_name() -> None:
+    assert set(ARMS) <= set(ALL_ARMS) and set(MODES) == set(ARMS) - {"latency_alone"}
+    assert ALL_ARMS["cudasched_two_processes_whole"].is_optional
+
+
+def test_modes_differ_in_their_settings_and_commands(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    with GraphFleet(Backend("simulated", tmp_path / "libcuda.so.1")) as fleet:
+        whole, cut = (Place("program", "whole_step", mode) for mode in ("whole", "two_processes"))
+        assert fleet._environment(whole)["CUDASCHED_GRAPH_SLICES"] == "off"
+        assert "CUDASCHED_GRAPH_SLICES" not in fleet._environment(cut)
+        assert fleet._environment(whole)["CUDASCHED_RUN_DIR"] != fleet._environment(cut)["CUDASCHED_RUN_DIR"]
+        assert fleet._command(whole) == fleet._command(cut)
+        together = fleet._command(Place("program", "decode", "one_process"))
+        assert together[together.index("--beside") + 1] == SERVER and "best-effort" in together
+        assert "run" not in fleet._command(Place("program", "decode", "plain"))
+
+
+def test_options_name_loads_and_arms_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "graphs.json")]
+    assert parse([*out, "--only", "jax,decode_updated"]).programs == ["jax", "decode_updated"]
+    for wrong in (["--only", "resnet"], ["--arms", "nothing"], ["--only", ""], ["--seconds", "0"]):
+        with pytest.raises(SystemExit):
+            parse([*out, *wrong])
+    capsys.readouterr()
+
+
+def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "graphs.json"
+    command = ["--rehearse", "--out", str(out), "--only", "decode_updated", "--seconds", "1", "--arms"]
+    assert main([*command, "best_effort_alone,cudasched_two_processes_whole"]) == 0
+    first = CellFile(out.with_suffix(".cells")).outcomes
+    assert main([*command, "best_effort_alone,latency_alone,cudasched_one_process"]) == 0
+    done = CellFile(out.with_suffix(".cells")).outcomes
+    kept = [of for of in first if of.arm == "best_effort_alone"]
+    assert kept and all(done[of].date == first[of].date for of in kept)
+    rows = {row.arm: row for row in load(out).rows if isinstance(row, ColocationRow)}
+    assert set(rows) == {
+        "latency_alone",
+        "best_effort_alone",
+        "cudasched_two_processes_whole",
+        "cudasched_one_process",
+    }
+    for arm in ("cudasched_two_processes_whole", "cudasched_one_process"):
+        assert rows[arm].latency_ms and rows[arm].best_effort_per_s, arm
+    assert all(row.best_effort_load == "decode_updated" for row in rows.values())
+    told = next(known for of, known in done.items() if of.arm == "cudasched_one_process").result
+    assert told and told["counted"]["best_effort_launches"] > 0 and told["early_p99_ms"] > 0
+    assert "one process" in capsys.readouterr().out
+
+
+def test_the_updated_loads_of_the_rehearsal_change_their_graphs(tmp_path: Path) -> None:
+    out = tmp_path / "graphs.json"
+    only = "whole_step_updated,jax_updated,piecewise_updated"
+    arms = "best_effort_alone,cudasched_two_processes"
+    assert main(["--rehearse", "--out", str(out), "--only", only, "--arms", arms, "--seconds", "0.5"]) == 0
+    rows = [row for row in load(out).rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes"]
+    assert len(rows) == 3 and all(row.best_effort_per_s for row in rows)
+
+
+def test_tables_show_slices_beside_whole_graphs_and_what_was_promised(tmp_path: Path) -> None:
+    cells = filled(tmp_path / "graphs.cells")
+    made = results(cells)
+    assert is_graphs(made)
+    table = graphs_table(made)
+    assert [line.split(" | ")[0].strip("| ") for line in table.splitlines()[4:]] == ["whole_step", "jax_updated"]
+    assert "4.90x" in table and "1.30x" in table
+    judged = graphs_figures(made)
+    assert "1.30 (<= 1.40)" in judged and "met" in judged
+    assert "**missed**" in judged, "under MPS too little best effort is left"
+    explained = explain_table(made, cells)
+    assert "1.90" in explained and "sliced" not in explained.splitlines()[0]
+    page = tables.table_of(made)
+    assert page.startswith(table) and META.gpu in page
+    assert judged in tables.table_of(made, "figures")
+
+
+def test_long_kernels_raise_what_is_allowed_to_their_bound(tmp_path: Path) -> None:
+    made = results(filled(tmp_path / "graphs.cells", longest_us=3000.0))
+    row = next(row for row in made.rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes")
+    assert row.bound_p99_ms and row.bound_p99_ms > 1.4
+    assert allowed_p99_ms(row, 1.4) == pytest.approx(1.05 * row.bound_p99_ms)
+
+
+def test_cells_of_several_runs_are_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = filled(tmp_path / "a.cells"), filled(tmp_path / "b.cells")
+    second.outcomes = {
+        dataclasses.replace(of, best_effort="decode") if of.arm != "latency_alone" else of: known
+        for of, known in second.outcomes.items()
+    }
+    for of, known in second.outcomes.items():
+        known.cell = of
+        if known.result and known.result.get("best_effort_per_s"):
+            known.result["best_effort_per_s"] = {"decode": 50.0}
+    first.save()
+    second.save()
+    out = tmp_path / "graphs.json"
+    assert merge(["--out", str(out), str(first.path), str(second.path)]) == 0
+    loads = {row.best_effort_load for row in load(out).rows if isinstance(row, ColocationRow)}
+    assert {"whole_step", "decode"} <= loads
+    assert merge(["--out", str(out), str(tmp_path / "none.cells")]) == 1
+    capsys.readouterr()
+
+
+# ---- figures
+
+
+def part(**fields: float) -> dict:
+    return {"instantiate_ns": 1000.0, "bytes": 100.0, "per_s": 50.0, "launch_ns": 500.0, **fields}
+
+
+PARTS = {
+    "bare": [part(), part(per_s=51.0)],
+    "off": [part(), part()],
+    "always": [
+        part(
+            instantiate_ns=1080.0, bytes=210.0, launch_ns=515.0, graph_builds=8, graph_build_ns=640e6, graphs_sliced=8
+        ),
+        part(
+            instantiate_ns=1090.0, bytes=230.0, launch_ns=530.0, graph_builds=8, graph_build_ns=720e6, graphs_sliced=8
+        ),
+    ],
+    "auto": [part(per_s=49.9), part(per_s=50.5)],
+}
+
+
+def test_figures_are_medians_of_the_repeats_with_their_goals() -> None:
+    made = {row.figure: row for row in figures.rows(PARTS, {"launch_ns_added": "a lock"})}
+    assert set(made) == PROMISED == set(figures.GOALS)
+    assert made["build_ms_2000_nodes"].value == pytest.approx(85) and made["build_ms_2000_nodes"].n == 16
+    assert made["clone_of_instantiate"].value == pytest.approx(0.085) and made["clone_of_instantiate"].met
+    assert made["launch_ns_added"].value == pytest.approx(22.5)
+    assert made["launch_ns_added"].limited_by == "a lock" and made["clone_of_instantiate"].limited_by == ""
+    assert made["memory_ratio"].value == pytest.approx(1.2)
+    assert made["idle_speed"].low == pytest.approx(50.5 / 51) and made["idle_speed"].better == "more"
+    assert made["idle_speed"].limited_by == "not explained yet"
+
+
+def test_figures_without_slices_are_not_told() -> None:
+    without = PARTS | {"always": [part()]}
+    assert {row.figure for row in figures.rows(without, {})} == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
+    assert figures.rows({}, {}) == []
+
+
+def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "graph_slicing.json"
+    command = ["figures", "--rehearse", "--out", str(out), "--repeats", "1", "--nodes", "60", "--launches", "60"]
+    command += ["--seconds", "0.3"]
+    assert main([*command, "--limit-s", "0"]) == figures.TIME_RAN_OUT
+    assert main(command) == 0
+    rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
+    assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED
+    before = out.with_suffix(".parts").read_text()
+    assert main(command) == 0 and out.with_suffix(".parts").read_text() == before
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        figures.parse(["--out", str(out), "--limited-by", "speed=none"])
+
+
+def test_results_pages_have_a_place_for_what_is_not_measured_yet(tmp_path: Path) -> None:
+    page = "<!-- table:graphs if measured -->\n<!-- end -->\n"
+    assert tables.NOT_MEASURED in tables.rendered(page, tmp_path)
+    results(filled(tmp_path / "graphs.cells")).write(tmp_path / "graphs.json")
+    assert "whole_step" in tables.rendered(page, tmp_path)
