@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,13 +45,21 @@ def start(tmp_path: Path) -> Iterator[Start]:
     environment = dict(os.environ, CUDASCHED_RUN_DIR=str(tmp_path / "run"), CUDASCHED_LOG="warning")
 
     def begin(
-        program: str, *arguments: str, client_class: str = "", options: tuple[str, ...] = ()
+        program: str,
+        *arguments: str,
+        client_class: str = "",
+        options: tuple[str, ...] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         command = [sys.executable, str(PROGRAMS / program), *arguments]
         if client_class:
             command = [sys.executable, "-m", "cudasched", "run", "--class", client_class, *options, "--", *command]
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env={**environment, **(settings or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         running.append(process)
         return process

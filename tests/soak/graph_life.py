@@ -171,6 +171,7 @@ class Subject:
         self._launches: list[Launch] = []
         self._bounds: list[tuple[int, int, bool]] = []  # a note's value, a launch, whether it is after that
         self._entries = 0
+        self._history: list[str] = []
         self.destroyed = 0
         self._values = self._fresh()
         self._off: set[int] = set()
@@ -281,6 +282,7 @@ class Subject:
     def launch(self) -> None:
         stream = self._chance.choice(self._streams)
         number = len(self._launches)
+        self._history.append(f"{number}@{self._streams.index(stream)}")
         if self._chance.random() < 0.3:
             self._note(stream, number, after=False)
         self._gpu.replay(self._exec.value or 0, stream)
@@ -320,6 +322,7 @@ class Subject:
             self._gpu.call("cuGraphExecUpdate", self._exec, graph, ctypes.byref(node), ctypes.byref(outcome))
         self._gpu.call("cuGraphDestroy", graph)
         self._values = values
+        self._history.append("update")
         if self.holds:  # the graph that it was updated to holds nothing
             self.holds = False
 
@@ -335,6 +338,7 @@ class Subject:
                 raise
         else:
             raise LostError("an update to other nodes was taken over")
+        self._history.append("refused")
         self._gpu.call("cuGraphDestroy", graph)
 
     def change_node(self) -> None:
@@ -352,6 +356,7 @@ class Subject:
             general = NodeParams(kernel=parameters)
             self._gpu.call("cuGraphExecNodeSetParams", self._exec, node, ctypes.byref(general))
         self._values[place] = value
+        self._history.append(f"set{place}")
 
     def switch(self) -> None:
         places = [place for place, node in enumerate(self._recipe.nodes) if node.kind == "kernel" and not node.child]
@@ -359,6 +364,7 @@ class Subject:
             return
         place = self._chance.choice(places)
         self._off ^= {place}
+        self._history.append(f"{'off' if place in self._off else 'on'}{place}")
         self._gpu.call(
             "cuGraphNodeSetEnabled", self._exec, ctypes.c_void_p(self._nodes[place]), int(place not in self._off)
         )
@@ -386,8 +392,13 @@ class Subject:
             span = where[taken : taken + len(due)]
             taken += len(due)
             position = {log[index]: 2 * index + 1 for index in span}
-            if sorted(position) != sorted(launch.values[place] for place in due):
-                raise LostError(f"launch {number} ran {sorted(position)[:8]}..., not {launch.values[:8]}...")
+            wanted = {launch.values[place] for place in due}
+            if set(position) != wanted or len(span) != len(due):
+                lost, others = sorted(wanted - set(position)), sorted(set(position) - wanted)
+                raise LostError(
+                    f"launch {number} of {len(self._launches)}, of {len(nodes)} nodes, lost {len(lost)}: {lost[:8]}, "
+                    f"and ran {len(others)} others: {others[:8]}; what was done: {' '.join(self._history)}"
+                )
             host_count = sum(node.kind == "host" for node in nodes)
             called = self._hosts[hosts : hosts + host_count]
             hosts += host_count

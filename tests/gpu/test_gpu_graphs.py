@@ -1,0 +1,51 @@
+"""Graphs that are cut into slices have the bits of those that are not, under a gate that closes at random."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import PATIENCE_S, PROGRAMS, Start, finish, line_of
+
+NAMES = ("training", "nodes", "branches", "host", "children")
+LAUNCHES = 200
+HOST_CALLS = 4 * (LAUNCHES + 1)
+
+
+def said(output: str, name: str) -> str:
+    """What the program printed after a name, on the one line that begins with it."""
+    (found,) = [line.removeprefix(f"{name} ") for line in output.splitlines() if line.startswith(f"{name} ")]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare() -> str:
+    """What the programs say without cudasched."""
+    command = [sys.executable, str(PROGRAMS / "graph_bits.py"), *NAMES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("slice_us", [40, 150])
+def test_sliced_graphs_have_the_bits_of_whole_ones(start: Start, bare: str, slice_us: int) -> None:
+    """200 launches of each of five programs: two update their graphs, others have branches, host nodes, child graphs."""
+    server = start("server.py", "100000", client_class="latency")
+    line_of(server, "ready")
+    settings = {"CUDASCHED_GRAPH_SLICES": "always", "CUDASCHED_GRAPH_SLICE_US": str(slice_us)}
+    managed = finish(start("graph_bits.py", *NAMES, client_class="best-effort", settings=settings))
+    assert server.poll() is None
+    for name in NAMES:
+        assert said(managed, name) == said(bare, name), f"{name}, {said(managed, f'{name}_sliced')} launches in slices"
+    assert said(managed, "called") == said(bare, "called") == str(HOST_CALLS)
+    for name in NAMES:
+        sliced, slices = int(said(managed, f"{name}_sliced")), int(said(managed, f"{name}_slices"))
+        assert sliced > 0 and slices > 2 * sliced, f"{name}: whole because of {said(managed, f'{name}_whole')}"
+
+
+def test_nothing_is_sliced_while_no_latency_client_is_there(start: Start, bare: str) -> None:
+    managed = finish(start("graph_bits.py", *NAMES, client_class="best-effort"))
+    for name in NAMES:
+        assert said(managed, name) == said(bare, name)
+        assert int(said(managed, f"{name}_sliced")) == 0
