@@ -30,7 +30,7 @@ def bare() -> str:
 
 @pytest.mark.parametrize("slice_us", [40, 150])
 def test_sliced_graphs_have_the_bits_of_whole_ones(start: Start, bare: str, slice_us: int) -> None:
-    """200 launches of each of five programs: two update their graphs, others have branches, host nodes, child graphs."""
+    """200 launches of each: two programs update their graphs, the others have branches, host nodes, child graphs."""
     server = start("server.py", "100000", client_class="latency")
     line_of(server, "ready")
     settings = {"CUDASCHED_GRAPH_SLICES": "always", "CUDASCHED_GRAPH_SLICE_US": str(slice_us)}

@@ -2,9 +2,10 @@
 
     graph_bits.py training nodes branches host children
 
-`training`: a whole step, updated before each launch to the other of two captures by cuGraphExecUpdate. `nodes`: layers whose
-kernels are set one by one, at random, by cuGraphExecKernelNodeSetParams. `branches`: four streams joined. `host`: functions
-on the host between kernels. `children`: child graphs. Under cudasched also prints how many launches went in slices.
+`training`: a whole step, updated before each launch to the other of two captures by cuGraphExecUpdate. `nodes`: layers
+whose kernels are set one by one, at random, by cuGraphExecKernelNodeSetParams. `branches`: four streams joined. `host`:
+functions on the host between kernels. `children`: child graphs. Under cudasched also prints how many launches went in
+slices.
 """
 
 import ctypes
