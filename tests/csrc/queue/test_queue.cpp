@@ -376,7 +376,7 @@ std::vector<std::uint64_t> graphs_launched(FakeDriver& driver) {
 TEST_F(QueueTest, AGraphInPartsIsAdmittedPartByPartAndPassedOnce) {
   make_graph(kGraph);
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2), handle<CUgraphExec>(0xa3)});
-  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  ASSERT_TRUE(push_graph(kGraph));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2, 0xa3));
   for (const DriverCall& call : driver_.made()) EXPECT_EQ(call.stream, kStream);
@@ -389,7 +389,7 @@ TEST_F(QueueTest, AGraphThatFailsMidwayIsAnErrorAndNothingOfItIsMadeAgain) {
   make_graph(kGraph);
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2), handle<CUgraphExec>(0xa3)});
   driver_.on_call = [](const DriverCall& call) { return call.what == 0xa2 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS; };
-  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  ASSERT_TRUE(push_graph(kGraph));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2));
   EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_OUT_OF_MEMORY);
@@ -400,13 +400,13 @@ TEST_F(QueueTest, AGraphWhoseFirstPartIsRefusedGoesWhole) {
   make_graph(kGraph);
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
   driver_.on_call = [](const DriverCall& call) { return call.what == 0xa1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; };
-  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  ASSERT_TRUE(push_graph(kGraph));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x91));
   EXPECT_EQ(queue().take_error(caller_.thread), CUDA_SUCCESS);
   // Not where the context is broken: every call would fail.
   driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
-  ASSERT_TRUE(queue().push_graph(caller_, kGraph, kStream));
+  ASSERT_TRUE(push_graph(kGraph));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x91, 0xa1));
 }
