@@ -101,6 +101,7 @@ class Counters {
     to.unprioritised_graphs = sum.unprioritised_graphs;
     to.normal_beside_best_effort = sum.normal_beside_best_effort;
     to.contested_streams = sum.contested_streams;
+    to.unmet_collectives = sum.unmet_collectives;
     to.best_effort_gpu_ns = best_effort_gpu_ns.load(std::memory_order_relaxed);
     to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
     gate_waits.read(to.gate_waits);

@@ -45,6 +45,7 @@ struct cudasched_counts {
   uint64_t unprioritised_graphs;
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
   uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
+  uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
   uint64_t device_launches;           /* run by the device as CUPTI counts them; 0: not counted */
   uint64_t without_room;              /* kernels whose parameters the predictor had no room to learn */
   uint64_t best_effort_gpu_ns;        /* predicted GPU time of best-effort launches that are complete */
