@@ -126,60 +126,54 @@ TEST_F(JobPeersTest, WithoutAJobThereAreNoPeers) {
   EXPECT_FALSE(peers.any());
 }
 
-TEST_F(JobPeersTest, AThreadSleepsForTheGpuThatHoldsItAndIsWokenByIt) {
-  const auto own = open(0);
-  claim(*own, Class::kBestEffort, kJob);
-  const int own_latency = claim(*own, Class::kLatency);
-  const auto rank = member(1);
-  const auto serve = member(1, Class::kLatency, /*active=*/true);
-  JobPeers peers;
-  peers.join(kJob, *own);
-  refresh(peers);
-  EXPECT_TRUE(peers.latency_clients());
-  Table& holder = peers.holder(*own);
-  EXPECT_NE(&holder, own.get());
-  const std::uint32_t seen = holder.layout().wake_sequence;
-  JobPeers::announce(holder);
-  std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
-  serve->ask(0);  // its request ends
-  sleeper.join();
-  EXPECT_EQ(holder.layout().distant_waiters, 0u);
-  own->set_active(own_latency, now_ns());
-  EXPECT_EQ(&peers.holder(*own), own.get());
+// A thread of a job's member on one GPU sleeps for a latency client of another, which is active.
+class JobSleepTest : public JobPeersTest {
+ protected:
+  void SetUp() override {
+    claim(*own_, Class::kBestEffort, kJob);
+    peers_.join(kJob, *own_);
+    refresh(peers_);
+    ASSERT_TRUE(peers_.latency_clients());
+    ASSERT_NE(&holder(), own_.get());
+  }
+  Table& holder() { return peers_.holder(*own_); }
+  // Hangs where `what` does not wake it.
+  template <typename Wake>
+  void is_woken_by(Wake&& what) {
+    Table& held_by = holder();
+    const std::uint32_t seen = held_by.layout().wake_sequence;
+    JobPeers::announce(held_by);
+    std::thread sleeper([&] { held_by.sleep(seen, 3600 * kNsPerSecond); });
+    what();
+    sleeper.join();
+  }
+
+  const std::unique_ptr<Table> own_ = open(0);
+  const std::unique_ptr<Process> rank_ = member(1);
+  const std::unique_ptr<Process> serve_ = member(1, Class::kLatency, /*active=*/true);
+  JobPeers peers_;
+};
+
+TEST_F(JobSleepTest, TheEndOfTheRequestWakesIt) {
+  const int own_latency = claim(*own_, Class::kLatency);
+  Table& held_by = holder();
+  is_woken_by([&] { serve_->ask(0); });
+  EXPECT_EQ(held_by.layout().distant_waiters, 0u);
+  own_->set_active(own_latency, now_ns());
+  EXPECT_EQ(&holder(), own_.get());
 }
 
-TEST_F(JobPeersTest, AThreadThatSleepsForAnotherGpuIsWokenByTheReaperOfItsLatencyClient) {
-  const auto own = open(0);
-  claim(*own, Class::kBestEffort, kJob);
-  const auto rank = member(1);
-  const auto serve = member(1, Class::kLatency, /*active=*/true);
-  JobPeers peers;
-  peers.join(kJob, *own);
-  refresh(peers);
-  Table& holder = peers.holder(*own);
-  const std::uint32_t seen = holder.layout().wake_sequence;
-  JobPeers::announce(holder);
-  std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
-  serve->kill();
-  peers.reap();
-  sleeper.join();
-  EXPECT_EQ(holder.active(), 0u);
+TEST_F(JobSleepTest, TheReaperOfTheLatencyClientWakesIt) {
+  Table& held_by = holder();
+  is_woken_by([&] {
+    serve_->kill();
+    peers_.reap();
+  });
+  EXPECT_EQ(held_by.active(), 0u);
 }
 
-TEST_F(JobPeersTest, ADrainThatOpensTheGateWakesThem) {
-  const auto own = open(0);
-  claim(*own, Class::kBestEffort, kJob);
-  const auto rank = member(1);
-  const auto serve = member(1, Class::kLatency, /*active=*/true);
-  JobPeers peers;
-  peers.join(kJob, *own);
-  refresh(peers);
-  Table& holder = peers.holder(*own);
-  const std::uint32_t seen = holder.layout().wake_sequence;
-  JobPeers::announce(holder);
-  std::thread sleeper([&] { holder.sleep(seen, 3600 * kNsPerSecond); });
-  peers.wake_all();
-  sleeper.join();
+TEST_F(JobSleepTest, ADrainThatOpensTheGateWakesIt) {
+  is_woken_by([&] { peers_.wake_all(); });
 }
 
 // ---- what a gate makes of them -------------------------------------------------------------------------------------
