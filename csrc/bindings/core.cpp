@@ -104,6 +104,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("offloaded_launches", &cudasched_state::offloaded_launches)
       .def_readonly("untracked_launches", &cudasched_state::untracked_launches)
       .def_readonly("gate_exceptions", &cudasched_state::gate_exceptions)
+      .def_readonly("unknown_handles", &cudasched_state::unknown_handles)
+      .def_readonly("without_room", &cudasched_state::without_room)
       .def_readonly("launcher_cpu_ns", &cudasched_state::launcher_cpu_ns)
       .def_readonly("launcher_driver_ns", &cudasched_state::launcher_driver_ns)
       .def_readonly("backed_off", &cudasched_state::backed_off)

@@ -8,7 +8,7 @@
 //
 // At most HandleTable::kMost handles of a kind are known (90 MB where every kind is full; 28 KB where there are few).
 // What finds no place is unknown: a stream's kind is then asked of the driver each time, and calls on the event or
-// graph are not deferred. unknown() counts them.
+// graph are not deferred. unknown() counts them (`cudasched.state()`).
 #pragma once
 
 #include <cuda.h>

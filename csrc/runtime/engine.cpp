@@ -369,7 +369,8 @@ StateReport Engine::report() {
   report.driver_version = driver_version_;
   report.totals = hot().counters.totals();
   report.device_launches = telemetry::device_launches();
-  for_each_device([&](const Device& device) {
+  for_each_device([&](Device& device) {
+    if (device.gate.registered()) report.without_room += device.gate.without_room();
     if (device.queue() == nullptr) return;
     const queue::LauncherTime time = device.queue()->launcher_time();
     report.launcher.cpu_ns += time.cpu_ns;

@@ -58,7 +58,8 @@ struct StateReport {
   int driver_version = 0;
   telemetry::Totals totals;
   std::uint64_t device_launches = 0;
-  queue::LauncherTime launcher;  // of all devices
+  queue::LauncherTime launcher;    // of all devices
+  std::uint64_t without_room = 0;  // of all predictors (Gate::without_room)
   SliceCounts slices;
   std::string off_reason;
   std::string driver_path;

@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
+#include "driver/registry.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
@@ -177,6 +178,8 @@ void cudasched_get_state(cudasched_state* state) {
     state->backed_off = report.totals.backed_off;
     state->untracked_launches = report.totals.untracked;
     state->gate_exceptions = report.totals.exceptions;
+    state->unknown_handles = cudasched::driver::registry().unknown();
+    state->without_room = report.without_room;
     state->launcher_cpu_ns = static_cast<std::uint64_t>(report.launcher.cpu_ns);
     state->launcher_driver_ns = static_cast<std::uint64_t>(report.launcher.driver_ns);
     state->prioritised_graphs = report.totals.prioritised_graphs;

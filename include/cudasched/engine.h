@@ -68,6 +68,8 @@ struct cudasched_state {
   uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
   uint64_t untracked_launches;   /* gated, but with no completion event (a second context of one GPU has none) */
   uint64_t gate_exceptions;      /* held because of what was in flight, and went: work may have waited for them */
+  uint64_t unknown_handles;      /* times that a stream, event or graph found no place among 131,072 known ones */
+  uint64_t without_room;         /* kernels whose parameters the predictor had no room to learn */
   uint64_t launcher_cpu_ns;      /* CPU time of the launcher threads of this process */
   uint64_t launcher_driver_ns;   /* of it, about so much inside the driver's calls (one in 16 is timed) */
   uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */

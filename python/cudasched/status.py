@@ -129,6 +129,9 @@ class State:
         untracked_launches: Gated launches whose completion could not be followed.
         gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
             them.
+        unknown_handles: How often a stream, event or executable graph found no place among the 131,072 of its kind that are
+            known: calls on it are not deferred.
+        without_room: Kernels whose parameters the predictor had no room to learn.
         launcher_cpu_ns: CPU time of the launcher threads of this process, ns.
         launcher_driver_ns: Of it, about how much was spent inside the driver's calls, ns.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
@@ -170,6 +173,8 @@ class State:
     backed_off: int = 0
     untracked_launches: int = 0
     gate_exceptions: int = 0
+    unknown_handles: int = 0
+    without_room: int = 0
     launcher_cpu_ns: int = 0
     launcher_driver_ns: int = 0
     prioritised_graphs: int = 0

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "driver/registry.hpp"
 #include "hooked_driver.hpp"
 #include "other_client.hpp"
 #include "python.hpp"
@@ -52,6 +53,15 @@ TEST_F(Launches, NormalOnesPassAndAreCounted) {
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(program_.ran(), 50U);
   EXPECT_EQ(state().launches - before, 50U);
+}
+
+TEST_F(Launches, HandlesThatFindNoPlaceAreCounted) {
+  const std::uint64_t before = state().unknown_handles;
+  for (std::uintptr_t handle = 1; handle <= HandleTable<4>::kMost + 3; ++handle) {
+    driver::registry().made(reinterpret_cast<CUgraphExec>(handle * 64), {.identity = 1});
+  }
+  EXPECT_GE(state().unknown_handles - before, 3U);
+  driver::registry().clear();
 }
 
 TEST_F(Launches, FailedOnesAreNotCountedAndTheErrorIsTheDrivers) {
