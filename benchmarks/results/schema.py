@@ -216,6 +216,7 @@ class SoakRow(Strict):
     launches: int
     captures: int
     graph_updates: int
+    sliced_launches: int = 0
     regions: int
     threads: int
     forks: int

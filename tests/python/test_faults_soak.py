@@ -27,4 +27,5 @@ def test_nothing_is_lost_reordered_or_hung(tmp_path: Path, graphs: bool) -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"seed {seed}"
     (row,) = json.loads(out.read_text())["rows"]
     assert row["launches"] > 100 and row["killed"] > 0
+    assert (row["sliced_launches"] > 0) == graphs
     assert not any(row[name] for name in ("failed", "hung", "slots_left", "processes_left"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import itertools
+import os
 import random
 import signal
 import sys
@@ -119,9 +120,9 @@ class Recipe:
 
     @classmethod
     def random(cls, chance: random.Random) -> Recipe:
-        most = chance.choice([1, 4, 30, 30, 120, MOST_NODES])
+        most = chance.choice([1, 4, 30, 60, 60, 120, MOST_NODES])
         count = chance.randint(1, most)
-        us = chance.choice([1, 5, 20, 60]) if count < 200 else 2
+        us = chance.choice([1, 20, 60, 60]) if count < 200 else 5
         captured = chance.random() < 0.5
         branches = chance.randint(1, STREAMS) if captured else 1
         nodes: list[Node] = []
@@ -444,6 +445,7 @@ class Life:
         self._chance, self._gpu = chance, Gpu()
         self.did: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._sliced = 0
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -454,18 +456,18 @@ class Life:
         streams = [gpu.stream() for _ in range(STREAMS)]
         captures = [gpu.stream() for _ in range(STREAMS)]
         subjects: list[Subject] = []
-        for _ in range(chance.randint(5, 60)):
+        for _ in range(chance.randint(5, 150)):
             if not subjects or (len(subjects) < 4 and chance.random() < 0.2):
                 subjects.append(Subject(gpu, chance, streams, captures))
                 self._count("captures")
                 with self._lock:
                     all_subjects.append(subjects[-1])
             subject = chance.choice(subjects)
-            if subject.full or chance.random() < 0.03:
+            if subject.full or chance.random() < 0.02:
                 subject.destroy()
                 subjects.remove(subject)
                 continue
-            weights = [12, 2, 0.5, 3, 2, 1]
+            weights = [25, 2, 0.5, 3, 2, 2]
             actions = [
                 subject.launch,
                 subject.take_over,
@@ -485,7 +487,8 @@ class Life:
             gpu.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def _pause(self) -> None:
-        time.sleep(self._chance.expovariate(1 / 0.005))
+        """At times long enough for slices to be built."""
+        time.sleep(self._chance.expovariate(1 / self._chance.choice([0.003, 0.05])))
 
     def round(self) -> None:
         self.did.clear()
@@ -499,7 +502,19 @@ class Life:
         for subject in subjects:
             subject.wait_for_destructor()
         self.did["threads"] += len(threads)
+        sliced = sliced_launches()
+        self.did["sliced_launches"] += sliced - self._sliced
+        self._sliced = sliced
         report(self.did)
+
+
+def sliced_launches() -> int:
+    """Graph launches of this process that cudasched submitted in slices; 0 without cudasched."""
+    if "CUDASCHED_CLASS" not in os.environ:
+        return 0
+    import cudasched
+
+    return cudasched.state().sliced_launches
 
 
 def main() -> None:
