@@ -30,7 +30,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
               "a lock inside an atomic would not reach another process");
 static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
               offsetof(Slot, job) == 304 && offsetof(Slot, segment) == 328);
-static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13224 && sizeof(SharedCounts) == 26496 &&
+static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13240 && sizeof(SharedCounts) == 26496 &&
               sizeof(Layout) == 25024 + kSlotCount * sizeof(SharedCounts));
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&

@@ -36,7 +36,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 inline constexpr int kTurnSlotShift = 56;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is

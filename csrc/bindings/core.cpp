@@ -181,6 +181,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gate_exceptions", &cudasched_counts::gate_exceptions)
       .def_readonly("backed_off", &cudasched_counts::backed_off)
       .def_readonly("graph_launches", &cudasched_counts::graph_launches)
+      .def_readonly("sliced_launches", &cudasched_counts::sliced_launches)
+      .def_readonly("slice_launches", &cudasched_counts::slice_launches)
       .def_readonly("prioritised_graphs", &cudasched_counts::prioritised_graphs)
       .def_readonly("unprioritised_graphs", &cudasched_counts::unprioritised_graphs)
       .def_readonly("normal_beside_best_effort", &cudasched_counts::normal_beside_best_effort)

@@ -102,6 +102,8 @@ class Counters {
     to.normal_beside_best_effort = sum.normal_beside_best_effort;
     to.contested_streams = sum.contested_streams;
     to.unmet_collectives = sum.unmet_collectives;
+    to.sliced_launches = sum.sliced_launches;
+    to.slice_launches = sum.slice_launches;
     to.best_effort_gpu_ns = best_effort_gpu_ns.load(std::memory_order_relaxed);
     to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
     gate_waits.read(to.gate_waits);

@@ -41,6 +41,8 @@ struct cudasched_counts {
   uint64_t gate_exceptions;    /* launches that were held because of what was in flight, and went */
   uint64_t backed_off;         /* best-effort launches that let a request of their own program go first on the host */
   uint64_t graph_launches;     /* of the best-effort ones, those of graphs */
+  uint64_t sliced_launches;    /* launches of graphs that were submitted in slices, */
+  uint64_t slice_launches;     /* and in how many; each counts as a launch */
   uint64_t prioritised_graphs;
   uint64_t unprioritised_graphs;
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */

@@ -183,6 +183,8 @@ class Metrics:
             them.
         backed_off: Best-effort launches that let a request of their own program go first on the host.
         graph_launches: Of the best-effort launches, those of graphs.
+        sliced_launches: Of these, those that were submitted in slices, so that the gate could close between two.
+        slice_launches: In how many slices; each counts as a launch.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
         unprioritised_graphs: Graphs for which the driver refused that.
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses.
@@ -212,6 +214,8 @@ class Metrics:
     gate_exceptions: int
     backed_off: int
     graph_launches: int
+    sliced_launches: int
+    slice_launches: int
     prioritised_graphs: int
     unprioritised_graphs: int
     normal_beside_best_effort: int
@@ -294,6 +298,8 @@ def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
         gate_exceptions=seen.gate_exceptions,
         backed_off=seen.backed_off,
         graph_launches=seen.graph_launches,
+        sliced_launches=seen.sliced_launches,
+        slice_launches=seen.slice_launches,
         prioritised_graphs=seen.prioritised_graphs,
         unprioritised_graphs=seen.unprioritised_graphs,
         normal_beside_best_effort=seen.normal_beside_best_effort,

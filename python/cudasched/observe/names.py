@@ -216,6 +216,12 @@ EXPORTED: tuple[Exported, ...] = (
     ),
     _of_process("cudasched_graph_launches", "", "Best-effort launches of graphs.", lambda m: m.graph_launches),
     _of_process(
+        "cudasched_sliced_launches",
+        "",
+        "Launches of graphs that were submitted in slices, so that the gate could close between two.",
+        lambda m: m.sliced_launches,
+    ),
+    _of_process(
         "cudasched_untracked_launches",
         "",
         "Gated launches whose completion could not be followed.",
