@@ -75,8 +75,8 @@ and run again."
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
 }
 
-# ensure_system_packages build|tests: a compiler and Python; for `tests` also GoogleTest, google-benchmark, Spin, ccache
-# and Prometheus.
+# ensure_system_packages build|tests: a compiler and Python; for `tests` also GoogleTest, google-benchmark, Spin, ccache,
+# Prometheus and bubblewrap.
 ensure_system_packages() {
   local missing=()
   if ! find_cxx >/dev/null; then
@@ -94,8 +94,8 @@ ensure_system_packages() {
       [ -e "/usr/include/${header%%:*}" ] || [ -e "/usr/local/include/${header%%:*}" ] || missing+=("${header##*:}")
     done
     local program
-    for program in spin ccache prometheus; do
-      command -v "$program" >/dev/null || missing+=("$program")
+    for program in spin ccache prometheus bwrap; do
+      command -v "$program" >/dev/null || missing+=("${program/#bwrap/bubblewrap}")
     done
   fi
   if [ "${#missing[@]}" -gt 0 ]; then

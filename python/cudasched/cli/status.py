@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,6 +17,9 @@ from cudasched._table import Column, fitted, terminal_columns
 from cudasched._text import printable
 from cudasched.cli.run import configure
 from cudasched.status import Client, Device, status
+
+if TYPE_CHECKING:
+    from cudasched.observe import Gpu
 
 __all__ = ["show_status"]
 
@@ -107,6 +111,47 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
     ]
 
 
+_NOISE_BYTES = 64 << 20
+"""Memory that is not worth a line."""
+
+
+def _gpus(devices: Sequence[Device]) -> dict[str, Gpu]:
+    """What NVML says of the GPUs; nothing where it is not installed."""
+    from cudasched.observe import gpus, of_status
+
+    return gpus(*of_status(devices))
+
+
+def _gib(memory_bytes: int) -> str:
+    return f"{memory_bytes / 2**30:.1f} GiB"
+
+
+def _others(devices: Sequence[Device], gpus: dict[str, Gpu]) -> list[RenderableType]:
+    """Lines for whoever is on the GPUs and is no client, or cannot be told."""
+    lines: list[RenderableType] = []
+    for device in devices:
+        if (gpu := gpus.get(device.uuid)) is None:
+            continue
+        for each in gpu.foreign:
+            memory = "" if each.memory_bytes is None else f", {_gib(each.memory_bytes)}"
+            why = (
+                "under cudasched with another run directory, so that neither knows of the other: share one "
+                "(CUDASCHED_RUN_DIR, docs/containers.md)"
+                if each.elsewhere
+                else "not under cudasched: it holds nobody back and is not held back"
+            )
+            lines.append(_line(f"{device.uuid}: {each.name} ({each.pid}{memory}) is {why}", "yellow"))
+        if gpu.unaccounted_bytes >= _NOISE_BYTES:
+            lines.append(
+                _line(
+                    f"{device.uuid}: unaccounted memory: {_gib(gpu.unaccounted_bytes)}, of processes that cannot be "
+                    "seen from this container",
+                    "yellow",
+                )
+            )
+    return lines
+
+
 def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
     """A line for each process whose best effort is in part not held back, because a class was not given."""
     lines: list[RenderableType] = []
@@ -143,11 +188,13 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
     parts += _lost_class(devices)
+    parts += _others(devices, _gpus(devices))
     parts += [_line(meaning, "dim") for name, meaning in _CLASSES.items() if name in seen]
     return parts
 
 
 def _as_json(devices: Sequence[Device]) -> str:
+    gpus = _gpus(devices)
     return document(
         "status",
         [
@@ -155,6 +202,7 @@ def _as_json(devices: Sequence[Device]) -> str:
                 **asdict(device),
                 "path": str(device.path),
                 "clients": [{**asdict(client), "coverage": client.coverage} for client in device.clients],
+                "gpu": asdict(gpus[device.uuid]) if device.uuid in gpus else None,
             }
             for device in devices
         ],

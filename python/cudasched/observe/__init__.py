@@ -7,6 +7,20 @@
 
 from __future__ import annotations
 
+from cudasched.observe._gpus import Foreign, Gpu, GpuShare, gpus, of_status
 from cudasched.observe._metrics import Metrics, Predictions, Process, RegionMetrics, Times, clients, metrics
 
-__all__ = ["Metrics", "Predictions", "Process", "RegionMetrics", "Times", "clients", "metrics"]
+__all__ = [
+    "Foreign",
+    "Gpu",
+    "GpuShare",
+    "Metrics",
+    "Predictions",
+    "Process",
+    "RegionMetrics",
+    "Times",
+    "clients",
+    "gpus",
+    "metrics",
+    "of_status",
+]

@@ -13,6 +13,7 @@ from cudasched.status import Client, client_of
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
+    from cudasched.observe._gpus import Gpu
 
 __all__ = [
     "ERROR_BOUNDS",
@@ -264,11 +265,15 @@ class Device:
         uuid: Of the GPU, or of the MIG instance.
         name: As the driver names it.
         error: Why the table cannot be read; empty if it can.
+        path: The table.
+        gpu: What NVML says of it; None: it was not asked, or is not installed.
     """
 
     uuid: str
     name: str
     error: str = ""
+    path: Path = Path()
+    gpu: Gpu | None = None
 
 
 def _times(read: tuple[list[int], int]) -> Times:
@@ -362,12 +367,13 @@ def clients(directory: str | os.PathLike[str] | None = None) -> tuple[list[Devic
     seen: dict[object, list[tuple[str, Client]]] = {}
     counts: dict[object, stub.Counts] = {}
     for uuid in (name.removesuffix(".arbiter") for name in names):
+        path = place / f"{uuid}.arbiter"
         try:
-            name, rows = core.read_counts(str(place / f"{uuid}.arbiter"))
+            name, rows = core.read_counts(str(path))
         except Error as error:
-            devices.append(Device(uuid=uuid, name="", error=str(error)))
+            devices.append(Device(uuid=uuid, name="", error=str(error), path=path))
             continue
-        devices.append(Device(uuid=uuid, name=name))
+        devices.append(Device(uuid=uuid, name=name, path=path))
         for client, counted in rows:
             # A process that has not said its number yet is known by its slot.
             key: object = client.process or (uuid, client.slot)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from cudasched.observe._gpus import Gpu, GpuShare
 from cudasched.observe._metrics import ERROR_BOUNDS, Device, Metrics, Process, Times, bucket_begin_ns
 
 __all__ = ["BUCKET_BOUNDS_S", "BUCKET_LABELS", "EXPORTED", "Exported", "Series", "cumulative", "label_text", "unique"]
@@ -64,7 +65,7 @@ class Exported:
     Attributes:
         name: Without ``_total``.
         kind: ``counter``, ``gauge`` or ``histogram``.
-        unit: ``seconds``, ``bytes``, ``ratio`` or "" for a number of things.
+        unit: ``seconds``, ``bytes``, ``hertz``, ``watts``, ``ratio`` or "" for a number of things.
         help: What it says.
         labels: Their names.
         read: Its values on a machine.
@@ -159,6 +160,25 @@ def _gpus(devices: list[Device], _: list[Process]) -> Iterator[Series]:
         yield Series((label_text(device.uuid), label_text(device.name)), 0.0 if device.error else 1.0)
 
 
+def _of_gpu(name: str, unit: str, text: str, value: Callable[[Gpu], float | None]) -> Exported:
+    def read(devices: list[Device], _: list[Process]) -> Iterator[Series]:
+        for device in devices:
+            if device.gpu is not None and (found := value(device.gpu)) is not None:
+                yield Series((label_text(device.uuid),), found)
+
+    return Exported(name, "gauge", unit, text, ("gpu",), read)
+
+
+def _of_class(name: str, unit: str, text: str, value: Callable[[GpuShare], float | None]) -> Exported:
+    def read(devices: list[Device], _: list[Process]) -> Iterator[Series]:
+        for device in devices:
+            for share in device.gpu.shares if device.gpu is not None else ():
+                if (found := value(share)) is not None:
+                    yield Series((label_text(device.uuid), share.client_class), found)
+
+    return Exported(name, "gauge", unit, text, ("gpu", "class"), read)
+
+
 EXPORTED: tuple[Exported, ...] = (
     Exported(
         "cudasched_gpu_table_readable",
@@ -167,6 +187,37 @@ EXPORTED: tuple[Exported, ...] = (
         "Whether the GPU's client table can be read: 1, or 0 where it is damaged, foreign, or of another version.",
         ("gpu", "gpu_name"),
         _gpus,
+    ),
+    _of_gpu(
+        "cudasched_gpu_sm_ratio", "ratio", "Share of the last moments in which any kernel ran.", lambda g: g.sm_ratio
+    ),
+    _of_gpu("cudasched_gpu_memory_used_bytes", "bytes", "In use, by whomever.", lambda g: g.memory_used_bytes),
+    _of_gpu("cudasched_gpu_memory_total_bytes", "bytes", "Of the GPU.", lambda g: g.memory_total_bytes),
+    _of_gpu("cudasched_gpu_sm_clock_hertz", "hertz", "Clock of the SMs.", lambda g: g.sm_clock_hz),
+    _of_gpu("cudasched_gpu_power_watts", "watts", "What the GPU draws.", lambda g: g.power_w),
+    _of_gpu(
+        "cudasched_gpu_foreign_processes",
+        "",
+        "Processes on the GPU that are no clients of the run directory.",
+        lambda g: float(len(g.foreign)),
+    ),
+    _of_gpu(
+        "cudasched_gpu_unaccounted_memory_bytes",
+        "bytes",
+        "Memory of processes that cannot be told from here, because they are in other pid namespaces.",
+        lambda g: float(g.unaccounted_bytes),
+    ),
+    _of_class(
+        "cudasched_class_memory_bytes",
+        "bytes",
+        "Memory of processes by class; `mixed`: with clients of several, `foreign`: no clients.",
+        lambda s: s.memory_bytes,
+    ),
+    _of_class(
+        "cudasched_class_sm_ratio",
+        "ratio",
+        "Share of the last moments in which kernels of the class ran.",
+        lambda s: s.sm_ratio,
     ),
     _of_client("cudasched_client_up", "", "1 for each client of a GPU that lives.", lambda c: 1.0 if c.alive else 0.0),
     _of_client(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudasched._version import __version__
 from cudasched.errors import ConfigError, Error
+from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import Device, Process, Times, clients
 from cudasched.observe.names import BUCKET_LABELS, EXPORTED, Exported, cumulative, unique
 
@@ -32,7 +33,7 @@ __all__ = ["register"]
 _FRESH_S = 0.2
 """One collection asks for each metric by itself: so long, what the tables said is taken for all of them."""
 
-_UNITS = {"seconds": "s", "bytes": "By", "ratio": "1", "": "1"}
+_UNITS = {"seconds": "s", "bytes": "By", "hertz": "Hz", "watts": "W", "ratio": "1", "": "1"}
 
 
 class _Tables:
@@ -45,7 +46,8 @@ class _Tables:
         now = time.monotonic()
         if now - self._at > _FRESH_S:
             try:
-                self._read = clients(self._directory)
+                devices, processes = clients(self._directory)
+                self._read = with_gpus(devices, processes), processes
             except Error:
                 self._read = ([], [])
             self._at = time.monotonic()

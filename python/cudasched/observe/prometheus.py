@@ -24,6 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler
 
 from cudasched._text import one_line
 from cudasched.errors import ConfigError, Error
+from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import Process, Times, clients
 from cudasched.observe.names import BUCKET_LABELS, EXPORTED, Exported, Series, cumulative, unique
 
@@ -90,6 +91,7 @@ class ClientsCollector:
         begin = time.perf_counter()
         try:
             devices, processes = clients(self._directory)
+            devices = with_gpus(devices, processes)
             failed = 0.0
         except Error:
             devices, processes, failed = [], list[Process](), 1.0

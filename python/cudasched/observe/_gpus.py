@@ -1,0 +1,239 @@
+"""What NVML says of the GPUs, and who is on them that is not among the clients of a run directory.
+
+NVML numbers processes as the host does and knows nothing of pid namespaces. Where a process is seen in ``/proc``, the
+client table that it has mapped says whether it is a client, whatever its pid namespace; where it is not (this process
+is in a container itself), nothing is known of it but its memory, which is then said to be unaccounted for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cudasched._text import printable
+from cudasched.observe._metrics import Device, Process
+from cudasched.status import Client
+from cudasched.status import Device as StatusDevice
+
+__all__ = ["Foreign", "Gpu", "GpuShare", "gpus", "of_status", "with_gpus"]
+
+_PROC = Path("/proc")
+_MPS_SERVER = "nvidia-cuda-mps"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A process on a GPU that is no client of the run directory.
+
+    Attributes:
+        pid: As this process's pid namespace numbers it.
+        name: Of its program.
+        memory_bytes: What it has on the GPU; None: NVML does not say.
+        elsewhere: It runs under cudasched, with another run directory: it and the clients here do not know of each
+            other.
+    """
+
+    pid: int
+    name: str
+    memory_bytes: int | None
+    elsewhere: bool
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """What one class has of a GPU.
+
+    Attributes:
+        client_class: ``latency``, ``normal``, ``best_effort``; ``mixed``: of processes with clients of several;
+            ``foreign``: of processes that are no clients.
+        memory_bytes: On the GPU.
+        sm_ratio: Share of the last moments in which its kernels ran, 0 to 1; None: NVML does not say.
+    """
+
+    client_class: str
+    memory_bytes: int
+    sm_ratio: float | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, as NVML sees it; None stands for what this GPU or driver does not say.
+
+    Attributes:
+        uuid: Of the GPU.
+        sm_ratio: Share of the last moments in which any kernel ran, 0 to 1.
+        memory_used_bytes: In use, by whomever.
+        memory_total_bytes: Of the GPU.
+        sm_clock_hz: Now.
+        power_w: Now, watts.
+        foreign: Processes that are no clients of the run directory.
+        unaccounted_bytes: Memory of processes that cannot be told from here, because they are in pid namespaces that
+            this process does not see.
+        shares: By class.
+    """
+
+    uuid: str
+    sm_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    sm_clock_hz: float | None = None
+    power_w: float | None = None
+    foreign: tuple[Foreign, ...] = ()
+    unaccounted_bytes: int = 0
+    shares: tuple[GpuShare, ...] = ()
+
+
+def _said(call: Callable[[], _T]) -> _T | None:
+    """NVML's answer; None where it has none, for whatever reason: this is for show."""
+    try:
+        return call()
+    except Exception:
+        return None
+
+
+def _innermost_pid(pid: int) -> int | None:
+    """The pid by which a process knows itself; None: no such process is seen from here."""
+    try:
+        for line in (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except (OSError, ValueError):
+        return None
+    return pid
+
+
+def _name_of(pid: int) -> str:
+    try:
+        arguments = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        words = [os.path.basename(os.fsdecode(word)) for word in arguments if word]
+        if words and words[0].startswith("python") and len(words) > 1:
+            words = [word for word in words[1:] if not word.startswith("-")] or words
+        if words:
+            return printable(words[0][:64])
+        return printable((_PROC / str(pid) / "comm").read_text(errors="replace").strip())
+    except OSError:
+        return "?"
+
+
+def _is_client(pid: int, table: Path) -> bool | None:
+    """Whether the process is a client of this table; None: it uses another table of the same GPU."""
+    try:
+        maps = (_PROC / str(pid) / "maps").read_bytes().splitlines()
+        inode = str(table.stat().st_ino).encode()
+    except OSError:
+        return False
+    tables = [line.split() for line in maps if line.endswith(os.fsencode(table.name))]
+    if any(fields[4] == inode for fields in tables):
+        return True
+    if tables:
+        return None
+    # Before its first launch, a program under cudasched uses no table.
+    return any(line.endswith(b"libcudasched.so") for line in maps)
+
+
+def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
+    uuid = device.uuid
+    handle = _said(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
+    if handle is None:
+        return None
+    memory = _said(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    used = None if memory is None else int(memory.used)
+    rates = _said(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    clock = _said(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    power = _said(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    running = _said(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    busy: dict[int, float] = {
+        int(sample.pid): sample.smUtil / 100
+        for sample in _said(lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0)) or ()
+    }
+    foreign: list[Foreign] = []
+    memory_of: dict[str, int] = {}
+    sm_of: dict[str, float] = {}
+    unseen = 0
+    for entry in running or ():
+        pid = int(entry.pid)
+        has = None if entry.usedGpuMemory is None else int(entry.usedGpuMemory)
+        own_pid = _innermost_pid(pid)
+        if own_pid is None:
+            unseen += has or 0
+            continue
+        name = _name_of(pid)
+        member = _is_client(pid, device.path)
+        if member:
+            classes = clients.get(own_pid, {"normal"})
+            whose = next(iter(classes)) if len(classes) == 1 else "mixed"
+        else:
+            whose = "foreign"
+            if not name.startswith(_MPS_SERVER):  # its memory is that of its clients' common context
+                foreign.append(Foreign(pid, name, has, elsewhere=member is None))
+        memory_of[whose] = memory_of.get(whose, 0) + (has or 0)
+        if pid in busy:
+            sm_of[whose] = sm_of.get(whose, 0.0) + busy[pid]
+    if running is not None and not running and used is not None and clients:
+        unseen = used  # in a container, older drivers list nobody
+    return Gpu(
+        uuid=uuid,
+        sm_ratio=None if rates is None else rates.gpu / 100,
+        memory_used_bytes=used,
+        memory_total_bytes=None if memory is None else int(memory.total),
+        sm_clock_hz=None if clock is None else clock * 1e6,
+        power_w=None if power is None else power / 1e3,
+        foreign=tuple(sorted(foreign, key=lambda each: each.pid)),
+        unaccounted_bytes=unseen,
+        shares=tuple(GpuShare(whose, memory_of[whose], sm_of.get(whose)) for whose in sorted(memory_of)),
+    )
+
+
+def gpus(devices: Iterable[Device], processes: Iterable[Process]) -> dict[str, Gpu]:
+    """What NVML says of GPUs, by UUID; nothing where nvidia-ml-py or the NVIDIA driver is not installed.
+
+    Args:
+        devices: The GPUs, as `clients` found them.
+        processes: Their clients.
+    """
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return {}
+    if _said(lambda: nvml.nvmlInit() or True) is None:
+        return {}
+    try:
+        found = {}
+        for device in devices:
+            clients: dict[int, set[str]] = {}
+            for process in processes:
+                for place, client in process.clients:
+                    if place == device.uuid:
+                        clients.setdefault(process.pid, set()).add(client.client_class)
+            if (gpu := _gpu(nvml, device, clients)) is not None:
+                found[device.uuid] = gpu
+        return found
+    finally:
+        _said(lambda: nvml.nvmlShutdown() or True)
+
+
+def with_gpus(devices: list[Device], processes: list[Process]) -> list[Device]:
+    """The devices with what NVML says of them."""
+    known = gpus([device for device in devices if device.uuid], processes)
+    return [replace(device, gpu=known.get(device.uuid)) for device in devices]
+
+
+def of_status(devices: Iterable[StatusDevice]) -> tuple[list[Device], list[Process]]:
+    """What `cudasched.status` has read, in the form of `clients`, without what the processes have counted."""
+    found: dict[object, list[tuple[str, Client]]] = {}
+    listed = []
+    for device in devices:
+        listed.append(Device(device.uuid, device.name, device.error, device.path))
+        for client in device.clients:
+            key: object = client.process or (device.uuid, client.slot)
+            found.setdefault(key, []).append((device.uuid, client))
+    processes = [
+        Process(first.process, first.pid, first.name, first.version, None, tuple(clients))
+        for clients in found.values()
+        for _, first in clients[:1]
+    ]
+    return listed, processes

@@ -1,0 +1,210 @@
+"""Programs in namespaces of their own, as containers have them: who meets whom, and who is said to be on the GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from cudasched import observe
+from support import ROOT, Run
+
+HOLD = """
+import sys, cudasched, launcher
+cudasched.set_class(sys.argv[1])
+gpu = launcher.Gpu()
+gpu.launch(3)
+gpu.synchronize()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+NVML = '''
+"""Stands in for nvidia-ml-py: what a file says."""
+import json, os
+from types import SimpleNamespace as N
+NVML_CLOCK_SM = 1
+said = lambda: json.load(open(os.environ["FAKE_NVML"]))
+def nvmlInit():
+    if "FAKE_NVML" not in os.environ: raise RuntimeError("NVML Shared Library Not Found")
+def nvmlShutdown(): pass
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetMemoryInfo(handle): return N(used=said()["used"], total=80 << 30, free=0)
+def nvmlDeviceGetUtilizationRates(handle): return N(gpu=93, memory=10)
+def nvmlDeviceGetClockInfo(handle, kind): return 1980
+def nvmlDeviceGetPowerUsage(handle): raise RuntimeError("Not Supported")
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [N(pid=pid, usedGpuMemory=memory) for pid, memory in said()["processes"]]
+def nvmlDeviceGetProcessUtilization(handle, since):
+    return [N(pid=pid, smUtil=40) for pid, _ in said()["processes"]]
+'''
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says what NVML sees from here on."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ['PYTHONPATH']}")
+
+    def say(*processes: tuple[int, int], used: int = 0) -> None:
+        (tmp_path / "nvml.json").write_text(json.dumps({"processes": processes, "used": used}))
+        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+
+    return say
+
+
+@pytest.fixture
+def bwrap() -> str:
+    program = shutil.which("bwrap")
+    if program is None:
+        pytest.skip("bubblewrap is not installed")
+    if subprocess.run([program, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]).returncode != 0:
+        pytest.skip("this machine does not allow namespaces")
+    return program
+
+
+@contextmanager
+def container(bwrap: str, tmp_path: Path, client_class: str, run: str) -> Iterator[int]:
+    """A client in mount and pid namespaces of its own; its pid as this namespace numbers it."""
+    command = [
+        bwrap,
+        "--unshare-pid",
+        "--die-with-parent",
+        "--bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--dev-bind",
+        "/dev",
+        "/dev",
+    ]
+    command += ["--tmpfs", "/dev/shm", "--setenv", "CUDASCHED_RUN_DIR", run, "--setenv", "CUDASCHED_NAME", client_class]
+    command += [sys.executable, "-c", HOLD, client_class]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin and running.stdout
+        assert running.stdout.readline() == "ready\n"
+        # bwrap, its init of the namespace, the program
+        yield descendants(running.pid)[-1]
+        running.stdin.close()
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        found += [child, *descendants(child)]
+    return found
+
+
+def status(cudasched: Run) -> tuple[str, dict[str, object]]:
+    shown = cudasched("status", env={**os.environ, "COLUMNS": "300"})
+    (device,) = json.loads(cudasched("status", "--json").stdout)["data"]
+    return shown.stdout, device
+
+
+def test_two_containers_that_share_a_run_directory_meet(
+    simulated: Path, bwrap: str, tmp_path: Path, nvml: Callable[..., None], cudasched: Run
+) -> None:
+    run = os.environ["CUDASCHED_RUN_DIR"]
+    with ExitStack() as both:
+        pids = [both.enter_context(container(bwrap, tmp_path, name, run)) for name in ("latency", "best_effort")]
+        nvml(*((pid, 2 << 30) for pid in pids), used=5 << 30)
+        text, device = status(cudasched)
+        assert {client["client_class"] for client in device["clients"]} == {"latency", "best_effort"}  # type: ignore[attr-defined]
+        # Each is shown by the pid that it knows itself by; the two may be the same.
+        assert len({client["process"] for client in device["clients"]}) == 2  # type: ignore[attr-defined]
+        assert "not under cudasched" not in text and "another run directory" not in text and "unaccounted" not in text
+        gpu = device["gpu"]
+        assert isinstance(gpu, dict) and gpu["foreign"] == [] and gpu["power_w"] is None and gpu["sm_ratio"] == 0.93
+        assert {share["client_class"] for share in gpu["shares"]} <= {"latency", "best_effort", "mixed"}
+        assert sum(share["memory_bytes"] for share in gpu["shares"]) == 4 << 30
+
+
+def test_one_with_a_run_directory_of_its_own_is_named(
+    simulated: Path, bwrap: str, tmp_path: Path, nvml: Callable[..., None], cudasched: Run
+) -> None:
+    run = os.environ["CUDASCHED_RUN_DIR"]
+    with ExitStack() as both:
+        here = both.enter_context(container(bwrap, tmp_path, "latency", run))
+        there = both.enter_context(container(bwrap, tmp_path, "best_effort", "/dev/shm/run"))
+        plain = both.enter_context(subprocess.Popen(["sleep", "1000"]))
+        both.callback(plain.kill)
+        unseen = 2**22 + 1  # of a namespace that this process does not see
+        nvml((here, 1 << 30), (there, 2 << 30), (plain.pid, 3 << 30), (unseen, 4 << 30), used=10 << 30)
+        text, device = status(cudasched)
+        (client,) = device["clients"]  # type: ignore[misc]
+        assert client["client_class"] == "latency"
+        assert f"({there}, 2.0 GiB) is under cudasched with another run directory" in text
+        assert f"sleep ({plain.pid}, 3.0 GiB) is not under cudasched" in text
+        assert "unaccounted memory: 4.0 GiB" in text
+        gpu = device["gpu"]
+        assert isinstance(gpu, dict)
+        assert {each["pid"]: each["elsewhere"] for each in gpu["foreign"]} == {there: True, plain.pid: False}
+        shares = {share["client_class"]: share["memory_bytes"] for share in gpu["shares"]}
+        assert shares == {"latency": 1 << 30, "foreign": 5 << 30}
+        shown = cudasched("metrics", "show").stdout
+        uuid = device["uuid"]
+        assert f'cudasched_gpu_foreign_processes{{gpu="{uuid}"}} 2.0' in shown
+        assert (
+            f'cudasched_gpu_unaccounted_memory_bytes{{gpu="{uuid}"}} {float(4 << 30)!r}' in shown
+            or "4.294967296e+09" in shown
+        )
+        assert f'cudasched_class_memory_bytes{{class="latency",gpu="{uuid}"}} 1.073741824e+09' in shown
+
+
+def test_a_list_without_anybody_is_memory_unaccounted_for(
+    simulated: Path, nvml: Callable[..., None], cudasched: Run, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, "latency"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin and program.stdout and program.stdout.readline() == "ready\n"
+        nvml(used=3 << 30)
+        text, _ = status(cudasched)
+        assert "unaccounted memory: 3.0 GiB" in text
+        nvml((program.pid, 3 << 30), used=3 << 30)
+        text, _ = status(cudasched)
+        assert "unaccounted" not in text and "not under cudasched" not in text
+        program.stdin.close()
+
+
+def test_without_nvml_nothing_is_said(simulated: Path, cudasched: Run) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, "latency"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin and program.stdout and program.stdout.readline() == "ready\n"
+        if observe.gpus(*observe.clients()):
+            pytest.skip("this machine has NVML, and a GPU of that name")
+        text, device = status(cudasched)
+        assert device["gpu"] is None and "unaccounted" not in text
+        program.stdin.close()
+
+
+def test_the_manifest_is_as_kubernetes_wants_it() -> None:
+    """The fields that it uses, by name: a typing mistake in a manifest is silently ignored by lenient tools."""
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs/containers.md").read_text(encoding="utf-8")
+    pod = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    assert (pod["apiVersion"], pod["kind"], set(pod)) == ("v1", "Pod", {"apiVersion", "kind", "metadata", "spec"})
+    spec = pod["spec"]
+    assert set(spec) == {"securityContext", "volumes", "containers"}
+    (volume,) = spec["volumes"]
+    assert volume == {"name": "cudasched", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
+    places = set()
+    for each in spec["containers"]:
+        assert set(each) <= {"name", "image", "command", "env", "volumeMounts", "resources"}
+        environment = {variable["name"]: variable["value"] for variable in each["env"]}
+        (mount,) = each["volumeMounts"]
+        assert mount["name"] == volume["name"]
+        # Below the mount, whose own directory need not belong to the user.
+        assert environment["CUDASCHED_RUN_DIR"].startswith(mount["mountPath"] + "/")
+        places.add(environment["CUDASCHED_RUN_DIR"])
+    assert len(places) == 1
