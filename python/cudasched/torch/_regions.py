@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from cudasched.errors import ConfigError, HookWarning
-from cudasched.torch import _adapter
+from cudasched.torch import _adapter, _check
 
 __all__ = ["enter", "leave"]
 
 _warned = False
+_checking = _check.wanted()
 
 
 def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], None]) -> None:
@@ -40,6 +42,8 @@ def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], Non
             return
         chosen = None if stream == "own" else _adapter.chosen_stream(stream)
         entry.stream_entry = streams.enter(client_class, chosen, begin_once)
+        if _checking:
+            _check.watch(sys.modules["torch"])
     except ConfigError:
         begun = True
         raise
