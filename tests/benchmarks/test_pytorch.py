@@ -1,0 +1,68 @@
+"""How the figures of pytorch.json follow from what programs said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.pytorch.__main__ import GOALS, RATE_HZ, figures, find_costs, find_reserved, find_threads, main
+
+
+def phase(name: str, latency_ms: dict[str, float], per_s: dict[str, float]) -> dict[str, Any]:
+    return {"phase": name, "latency_ms": {load: [ms] * 100 for load, ms in latency_ms.items()}, "per_s": per_s}
+
+
+def two_threads() -> dict[str, Any]:
+    both = {"bert_graph": 1.2}, {"transformer": 8.0}
+    bare = [phase("0", {"bert_graph": 1.0}, {}), phase("1", {}, {"transformer": 10.0}), phase("all", *both)]
+    done = {}
+    for repeat in range(3):
+        done[f"two_threads/bare/{repeat}"] = {"phases": bare, "reserved": 100}
+        done[f"two_threads/regions/{repeat}"] = {"phases": [phase("all", *both)], "reserved": 110 + repeat}
+    return done
+
+
+def test_threads_are_compared_with_each_alone() -> None:
+    found = find_threads(two_threads(), "two_threads")
+    assert found["two_threads_p99_ratio"] == pytest.approx((1.2, 1.2, 1.2, 300))
+    assert found["two_threads_best_effort"][0] == pytest.approx(0.8 / (1 - RATE_HZ * 1e-3))
+
+
+def test_the_worst_server_counts_and_trainings_together() -> None:
+    bare = [
+        phase("0", {"bert_graph": 1.0}, {}),
+        phase("1", {"mlp": 0.5}, {}),
+        phase("2", {}, {"transformer": 10.0}),
+        phase("3", {}, {"resnet50": 40.0}),
+    ]
+    ours = [phase("all", {"bert_graph": 1.1, "mlp": 0.7}, {"transformer": 5.0, "resnet50": 16.0})]
+    done = {"four_threads/bare/0": {"phases": bare}, "four_threads/regions/0": {"phases": ours}}
+    found = find_threads(done, "four_threads")
+    assert found["four_threads_p99_ratio_worst"][0] == pytest.approx(1.4)
+    assert found["four_threads_best_effort"][0] == pytest.approx(0.9 / (1 - RATE_HZ * 1.5e-3))
+
+
+def test_costs_and_memory() -> None:
+    done = {
+        "costs/region": {"samples": [5.0, 4.0, 9.0]},
+        "costs/inference bare/0": {"samples": [10.0, 10.2]},
+        "costs/inference install/0": {"samples": [10.201, 10.201]},
+    }
+    found = find_costs(done)
+    assert found["region_us"] == (5.0, 4.0, 9.0, 3)
+    assert found["install_overhead"][0] == pytest.approx(0.01)
+    assert find_reserved(two_threads())["reserved_ratio"] == pytest.approx((1.11, 1.10, 1.12, 3))
+
+
+def test_what_was_not_measured_has_no_row_and_a_miss_says_why() -> None:
+    rows = {row.figure: row for row in figures(two_threads(), {"two_threads_best_effort": "the interpreter's lock"})}
+    assert set(rows) == {"two_threads_p99_ratio", "two_threads_best_effort", "reserved_ratio"} < set(GOALS)
+    assert rows["two_threads_p99_ratio"].limited_by == "" and rows["two_threads_p99_ratio"].met
+    assert rows["two_threads_best_effort"].limited_by == "the interpreter's lock"
+
+
+def test_a_group_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", "x.json", "--only", "three_threads"])
+    assert "two_threads" in capsys.readouterr().err
