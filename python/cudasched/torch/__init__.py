@@ -14,8 +14,9 @@ Nothing here need be called for ``with cudasched.region(...)`` to put a program'
 
 from __future__ import annotations
 
+from cudasched.torch._callbacks import lightning_callback, trainer_callback
 from cudasched.torch._check import StreamOrderWarning
 from cudasched.torch._handover import Handover, handover
 from cudasched.torch._install import install
 
-__all__ = ["Handover", "StreamOrderWarning", "handover", "install"]
+__all__ = ["Handover", "StreamOrderWarning", "handover", "install", "lightning_callback", "trainer_callback"]

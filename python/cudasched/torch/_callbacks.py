@@ -1,0 +1,96 @@
+"""Training loops of libraries as best effort: a callback that holds a region open while they train."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any
+
+from cudasched._region import region
+
+__all__ = ["lightning_callback", "trainer_callback"]
+
+
+class _WhileTraining:
+    """A region that is open from a training's begin to its end, whatever ends it, on the thread that trains."""
+
+    def __init__(self, client_class: str, priority: int) -> None:
+        self._region = region(client_class, priority=priority)
+        self._open = threading.local()
+
+    def begin(self) -> None:
+        """Enters, unless a training that failed left it open."""
+        if not getattr(self._open, "here", False):
+            self._region.__enter__()
+            self._open.here = True
+
+    def end(self) -> None:
+        """Leaves, if it is open here."""
+        if getattr(self._open, "here", False):
+            self._open.here = False
+            self._region.__exit__()
+
+
+def trainer_callback(client_class: str = "best_effort", *, priority: int = 0) -> Any:
+    """A callback for Hugging Face's ``Trainer``: what it trains and evaluates is of a class.
+
+    ::
+
+        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[cudasched.torch.trainer_callback()])
+
+    A ``train()`` that raises leaves the region open on its thread until the trainer trains again: leave the thread, or
+    the process, as one does.
+
+    Args:
+        client_class: ``"best_effort"``, ``"normal"`` or ``"latency"``.
+        priority: As `cudasched.region` has it.
+
+    Raises:
+        ConfigError: An argument has no meaning.
+        ImportError: transformers is not installed.
+    """
+    scope = _WhileTraining(client_class, priority)
+    base = importlib.import_module("transformers").TrainerCallback
+
+    class Callback(base):  # type: ignore[misc, valid-type]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            scope.begin()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            scope.end()
+
+    return Callback()
+
+
+def lightning_callback(client_class: str = "best_effort", *, priority: int = 0) -> Any:
+    """A callback for Lightning's ``Trainer``: what ``fit`` does is of a class, to its end or to its failure.
+
+    ::
+
+        trainer = lightning.Trainer(callbacks=[cudasched.torch.lightning_callback()])
+
+    Args:
+        client_class: ``"best_effort"``, ``"normal"`` or ``"latency"``.
+        priority: As `cudasched.region` has it.
+
+    Raises:
+        ConfigError: An argument has no meaning.
+        ImportError: Neither lightning nor pytorch_lightning is installed.
+    """
+    scope = _WhileTraining(client_class, priority)
+    try:
+        base = importlib.import_module("lightning.pytorch").Callback
+    except ImportError:
+        base = importlib.import_module("pytorch_lightning").Callback
+
+    class Callback(base):  # type: ignore[misc, valid-type]
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            scope.begin()
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            scope.end()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            scope.end()
+
+    return Callback()

@@ -1,0 +1,56 @@
+"""The examples run to their end, in little, beside a PyTorch that may have no GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from support import PATIENCE_S, ROOT
+
+EXAMPLES = ROOT / "examples"
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "needs"),
+    [
+        ("serve_and_finetune.py --seconds 1", "training steps", "torch"),
+        ("decode_beside_training.py --requests 3 --tokens 4", "ms a token", "torch"),
+        ("async_server.py", "twice the same", "torch"),
+        ("library_trainers.py transformers", "trained: 10 steps", "transformers"),
+        ("library_trainers.py lightning", "trained: 10 steps", "lightning"),
+    ],
+    ids=lambda value: value.split(".")[0] if ".py" in value else None,
+)
+def test_it_runs(command: str, said: str, needs: str) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    script, *arguments = command.split()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+def test_the_two_programs_of_two_processes() -> None:
+    for role, said in (("serve", "served"), ("train", "trained")):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "two_processes.py"), "--role", role, "--seconds", "0.2"],
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+        )
+        assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+def test_each_example_is_in_the_list() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {
+        path.name for path in EXAMPLES.glob("*.py") if f"`{path.name}`" in text
+    }
