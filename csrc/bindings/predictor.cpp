@@ -29,6 +29,7 @@
 #include "base/error.hpp"
 #include "bindings/bindings.hpp"
 #include "predict/features.hpp"
+#include "predict/outlook.hpp"
 #include "predict/trees/evaluator.hpp"
 
 namespace py = pybind11;
@@ -227,6 +228,41 @@ py::array_t<float> launch_features(const py::dict& columns, int sm_count, int ma
   return out;
 }
 
+// What each launch makes of the GPU, with the times that are given; graphs have zeros.
+py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::array::c_style>& durations_ns,
+                         int sm_count, int max_threads_per_sm) {
+  const Launches launches(columns, sm_count, max_threads_per_sm);
+  if (durations_ns.ndim() != 1 || static_cast<std::size_t>(durations_ns.size()) != launches.rows()) {
+    throw Error("a duration a launch is needed");
+  }
+  static constexpr std::pair<const char*, float predict::Outlook::*> kValues[] = {
+      {"occupancy", &predict::Outlook::occupancy},           {"waves", &predict::Outlook::waves},
+      {"sm_utilisation", &predict::Outlook::sm_utilisation}, {"block_efficiency", &predict::Outlook::block_efficiency},
+      {"bytes_per_s", &predict::Outlook::bytes_per_s},       {"flops_per_s", &predict::Outlook::flops_per_s}};
+  std::vector<py::array_t<float>> arrays;
+  std::vector<float*> to;
+  for (std::size_t i = 0; i < std::size(kValues); ++i) {
+    arrays.emplace_back(static_cast<py::ssize_t>(launches.rows()));
+    to.push_back(arrays.back().mutable_data());
+  }
+  {
+    const double* const durations = durations_ns.data();
+    const py::gil_scoped_release released;
+    for (std::size_t row = 0; row < launches.rows(); ++row) {
+      const predict::Launch launch = launches.launch(row);
+      const predict::Function function = launches.is_graph(row) ? predict::Function{} : launches.function(row);
+      const predict::Query query{launch, &function, launches.recorded_words(row), launches.residency(row), false};
+      // Whatever is no time, NaN too, is none.
+      const double duration = durations[row] >= 1 && durations[row] < 1e18 ? durations[row] : 0;
+      const predict::Outlook outlook = predict::outlook_of(query, static_cast<std::int64_t>(duration));
+      for (std::size_t i = 0; i < std::size(kValues); ++i) to[i][row] = outlook.*kValues[i].second;
+    }
+  }
+  py::dict result;
+  for (std::size_t i = 0; i < std::size(kValues); ++i) result[kValues[i].first] = arrays[i];
+  return result;
+}
+
 // A predictor that recorded launches are shown to in their order, as on line: it learns from a launch's duration only
 // if it asked for it, and before the next launch.
 class Replay {
@@ -374,6 +410,8 @@ void bind_predictor(py::module_& module) {
   module.def("feature_names",
              [] { return std::vector<std::string>(predict::kFeatureNames.begin(), predict::kFeatureNames.end()); });
   module.def("launch_features", &launch_features, py::arg("columns"), py::arg("sm_count"),
+             py::arg("max_threads_per_sm") = 2048);
+  module.def("launch_outlooks", &launch_outlooks, py::arg("columns"), py::arg("durations_ns"), py::arg("sm_count"),
              py::arg("max_threads_per_sm") = 2048);
   py::class_<Replay>(module, "Replay")
       .def(py::init<const std::string&, float>(), py::arg("model") = "", py::arg("coverage") = 0.9F)

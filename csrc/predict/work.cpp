@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -33,6 +34,9 @@ struct TensorList {
   std::uint16_t gap = 0;
 };
 
+// What is done with the sizes; see work_of().
+enum class Kind : std::uint8_t { kUnknown, kProduct, kConvolution, kReads, kReadsAndWrites };
+
 struct Layout {
   std::string_view name;  // part of the kernel's
   std::size_t least_words = 0;
@@ -44,24 +48,34 @@ struct Layout {
   TensorList list;
   std::uint16_t reduction = 0;  // word at which the configuration of a PyTorch reduction begins; 0: it is none
   bool is_all = false;          // the block's other words are left over, or follow from these
+  Kind kind = Kind::kUnknown;
 };
 
-constexpr Layout matrices(std::string_view name, std::size_t words, int at) {
-  return {name, words, words, Places(at), Places(at + 1), Places(at + 2), false, {}};
+constexpr Layout matrices(std::string_view name, std::size_t words, int at, Kind kind = Kind::kProduct) {
+  return {name, words, words, Places(at), Places(at + 1), Places(at + 2), false, {}, 0, false, kind};
 }
 
 // Batch, depth, height, width and channels of the input, then depth, height, width and channels of the output, then
 // the filter's extents.
-constexpr Layout convolution(std::string_view name, std::size_t least, std::size_t most, int at) {
-  return {
-      name,  least, most, Places(at, at + 5, at + 6, at + 7), Places(at + 8), Places(at + 4, at + 9, at + 10, at + 11),
-      false, {}};
+constexpr Layout convolution(std::string_view name, std::size_t least, std::size_t most, int at,
+                             Kind kind = Kind::kConvolution) {
+  return {name,
+          least,
+          most,
+          Places(at, at + 5, at + 6, at + 7),
+          Places(at + 8),
+          Places(at + 4, at + 9, at + 10, at + 11),
+          false,
+          {},
+          0,
+          false,
+          kind};
 }
 
 // The configuration begins with the bytes of an element, the inputs of an output, and the outputs.
 constexpr Layout reduction(std::size_t words, int at) {
-  return {"native::reduce_kernel<",      words, words, Places(at + 2), {}, Places(at + 1), false, {},
-          static_cast<std::uint16_t>(at)};
+  return {"native::reduce_kernel<",       words, words,       Places(at + 2), {}, Places(at + 1), false, {},
+          static_cast<std::uint16_t>(at), false, Kind::kReads};
 }
 
 constexpr Layout rows(std::string_view name, std::size_t words, Places rows, Places columns) {
@@ -69,8 +83,9 @@ constexpr Layout rows(std::string_view name, std::size_t words, Places rows, Pla
 }
 
 // As rows(), and nothing else in the block counts.
-constexpr Layout only_rows(std::string_view name, std::size_t words, Places rows, Places columns, Places depth = {}) {
-  return {name, words, words, rows, depth, columns, false, {}, 0, true};
+constexpr Layout only_rows(std::string_view name, std::size_t words, Places rows, Places columns, Places depth = {},
+                           Kind kind = Kind::kReadsAndWrites) {
+  return {name, words, words, rows, depth, columns, false, {}, 0, true, kind};
 }
 
 constexpr Layout tensors(std::string_view name, TensorList list) { return {name, 780, 900, {}, {}, {}, false, list}; }
@@ -78,12 +93,17 @@ constexpr Layout tensors(std::string_view name, TensorList list) { return {name,
 // Of two that fit a name the first counts, but entries of one name go by the block's length.
 constexpr Layout kLayouts[] = {
     {"", 1, 0, {}, {}, {}, false, {}},
+    // What adds up the parts of a split product or convolution has its sizes, and little of its work.
+    convolution("execute_split_k_kernel", 600, 1000, 26, Kind::kUnknown),
+    convolution("execute_split_k_kernel", 200, 380, 14, Kind::kUnknown),
+    matrices("execute_split_k_kernel", 588, 16, Kind::kUnknown),
+    matrices("execute_split_k_kernel", 184, 39, Kind::kUnknown),
     matrices("cutlass::kernel2<", 90, 0),
     matrices("sm80_xmma_gemm", 184, 39),
     matrices("sm90_xmma_gemm", 588, 16),
     matrices("sgemm_largek", 24, 6),
     matrices("gemmsn_", 38, 23),
-    {"nvjet_sm90", 430, 430, {}, {}, {}, true, {}},
+    {"nvjet_sm90", 430, 430, {}, {}, {}, true, {}, 0, false, Kind::kProduct},
     rows("splitkreduce_kernel", 56, Places(2, 3), Places(10)),
     convolution("sm90_xmma_fprop", 600, 1000, 26),
     convolution("sm90_xmma_dgrad", 600, 1000, 26),
@@ -103,9 +123,10 @@ constexpr Layout kLayouts[] = {
     only_rows("scan_outer_dim<", 9, Places(4, 5), Places(6)),
     only_rows("cunn_spatialsoftmaxforward<", 7, Places(4), Places(5), Places(6)),
     only_rows("cunn_spatialsoftmaxbackward<", 9, Places(6), Places(7), Places(8)),
-    only_rows("upsample_bicubic2d_", 40, Places(30, 32), Places(6, 8)),  // a thread an output pixel, for all images
-    only_rows("upsample_bilinear2d_", 40, Places(30, 32), Places(6, 8)),
-    only_rows("batch_norm_collect_statistics_kernel<", 18, Places(3), Places(2, 4)),
+    only_rows("upsample_bicubic2d_", 40, Places(30, 32), Places(6, 8), {},
+              Kind::kUnknown),  // a thread an output pixel, for all images
+    only_rows("upsample_bilinear2d_", 40, Places(30, 32), Places(6, 8), {}, Kind::kUnknown),
+    only_rows("batch_norm_collect_statistics_kernel<", 18, Places(3), Places(2, 4), {}, Kind::kReads),
     tensors("::tensorlistmetadata<1>", {1, 110, 0}),
     tensors("::tensorlistmetadata<2>", {2, 64, 0}),
     tensors("::tensorlistmetadata<3>", {3, 48, 0}),
@@ -136,16 +157,27 @@ float log_of_product(const Places& places, std::span<const std::uint32_t> words)
   return sum;
 }
 
+double product_of(const Places& places, std::span<const std::uint32_t> words) noexcept {
+  if (places.words[0] == kNone) return 0;
+  double product = 1;
+  for (const std::uint16_t place : places.words) {
+    if (place == kNone) break;
+    product *= words[place];
+  }
+  return product;
+}
+
 // Three maps of cuBLAS, for the two factors and the result, each with its two extents less one.
+constexpr std::size_t kFirstMap = 52;
+constexpr std::size_t kSecondMap = 68;
+constexpr std::size_t kResultMap = 104;
+
 WorkSizes of_tensor_maps(std::span<const std::uint32_t> words) noexcept {
-  constexpr std::size_t kFirst = 52;
-  constexpr std::size_t kSecond = 68;
-  constexpr std::size_t kResult = 104;
   const auto log_of_extent = [&](std::size_t place) { return log_of_size(words[place] + 1); };
-  WorkSizes sizes{log_of_extent(kResult), log_of_extent(kResult + 1), 0, true};
+  WorkSizes sizes{log_of_extent(kResultMap), log_of_extent(kResultMap + 1), 0, true};
   // (m k) (k n) / (m n) is k squared, whichever way the factors lie.
-  const float factors =
-      log_of_extent(kFirst) + log_of_extent(kFirst + 1) + log_of_extent(kSecond) + log_of_extent(kSecond + 1);
+  const float factors = log_of_extent(kFirstMap) + log_of_extent(kFirstMap + 1) + log_of_extent(kSecondMap) +
+                        log_of_extent(kSecondMap + 1);
   sizes.log_k = std::max(0.0F, 0.5F * (factors - sizes.log_m - sizes.log_n));
   return sizes;
 }
@@ -227,6 +259,45 @@ WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, 
   if (found->list.tensors != 0) return of_tensor_list(elements_of(found->list, words, blocks));
   return {log_of_product(found->m, words), log_of_product(found->n, words), log_of_product(found->k, words),
           found->n.words[0] != kNone || found->reduction != 0 || found->is_all};
+}
+
+Work work_of(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks,
+             std::uint32_t element_bytes) noexcept {
+  const Layout* const found = layout_at(layout, words.size());
+  if (found == nullptr) return {};
+  const double element = element_bytes;
+  if (found->list.tensors != 0) {
+    const std::span<const std::uint32_t> elements = elements_of(found->list, words, blocks);
+    double sum = 0;
+    for (std::size_t i = 0; i < elements.size(); i += 2) sum += elements[i];
+    // A list's last tensor may be another launch's in part.
+    constexpr double kElementsOfABlock = 65'536;
+    return {std::min(sum, static_cast<double>(blocks) * kElementsOfABlock) * found->list.depth * element, 0};
+  }
+  double m = product_of(found->m, words);
+  double n = product_of(found->n, words);
+  double k = product_of(found->k, words);
+  if (found->has_tensor_maps) {
+    const auto extent = [&](std::size_t place) { return 1.0 + words[place]; };
+    m = extent(kResultMap);
+    n = extent(kResultMap + 1);
+    k = std::sqrt(extent(kFirstMap) * extent(kFirstMap + 1) * extent(kSecondMap) * extent(kSecondMap + 1) / (m * n));
+  }
+  // Of sizes that nobody launches nothing is believed.
+  constexpr double kMostWork = 1e18;
+  if (!(m > 0 && k > 0 && m * std::max(n, 1.0) * k < kMostWork)) return {};
+  switch (found->kind) {
+    case Kind::kProduct:
+      return {(m * k + k * n + m * n) * element, 2 * m * n * k};
+    case Kind::kConvolution:
+      return {0, 2 * m * n * k};
+    case Kind::kReads:
+      return {m * k * element, 0};
+    case Kind::kReadsAndWrites:
+      return {2 * m * std::max(n, 1.0) * k * element, 0};
+    default:
+      return {};
+  }
 }
 
 std::uint64_t work_key(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept {

@@ -26,6 +26,17 @@ std::uint8_t layout_of(std::string_view name) noexcept;
 // `words` is the block, `blocks` are those of the launch.
 WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept;
 
+// What the launch has to do at least: bytes of its operands, each once, and additions and multiplications. 0: not known.
+struct Work {
+  double bytes = 0;
+  double flops = 0;
+};
+
+// Of products of matrices both; of convolutions the operations; of reductions, scans, softmax and lists of tensors the
+// bytes. `element_bytes` is that of the first type in the kernel's name; 0: nothing is known of bytes.
+Work work_of(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks,
+             std::uint32_t element_bytes) noexcept;
+
 // A hash of what tells launches of this kernel apart, where the block is known to hold more than that: of a list of
 // tensors the elements of each tensor that the launch works on, of a PyTorch reduction its configuration, sizes and
 // strides. The rest of these blocks is what earlier calls left on the stack. 0: all words of the block count.

@@ -460,6 +460,11 @@ def demangled(name: bytes) -> str:
 def feature_names() -> list[str]:
     """What the trees see of a launch, in the order of a row's values."""
 
+def launch_outlooks(
+    columns: dict[str, Any], durations_ns: NDArray[float64], sm_count: int, max_threads_per_sm: int = 2048
+) -> dict[str, NDArray[float32]]:
+    """What launches make of the GPU in these times; see ``cudasched.predictor.outlook``."""
+
 def launch_features(columns: dict[str, Any], sm_count: int, max_threads_per_sm: int = 2048) -> NDArray[float32]:
     """Rows of features of recorded launches; ``columns`` as csrc/bindings/predictor.cpp has it. Raises Error."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 from cudasched.advise import Finding, Kernel, Report, advise, diff, html
+from cudasched.advise.peaks import arithmetic_of
 from cudasched.advise.view import terminal
 from cudasched.cli import advise as cli
 from cudasched.errors import ConfigError, Error
@@ -446,6 +447,59 @@ def test_predicted_times() -> None:
     assert next(kernel for kernel in report.kernels if kernel.name == "untimed").time_ns == 20_000
 
 
+def product(m: int, n: int, k: int, **values: Any) -> dict[str, Any]:
+    """A matrix product of half precision by CUTLASS, whose block is known."""
+    name = "_ZN7cutlass7Kernel2I48cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_tnEEvNT_6ParamsE"
+    return launch(function=name, words=[m, n, k, *[0] * 87], parameter_bytes=360, **values)
+
+
+def test_rates_of_a_kernel_whose_work_is_known() -> None:
+    kernel = only(product(4096, 4096, 4096, duration_ns=200_000), product(4096, 4096, 4096, duration_ns=400_000))
+    assert kernel.flops_per_s == pytest.approx(2 * 4096**3 / 300e-6)
+    assert kernel.bytes_per_s == pytest.approx(3 * 4096**2 * 2 / 300e-6)
+    assert kernel.peak_share == pytest.approx(2 * 4096**3 / 300e-6 / 989e12)
+    assert only(product(4096, 4096, 4096), gpu="NVIDIA Unheard").peak_share is None
+    unknown = only(launch())
+    assert (unknown.bytes_per_s, unknown.flops_per_s, unknown.peak_share) == (None, None, None)
+    # One launch of which nothing is known, and nothing is known of the mean.
+    assert only(product(4096, 4096, 4096), product(4096, 4096, 4096) | {"words": []}).flops_per_s is None
+    # What lies in the cache moves faster than the memory could.
+    assert only(product(64, 64, 64, duration_ns=1)).peak_share == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        ("nvjet_sm90_qqtst_144x128_128x6_1x2_h_bz_coopA_algo2_TNN", "8-bit"),
+        ("nvjet_sm90_tst_128x192_64x5_2x1_v_bz_coopB_NNN", "half"),
+        ("_ZN7cutlass7Kernel2I48cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_tnEE", "half"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "half"),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64x32", "tf32"),
+        ("ampere_sgemm_32x32_sliced1x4_tn", "fp32"),
+        ("my_kernel", None),
+    ],
+)
+def test_arithmetic_by_name(function: str, kind: str | None) -> None:
+    assert arithmetic_of(function) == kind
+
+
+def test_a_library_kernel_far_slower_than_predicted_is_said() -> None:
+    slow = [product(512, 512, 512, duration_ns=60_000) for _ in range(3)]
+    kernel = advise(recording(slow), model=Model()).kernels[0]
+    found = finding(kernel, "slower_than_predicted")
+    assert "60 us a launch, where 20 us were predicted" in found.reason
+    assert found.expected_gain == pytest.approx((1 - 1 / 3) / 2 * (1 - 1500 / 60_000), abs=1e-3)
+    assert (kernel.level, found.shown) == ("critical", False)
+    for others in (
+        slow[:2],  # too few
+        [product(512, 512, 512, duration_ns=39_000) for _ in range(3)],  # not twice
+        [row | {"overlapped": True} for row in slow],  # beside others
+        [launch(duration_ns=60_000) for _ in range(3)],  # the user's own, of which the model knows too little
+        [product(4096, 4096, 4096, duration_ns=150_000) for _ in range(3)],  # near the peak
+    ):
+        assert "slower_than_predicted" not in rules_of(advise(recording(others), model=Model()).kernels[0])
+
+
 def test_no_predicted_times_is_a_note() -> None:
     class Broken:
         def predict(self, launches: Any) -> Any:
@@ -527,12 +581,12 @@ def nasty() -> Report:
 def test_json_round_trip() -> None:
     report = nasty()
     assert Report.model_validate_json(report.model_dump_json()) == report
-    assert json.loads(report.model_dump_json())["schema_version"] == 2
+    assert json.loads(report.model_dump_json())["schema_version"] == 3
 
 
 def test_json_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="schema_version"):
-        Report.model_validate({**nasty().model_dump(), "schema_version": 1})
+        Report.model_validate({**nasty().model_dump(), "schema_version": 2})
 
 
 class Tags(HTMLParser):
@@ -738,7 +792,7 @@ def test_any_recording_gets_a_report_that_holds_together(
         assert kernel.time_ns is None or 0 <= kernel.time_ns <= (report.time_ns or 0)
         assert all(0 <= (part or 0) <= 1 for part in (kernel.tail_fill, kernel.sm_utilisation, kernel.block_efficiency))
         assert (kernel.level in ("good", "not judged")) == (not kernel.findings)
-        assert kernel.changeable == (kernel.level != "not judged")
+        assert (kernel.level == "not judged") == (not kernel.changeable and not kernel.findings)
         assert all(found.expected_gain >= 0.05 for found in kernel.findings)
     terminal(report, columns=80, top=0)
 

@@ -327,3 +327,20 @@ def test_a_file_of_the_data_sets_schema_is_predicted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.predict(str(tmp_path / "data.parquet")), model.predict(table))
     with pytest.raises(Error, match=r"nowhere\.parquet"):
         model.predict(tmp_path / "nowhere.parquet")
+
+
+def test_the_four_predictions_of_launches_before_they_run() -> None:
+    table = _recording._table(ROOT / "training/data/h200_programs.parquet").slice(0, 3000)
+    found = predictor.outlook(table)
+    np.testing.assert_array_equal(found.duration_ns, predictor.predict(table))
+    assert ((found.block_efficiency > 0) & (found.block_efficiency <= 1)).all()
+    known = ~np.isnan(found.occupancy)
+    assert known.mean() > 0.9
+    assert ((found.occupancy[known] > 0) & (found.occupancy[known] <= 1)).all()
+    assert ((found.sm_utilisation[known] > 0) & (found.sm_utilisation[known] <= 1)).all()
+    np.testing.assert_allclose(found.waves[known], table["waves"].to_numpy()[known], rtol=1e-5)
+    # Products of matrices are known, and none is predicted to be faster than twice what the GPU can do.
+    assert 0 < np.nanmax(found.flops_per_s) < 2e15
+    assert np.isnan(found.flops_per_s).any()
+    with pytest.raises(Error, match="no recording"):
+        predictor.outlook(table.drop_columns(["words"]), model=predictor.load(architecture="sm_90"))

@@ -11,6 +11,7 @@ from cudasched.advise import profile, rules
 from cudasched.advise.names import qualified_name, signature
 from cudasched.advise.occupancy import ARCHITECTURES, WARP_THREADS
 from cudasched.advise.origins import Origin, origin_of
+from cudasched.advise.peaks import peaks_of
 from cudasched.advise.report import Finding, Function, Kernel, Level, Report
 from cudasched.errors import Error
 
@@ -52,6 +53,26 @@ def _predict(table: pa.Table, model: Predicts | None) -> tuple[pa.Array | None, 
     return pa.array(durations, type=pa.float64(), from_pandas=True), ""  # from_pandas: NaN, a graph's, is null
 
 
+def _work(table: pa.Table) -> dict[str, pa.Array] | None:
+    """Bytes and operations of the rows' launches, null where they are not known; None without numpy."""
+    import pyarrow as pa
+
+    try:
+        import numpy as np
+
+        from cudasched.predictor._recording import outlooks
+
+        # In a second, so that rates are amounts.
+        found = outlooks(table, np.full(len(table), 1e9))
+    except (Error, ImportError):
+        return None
+    made = {}
+    for name in ("bytes", "flops"):
+        amounts = found[f"{name}_per_s"].astype(np.float64)
+        made[name] = pa.array(amounts, mask=~(amounts > 0))
+    return made
+
+
 def _program(table: pa.Table, subjects: list[rules.Subject]) -> tuple[Finding, ...]:
     import pyarrow.compute as pc
 
@@ -81,6 +102,7 @@ def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Sub
         or (architecture.max_warps_per_sm if architecture else 0),
         architecture=architecture,
         share=group.time_ns / total_ns if group.time_ns is not None and total_ns else None,
+        peaks=peaks_of(run.gpu),
     )
 
 
@@ -148,6 +170,9 @@ def _kernel(subject: rules.Subject) -> Kernel:
         tail_fill=rules.tail_fill(subject),
         sm_utilisation=rules.sm_utilisation(subject),
         block_efficiency=rules.block_efficiency(subject),
+        bytes_per_s=rules.bytes_per_s(subject),
+        flops_per_s=rules.flops_per_s(subject),
+        peak_share=rules.peak_share(subject),
         idle_before_ns=group.idle_before_ns,
         level=min(levels, key=_LEVELS.index) if levels else "good" if subject.origin.changeable else "not judged",
         time_at_stake_ns=max(stakes) if stakes else None if group.time_ns is None else 0,
@@ -212,7 +237,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
     profile.check(data)
     run = profile.metadata(data)
     predicted, note = _predict(data, model) if len(data) else (None, "")
-    groups = profile.groups(data, predicted)
+    groups = profile.groups(data, predicted, _work(data) if len(data) else None)
     times = [group.time_ns for group in groups if group.time_ns is not None]
     subjects = [_subject(group, run, sum(times)) for group in groups]
     kernels = [_kernel(subject) for subject in subjects]

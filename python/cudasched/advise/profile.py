@@ -23,6 +23,7 @@ LONGEST_GAP_NS = 1_000_000
 
 _SHAPE = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"]
 _KEY = ["kind", "function", "identity", "graph", *_SHAPE, "dynamic_shared_bytes"]
+_WORK = ("bytes", "flops")
 _OPTIONAL = {"module"}  # recordings of later versions have it
 _OF_KERNEL = ["static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm"]
 _OTHERS = ["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns", "overlapped"]
@@ -80,6 +81,8 @@ class Group:
         predicted_ns: Of one launch, mean; None if nothing predicted them.
         idle_before_ns: Of the device before these launches, together; None if none was timed.
         module: The file that the kernel was loaded from; empty if it is not known.
+        bytes: What a launch moves at least, mean; None if it is not known of all of them.
+        flops: Additions and multiplications of a launch, alike.
     """
 
     kind: str
@@ -101,6 +104,8 @@ class Group:
     predicted_ns: float | None
     idle_before_ns: int | None
     module: str = ""
+    bytes: float | None = None
+    flops: float | None = None
 
     @property
     def blocks(self) -> int:
@@ -232,12 +237,13 @@ def submit_interval_ns(table: pa.Table) -> float | None:
     return float(median)
 
 
-def groups(table: pa.Table, predicted: pa.Array | None) -> list[Group]:
+def groups(table: pa.Table, predicted: pa.Array | None, work: dict[str, pa.Array] | None = None) -> list[Group]:
     """Puts the launches together.
 
     Args:
         table: Checked by `check`.
         predicted: Of each row, ns, float64; null where nothing predicts it. None: no predictions at all.
+        work: "bytes" and "flops" of each row, float64; null where they are not known. None: of no row.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -251,6 +257,8 @@ def groups(table: pa.Table, predicted: pa.Array | None) -> list[Group]:
     )
     plain = plain.append_column("owner", owner)
     plain = plain.append_column("predicted_ns", pa.nulls(len(plain), pa.float64()) if predicted is None else predicted)
+    for name in _WORK:
+        plain = plain.append_column(name, pa.nulls(len(plain), pa.float64()) if work is None else work[name])
     timed = gaps(plain)
     untimed = plain.filter(pc.invert(pc.and_(pc.is_valid(plain["start_ns"]), pc.is_valid(plain["duration_ns"]))))
     everything = pa.concat_tables([timed, untimed.append_column("gap_ns", pa.nulls(len(untimed), pa.int64()))])
@@ -265,6 +273,7 @@ def groups(table: pa.Table, predicted: pa.Array | None) -> list[Group]:
                 ("overlapped", "sum"),
                 ("predicted_ns", "mean"),
                 ("gap_ns", "sum"),
+                *((name, what) for name in _WORK for what in ("count", "mean")),
             ]
         )
         .to_pylist()
@@ -291,5 +300,7 @@ def _group(row: dict[str, Any]) -> Group:
         predicted_ns=row["predicted_ns_mean"],
         idle_before_ns=row["gap_ns_sum"],
         module=row.get("module") or "",
+        bytes=row["bytes_mean"] if row["bytes_count"] == row["count_all"] else None,
+        flops=row["flops_mean"] if row["flops_count"] == row["count_all"] else None,
         **{name: row[f"{name}_max"] or 0 for name in _OF_KERNEL},
     )

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = ["SCHEMA_VERSION", "Affected", "Finding", "Function", "Kernel", "Level", "Report"]
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 
 #: "not judged": a kernel whose launch shape is not the user's to change, and a graph.
 Level = Literal["critical", "warning", "good", "not judged"]
@@ -86,6 +86,15 @@ class Kernel(_Frozen):
         description="Below one wave: SMs that have a block; above: waves / waves rounded up."
     )
     block_efficiency: float | None = Field(description="Threads of a block / threads of its warps.")
+    bytes_per_s: float | None = Field(
+        description="What a launch has to move at least, over its measured time; null where its work is not known."
+    )
+    flops_per_s: float | None = Field(
+        description="Additions and multiplications over the measured time; null where its work is not known."
+    )
+    peak_share: float | None = Field(
+        description="The greater of both over what the GPU can do, 0 to 1; null where either is not known."
+    )
     idle_before_ns: int | None = Field(
         description="Time that the device stood idle before these launches, gaps up to 1 ms."
     )
@@ -113,7 +122,7 @@ class Function(_Frozen):
 class Report(_Frozen):
     """The advice on one run, the most time first."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     cudasched_version: str
     command: str
     gpu: str

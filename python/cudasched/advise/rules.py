@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cudasched.advise.occupancy import MAX_THREADS_PER_BLOCK, WARP_THREADS, Architecture, Occupancy, occupancy
 from cudasched.advise.origins import Origin
+from cudasched.advise.peaks import Peaks, arithmetic_of
 from cudasched.advise.profile import Group
 from cudasched.advise.report import Affected, Finding, Level
 
@@ -19,14 +20,18 @@ __all__ = [
     "CRITICAL_GAIN",
     "CRITICAL_SHARE",
     "KERNEL_RULES",
+    "LIBRARY_RULES",
     "SHOWN",
     "WARNING_GAIN",
     "Subject",
     "achieved",
     "block_efficiency",
+    "bytes_per_s",
     "find",
+    "flops_per_s",
     "launch_bound",
     "level_of",
+    "peak_share",
     "sm_utilisation",
     "tail_fill",
     "tiny_launches",
@@ -60,6 +65,7 @@ _RECOMPILED = {"Triton", "torch.compile"}  # built for one block size: the funct
 _LESS_OFTEN = (
     'a CUDA graph (torch.cuda.CUDAGraph, torch.compile with mode="reduce-overhead"), larger batches, fused kernels'
 )
+_SLOW, _SLOW_LAUNCHES, _NEAR_PEAK = 2.0, 3, 0.7
 _BOUND_LAUNCHES, _BOUND_IDLE, _BOUND_SHORT = 50, 0.3, 0.5
 
 
@@ -74,6 +80,7 @@ class Subject:
         max_warps_per_sm: 0 if not known.
         architecture: None if the compute capability is not in the table.
         share: Of the run's device time; None if not known.
+        peaks: Of the GPU; None if they are not in the table.
     """
 
     group: Group
@@ -82,6 +89,7 @@ class Subject:
     max_warps_per_sm: int
     architecture: Architecture | None
     share: float | None
+    peaks: Peaks | None = None
 
     @property
     def each_ns(self) -> float | None:
@@ -132,6 +140,36 @@ def block_efficiency(subject: Subject) -> float | None:
     if subject.group.kind != "kernel" or threads < 1:
         return None
     return threads / (-(-threads // WARP_THREADS) * WARP_THREADS)
+
+
+def _per_second(subject: Subject, amount: float | None) -> float | None:
+    each = subject.group.mean_ns
+    return None if amount is None or not each else amount / each * 1e9
+
+
+def bytes_per_s(subject: Subject) -> float | None:
+    """What a launch moves at least, over its measured time."""
+    return _per_second(subject, subject.group.bytes)
+
+
+def flops_per_s(subject: Subject) -> float | None:
+    """Its additions and multiplications, over its measured time."""
+    return _per_second(subject, subject.group.flops)
+
+
+def peak_share(subject: Subject) -> float | None:
+    """How near it is to the peak of the memory or of its arithmetic, whichever is nearer.
+
+    Operands that lie in the cache move faster than the memory could: not more than 1 is said.
+    """
+    if subject.peaks is None:
+        return None
+    moved, computed = bytes_per_s(subject), flops_per_s(subject)
+    kind = arithmetic_of(subject.group.function)
+    shares = [] if moved is None else [moved / subject.peaks.bytes_per_s]
+    if computed is not None and kind is not None:
+        shares.append(computed / subject.peaks.flops_per_s[kind])
+    return min(1.0, max(shares)) if shares else None
 
 
 def level_of(gain: float, share: float | None) -> Level:
@@ -364,6 +402,32 @@ def _spills(subject: Subject) -> Finding | None:
     )
 
 
+def _slower_than_predicted(subject: Subject) -> Finding | None:
+    """A library's kernel that takes far longer than such launches took where the model was trained.
+
+    Not for the user's own: of those the model knows too little.
+    """
+    group = subject.group
+    if subject.origin.changeable or group.timed < _SLOW_LAUNCHES or group.predicted_ns is None:
+        return None
+    if 2 * group.overlapped > group.launches or group.predicted_ns < _FLOOR_NS or group.mean_ns is None:
+        return None
+    if group.mean_ns < _SLOW * group.predicted_ns or (subject.share or 0.0) < CRITICAL_SHARE:
+        return None
+    near = peak_share(subject)
+    if near is not None and near > _NEAR_PEAK:
+        return None
+    rate = "" if near is None else f", at {_percent(near)} of what the GPU can do"
+    return _finding(
+        subject,
+        "slower_than_predicted",
+        _TRADED * (1 - group.predicted_ns / group.mean_ns),
+        f"{_microseconds(group.mean_ns)} a launch, where {_microseconds(group.predicted_ns)} were predicted{rate}",
+        "look at the clocks and the power limit while it runs (nvidia-smi -q -d CLOCK,PERFORMANCE), at its operands' "
+        "alignment, strides and layout, and at what else used the GPU; or the model does not know such shapes",
+    )
+
+
 def _idle_at_stake(group: Group) -> int:
     """Idle time before many launches that are shorter than it; 0 where they are not. Of library kernels too."""
     each = group.mean_ns
@@ -419,12 +483,16 @@ Rule = Callable[[Subject], "Finding | None"]
 KERNEL_RULES: tuple[Rule, ...] = (_partial_warp, _low_occupancy, _small_grid, _tail, _spills)
 """On the launch shape and resources; only for kernels whose shape the user can change."""
 
+LIBRARY_RULES: tuple[Rule, ...] = (_slower_than_predicted,)
+"""For the others."""
+
 
 def find(subject: Subject) -> tuple[Finding, ...]:
     """What is to be said of a kernel, the most time at stake first. Nothing on graphs: one row holds many kernels."""
-    if subject.group.kind != "kernel" or not subject.origin.changeable:
+    if subject.group.kind != "kernel":
         return ()
-    found = [finding for finding in (rule(subject) for rule in KERNEL_RULES) if finding is not None]
+    rules = KERNEL_RULES if subject.origin.changeable else LIBRARY_RULES
+    found = [finding for finding in (rule(subject) for rule in rules) if finding is not None]
     return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
 
 

@@ -74,6 +74,7 @@ _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
     ("occupancy", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.occupancy)),
     ("waves", _WIDE_COLUMNS, lambda _, kernel: _waves(kernel)),
     ("lanes", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.block_efficiency)),
+    ("of peak", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.peak_share)),
 )
 """Title, the least width of the terminal that it is shown in, and the cell; a shape is the one with the most time."""
 
@@ -125,6 +126,8 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
         chosen = [column for column in _COLUMNS if columns >= column[1] and not (narrow and column[0] == "share")]
         if all(kernel.predicted_ns is None for kernel in report.kernels):
             chosen = [column for column in chosen if column[0] != "predicted"]
+        if all(kernel.peak_share is None for kernel in report.kernels):
+            chosen = [column for column in chosen if column[0] != "of peak"]
         for heading, _, _ in chosen:
             table.add_column(heading, justify="right", no_wrap=True)
         for number, function in enumerate(shown, 1):

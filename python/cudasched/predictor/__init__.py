@@ -8,6 +8,8 @@
     reasons = cudasched.predictor.explain("data.parquet")
     reasons.top(0)  # what made the first launch as long as it was predicted
 
+    cudasched.predictor.outlook("data.parquet")  # time, occupancy, use of the SMs, bytes/s and FLOP/s of each launch
+
     model = cudasched.predictor.Model.from_xgboost(booster)  # your own
     model.save("model.ubj")
 
@@ -23,7 +25,8 @@ from __future__ import annotations
 
 from cudasched.predictor._contributions import Contributions
 from cudasched.predictor._model import Model
+from cudasched.predictor._outlook import Outlook, outlook
 from cudasched.predictor._shipped import explain, load, predict
 from cudasched.predictor._train import Trained, train
 
-__all__ = ["Contributions", "Model", "Trained", "explain", "load", "predict", "train"]
+__all__ = ["Contributions", "Model", "Outlook", "Trained", "explain", "load", "outlook", "predict", "train"]

@@ -11,7 +11,7 @@ from cudasched.predictor._numpy import numpy
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from numpy import bool_, float32
+    from numpy import bool_, float32, float64
     from numpy.typing import NDArray
 
 #: Columns that the features are made of, beside the function's name and the words.
@@ -66,24 +66,54 @@ def feature_rows(launches: Any) -> tuple[NDArray[float32], NDArray[bool_]]:
         Error: It is no recording, or pyarrow is not installed.
     """
     hook.load_core()
-    import pyarrow.compute as pc
-
     from cudasched import _core
 
     np = numpy()
     table = _table(launches)
+    columns, known = _kernels(table)
+    rows = np.full((len(known), len(feature_names())), np.nan, dtype=np.float32)
+    rows[known] = _core.launch_features(columns, *_device(table))
+    return rows, known
+
+
+def outlooks(table: pa.Table, durations_ns: NDArray[float64]) -> dict[str, NDArray[float32]]:
+    """What each launch makes of the GPU in the time that is given; a graph's values are NaN.
+
+    Raises:
+        Error: It is no recording.
+    """
+    hook.load_core()
+    from cudasched import _core
+
+    np = numpy()
+    columns, known = _kernels(table)
+    found = _core.launch_outlooks(columns, np.ascontiguousarray(durations_ns[known], np.float64), *_device(table))
+    spread = {}
+    for name, values in found.items():
+        spread[name] = np.full(len(known), np.nan, np.float32)
+        spread[name][known] = values
+    return spread
+
+
+def _kernels(table: pa.Table) -> tuple[dict[str, Any], NDArray[bool_]]:
+    """Columns of the table's kernels, and which rows these are."""
+    import pyarrow.compute as pc
+
     if "kind" not in table.column_names:
         raise Error("the table is no recording of `cudasched collect`: it has no column kind")
     is_kernel = pc.equal(table["kind"].cast("string"), "kernel")
-    columns = launch_columns(table.filter(is_kernel))
-    known = np.asarray(is_kernel)
-    rows = np.full((len(known), len(feature_names())), np.nan, dtype=np.float32)
-    rows[known] = _core.launch_features(
-        columns,
-        int(_metadata(table, "cudasched.sm_count")),
-        int(_metadata(table, "cudasched.max_threads_per_sm")),
-    )
-    return rows, known
+    return launch_columns(table.filter(is_kernel)), numpy().asarray(is_kernel)
+
+
+def _device(table: pa.Table) -> tuple[int, int]:
+    """Multiprocessors, and threads that one can hold."""
+    found = []
+    for key in ("cudasched.sm_count", "cudasched.max_threads_per_sm"):
+        text = _metadata(table, key)
+        if not (text.isascii() and text.isdigit()):
+            raise Error(f"the table's metadata has no number for {key}: it is no recording of `cudasched collect`")
+        found.append(int(text))
+    return found[0], found[1]
 
 
 def capability_of(launches: Any) -> str | None:

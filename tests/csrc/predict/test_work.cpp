@@ -132,5 +132,37 @@ TEST(Work, OfAnotherVersionsBlockIsNotRead) {
   EXPECT_EQ(traits_of("my_kernel").layout, 0);
 }
 
+Work done(std::string_view name, const std::vector<std::uint32_t>& words, std::uint64_t blocks = 1) {
+  const NameTraits traits = traits_of(name);
+  return work_of(traits.layout, words, blocks, 2);
+}
+
+TEST(Work, OfAProductIsEachFactorOnceAndTwiceItsSizes) {
+  std::vector<std::uint32_t> words = block(430);
+  words[52] = 500 - 1;
+  words[53] = 2000 - 1;
+  words[68] = 500 - 1;
+  words[69] = 100 - 1;
+  words[104] = 2000 - 1;
+  words[105] = 100 - 1;
+  const Work work = done("nvjet_sm90_hsh_128x8_64x12_2x1_v_bz_TNT", words);
+  EXPECT_DOUBLE_EQ(work.flops, 2.0 * 2000 * 100 * 500);
+  EXPECT_DOUBLE_EQ(work.bytes, 2.0 * (2000 * 500 + 500 * 100 + 2000 * 100));
+}
+
+TEST(Work, OfAConvolutionOnlyTheOperationsAreKnown) {
+  std::vector<std::uint32_t> words = block(732);
+  const std::vector<std::uint32_t> extents{8, 1, 32, 32, 60, 1, 17, 16, 120, 1, 3, 3};
+  std::copy(extents.begin(), extents.end(), words.begin() + 26);
+  const Work work = done("sm90_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize64x64x64", words);
+  EXPECT_DOUBLE_EQ(work.flops, 2.0 * (8 * 17 * 16) * 120 * (60 * 9));
+  EXPECT_EQ(work.bytes, 0);
+}
+
+TEST(Work, OfUnknownBlocksOrAbsurdSizesIsNone) {
+  EXPECT_EQ(done("some_kernel", block(90)).flops, 0);
+  EXPECT_EQ(done("sgemm_largek_lds64", block(24)).flops, 0) << "12,345,678 three times is no product";
+}
+
 }  // namespace
 }  // namespace cudasched::predict

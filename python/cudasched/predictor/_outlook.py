@@ -1,0 +1,71 @@
+"""The four predictions of a launch: how long, how full, how evenly, how hard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudasched.predictor._model import Model
+from cudasched.predictor._numpy import numpy
+from cudasched.predictor._recording import _table, capability_of, outlooks
+
+if TYPE_CHECKING:
+    import os
+
+    import pyarrow as pa
+    from numpy import float32, float64
+    from numpy.typing import NDArray
+
+__all__ = ["Outlook", "outlook"]
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What launches will make of the GPU, said before they run; arrays of shape (launches,), NaN for a graph.
+
+    Attributes:
+        duration_ns: Predicted time.
+        occupancy: Threads resident of those that a full multiprocessor can hold, 0 to 1, as the driver computes it.
+        waves: Blocks over what the device holds at once.
+        sm_utilisation: Up to one wave the share of multiprocessors that have a block; above, waves over whole waves,
+            which is what the last one leaves empty.
+        block_efficiency: Threads of a block over those of its warps, 0 to 1.
+        bytes_per_s: What the launch must move at least, over its time; NaN where its work is not known.
+        flops_per_s: Alike, of additions and multiplications.
+    """
+
+    duration_ns: NDArray[float64]
+    occupancy: NDArray[float32]
+    waves: NDArray[float32]
+    sm_utilisation: NDArray[float32]
+    block_efficiency: NDArray[float32]
+    bytes_per_s: NDArray[float32]
+    flops_per_s: NDArray[float32]
+
+
+def outlook(launches: str | os.PathLike[str] | pa.Table, *, model: Model | None = None) -> Outlook:
+    """Time, occupancy, use of the multiprocessors and rates of a recording's launches, before they run.
+
+    The work of a launch is known for the kernels that csrc/predict/work.hpp reads: products of matrices and
+    convolutions of NVIDIA's libraries, PyTorch's reductions, scans, softmax and lists of tensors.
+
+    Args:
+        launches: A recording: a path, or its table with its metadata.
+        model: Predicts the times; None: the one that the package ships for the recording's GPU.
+
+    Raises:
+        ModelError: There is none for that GPU, or it was trained on other features.
+        Error: It is no recording, or numpy or pyarrow are missing.
+    """
+    from cudasched.predictor._shipped import load
+
+    np = numpy()
+    table = _table(launches)
+    durations = (model or load(architecture=capability_of(table))).predict(table)
+    found = outlooks(table, durations)
+    for name in ("bytes_per_s", "flops_per_s"):
+        found[name][found[name] == 0] = np.nan
+    found["occupancy"][found["waves"] == 0] = np.nan  # the driver did not say how many blocks fit
+    found["sm_utilisation"][found["waves"] == 0] = np.nan
+    found["waves"][found["waves"] == 0] = np.nan
+    return Outlook(duration_ns=durations, **found)
