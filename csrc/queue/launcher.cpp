@@ -100,6 +100,7 @@ CUresult Launcher::make_current(CUcontext context) noexcept {
 }
 
 void Launcher::consume(const Operation& operation, bool gated) {
+  if (operation.made) return ring_.pass();
   const Position position = ring_.passed() + 1;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
@@ -141,7 +142,13 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position) {
   const std::uint32_t parts = admission_.begin_graph(operation);
   CUresult status = CUDA_SUCCESS;
   Operation part = operation;
+  Overtaking overtaking(operation, position);
   for (std::uint32_t i = 0; i < parts && status == CUDA_SUCCESS; ++i) {
+    if (i > 0) {
+      make_what_overtakes(overtaking);
+      status = make_current(operation.context);
+      if (status != CUDA_SUCCESS) break;
+    }
     part.launch.what.function = admission_.part(i);
     status = submit(part, position, /*at_gate=*/true, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
     if (i == 0 && status != CUDA_SUCCESS && !is_sticky(status)) {
@@ -152,6 +159,18 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position) {
   if (parts == 0) status = submit(operation, position, /*at_gate=*/true);
   admission_.end_graph(operation, status);
   return status;
+}
+
+// Between two parts of a graph launch.
+void Launcher::make_what_overtakes(Overtaking& overtaking) {
+  while (!overtaking.ended() && overtaking.next() <= ring_.pushed()) {
+    Operation& operation = ring_.at(overtaking.next());
+    if (!overtaking.may_pass(operation)) continue;
+    operation.made = true;  // before the call, which may end this thread: it is not made again
+    CUresult status = make_current(operation.context);
+    if (status == CUDA_SUCCESS) status = operation.execute(calls_);
+    if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+  }
 }
 
 void Launcher::open_until(Position position) noexcept {
@@ -183,6 +202,7 @@ void Launcher::run_what_is_left() {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   calls_.exchange_capture_mode(&mode);
   current_epoch_ = 0;
+  if (ring_.front() != nullptr) admission_.end_graph(*ring_.front(), CUDA_ERROR_UNKNOWN);
   if (ring_.front() != nullptr && begun_.load(std::memory_order_acquire) == ring_.passed() + 1) {
     mailbox_.put(ring_.front()->thread, CUDA_ERROR_UNKNOWN);
     ring_.pass();

@@ -21,6 +21,7 @@
 #include "base/spin_lock.hpp"
 #include "queue/calls.hpp"
 #include "queue/mailbox.hpp"
+#include "queue/overtaking.hpp"
 #include "queue/ring.hpp"
 
 namespace cudasched::queue {
@@ -65,6 +66,7 @@ class Admission {
   // launch's stream; 0: whole. Where the driver refuses the first part, nothing has run, and the launch goes whole.
   virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
   virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
+  // On another thread where the launcher's own has ended, whatever it was at.
   virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;
@@ -144,6 +146,7 @@ class Launcher {
   CUresult submit(const Operation& operation, Position position, bool at_gate, bool is_first = true,
                   bool is_last = true);
   CUresult submit_graph(const Operation& operation, Position position);
+  void make_what_overtakes(Overtaking& overtaking);
   CUresult make_current(CUcontext context) noexcept;
   void run_what_is_left();
 

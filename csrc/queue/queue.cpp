@@ -137,6 +137,7 @@ bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wai
       if (!guard.owns() || !active() || !may(bytes) || bytes > ring_.max_bytes()) return false;
       std::byte* data = nullptr;
       if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kLaunch)) {
+        operation->made = false;
         operation->thread = caller.thread;
         operation->context = context;
         order_.passed(ring_.passed());

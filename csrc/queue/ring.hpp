@@ -41,6 +41,8 @@ class Ring {
   const Operation* front() const noexcept;
   // The one behind it, or null.
   const Operation* second() const noexcept;
+  // One that is pushed and not passed. The consumer's.
+  Operation& at(Position position) const noexcept { return slot(position).operation; }
   // Is an operation of another stream than the oldest one's queued behind that? The consumer asks; it may take some
   // microseconds.
   bool other_streams_behind() const noexcept;

@@ -25,6 +25,7 @@ void note_nothing(CUevent, CUstream) noexcept {}
 
 constexpr std::uint64_t kEventBase = 0xe0000;
 constexpr std::uint64_t kMemoryBase = 0x40000;
+constexpr std::uint64_t kParts[] = {0xa1, 0xa2, 0xa3};  // of a graph
 
 // What the program has done with each handle and the driver has not seen yet.
 class Expected {
@@ -169,6 +170,8 @@ CUresult check(const DriverCall& call) {
   };
   if (call.name == "kernel") {
     expected.seen(stream, named("launch", call.values[0]));
+  } else if (call.name == "graph") {
+    expected.seen(stream, named("part", call.what));
   } else if (call.name == "fill_32") {
     expected.seen(stream, named("fill", call.values[0]));
     expected.seen(call.what, named("fill", call.values[0]));
@@ -237,6 +240,10 @@ class Program {
     }
   }
 
+  // It launches graphs, too, which are submitted in parts. What it does with an allocation is then on one stream: on
+  // several, nothing but events orders it.
+  void use_graphs() noexcept { graphs_ = true; }
+
   void run(int steps) {
     for (int step = 0; step < steps; ++step) act();
     while (!events_.empty()) destroy();
@@ -255,6 +262,7 @@ class Program {
   void act() {
     switch (random_() % 12) {
       case 0:
+        return graphs_ ? launch_graph() : launch();
       case 1:
         return launch();
       case 2:
@@ -298,6 +306,16 @@ class Program {
     check(direct);
     if (call.site.queue != nullptr) call.site.queue->kernel_launched(call);
   }
+  void launch_graph() {
+    Call call({.function = kGraph, .is_graph = true}, stream());
+    call.site = here;
+    if (call.site.queue == nullptr) return;  // another thread's
+    for (const std::uint64_t part : kParts) expected.add(word(call.stream), named("part", part));
+    CUresult status = CUDA_ERROR_UNKNOWN;
+    EXPECT_TRUE(Offload::push(call, status));
+    EXPECT_EQ(status, CUDA_SUCCESS);
+  }
+  CUstream stream_of(std::uint64_t address) { return graphs_ ? streams_[(address >> 12) % streams_.size()] : stream(); }
   void create() {
     CUevent event = nullptr;
     if (entry<decltype(cuEventCreate)>("cuEventCreate")(&event, 0) == CUDA_SUCCESS) events_.push_back(event);
@@ -325,7 +343,7 @@ class Program {
   }
   void fill() {
     const std::uint64_t address = any(memory_);
-    const CUstream on = stream();
+    const CUstream on = stream_of(address);
     expected.add(word(on), named("fill", ++number_));
     expected.add(address, named("fill", number_));
     EXPECT_EQ(entry<decltype(cuMemsetD32Async)>("cuMemsetD32Async")(address, number_, 1, on), CUDA_SUCCESS);
@@ -338,7 +356,7 @@ class Program {
   }
   void free_async() {
     const std::uint64_t address = take_memory();
-    const CUstream on = stream();
+    const CUstream on = stream_of(address);
     expected.add(word(on), "free");
     expected.add(address, "free");
     EXPECT_EQ(entry<decltype(cuMemFreeAsync)>("cuMemFreeAsync")(address, on), CUDA_SUCCESS);
@@ -379,6 +397,7 @@ class Program {
 
   std::mt19937 random_;
   const int device_;
+  bool graphs_ = false;
   unsigned number_ = 0;
   std::vector<CUstream> streams_;
   std::vector<CUevent> events_;
@@ -404,6 +423,43 @@ TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocation) {
     threads.emplace_back([&, number] {
       const int device = static_cast<int>(number % 2);
       Program(device == 0 ? queue() : other_, number, device, number == kThreads).run(kSteps);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  gatekeeper.join();
+  finish();
+  other_.drain(caller_, other_.pushed(), Waiter::For::kSynchronise);
+  EXPECT_EQ(expected.wrong(), "");
+  EXPECT_GT(queue().passed() + other_.passed(), Position{kSteps});  // most of it was queued
+}
+
+// What it does with each handle is as before, whatever is made between the parts of its graphs.
+TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocationBesideGraphsInParts) {
+  for (FakeGate* const gate : {&gate_, &other_gate_}) {
+    gate->cut({handle<CUgraphExec>(kParts[0]), handle<CUgraphExec>(kParts[1]), handle<CUgraphExec>(kParts[2])});
+  }
+  make_graph(kGraph);
+  constexpr unsigned kThreads = 5;
+  constexpr int kSteps = 20'000;
+  std::atomic<bool> done{false};
+  std::thread gatekeeper([&] {
+    while (!done) {
+      gate_.close();
+      std::this_thread::sleep_for(200us);
+      other_gate_.close();
+      gate_.open();
+      std::this_thread::sleep_for(200us);
+      other_gate_.open();
+    }
+  });
+  std::vector<std::thread> threads;
+  for (unsigned number = 1; number <= kThreads; ++number) {
+    threads.emplace_back([&, number] {
+      const int device = static_cast<int>(number % 2);
+      Program program(device == 0 ? queue() : other_, number, device, number == kThreads);
+      program.use_graphs();
+      program.run(kSteps);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -411,6 +411,52 @@ TEST_F(QueueTest, AGraphWhoseFirstPartIsRefusedGoesWhole) {
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x91, 0xa1));
 }
 
+TEST_F(QueueTest, WhatNothingOrdersBehindAGraphIsMadeBetweenItsParts) {
+  make_graph(kGraph);
+  gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
+  gate_.close();
+  ASSERT_TRUE(push_graph(kGraph));
+  const auto fill = [&](CUdeviceptr to, CUstream stream) {
+    ASSERT_TRUE(queue().push_fill(caller_, {to, 0, 10, 1, 7, 4}, false, stream));
+  };
+  fill(0x1, kStream);                                                       // stays
+  fill(0x2, kOtherStream);                                                  // goes
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));            // stays
+  ASSERT_TRUE(queue().push_record(caller_, kOtherEvent, kOtherStream, 0));  // goes
+  ASSERT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));         // stays, and keeps its stream
+  fill(0x3, kNonBlocking);                                                  // stays
+  fill(0x4, kOtherStream);                                                  // goes
+  ASSERT_TRUE(launch(kOtherStream));                                        // stays: the gate's
+  fill(0x5, kOtherStream);                                                  // stays
+  finish();
+  const auto event = [](CUevent which) { return reinterpret_cast<std::uint64_t>(which); };
+  const auto function = reinterpret_cast<std::uint64_t>(kPlainFunction);
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x2, event(kOtherEvent), 0x4, 0xa2, 0x1, event(kEvent),
+                                                    event(kEvent), 0x3, function, 0x5));
+  EXPECT_EQ(queue().passed(), queue().pushed());
+}
+
+TEST_F(QueueTest, NothingOvertakesAGraphOnTheLegacyStream) {
+  make_graph(kGraph);
+  gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
+  gate_.close();
+  ASSERT_TRUE(push_graph(kGraph, CU_STREAM_LEGACY));
+  ASSERT_TRUE(queue().push_fill(caller_, {0x1, 0, 10, 1, 7, 4}, false, kOtherStream));
+  finish();
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2, 0x1));
+}
+
+TEST_F(QueueTest, NothingOvertakesWhatIsOnTheLegacyStream) {
+  make_graph(kGraph);
+  gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
+  gate_.close();
+  ASSERT_TRUE(push_graph(kGraph));
+  ASSERT_TRUE(queue().push_fill(caller_, {0x1, 0, 10, 1, 7, 4}, false, CU_STREAM_LEGACY));
+  ASSERT_TRUE(queue().push_fill(caller_, {0x2, 0, 10, 1, 7, 4}, false, kOtherStream));
+  finish();
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2, 0x1, 0x2));
+}
+
 TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
   driver::Registry& registry = driver::registry();
   EXPECT_FALSE(push_graph(kGraph));  // not seen being made

@@ -1,0 +1,87 @@
+// Which operations behind a graph launch may be made between two of its parts: those that nothing queued before them
+// orders behind it (docs/order.md). Knows no driver, no clock and no thread.
+//
+// Each operation behind the launch is looked at once, in order. One that stays keeps its stream and its event from what
+// comes behind it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "queue/operation.hpp"
+#include "queue/order.hpp"
+
+namespace cudasched::queue {
+
+class Overtaking {
+ public:
+  // `launch` is at `position`.
+  Overtaking(const Operation& launch, Position position) noexcept : next_(position + 1) {
+    if (!streams_.add(launch.stream) || launch.stream == CU_STREAM_LEGACY) ended_ = true;
+  }
+
+  // The next operation to look at; nothing beyond it may overtake once it has ended.
+  Position next() const noexcept { return next_; }
+  bool ended() const noexcept { return ended_; }
+
+  // May the next operation be made now?
+  bool may_pass(const Operation& operation) noexcept {
+    ++next_;
+    if (operation.made) return false;  // between the parts of an earlier launch
+    const bool is_event = operation.kind == Operation::Kind::kRecord || operation.kind == Operation::Kind::kWait ||
+                          operation.kind == Operation::Kind::kDestroyEvent;
+    bool passes = false;
+    switch (operation.kind) {
+      case Operation::Kind::kFill:
+      case Operation::Kind::kFillRows:
+      case Operation::Kind::kCopy:
+        passes = !streams_.has(operation.stream);
+        break;
+      case Operation::Kind::kRecord:
+      case Operation::Kind::kWait:
+        passes = !streams_.has(operation.stream) && !events_.has(operation.event.event);
+        break;
+      case Operation::Kind::kKernel:
+      case Operation::Kind::kGraph:  // these wait at the gate
+      case Operation::Kind::kHostFunction:
+      case Operation::Kind::kDestroyEvent:
+      case Operation::Kind::kFreeMemory:  // after all uses, on whichever stream
+        break;
+    }
+    // A launch may record events; the legacy stream waits for all others, and they for it.
+    const bool records = operation.kind == Operation::Kind::kKernel && operation.launch.attribute_count != 0;
+    if (records || operation.stream == CU_STREAM_LEGACY) passes = !(ended_ = true);
+    if (passes) return true;
+    if (operation.stream != nullptr && !streams_.add(operation.stream)) ended_ = true;
+    if (is_event && !events_.add(operation.event.event)) ended_ = true;
+    return false;
+  }
+
+ private:
+  template <typename Handle>
+  class Set {
+   public:
+    bool has(Handle handle) const noexcept { return std::find(all_.begin(), end(), handle) != end(); }
+    // False where there is no room.
+    bool add(Handle handle) noexcept {
+      if (has(handle)) return true;
+      if (size_ == all_.size()) return false;
+      all_[size_++] = handle;
+      return true;
+    }
+
+   private:
+    auto end() const noexcept { return all_.begin() + static_cast<std::ptrdiff_t>(size_); }
+
+    std::array<Handle, 32> all_{};
+    std::size_t size_ = 0;
+  };
+
+  Position next_;
+  bool ended_ = false;
+  Set<CUstream> streams_;
+  Set<CUevent> events_;
+};
+
+}  // namespace cudasched::queue
