@@ -156,10 +156,20 @@ std::int64_t Predictor::estimate_ns(const Query& query) const noexcept {
   return static_cast<std::int64_t>(std::exp(base_log_of(query) + correction_log(correction_of(query.function))));
 }
 
-Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept {
+std::uint64_t Predictor::key_of_graph(const void* graph, std::int64_t critical_path_ns) noexcept {
   constexpr std::uint64_t kGraphSeed = 0x6772'6170'6873ULL;
-  const std::uint64_t key =
-      mix(mix(kGraphSeed, reinterpret_cast<std::uintptr_t>(graph)), static_cast<std::uint64_t>(critical_path_ns)) | 1;
+  return mix(mix(kGraphSeed, reinterpret_cast<std::uintptr_t>(graph)), static_cast<std::uint64_t>(critical_path_ns)) |
+         1;
+}
+
+std::int64_t Predictor::measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {
+  const CacheEntry* const entry = cache_.peek(key_of_graph(graph, critical_path_ns));
+  if (entry == nullptr || entry->samples < kFirstSamples) return 0;
+  return static_cast<std::int64_t>(std::exp(entry->estimate_log));
+}
+
+Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept {
+  const std::uint64_t key = key_of_graph(graph, critical_path_ns);
   if (CacheEntry* const entry = cache_.find(key)) return answer(*entry, true, busy);
   CacheEntry& entry = cache_.make(key);
   entry.base_log = log_of(critical_path_ns > 0 ? critical_path_ns : kUnknownGraphNs);

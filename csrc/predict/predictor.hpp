@@ -94,6 +94,9 @@ class Predictor {
   // `critical_path_ns` is 0 where it is unknown.
   Prediction predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept;
 
+  // What launches of it took, once there are a few samples; 0: there are not.
+  std::int64_t measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept;
+
   // A launch took `duration_ns`; `prediction` is what was said of it.
   void observe(const Prediction& prediction, std::int64_t duration_ns, bool overlapped) noexcept {
     if (duration_ns > 0) learn(prediction, {static_cast<float>(duration_ns), 0}, overlapped);
@@ -127,6 +130,8 @@ class Predictor {
   static std::int64_t guess_ns(const Launch& launch, const Residency& residency) noexcept;
 
  private:
+  static std::uint64_t key_of_graph(const void* graph, std::int64_t critical_path_ns) noexcept;
+
   static constexpr std::uint32_t kGraphs = kMaxFunctions;        // the index of what all graphs share
   static constexpr std::uint32_t kNameless = kMaxFunctions + 1;  // and of kernels without a number
   static constexpr std::uint32_t kUncorrected = kMaxFunctions + 2;

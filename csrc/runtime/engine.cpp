@@ -266,7 +266,8 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
   graphs_.note(exec, graph, estimate);
   if (!slices_.on() || !wants_offload()) return;
   const std::optional<GivenPriority> given = graphs_.priority(exec);
-  slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, estimate);
+  const GraphTimes times{estimate, [device](CUgraphExec of) { return device->gate.measured_graph_ns(of); }};
+  slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, times);
 }
 
 void Engine::configure(const std::string& name, const std::string& value) {

@@ -102,6 +102,11 @@ std::int64_t Gate::estimate_ns(const predict::Query& query) noexcept {
   return sampler_.predictor().estimate_ns(query);
 }
 
+std::int64_t Gate::measured_graph_ns(CUgraphExec exec) noexcept {
+  const std::scoped_lock lock(lock_);
+  return sampler_.measured_graph_ns(exec);
+}
+
 std::vector<std::byte> Gate::save() noexcept {
   for (int tries = 0; tries < 1000; ++tries) {
     if (lock_.try_lock()) {

@@ -126,6 +126,8 @@ class Gate {
 
   // What a kernel would take, said without counting as a launch.
   std::int64_t estimate_ns(const predict::Query& query) noexcept;
+  // What launches of an executable graph took; 0: not known yet.
+  std::int64_t measured_graph_ns(CUgraphExec exec) noexcept;
 
   // What was learned and is worth keeping between runs; nothing if the lock cannot be had (at exit, its holder may be
   // gone). Allocates. restore() throws StateError.

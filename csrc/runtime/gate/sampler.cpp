@@ -49,6 +49,13 @@ predict::Prediction Sampler::predict(const predict::Query& query) noexcept {
                                   known->critical_path_ns, query.busy);
 }
 
+std::int64_t Sampler::measured_graph_ns(CUgraphExec exec) const noexcept {
+  const std::optional<GraphFacts> known = Graphs::find(exec);
+  if (!known) return 0;
+  return predictor_.measured_graph_ns(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(known->identity)),
+                                      known->critical_path_ns);
+}
+
 schedule::Estimates::Found Sampler::estimate(std::uint64_t key, const predict::Query& query) noexcept {
   estimates_.note(key, query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query),
                   is_collective(query));

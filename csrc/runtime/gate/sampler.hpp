@@ -50,6 +50,7 @@ class Sampler {
     return predictor_.wants_residency(query.launch, query.function, query.words);
   }
   predict::Prediction predict(const predict::Query& query) noexcept;
+  std::int64_t measured_graph_ns(CUgraphExec exec) const noexcept;
 
   // The cheap estimates, by launch, and where there is none yet, by predictor.
   static bool is_collective(const predict::Query& query) noexcept {

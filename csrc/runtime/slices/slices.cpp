@@ -116,7 +116,7 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
 }
 
 void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
-                  const Graphs::Estimate& estimate) noexcept {
+                  const GraphTimes& times) noexcept {
   if (!on() || exec == nullptr || !can_cut()) return;
   const driver::RelaxedCapture relaxed;
   try {
@@ -127,7 +127,7 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     sliced->context = driver::shareable_context();
     sliced->flags = flags;
     sliced->priority = priority;
-    sliced->estimate = estimate;
+    sliced->times = times;
     WholeReason why = clone(*sliced, graph);
     if (why == WholeReason::kNone &&
         (!get_nodes(graph, sliced->program_nodes) || !driver::registry().has_slices(exec, sliced.get()))) {
@@ -152,12 +152,13 @@ void Slices::updated(Sliced& sliced, CUgraph graph) {
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
   // Where it has no slices and changes at nearly each launch, there is nothing that one more clone would be for.
-  const bool has_pieces = sliced.state.load() == Sliced::State::kReady;
+  const bool has_pieces = sliced.pieces != nullptr && sliced.state.load() != Sliced::State::kWhole;
   WholeReason why = often && !has_pieces ? WholeReason::kUpdated : clone(sliced, graph);
   if (why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) why = WholeReason::kNoMemory;
   const bool follows = why == WholeReason::kNone && has_pieces && follow(sliced, old);
   if (old != nullptr) table().graph_clone_destroy(old);
   if (follows) {
+    sliced.state.store(Sliced::State::kReady);
     if (launches > 0) driver::registry().launched(sliced.exec);
     return;
   }
@@ -218,9 +219,8 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
         change(sliced->clone_nodes[place]) != CUDA_SUCCESS) {
       return give_up(*sliced);
     }
-    const Sliced::State state = sliced->state.load();
-    if (state == Sliced::State::kBuilding) sliced->changed_meanwhile.insert(place);
-    if (state == Sliced::State::kReady) {
+    if (sliced->state.load() == Sliced::State::kBuilding) sliced->changed_meanwhile.insert(place);
+    if (sliced->pieces != nullptr) {
       bool follows = false;
       {
         const Taken taken(*sliced);
@@ -248,8 +248,7 @@ void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noex
     } else {
       sliced->disabled.insert(place);
     }
-    const Sliced::State state = sliced->state.load();
-    if (state == Sliced::State::kReady) {
+    if (sliced->pieces != nullptr) {
       bool follows = false;
       {
         const Taken taken(*sliced);
@@ -329,6 +328,7 @@ void Slices::drop(Sliced& sliced) noexcept {
     const Taken taken(sliced);
     pieces = std::move(sliced.pieces);
     bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
+    sliced.slices.store(0, std::memory_order_relaxed);
     sliced.state.store(Sliced::State::kIdle);
   }
   if (pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
@@ -393,7 +393,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
     Sliced::State idle = Sliced::State::kIdle;
     if (sliced->state.compare_exchange_strong(idle, Sliced::State::kWanted)) wanted_.store(true);
   }
-  if (wants && state == Sliced::State::kReady && context == sliced->context) {
+  if (wants && sliced->pieces != nullptr && state != Sliced::State::kWhole && context == sliced->context) {
     launch.orders = true;
     if (sliced->last.ordered || is_last(*sliced, stream, context)) {
       launch.parts = static_cast<std::uint32_t>(sliced->pieces->pieces.size());
@@ -460,9 +460,10 @@ void Slices::run() noexcept {
       continue;
     }
     drop_idle();
+    look_at_times();
     std::unique_lock lock(mutex_);
     const auto is_wanted = [this] { return wanted_.load(std::memory_order_relaxed); };
-    if (idle_.empty()) {
+    if (!watches_) {
       wanted_changed_.wait(lock, is_wanted);
     } else {
       wanted_changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs), is_wanted);
@@ -517,19 +518,22 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
-    if (sliced->generation.load() != generation) return;             // who changed it has said what it is now
-    if (unloaded) return sliced->state.store(Sliced::State::kIdle);  // until it is launched again
+    if (sliced->generation.load() != generation) return;  // who changed it has said what it is now
+    const bool had = sliced->pieces != nullptr;
+    if (unloaded) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) reason = WholeReason::kNotBuilt;
     if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
     }
+    if (reason != WholeReason::kNone && had) return sliced->state.store(Sliced::State::kReady);  // those it has
     if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
+    bytes_.fetch_sub(sliced->bytes, std::memory_order_relaxed);
     sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
     sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
     bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
-    sliced->pieces = std::move(pieces);
+    sliced->pieces.swap(pieces);
     sliced->state.store(Sliced::State::kReady);
   };
   // The launcher has it for as long as the gate holds a launch of it.
@@ -576,7 +580,15 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
       })) {
     return give_back();
   }
-  if (stopped([&] { nodes = planned_nodes(read, sliced.context, sliced.estimate); })) return give_back();
+  if (stopped([&] {
+        nodes = planned_nodes(read, sliced.context, sliced.times.kernel_ns);
+        for (std::size_t i = 0; i < std::min(nodes.size(), sliced.scale.size()); ++i) {
+          nodes[i].predicted_ns =
+              static_cast<std::int64_t>(static_cast<double>(nodes[i].predicted_ns) * sliced.scale[i]);
+        }
+      })) {
+    return give_back();
+  }
 
   graph::Limits limits;
   limits.slice_ns = settings_.slice_ns;
@@ -607,10 +619,11 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   stopped([&] {
     for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
       const Pieces::Piece& piece = pieces.pieces[i];
-      driver::registry().made(piece.exec, {.identity = mix(mix(sliced.identity, i + 1), pieces.pieces.size()) | 1,
-                                           .critical_path_ns = piece.critical_ns,
-                                           .nodes = piece.nodes,
-                                           .plain = true});
+      driver::registry().made(
+          piece.exec, {.identity = mix(mix(sliced.identity, i + 1), pieces.pieces.size() << 8 | sliced.recuts) | 1,
+                       .critical_path_ns = piece.critical_ns,
+                       .nodes = piece.nodes,
+                       .plain = true});
     }
   });
   bool uploaded = upload == nullptr;
@@ -618,6 +631,60 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
     if (!uploaded) sleep_ns(kPollNs);
   }
   return give_back();
+}
+
+// Slices that turned out long are cut again, and so are graphs that were taken for short.
+void Slices::look_at_times() noexcept {
+  std::vector<std::shared_ptr<Sliced>> known;
+  try {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [exec, sliced] : all_) known.push_back(sliced);
+  } catch (const std::exception&) {
+    return;
+  }
+  for (const std::shared_ptr<Sliced>& sliced : known) {
+    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
+    const std::scoped_lock lock(driving_);
+    try {
+      if (sliced->clone == nullptr || sliced->recuts == kMostRecuts || !wants_cutting_again(*sliced)) continue;
+    } catch (const std::exception&) {
+      continue;
+    }
+    ++sliced->recuts;
+    sliced->state.store(Sliced::State::kWanted);
+    wanted_.store(true);
+  }
+}
+
+// driving_ is held.
+bool Slices::wants_cutting_again(Sliced& sliced) {
+  const Sliced::State state = sliced.state.load();
+  const bool was_short = state == Sliced::State::kWhole && sliced.reason.load() == WholeReason::kShort;
+  if (!was_short && state != Sliced::State::kReady) return false;
+  const auto turned_out = [&](CUgraphExec exec, std::int64_t predicted_ns) {
+    const std::int64_t measured_ns = predicted_ns > 0 ? sliced.times.measured_ns(exec) : 0;
+    return measured_ns > 2 * settings_.slice_ns ? static_cast<double>(measured_ns) / static_cast<double>(predicted_ns)
+                                                : 1.0;
+  };
+  std::vector<double> factors;  // of slices, or of the whole
+  bool is_long = false;
+  if (was_short) {
+    driver::ExecFacts facts;
+    if (!driver::registry().find(sliced.exec, facts)) return false;
+    factors.push_back(turned_out(sliced.exec, facts.critical_path_ns));
+    is_long = factors.back() > 1;
+  } else {
+    for (const Pieces::Piece& piece : sliced.pieces->pieces) {
+      factors.push_back(piece.nodes > 1 ? turned_out(piece.exec, piece.critical_ns) : 1.0);
+      is_long = is_long || factors.back() > 1;
+    }
+  }
+  if (!is_long) return false;
+  const std::size_t nodes = was_short ? sliced.program_nodes.size() : sliced.pieces->piece_of.size();
+  sliced.scale.resize(nodes, 1.0);
+  for (std::size_t i = 0; i < nodes; ++i)
+    sliced.scale[i] *= was_short ? factors[0] : factors[sliced.pieces->piece_of[i]];
+  return true;
 }
 
 // What was changed since the clone was cloned, and what a clone does not carry.
@@ -636,8 +703,12 @@ void Slices::drop_idle() noexcept {
   try {
     const std::scoped_lock lock(mutex_);
     std::erase_if(idle_, [&](const auto& known) { return !all_.contains(known.first); });
+    watches_ = false;
     for (const auto& [exec, sliced] : all_) {
-      if (sliced->state.load() != Sliced::State::kReady) {
+      const Sliced::State state = sliced->state.load();
+      watches_ = watches_ || state == Sliced::State::kReady ||
+                 (state == Sliced::State::kWhole && sliced->reason.load() == WholeReason::kShort);
+      if (state != Sliced::State::kReady) {
         idle_.erase(exec);
         continue;
       }
@@ -670,9 +741,10 @@ SliceCounts Slices::counts() noexcept {
   const std::scoped_lock lock(mutex_);
   for (const auto& [exec, sliced] : all_) {
     const Sliced::State state = sliced->state.load();
-    if (state == Sliced::State::kReady) {
+    const std::uint32_t slices = sliced->slices.load(std::memory_order_relaxed);
+    if (slices != 0) {
       ++counts.graphs_sliced;
-      counts.slices += sliced->slices.load(std::memory_order_relaxed);
+      counts.slices += slices;
     } else if (state == Sliced::State::kWhole) {
       ++counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
       driver::ExecFacts facts;

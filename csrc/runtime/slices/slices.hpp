@@ -40,9 +40,21 @@
 
 namespace cudasched::runtime {
 
+// How long things take, as the device's predictor says.
+struct GraphTimes {
+  Graphs::Estimate kernel_ns;
+  std::function<std::int64_t(CUgraphExec)> measured_ns;  // of launches of it, or of a slice; 0: not known yet
+};
+
 // One executable graph. What is not said to be otherwise belongs to who has taken it.
 struct Sliced {
-  enum class State : std::uint8_t { kIdle, kWanted, kBuilding, kReady, kWhole };
+  enum class State : std::uint8_t {
+    kIdle,      // no launch has asked for slices
+    kWanted,    // one has. It may have slices meanwhile: longer ones than they should be
+    kBuilding,  // likewise
+    kReady,
+    kWhole,
+  };
 
   // What is known of where it was launched last.
   struct Last {
@@ -56,7 +68,7 @@ struct Sliced {
   CUcontext context = nullptr;
   unsigned long long flags = 0;
   std::uint64_t identity = 0;
-  Graphs::Estimate estimate;
+  GraphTimes times;
 
   std::atomic<bool> taken{false};
   std::atomic<State> state{State::kIdle};
@@ -74,7 +86,9 @@ struct Sliced {
   std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
   std::unordered_map<CUgraphNode, std::uint32_t> place_of;  // of these; made when the first is changed
   std::set<std::uint32_t> disabled;                         // nodes
-  std::set<std::uint32_t> changed_meanwhile;                // nodes, since the build that is under way began
+  std::vector<double> scale;  // by node: what it takes in terms of its prediction; empty: as predicted
+  unsigned recuts = 0;
+  std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
   std::optional<int> priority;
   std::optional<std::uint64_t> changed_at;  // launches, at the last update
 
@@ -108,7 +122,7 @@ class Slices {
   // ---- the program's threads, off the launch path
   // `exec` was instantiated from `graph`, or updated to it.
   void made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
-            const Graphs::Estimate& estimate) noexcept;
+            const GraphTimes& times) noexcept;
   // The driver has changed a node of it. `change` does the same to that node in our clone, and slices get it from
   // there.
   using Change = std::function<CUresult(CUgraphNode)>;
@@ -180,8 +194,9 @@ class Slices {
   void reset_in_child() noexcept;
 
  private:
-  static constexpr std::int64_t kLookNs = 5 * kNsPerSecond;  // between two looks for graphs that are launched no more
-  static constexpr int kIdleLooks = 4;
+  static constexpr std::int64_t kLookNs = kNsPerSecond;  // between two looks at what there is
+  static constexpr int kIdleLooks = 20;                  // without a launch: its slices are dropped
+  static constexpr unsigned kMostRecuts = 3;
   static constexpr std::uint64_t kSettled = 16;  // launches between two changes, for slices to be worth building anew
   static constexpr std::uint64_t kPieceBytes = 64 << 10;
   static constexpr std::uint64_t kNodeBytes = 4 << 10;
@@ -202,6 +217,8 @@ class Slices {
   bool set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept;
   void give_up(Sliced& sliced) noexcept;
   void drop_idle() noexcept;
+  void look_at_times() noexcept;
+  bool wants_cutting_again(Sliced& sliced);
   void note_whole(Sliced& sliced, graph::WholeReason reason) noexcept;
   bool is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept;
   void note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept;
@@ -212,6 +229,7 @@ class Slices {
   std::condition_variable wanted_changed_;
   std::unordered_map<CUgraphExec, std::shared_ptr<Sliced>> all_;
   std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
+  bool watches_ = false;                                                 // the builder's: something may change its mind
   std::mutex driving_;
   std::atomic<int> waiting_to_drive_{0};
   std::atomic<bool> wanted_{false};

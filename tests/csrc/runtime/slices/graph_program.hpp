@@ -32,10 +32,10 @@ class GraphProgram : public ::testing::Test {
     runtime::engine().slices().configure({});
   }
 
-  static void configure(When when) {
+  static void configure(When when, std::int64_t slice_ns = 30'000) {
     runtime::SliceSettings settings;
     settings.when = when;
-    settings.slice_ns = 30'000;
+    settings.slice_ns = slice_ns;
     runtime::engine().slices().configure(settings);
   }
   static runtime::Slices& slices() { return runtime::engine().slices(); }
