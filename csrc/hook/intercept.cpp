@@ -179,9 +179,18 @@ CUresult completion_observed(CUresult status) noexcept {
   return status;
 }
 
+// A call that waits for the GPU.
+template <typename Wait>
+CUresult waited_for(Wait&& wait) noexcept {
+  runtime::waits();
+  const CUresult status = wait();
+  if (status == CUDA_SUCCESS) runtime::waited();
+  return status;
+}
+
 template <bool kPerThread>
 CUresult stream_synchronize(CUstream stream) noexcept {
-  return completion_observed(table().stream_synchronize.get<kPerThread>()(stream));
+  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); });
 }
 
 template <bool kPerThread>
@@ -189,22 +198,26 @@ CUresult stream_query(CUstream stream) noexcept {
   return completion_observed(table().stream_query.get<kPerThread>()(stream));
 }
 
-CUresult event_synchronize(CUevent event) noexcept { return completion_observed(table().event_synchronize(event)); }
+CUresult event_synchronize(CUevent event) noexcept {
+  return waited_for([&] { return table().event_synchronize(event); });
+}
 CUresult event_query(CUevent event) noexcept { return completion_observed(table().event_query(event)); }
-CUresult context_synchronize() noexcept { return completion_observed(table().context_synchronize()); }
+CUresult context_synchronize() noexcept {
+  return waited_for([] { return table().context_synchronize(); });
+}
 CUresult context_synchronize_v2(CUcontext context) noexcept {
-  return completion_observed(table().context_synchronize_v2(context));
+  return waited_for([&] { return table().context_synchronize_v2(context); });
 }
 
 template <bool kPerThread>
 CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return completion_observed(table().copy_to_host.get<kPerThread>()(to, from, bytes));
+  return waited_for([&] { return table().copy_to_host.get<kPerThread>()(to, from, bytes); });
 }
 
 // Where it copies within the device it returns early; then the streams that are asked still run.
 template <bool kPerThread>
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return completion_observed(table().copy.get<kPerThread>()(to, from, bytes));
+  return waited_for([&] { return table().copy.get<kPerThread>()(to, from, bytes); });
 }
 
 // ---- calls that invalidate a stream, a context or a capture

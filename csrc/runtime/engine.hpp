@@ -49,6 +49,7 @@ struct OffloadHooks {
 struct Ticket {
   Device* device = nullptr;  // null: nothing to report
   Gate::Pass pass;
+  LatencySegments::Timing timing;
 };
 
 struct StateReport {
@@ -244,7 +245,7 @@ inline Ticket begin_launch(const queue::Call& call) noexcept {
   }
   ticket.device = device;
   if (site.call_class == Class::kLatency) {
-    device->latency.before_launch();
+    ticket.timing = device->latency.before_launch(call.stream, call.may_time());
   } else {
     ticket.pass = device->gate.admit(call, hot().counters.shard(thread.index));
   }
@@ -256,7 +257,7 @@ inline void end_launch(const Ticket& ticket, const queue::Call& call, CUresult s
   const Class launch_class = call.site.call_class;
   const bool latency = launch_class == Class::kLatency && ticket.device != nullptr;
   if (status == CUDA_SUCCESS && !call.site.captured) {
-    if (latency) ticket.device->latency.after_launch(call.stream, this_thread());
+    if (latency) ticket.device->latency.after_launch(call.stream, this_thread(), ticket.timing);
     hot()
         .counters.shard(call.site.caller.thread)
         .launches[static_cast<std::size_t>(launch_class)]
@@ -266,7 +267,29 @@ inline void end_launch(const Ticket& ticket, const queue::Call& call, CUresult s
   }
 }
 
-// The calling thread has waited for work (a synchronise or a query that found it complete).
+// Does the thread serve requests? What others wait for tells nothing of them.
+inline bool serves_requests(const ThreadState& thread) noexcept {
+  return hot().process_class.load(std::memory_order_relaxed) == Class::kLatency || in_latency_region(thread);
+}
+
+// Around a call by which the calling thread waits for work.
+inline void waits() noexcept {
+  if (!LatencyActivity::any_registered() || !serves_requests(this_thread())) return;
+  engine().for_each_device([](Device& device) { device.latency.waits(); });
+}
+inline void waited() noexcept {
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  const bool serves = serves_requests(this_thread());
+  engine().for_each_device([&](Device& device) {
+    if (serves) {
+      device.latency.on_waited();
+    } else {
+      device.latency.on_synchronised();
+    }
+  });
+}
+
+// The calling thread has learned that work is done (a query that found it complete).
 inline void synchronised() noexcept {
   if (!hot().scheduling.load(std::memory_order_relaxed)) return;
   engine().for_each_device([](Device& device) { device.latency.on_synchronised(); });

@@ -244,6 +244,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         }
       }
       held.pass(now);
+      admission_.neighbours().note_own_latency(own_latency_->slot());
       decision = admission_.decide(ledger, id_of(stream), prediction, held, now);
       if (meets) decision = meet(decision, now);
       const schedule::Snapshot& seen = admission_.seen();

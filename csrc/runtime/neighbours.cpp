@@ -11,6 +11,9 @@
 namespace cudasched::runtime {
 namespace {
 
+// What a damaged word may say at most, so that sums of them do not overflow: a month.
+constexpr std::int64_t kPlausibleNs = (std::int64_t{1} << 52) - 1;
+
 constexpr std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
 
 template <typename Visit>
@@ -35,6 +38,7 @@ void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings&
   mps_ = mps;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
+  harvests_ = settings.policy == "harvest";
 }
 
 bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noexcept {
@@ -101,7 +105,9 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   look_at(*table_);
   if (peers_ != nullptr) peers_->for_each(look_at);
   if (snapshot.latency_active) snapshot.slack_ns = slack;
-  const bool may_go = !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs;
+  if (harvests_ && active_ != 0) look_at_segments(snapshot, now);
+  const bool may_go =
+      !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs || snapshot.host_bound.known;
   if (may_go) {
     look_ahead(*table_, snapshot, now);
     if (peers_ != nullptr) {
@@ -114,8 +120,7 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   looked_ns_ = now;
 
   const std::uint64_t others = other_best_effort();
-  if (others == 0) return;
-  if (mps_) {
+  if (others != 0 && mps_) {
     for_each_slot(others, [&](int other) {
       const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
       snapshot.in_flight_ns += schedule::foreign_in_flight_ns(until, now);
@@ -126,9 +131,57 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
     view.virtual_ns = virtual_times(view.waiting | bit(slot_), now);
     view.waited_ns = turn_waited_ns;
     snapshot.my_turn = schedule::may_feed(view);
-  } else if (may_go) {
+  } else if (others != 0 && may_go) {
     snapshot.my_turn = my_turn(now);
   }
+  if (harvests_) look_into_gaps(snapshot, now);
+}
+
+// What the active requests say of their segments. Of one on another GPU of the job nothing is known.
+void Neighbours::look_at_segments(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
+  bool elsewhere = false;
+  if (peers_ != nullptr) {
+    peers_->for_each([&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table, now) != 0; });
+  }
+  segments_.begin(now);
+  for_each_slot(active_, [&](int slot) {
+    const arbiter::Slot& client = slot_of(*table_, slot);
+    schedule::Segments::Told told;
+    told.late_ns = client.segment_late_ns.load(std::memory_order_acquire);
+    told.segment = client.segment.load(std::memory_order_relaxed);
+    told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);
+    told.median_ns = client.segment_median_ns.load(std::memory_order_relaxed);
+    told.left = client.segment_left.load(std::memory_order_relaxed);
+    segments_.add(slot, told);
+  });
+  snapshot.host_bound = segments_.requests();
+  snapshot.host_bound.known = snapshot.host_bound.known && !elsewhere;
+}
+
+// What latency work has on the GPU, and whether the gate is closed in this segment. At each look, active or not, or the
+// clock would lose count.
+void Neighbours::look_into_gaps(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
+  schedule::LatencyClock::View view;
+  view.now_ns = now;
+  view.best_effort_ns = snapshot.in_flight_ns;
+  view.best_effort_submitted_ns = admitted_gpu_ns_;
+  view.best_effort_launches = admitted_launches_;
+  view.best_effort_in_flight = std::max<std::uint64_t>(snapshot.launches_in_flight, snapshot.in_flight_ns > 0 ? 1 : 0);
+  for_each_slot(table_->latency_clients(), [&](int slot) {
+    const arbiter::Slot& client = slot_of(*table_, slot);
+    view.submitted_ns += client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
+    view.segments += client.segment.load(std::memory_order_relaxed);
+  });
+  latency_clock_.look(view);
+  schedule::HostBound& requests = snapshot.host_bound;
+  if (!requests.known) return;
+  requests.gpu_ns = latency_clock_.likely_ns();
+  requests.gpu_most_ns = latency_clock_.most_ns();
+  const std::uint64_t own = own_latency_ >= 0 ? bit(own_latency_) : 0;
+  requests.sliced = !mps_ && (active_ & ~own) != 0;
+  if (!requests.sliced) return;
+  const std::int64_t on_gpu_ns = snapshot.in_flight_ns + requests.gpu_ns + snapshot.longest_ns();
+  requests.closed = segment_gate_.closed(view.segments, requests, on_gpu_ns);
 }
 
 // The least slack of the active requests of one GPU.
@@ -247,6 +300,8 @@ bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) 
   self.virtual_ns.fetch_add(charge, std::memory_order_relaxed);
   own_virtual_ns_ += charge;
   turn_used_ns_ += seen.predicted_ns;
+  ++admitted_launches_;
+  admitted_gpu_ns_ += seen.predicted_ns;
   return true;
 }
 

@@ -16,6 +16,7 @@
 #include "runtime/job_peers.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/admission.hpp"
+#include "schedule/host_bound.hpp"
 #include "schedule/lead.hpp"
 #include "schedule/rendezvous.hpp"
 
@@ -41,6 +42,9 @@ class Neighbours {
   // Fills in what a snapshot says of others; its in_flight_ns is this client's own and grows under MPS.
   // `turn_waited_ns`: how long the launch has waited for its turn.
   void look(schedule::Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;
+
+  // The slot of this process's latency client, -1: it has none. What runs in the same context takes no turns with it.
+  void note_own_latency(int slot) noexcept { own_latency_ = slot; }
 
   // A launch asks, and nothing of this client is in flight: where it has been idle for long, no time is owed to it.
   void rejoined(std::int64_t now_ns) noexcept;
@@ -68,6 +72,8 @@ class Neighbours {
   static constexpr std::int64_t kSwitchNs = 130'000;  // between two processes' contexts, without MPS
 
   void publish_collectives() noexcept;
+  void look_at_segments(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
+  void look_into_gaps(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
@@ -95,6 +101,13 @@ class Neighbours {
   std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
   std::int64_t own_in_flight_until_ns_ = 0;
+  bool harvests_ = false;  // the policy looks into the gaps of requests
+  int own_latency_ = -1;
+  schedule::SegmentReader segments_;
+  schedule::LatencyClock latency_clock_;
+  schedule::SegmentGate segment_gate_;
+  std::uint64_t admitted_launches_ = 0;  // ever,
+  std::int64_t admitted_gpu_ns_ = 0;     // and their predicted time
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};
   std::array<std::uint64_t, arbiter::kSlotCount> requests_seen_{};
 };

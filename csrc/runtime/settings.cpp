@@ -106,6 +106,10 @@ constexpr Variable kVariables[] = {
      [](Settings& s, const std::string& value) {
        s.max_inflation = number(value, 1.001, 1000, "a number above 1 (1.2: 20% longer)");
      }},
+    {"CUDASCHED_HOST_BOUND_INFLATION",
+     [](Settings& s, const std::string& value) {
+       s.host_bound_inflation = number(value, 1.001, 2, "a number above 1 and at most 2 (1.03: 3% longer)");
+     }},
     {"CUDASCHED_MARGIN_US", [](Settings& s, const std::string& value) { s.margin_ns = duration(value, kNsPerUs, 0); }},
     {"CUDASCHED_LONG_US", [](Settings& s, const std::string& value) { s.long_ns = duration(value, kNsPerUs, 0); }},
     {"CUDASCHED_MISS_PROBABILITY",

@@ -23,6 +23,7 @@ struct Settings {
   std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
   std::optional<std::int64_t> lead_ns;               // CUDASCHED_LEAD_US; none ("auto"): found on line
   double max_inflation = 0;                          // CUDASCHED_MAX_INFLATION, 0: no target
+  double host_bound_inflation = 1.03;                // CUDASCHED_HOST_BOUND_INFLATION, of a segment under `harvest`
   std::int64_t margin_ns = 200 * kNsPerUs;           // CUDASCHED_MARGIN_US
   std::int64_t long_ns = 300 * kNsPerUs;             // CUDASCHED_LONG_US
   double miss_probability = 0;                       // CUDASCHED_MISS_PROBABILITY, 0: rates of arrival are not used
@@ -43,7 +44,12 @@ struct Settings {
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
   // Where nothing is held back on the GPU, nothing is on the host.
-  std::int64_t host_backoff_limit_ns() const noexcept { return policy == "open" ? 0 : host_backoff_ns; }
+  // Under `harvest`, the whole of a request is the host's: what is queued feeds the GPU meanwhile.
+  static constexpr std::int64_t kHarvestBackoffNs = 20 * kNsPerMs;
+  std::int64_t host_backoff_limit_ns() const noexcept {
+    if (policy == "open" || host_backoff_ns == 0) return 0;
+    return policy == "harvest" && host_backoff_ns < kHarvestBackoffNs ? kHarvestBackoffNs : host_backoff_ns;
+  }
 
   // What the lead is to begin with: with a launcher thread that feeds the GPU, and where the gate holds the program's
   // own thread, whose time between launches the lead must cover then.

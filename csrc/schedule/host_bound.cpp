@@ -14,10 +14,10 @@ void SegmentReader::add(int client, const Segments::Told& told) noexcept {
   constexpr std::int64_t kLongestSkewNs = 1'000'000;   // the clock may have been looked at before the segment began
   constexpr std::int64_t kMostNs = 3'600'000'000'000;  // a longer one is a damaged word
   const std::optional<Left> left = unpack(told.left);
-  const std::int64_t passed_ns = now_ns_ - told.since_ns;
-  const bool sound = left && told.late_ns > 0 && told.median_ns > 0 && told.median_ns <= kMostNs &&
-                     told.late_ns <= told.median_ns && passed_ns > -kLongestSkewNs &&
-                     passed_ns <= kFarLonger * told.median_ns;
+  std::int64_t passed_ns = 0;
+  const bool sound = !__builtin_sub_overflow(now_ns_, told.since_ns, &passed_ns) && left && told.late_ns > 0 &&
+                     told.median_ns > 0 && told.median_ns <= kMostNs && told.late_ns <= told.median_ns &&
+                     passed_ns > -kLongestSkewNs && passed_ns <= kFarLonger * told.median_ns;
   if (!sound) {
     requests_.known = false;
     return;
@@ -52,7 +52,8 @@ void LatencyClock::look(const View& view) noexcept {
     remembered_[next_] = {view.best_effort_launches, before_.submitted_ns};
     next_ = (next_ + 1) % kRemembered;
   }
-  const std::uint64_t complete = view.best_effort_launches - view.best_effort_in_flight;
+  const std::uint64_t complete =
+      view.best_effort_launches - std::min(view.best_effort_launches, view.best_effort_in_flight);
   for (const Submitted& one : remembered_) {
     if (one.launches != 0 && one.launches <= complete) done_ns_ = std::max(done_ns_, one.latency_ns);
   }

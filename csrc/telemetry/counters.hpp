@@ -118,6 +118,10 @@ class Counters {
   RegionCounts regions;
   std::atomic<std::uint64_t> best_effort_gpu_ns{0};  // predicted, of launches that are complete
   std::atomic<std::uint64_t> latency_active_ns{0};
+  // Under `harvest` (runtime/latency/segments.hpp):
+  std::atomic<std::uint64_t> clean_requests{0};     // kept without best effort, to see what they take by themselves
+  std::atomic<std::uint64_t> halved_budgets{0};     // times that what requests may lose was halved
+  std::atomic<std::uint64_t> profile_fallbacks{0};  // times that a profile misled, and was forgotten
 
   // In a forked child, which starts from nothing.
   void reset() noexcept {
@@ -145,6 +149,9 @@ class Counters {
     regions.reset();
     best_effort_gpu_ns.store(0, std::memory_order_relaxed);
     latency_active_ns.store(0, std::memory_order_relaxed);
+    clean_requests.store(0, std::memory_order_relaxed);
+    halved_budgets.store(0, std::memory_order_relaxed);
+    profile_fallbacks.store(0, std::memory_order_relaxed);
   }
 
  private:

@@ -71,8 +71,9 @@ class Admission {
   // Whose the GPU has been since the last decision.
   schedule::Ledger::Gpu gpu() const noexcept {
     using Gpu = schedule::Ledger::Gpu;
-    if (!had_turn_ || (latency_was_active_ && seen_.slack_ns <= 0)) return Gpu::kAnothers;
-    return latency_was_active_ ? Gpu::kShared : Gpu::kOwn;
+    const bool in_gaps = latency_was_active_ && seen_.host_bound.known;
+    if (!had_turn_ || (latency_was_active_ && seen_.slack_ns <= 0 && !in_gaps)) return Gpu::kAnothers;
+    return in_gaps ? Gpu::kInGaps : latency_was_active_ ? Gpu::kShared : Gpu::kOwn;
   }
   // Latency work was active since then.
   bool latency_seen_since(std::int64_t time_ns) const noexcept { return latency_seen_ns_ >= time_ns; }

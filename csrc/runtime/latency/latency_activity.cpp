@@ -38,6 +38,7 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
   priority_ = settings.priority;
   by_deadline_ = settings.earliest_deadline_first;
   requests_.register_client(table, slot, settings);
+  segments_.join(table, slot, settings);
   any_registered_.store(true);
   slot_.store(slot, std::memory_order_release);
 }
@@ -45,6 +46,7 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
 void LatencyActivity::moved(int slot) noexcept {
   slot_.store(slot, std::memory_order_release);
   requests_.moved(slot);
+  segments_.moved(slot);
   publish();
 }
 
@@ -63,7 +65,14 @@ void LatencyActivity::write_again() noexcept {
 
 void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
-  requests_.begin(now_ns(), regions_.load(std::memory_order_acquire) != 0);
+  const std::int64_t now = now_ns();
+  const bool in_region = regions_.load(std::memory_order_acquire) != 0;
+  requests_.begin(now, in_region);
+  if (segments_.on()) {
+    const std::int64_t slo = in_region ? region_slo_ns_.load(std::memory_order_relaxed)
+                                       : table_->slot(slot()).slo_ns.load(std::memory_order_relaxed);
+    segments_.begin(static_cast<std::uint64_t>(slo), now);
+  }
   publish();
 }
 
@@ -113,6 +122,7 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   } else {
     const bool in_region = regions_.load(std::memory_order_acquire) != 0;
     requests_.end(now, in_region);
+    if (segments_.on()) segments_.end(now, driver::shareable_context());
     count_activity(now, in_region);
   }
   publish();
@@ -191,6 +201,11 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
     table_->slot(slot()).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
     if (region.priority != 0) table_->set_priority(slot(), region.priority);
     requests_.enter(region.slo_ns, alone);
+    if (alone) {
+      region_slo_ns_.store(region.slo_ns, std::memory_order_relaxed);
+    } else {
+      segments_.lose();
+    }
     last_launch_ns_ = now_ns();
   }
   hot().ticker.wake();
@@ -206,6 +221,13 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
   const std::scoped_lock lock(probe_);
   if (prewarmer_.pays() && gpu_is_anothers()) prewarmer_.prewarm();
   prewarmer_.entered(now_ns());
+}
+
+void LatencyActivity::on_waited() noexcept {
+  on_synchronised();
+  if (segments_.on() && active_.load(std::memory_order_relaxed)) {
+    segments_.waited(now_ns(), driver::shareable_context());
+  }
 }
 
 void LatencyActivity::exit_region(const Region& region, bool counts) noexcept {
@@ -327,6 +349,7 @@ void LatencyActivity::set_priority(std::int32_t priority) noexcept {
 void LatencyActivity::forget_context(CUcontext context) noexcept {
   const std::scoped_lock lock(probe_);
   prewarmer_.forget(context);
+  segments_.forget_context(context);
 }
 
 void LatencyActivity::capture_begins() noexcept {

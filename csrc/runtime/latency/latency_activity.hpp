@@ -27,6 +27,7 @@
 #include "runtime/hot.hpp"
 #include "runtime/latency/context_prewarmer.hpp"
 #include "runtime/latency/requests.hpp"
+#include "runtime/latency/segments.hpp"
 #include "runtime/latency/stream_probe.hpp"
 #include "runtime/settings.hpp"
 
@@ -50,15 +51,17 @@ class LatencyActivity {
   static bool any_registered() noexcept { return any_registered_.load(std::memory_order_relaxed); }
   static void reset_in_child() noexcept { any_registered_.store(false); }
 
-  // Best-effort work is held from here on.
-  void before_launch() noexcept {
+  // Best-effort work is held from here on. `may_time`: events may stand beside the launch.
+  LatencySegments::Timing before_launch(CUstream stream = nullptr, bool may_time = false) noexcept {
     begun_.fetch_add(1);
     if (!active_.load()) activate();
     if (prewarmer_.awaits_launch()) prewarmer_.first_launch(now_ns());
+    return segments_.before_launch(stream, may_time);
   }
 
   // The driver has accepted the launch.
-  void after_launch(CUstream stream, ThreadState& thread) noexcept {
+  void after_launch(CUstream stream, ThreadState& thread, const LatencySegments::Timing& timing = {}) noexcept {
+    segments_.after_launch(timing, stream);
     streams_.note(stream, thread);
     launches_.fetch_add(1);
     if (!streams_.is_noted(thread)) streams_.note_anew(stream, thread);
@@ -83,6 +86,12 @@ class LatencyActivity {
   void on_synchronised() noexcept {
     if (active_.load(std::memory_order_relaxed)) settle(/*by_ticker=*/false, 0);
   }
+
+  // A thread that serves requests waits for work of some stream, event or context from now on; it has.
+  void waits() noexcept {
+    if (segments_.on() && active_.load(std::memory_order_relaxed)) segments_.waits(now_ns());
+  }
+  void on_waited() noexcept;
 
   // By the ticker thread, about every millisecond while active, and at ready_ns().
   void tick(std::int64_t now_ns) noexcept;
@@ -141,7 +150,9 @@ class LatencyActivity {
   bool mps_ = false;
   std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
   Requests requests_;
-  ContextPrewarmer prewarmer_;  // under probe_
+  LatencySegments segments_;
+  std::atomic<std::int64_t> region_slo_ns_{0};  // of the region that begins a request
+  ContextPrewarmer prewarmer_;                  // under probe_
 
   std::atomic<bool> active_{false};
   std::atomic<std::int64_t> active_since_ns_{0};  // as the slot has it

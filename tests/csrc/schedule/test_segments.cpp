@@ -230,7 +230,7 @@ TEST(SegmentReader, KnowsNothingOfWhatSaysNothingOrGoesOnForEver) {
   for (const auto& damaged :
        {Segments::Told{1, 10 * kMs, 0, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, 0, pack({})},
         Segments::Told{1, 10 * kMs, 6 * kMs, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, INT64_MAX, pack({})},
-        Segments::Told{1, INT64_MIN / 2, kMs, 5 * kMs, pack({})},
+        Segments::Told{1, INT64_MIN, kMs, 5 * kMs, pack({})},
         Segments::Told{1, 10 * kMs, kMs, 5 * kMs, kNothingKnown}}) {
     EXPECT_FALSE(known(11 * kMs, damaged));
   }

@@ -1,0 +1,150 @@
+#include "runtime/latency/segments.hpp"
+
+#include <mutex>
+
+#include "driver/driver.hpp"
+#include "runtime/hot.hpp"
+#include "schedule/host_bound.hpp"
+
+namespace cudasched::runtime {
+
+void LatencySegments::join(arbiter::Table* table, int slot, const Settings& settings) {
+  table_ = table;
+  slot_.store(slot);
+  if (settings.policy != "harvest") return;
+  segments_ = std::make_unique<schedule::Segments>(settings.host_bound_inflation - 1);
+  on_.store(true, std::memory_order_release);
+}
+
+// `segment_late_ns` last: until then nothing is let in.
+void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
+  segment_.store(told.segment, std::memory_order_relaxed);
+  timers_used_.store(0, std::memory_order_relaxed);
+  arbiter::Slot& self = slot();
+  self.segment_late_ns.store(0, std::memory_order_release);
+  self.segment_since_ns.store(told.since_ns, std::memory_order_relaxed);
+  self.segment_median_ns.store(told.median_ns, std::memory_order_relaxed);
+  self.segment_left.store(told.left, std::memory_order_relaxed);
+  self.segment.store(told.segment, std::memory_order_relaxed);
+  self.segment_late_ns.store(told.late_ns, std::memory_order_release);
+}
+
+void LatencySegments::begin(std::uint64_t key, std::int64_t now) noexcept {
+  if (!on()) return;
+  const std::unique_lock lock(lock_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // the request before is being closed: this one is not known
+  publish(segments_->begin(key, now));
+}
+
+LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_time) noexcept {
+  const schedule::Segments::Launch launch = segments_->launch([] { return now_ns(); });
+  arbiter::Slot& self = slot();
+  if (launch.gpu_ns != 0) self.latency_gpu_ns.fetch_add(launch.gpu_ns, std::memory_order_relaxed);
+  self.segment_left.store(launch.left, std::memory_order_relaxed);
+  if (!launch.is_timed || !may_time) return {};
+  CUcontext const context = driver::shareable_context();
+  if (context == nullptr || context != context_.load(std::memory_order_acquire)) return {};
+  const int place = timers_used_.fetch_add(1, std::memory_order_relaxed);
+  if (place >= kTimers) return {};
+  Timer& timer = timers_[static_cast<std::size_t>(place)];
+  if (timer.end == nullptr) return {};
+  timer.segment.store(0, std::memory_order_relaxed);
+  timer.number = launch.number;
+  const driver::RelaxedCapture relaxed;
+  return {driver::table().event_record(timer.start, stream) == CUDA_SUCCESS ? place : -1};
+}
+
+void LatencySegments::end_timer(const Timing& timing, CUstream stream) noexcept {
+  Timer& timer = timers_[static_cast<std::size_t>(timing.timer)];
+  const driver::RelaxedCapture relaxed;
+  if (driver::table().event_record(timer.end, stream) != CUDA_SUCCESS) return;
+  timer.segment.store(segment_.load(std::memory_order_relaxed), std::memory_order_release);
+}
+
+// Under lock_, before the next segment begins. What is not complete is not known.
+void LatencySegments::read_timers() noexcept {
+  const driver::RelaxedCapture relaxed;
+  for (Timer& timer : timers_) {
+    const std::uint64_t used = timer.segment.exchange(0, std::memory_order_acquire);
+    if (used == 0 || used != segment_.load(std::memory_order_relaxed)) continue;
+    float milliseconds = 0;
+    if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) != CUDA_SUCCESS) continue;
+    segments_->took(timer.number, static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6));
+  }
+}
+
+void LatencySegments::make_timers(CUcontext context) noexcept {
+  if (context_.load(std::memory_order_relaxed) != nullptr) return;
+  for (Timer& timer : timers_) {
+    if (driver::table().event_create(&timer.start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) timer.start = nullptr;
+    if (timer.start == nullptr || driver::table().event_create(&timer.end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+      timer.end = nullptr;  // not used
+    }
+  }
+  context_.store(context, std::memory_order_release);
+}
+
+void LatencySegments::destroy_timers() noexcept {
+  context_.store(nullptr, std::memory_order_relaxed);
+  for (Timer& timer : timers_) {
+    timer.segment.store(0, std::memory_order_relaxed);
+    if (timer.start != nullptr) driver::table().event_destroy(timer.start);
+    if (timer.end != nullptr) driver::table().event_destroy(timer.end);
+    timer.start = timer.end = nullptr;
+  }
+}
+
+void LatencySegments::count() noexcept {
+  const schedule::Segments::Counts now = segments_->counts();
+  telemetry::Counters& counters = hot().counters;
+  counters.clean_requests.fetch_add(now.clean - counted_.clean, std::memory_order_relaxed);
+  counters.halved_budgets.fetch_add(now.halved - counted_.halved, std::memory_order_relaxed);
+  counters.profile_fallbacks.fetch_add(now.fallbacks - counted_.fallbacks, std::memory_order_relaxed);
+  counted_ = now;
+}
+
+void LatencySegments::waited(std::int64_t now, CUcontext context) noexcept {
+  if (!on()) return;
+  bool wakes = false;
+  {
+    const std::scoped_lock lock(lock_);
+    if (context != nullptr) {
+      make_timers(context);
+      read_timers();
+    }
+    schedule::Segments::Told told;
+    if (!segments_->next(now, told)) return;
+    publish(told);
+    wakes = told.late_ns > 0 && schedule::worth_waking(told.left);
+  }
+  // Gates that had closed for the segment before sleep until latency work is over.
+  if (wakes && table_->layout().waiting.load() != 0) table_->wake_all();
+}
+
+void LatencySegments::end(std::int64_t now, CUcontext context) noexcept {
+  if (!on()) return;
+  const std::scoped_lock lock(lock_);
+  if (context != nullptr) {
+    make_timers(context);
+    read_timers();
+  }
+  segments_->end(now, /*learn=*/true);
+  slot().segment_late_ns.store(0, std::memory_order_release);
+  count();
+}
+
+void LatencySegments::lose() noexcept {
+  if (!on()) return;
+  const std::scoped_lock lock(lock_);
+  segments_->lose();
+  slot().segment_late_ns.store(0, std::memory_order_release);
+}
+
+void LatencySegments::forget_context(CUcontext context) noexcept {
+  if (!on()) return;
+  const std::scoped_lock lock(lock_);
+  CUcontext const own = context_.load(std::memory_order_relaxed);
+  if (own != nullptr && (context == nullptr || context == own)) destroy_timers();
+}
+
+}  // namespace cudasched::runtime

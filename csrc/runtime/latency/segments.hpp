@@ -1,0 +1,99 @@
+// Tells the gates of best-effort clients what is still to come of this client's requests, so that best effort may run
+// in the gaps that the host leaves on the GPU: the segments that schedule/segments.hpp learns, published through the
+// client's slot. Only under the policy `harvest`; else nothing here costs more than a load.
+//
+// before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
+// one request of eight a look at the clock, and for one launch of eight in those, two timing events. begin() is on it,
+// too, and gives up rather than wait for a lock. waits() and waited() stand around the calls by which a program waits
+// for the GPU. What is timed is read when a segment is over.
+//
+// Locks: lock_, for the segments' bookkeeping; taken by begin() only where it is free. Events belong to the context in
+// which they were made; launches of others are not timed.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "arbiter/table.hpp"
+#include "base/clock.hpp"
+#include "base/spin_lock.hpp"
+#include "runtime/settings.hpp"
+#include "schedule/segments.hpp"
+
+namespace cudasched::runtime {
+
+class LatencySegments {
+ public:
+  // A launch between before_launch() and after_launch().
+  struct Timing {
+    int timer = -1;
+  };
+
+  // Once, before anything else. Allocates where the policy asks for it.
+  void join(arbiter::Table* table, int slot, const Settings& settings);
+  void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
+  bool on() const noexcept { return on_.load(std::memory_order_acquire); }
+
+  // A request begins. `key`: what is alike in it and others, its latency target.
+  void begin(std::uint64_t key, std::int64_t now_ns) noexcept;
+
+  // `may_time`: events may stand before and behind the launch.
+  Timing before_launch(CUstream stream, bool may_time) noexcept {
+    if (!on()) [[likely]]
+      return {};
+    return tell_launch(stream, may_time);
+  }
+  void after_launch(const Timing& timing, CUstream stream) noexcept {
+    if (timing.timer >= 0) end_timer(timing, stream);
+  }
+
+  // The program waits for the GPU from now on; it has. `context`: the calling thread's, null where it has none.
+  void waits(std::int64_t now_ns) noexcept {
+    if (on()) segments_->waits(now_ns);
+  }
+  void waited(std::int64_t now_ns, CUcontext context) noexcept;
+
+  // The request is over.
+  void end(std::int64_t now_ns, CUcontext context) noexcept;
+  // It was not the only one: what it takes is not known.
+  void lose() noexcept;
+
+  // Before a context is destroyed; null: any.
+  void forget_context(CUcontext context) noexcept;
+
+ private:
+  static constexpr int kTimers = 64;
+
+  struct Timer {
+    CUevent start = nullptr;
+    CUevent end = nullptr;
+    std::atomic<std::uint64_t> segment{0};  // in which it was used last; 0: in none, or not to its end
+    std::size_t number = 0;
+  };
+
+  Timing tell_launch(CUstream stream, bool may_time) noexcept;
+  void end_timer(const Timing& timing, CUstream stream) noexcept;
+  void read_timers() noexcept;
+  void make_timers(CUcontext context) noexcept;
+  void destroy_timers() noexcept;
+  void publish(const schedule::Segments::Told& told) noexcept;
+  void count() noexcept;
+  arbiter::Slot& slot() noexcept { return table_->slot(slot_.load(std::memory_order_relaxed)); }
+
+  arbiter::Table* table_ = nullptr;
+  std::atomic<int> slot_{-1};
+  std::atomic<bool> on_{false};
+  std::unique_ptr<schedule::Segments> segments_;
+  SpinLock lock_;
+  schedule::Segments::Counts counted_;
+  std::atomic<std::uint64_t> segment_{0};  // the one under way
+  std::atomic<CUcontext> context_{nullptr};
+  std::atomic<int> timers_used_{0};
+  std::array<Timer, kTimers> timers_{};
+};
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,138 @@
+// Under `harvest`: what a latency client tells of its requests, and what a gate makes of what others tell.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "../hooked_driver.hpp"
+#include "../other_client.hpp"
+#include "runtime/engine.hpp"
+#include "schedule/segment_profile.hpp"
+
+namespace cudasched::test {
+namespace {
+
+using schedule::Left;
+
+class SegmentsTest : public ::testing::Test {
+ protected:
+  static HookedDriver& harvesting() {
+    setenv("CUDASCHED_POLICY", "harvest", 1);
+    return HookedDriver::instance();
+  }
+
+  const arbiter::Slot& latency_slot() {
+    int slot = -1;
+    runtime::engine().for_each_device([&](runtime::Device& device) { slot = device.slot(Class::kLatency); });
+    return driver_.table().layout().slots[static_cast<std::size_t>(slot)];
+  }
+
+  // A request of two parts, each of so many launches and a wait.
+  void serve(int launches) {
+    const InRegion region(CUDASCHED_LATENCY, 500);
+    for (int part = 0; part < 2; ++part) {
+      for (int i = 0; i < launches; ++i) {
+        Program::check(program_.launch(1, program_.stream(), 20));
+        std::this_thread::sleep_for(100us);
+      }
+      Program::check(program_.synchronize());
+    }
+  }
+
+  std::uint64_t submitted() const { return state().best_effort_launches - before_; }
+
+  HookedDriver& driver_ = harvesting();
+  Program program_;
+  std::uint64_t before_ = state().best_effort_launches;
+};
+
+TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
+  std::optional<Left> at_begin;
+  std::optional<Left> after_three;
+  std::int64_t late_ns = 0;
+  // One request of 64 is kept clean, and a busy machine may surprise.
+  for (int i = 0; i < 200 && !(at_begin && after_three); ++i) {
+    serve(12);
+    const InRegion region(CUDASCHED_LATENCY, 500);
+    late_ns = latency_slot().segment_late_ns.load();
+    at_begin = schedule::unpack(latency_slot().segment_left.load());
+    for (int launch = 0; launch < 12; ++launch) {
+      Program::check(program_.launch(1, program_.stream(), 20));
+      std::this_thread::sleep_for(100us);
+      if (launch == 2) after_three = schedule::unpack(latency_slot().segment_left.load());
+    }
+    Program::check(program_.synchronize());
+    if (at_begin && at_begin->host_ns == 0) at_begin.reset();
+  }
+  ASSERT_TRUE(at_begin && after_three);
+  EXPECT_GT(late_ns, 0);
+  EXPECT_GT(at_begin->gpu_ns, after_three->gpu_ns);
+  EXPECT_GT(at_begin->host_ns, after_three->host_ns);
+  EXPECT_GT(after_three->gpu_ns, 0);
+  EXPECT_GE(at_begin->host_ns, 11 * 100'000);
+  EXPECT_GT(latency_slot().latency_gpu_ns.load(), 0);
+}
+
+TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
+  serve(3);
+  const InRegion region(CUDASCHED_LATENCY, 500);
+  const std::uint64_t first = latency_slot().segment.load();
+  Program::check(program_.launch(1));
+  const auto query = driver_.function<CUresult(CUstream)>("cuStreamQuery");
+  while (query(program_.stream()) != CUDA_SUCCESS) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(latency_slot().segment.load(), first);
+  Program::check(program_.launch(1));
+  Program::check(program_.synchronize());
+  EXPECT_EQ(latency_slot().segment.load(), first + 1);
+  Program::check(program_.synchronize());
+  EXPECT_EQ(latency_slot().segment.load(), first + 1) << "nothing was launched since";
+  // What another thread waits for, best effort of this process for one, is not this request's.
+  Program::check(program_.launch(1));
+  std::thread([&] {
+    program_.use_on_this_thread();
+    Program::check(program_.synchronize());
+  }).join();
+  EXPECT_EQ(latency_slot().segment.load(), first + 1);
+}
+
+// Another process's client, whose words this test writes.
+TEST_F(SegmentsTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  const OtherClient other(/*active=*/true);
+  arbiter::Slot& told = driver_.table().slot(other.slot());
+  told.segment = 1;
+  told.segment_since_ns = now_ns();
+  told.segment_median_ns = 1'000 * kSecond;
+  told.segment_left = schedule::pack({kSecond, 200 * kSecond});
+  told.segment_late_ns = 1'000;
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
+  EXPECT_TRUE(eventually([&] { return program_.ran() == 20; })) << "the request is active all the while";
+  // The host comes to its wait: from now on the segment has the GPU for itself.
+  told.segment_left = schedule::pack({250 * kSecond, 200 * kSecond});
+  const std::uint64_t before = submitted();
+  for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
+  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  std::this_thread::sleep_for(20ms);
+  EXPECT_LE(submitted(), before + 1);
+  // The next one leaves enough.
+  told.segment = 2;
+  told.segment_left = schedule::pack({kSecond, 200 * kSecond});
+  driver_.table().wake_all();
+  EXPECT_TRUE(eventually([&] { return program_.ran() == 40; }));
+  // One that says nothing is as under strict, to its end.
+  told.segment = 3;
+  told.segment_late_ns = 0;
+  for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
+  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  std::this_thread::sleep_for(20ms);
+  EXPECT_LE(program_.ran(), 41u);
+  driver_.table().clear_active(other.slot());
+  driver_.table().layout().active = 0;
+  driver_.table().wake_all();
+  EXPECT_TRUE(eventually([&] { return program_.ran() == 60; }));
+}
+
+}  // namespace
+}  // namespace cudasched::test
