@@ -26,7 +26,8 @@ std::uint8_t layout_of(std::string_view name) noexcept;
 // `words` is the block, `blocks` are those of the launch.
 WorkSizes work_sizes(std::uint8_t layout, std::span<const std::uint32_t> words, std::uint64_t blocks) noexcept;
 
-// What the launch has to do at least: bytes of its operands, each once, and additions and multiplications. 0: not known.
+// What the launch has to do at least: bytes of its operands, each once, and additions and multiplications. 0: not
+// known.
 struct Work {
   double bytes = 0;
   double flops = 0;

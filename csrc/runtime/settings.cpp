@@ -67,7 +67,7 @@ bool on_or_off(const std::string& value) {
 }
 
 SliceSettings::When when_sliced(const std::string& value) {
-  if (value == "auto") return SliceSettings::When::kBesideLatency;
+  if (value == "auto") return SliceSettings::When::kAuto;
   if (value == "always") return SliceSettings::When::kAlways;
   if (value == "off") return SliceSettings::When::kOff;
   throw Problem("auto, always or off");

@@ -34,7 +34,7 @@ struct Settings {
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
   std::int64_t turn_ns = 3 * kNsPerMs;               // CUDASCHED_TURN_MS
-  SliceSettings slices;                              // CUDASCHED_GRAPH_SLICES, _GRAPH_SLICE_US, ...
+  SliceSettings slices;                              // of CUDA graphs
   std::string job = "auto";                          // CUDASCHED_JOB, see job_peers.hpp
   std::string run_directory;                         // CUDASCHED_RUN_DIR, empty: the default
   std::string name;                                  // CUDASCHED_NAME, empty: the program's

@@ -9,7 +9,9 @@ import pytest
 from cudasched import config, hook
 from support import ROOT, Run
 
-HEADER = (ROOT / "csrc/runtime/settings.hpp").read_text(encoding="utf-8")
+HEADER = "".join(
+    (ROOT / "csrc/runtime" / name).read_text(encoding="utf-8") for name in ("settings.hpp", "slices/settings.hpp")
+)
 SOURCE = (ROOT / "csrc/runtime/settings.cpp").read_text(encoding="utf-8")
 
 ELSEWHERE = {"log", "driver"}
@@ -69,9 +71,11 @@ def engines_default(field: str) -> object:
     text = declared[1]
     if text is None:
         return None
-    if text.startswith("Class::k"):
-        return text.removeprefix("Class::k").lower()
+    for enumerator in ("Class::k", "When::k"):
+        if text.startswith(enumerator):
+            return text.removeprefix(enumerator).lower()
     names = {"true": True, "false": False, "kNsPerUs": 1_000, "kNsPerMs": 1_000_000}
+    text = text.replace("'", "")
     value: object = eval(text, {"__builtins__": {}}, names)  # a literal, or a product of two
     return value
 
@@ -80,15 +84,15 @@ def engines_default(field: str) -> object:
 def test_the_defaults_are_the_same(field: str) -> None:
     ours: object = getattr(config.Config(), field)
     engines = engines_default(field)
-    unit_ns = {"us": 1_000, "ms": 1_000_000}.get(field.rsplit("_", 1)[-1])
+    unit = {"us": 1_000, "ms": 1_000_000, "mb": 1_000_000}.get(field.rsplit("_", 1)[-1])
     if field == "latency_order":
         assert (ours == "deadline") is engines
     elif field == "model":  # what the package ships, which the engine is told of
         assert engines is None
     elif ours is None or field == "lead_us":  # "auto"
         assert not engines
-    elif unit_ns is not None:
+    elif unit is not None:
         assert isinstance(ours, float)
-        assert ours * unit_ns == engines
+        assert ours * unit == engines
     else:
         assert ours == engines

@@ -10,13 +10,13 @@ namespace cudasched::runtime {
 struct SliceSettings {
   enum class When : std::uint8_t {
     kOff,
-    kBesideLatency,  // while a latency client is on the device
+    kAuto,  // while a latency client is on the device
     kAlways,
   };
-  When when = When::kBesideLatency;
-  std::int64_t slice_ns = 200 * kNsPerUs;
-  std::uint64_t most_bytes = 1'000'000'000;       // of all slices, about
-  std::int64_t most_build_ns = 2 * kNsPerSecond;  // of one graph
+  When when = When::kAuto;                       // CUDASCHED_GRAPH_SLICES
+  std::int64_t slice_ns = 200 * kNsPerUs;        // CUDASCHED_GRAPH_SLICE_US
+  std::uint64_t most_bytes = 1'000'000'000;      // CUDASCHED_GRAPH_SLICE_MB, of all slices, about
+  std::int64_t most_build_ns = 2000 * kNsPerMs;  // CUDASCHED_GRAPH_BUILD_MS, of one graph
 };
 
 }  // namespace cudasched::runtime

@@ -36,7 +36,7 @@ TEST_F(Sliced, AChainRunsInOrderHoweverOftenItIsLaunched) {
 }
 
 TEST_F(Sliced, OnlyBesideALatencyClient) {
-  configure(When::kBesideLatency);
+  configure(When::kAuto);
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   chain(graph, 1, 40);
