@@ -321,17 +321,20 @@ void Slices::end(Sliced& sliced) noexcept {
   sliced.last = {};
 }
 
+// driving_ is held, and the graph is taken.
+std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced) noexcept {
+  bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
+  sliced.slices.store(0, std::memory_order_relaxed);
+  sliced.state.store(Sliced::State::kIdle);
+  if (sliced.pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
+  return std::move(sliced.pieces);
+}
+
 // driving_ is held.
 void Slices::drop(Sliced& sliced) noexcept {
   std::unique_ptr<Pieces> pieces;
-  {
-    const Taken taken(sliced);
-    pieces = std::move(sliced.pieces);
-    bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
-    sliced.slices.store(0, std::memory_order_relaxed);
-    sliced.state.store(Sliced::State::kIdle);
-  }
-  if (pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
+  const Taken taken(sliced);
+  pieces = take_pieces(sliced);
 }
 
 void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
@@ -725,7 +728,10 @@ void Slices::drop_idle() noexcept {
     while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
     const std::scoped_lock lock(driving_);
     while (stopping_.load()) sleep_ns(kNsPerSecond);
-    if (sliced->state.load() == Sliced::State::kReady) drop(*sliced);
+    // Not one that the launcher is at: the gate may hold it for long, and others wait for driving_.
+    if (sliced->state.load() != Sliced::State::kReady || !sliced->take()) continue;
+    const std::unique_ptr<Pieces> pieces = take_pieces(*sliced);
+    sliced->release();
   }
 }
 

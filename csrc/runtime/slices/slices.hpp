@@ -207,6 +207,7 @@ class Slices {
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
   bool catch_up(Sliced& sliced, const Pieces& pieces) noexcept;
+  std::unique_ptr<Pieces> take_pieces(Sliced& sliced) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
