@@ -46,6 +46,8 @@ FOLDS = 5
 WARM_UP = 1000
 #: Keys after which their second recording is shown to the predictor; it keeps 8192.
 BLOCK_KEYS = 2000
+#: Programs of libraries that the sweeps have nothing of.
+OTHER_LIBRARIES = ("cupy_arrays", "numba_kernels", "triton_tutorials")
 #: A family with fewer tested launches gets no row of its own.
 LEAST_ROWS = 200
 
@@ -279,6 +281,11 @@ class Programs:
         mine = np.array([label.startswith(prefix) for label in self.labels])
         return float(self.columns["hit"][mine].mean()) if mine.any() else None
 
+    def first_launches(self, names: Sequence[str]) -> Mask:
+        """What the predictor did not know of these programs."""
+        wanted = [number for number, name in enumerate(self.names) if name in names]
+        return ~self.columns["hit"] & np.isin(self.columns["program"], wanted)
+
     def unseen_families(self, known: set[str]) -> int:
         """How many name families the programs have that training has not."""
         return len({name_family_of(demangle(name)) for name in set(self.functions)} - known)
@@ -297,6 +304,7 @@ LIMITED_BY = {
     "program_bias": "first launches over 100 us",
     "over_100us": "few recorded launches over 100 us, and kernels whose work depends on data or on loops that their "
     "parameters do not show",
+    "other_libraries_first": "kernels whose work is in their code, of which nothing is known before the first launch",
     "coverage_least": "launches whose key has few samples",
     "coverage_most": "the noise of an event's tick in the scores: bounds of launches of 1 to 20 us take it for spread",
 }
@@ -319,7 +327,9 @@ def figure(name: str, goal: float, value: float, low: float | None, high: float 
     }
 
 
-def figures_of(tested: Tested, programs: Programs | None, known: set[int]) -> list[dict[str, Any]]:
+def figures_of(
+    tested: Tested, programs: Programs | None, known: set[int], libraries: Programs | None = None
+) -> list[dict[str, Any]]:
     """The promised figures that these recordings can show. The bias is without its sign."""
     rows = []
 
@@ -334,6 +344,8 @@ def figures_of(tested: Tested, programs: Programs | None, known: set[int]) -> li
             put(name, goal, tested.judged(split_name, corrected))
     if ("new_shape", corrected) in tested.predicted and tested.known("new_shape", corrected, long).any():
         put("over_100us", 0.20, tested.judged("new_shape", corrected, long))
+    if libraries is not None and (first := libraries.first_launches(OTHER_LIBRARIES)).any():
+        put("other_libraries_first", 0.40, libraries.judged(first))
     if programs is None:
         return rows
     hits = programs.splits(known)["repeat"]
@@ -469,6 +481,7 @@ def evaluate(
     plots: Path | None,
     threads: int = 2,
     baselines: Sequence[str] = tuple(BASELINES),
+    libraries: Path | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Evaluates, prints, plots; returns rows for the results file, and the promised figures."""
     from cudasched.predictor._recording import feature_names
@@ -502,7 +515,10 @@ def evaluate(
         hits = found.hits_of_step("program:resnet50_train|b64 step1|")
         print(f"cache hits of the second iteration of ResNet-50: {hits}")
         rows += by_program
-    figures = figures_of(tested, found, known)
+    others = Programs(libraries, str(model / "model.ubj")) if libraries else None
+    if others:
+        rows += library_rows(others, known)
+    figures = figures_of(tested, found, known, others)
     print("\nfigures")
     for row in figures:
         print(f"{row['figure']:24}{row['value']:>8.2%}  [{row['low']:.1%}, {row['high']:.1%}] goal {row['goal']:.0%}")
@@ -520,6 +536,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="the sweeps")
     parser.add_argument("--programs", type=Path, help="the programs that training never saw")
+    parser.add_argument("--libraries", type=Path, help="what training.record recorded of other libraries")
     parser.add_argument("--model", type=Path, required=True, help="what training.train wrote")
     parser.add_argument("--out", type=Path, help="a results file; its rows of other kinds stay")
     parser.add_argument("--figures", type=Path, help="a file for the promised figures; others that it has stay")
@@ -531,7 +548,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", category=UserWarning, module="xgboost")
     programs: Path | None = options.programs
-    rows, figures = evaluate(options.data, programs, options.model, options.plots, options.threads, options.baselines)
+    rows, figures = evaluate(
+        *(options.data, programs, options.model, options.plots, options.threads, options.baselines, options.libraries)
+    )
     (options.model / "evaluation.json").write_text(json.dumps({"rows": rows, "figures": figures}, indent=1) + "\n")
     command = f"python -m training.evaluate --data {options.data.name} --model model/"
     command += f" --programs {programs.name}" if programs else ""
@@ -540,6 +559,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.figures:
         write_figures(options.figures, figures, options.data, f"{command} --figures {options.figures.name}")
     return 0
+
+
+def library_rows(others: Programs, known: set[int]) -> list[dict[str, Any]]:
+    """Rows of kind accuracy of programs that share no code with the sweeps, printed too."""
+    rows = [{**row, "scope": row["scope"].replace("program:all", "libraries:all")} for row in others.accuracy(known)]
+    print("\nprograms of other libraries: on line, by events that were recorded")
+    for row in rows:
+        if row["corrected"]:
+            print(
+                f"{row['scope']:36}{row['split']:16}{row['n']:>8}{row['mdape']:>8.1%}"
+                f"  [{row['low']:.1%}, {row['high']:.1%}]{row['time_weighted']:>8.1%}{row['bias']:>+8.1%}"
+            )
+    return rows
 
 
 def meta_of(data: Path, command: str) -> Any:

@@ -1,9 +1,10 @@
 """Launches as the scheduler meets them: by which times it learns, and when.
 
 Recordings have CUPTI's times. The scheduler has those of two CUDA events around a launch: in ticks of half a
-microsecond, with a gap that the events add to the kernel between them. Until launches are recorded by both, that is
-emulated: the events fall on the device's clock anywhere within a tick, and the gap is always the same. It learns of a
-launch when that has completed, while the program has launched others. What it says is held against CUPTI's times.
+microsecond, with a gap that the events add to the kernel between them. Recordings by both (`--timing both`) have what
+they gave; of the others it is emulated: the events fall on the device's clock anywhere within a tick, and the gap is
+always the same. It learns of a launch when that has completed, while the program has launched others. What it says is
+held against CUPTI's times.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def replay(table: pa.Table, model: str, coverage: float = COVERAGE, by_events: b
 
     core = hook.load_core()
     columns = replay_columns(table)
-    if by_events:
+    if by_events and "elapsed_ns" in table.column_names:
+        columns["elapsed_ns"] = (
+            table["elapsed_ns"].fill_null(0).to_numpy()
+        )  # of what they gave nothing, nothing is learned
+    elif by_events:
         columns["elapsed_ns"] = elapsed_ns(columns["duration_ns"].astype(np.float64))
     if not table["submitted_ns"].null_count and not table["start_ns"].null_count:
         columns["submitted_ns"] = table["submitted_ns"].to_numpy()

@@ -261,10 +261,25 @@ void Predictor::estimate(CacheEntry& entry, Prediction& prediction) const noexce
   prediction.margin = bound_.margin(prediction.knowledge, prediction.busy, prediction.bin, prediction.scale);
   prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
   // Up: durations come in steps of the device's clock, and a bound is often one of them.
-  const float bound_ns = std::ceil(entry.estimate_ns * std::exp(prediction.margin));
+  const float bound_ns = std::ceil(entry.estimate_ns * std::exp(without_noise(prediction.margin, entry.estimate_ns)));
   prediction.bound_ns = static_cast<std::int64_t>(bound_ns);
   prediction.base_ns = prediction.hit ? 0 : static_cast<std::int64_t>(std::exp(entry.base_log));
   if (!prediction.busy) entry.bound_ns = bound_ns;
+}
+
+// What is left of a margin that was learned from noisy samples. The noise adds to the spread as squares do; some of it
+// stays, because a spread has longer tails than the noise, which is a tick at most. Of launches of a few ticks all of
+// it stays: their estimates are noisy too. Both were chosen on the sweeps (docs/training.md).
+float Predictor::without_noise(float margin, float estimate_ns) const noexcept {
+  constexpr float kTail = 1.35F;  // of the difference of two rounded times: its 90% over its standard deviation
+  constexpr float kRemoved = 0.4F;
+  constexpr float kNoneBelow = 7.5F;  // estimate over noise
+  constexpr float kAllAbove = 12.5F;
+  if (noise_ns_ <= 0) return margin;
+  const float times = estimate_ns / noise_ns_;
+  const float removed = kRemoved * std::clamp((times - kNoneBelow) / (kAllAbove - kNoneBelow), 0.0F, 1.0F);
+  const float least = (1 - removed) * margin;
+  return std::sqrt(std::max(margin * margin - removed * (kTail * kTail) / (times * times), least * least));
 }
 
 void Predictor::Correction::add(float log, float least_step) noexcept {
@@ -280,7 +295,7 @@ void Predictor::learn(const Prediction& prediction, const Sample& sample, bool o
   noise_ns_ = sample.noise_ns;
   if (prediction.is_whole) {
     bound_.add(prediction.knowledge, prediction.busy || overlapped, prediction.bin, prediction.scale,
-               sample.log() - prediction.estimate_log, sample.ns > static_cast<float>(prediction.bound_ns));
+               sample.log() - prediction.estimate_log, sample.log() - prediction.estimate_log > prediction.margin);
   }
   if (overlapped) return;
   CacheEntry* const entry = cache_.find(prediction.key);

@@ -171,6 +171,7 @@ class Predictor {
   bool draw(const CacheEntry& entry, bool busy) noexcept;
   Prediction answer(CacheEntry& entry, bool hit, bool busy) noexcept;
   void estimate(CacheEntry& entry, Prediction& prediction) const noexcept;
+  float without_noise(float margin, float estimate_ns) const noexcept;
 
   std::uint32_t unanswered_ = 0;  // requests for samples that would settle a doubt, since the last of a shared key
   std::uint32_t early_draws_ = 0;

@@ -276,3 +276,40 @@ def test_what_completes_later_is_learned_later(programs: Path) -> None:
     place = table.schema.get_field_index("start_ns")
     late = table.set_column(place, table.schema.field(place), pa.array(table["start_ns"].to_numpy() + 1_000_000))
     assert production.replay(late, "", by_events=False)["cold"].sum() == 6  # 0.2 ms from one to the next
+
+
+def test_times_of_events_that_were_recorded_are_learned_from_as_they_are(programs: Path) -> None:
+    import pyarrow as pa
+
+    table = data.table_of(programs).slice(0, 2000)
+    # Events that say twice the time, and of every third launch nothing.
+    elapsed = 2 * table["duration_ns"].to_numpy() + production.GAP_NS
+    both = table.append_column("elapsed_ns", pa.array(elapsed, mask=np.arange(len(table)) % 3 == 0))
+    said = production.replay(both, "")
+    hits = said["hit"] & (np.arange(len(table)) > 500)
+    ratio = said["predicted_ns"][hits] / table["duration_ns"].to_numpy()[hits]
+    assert np.median(ratio) == pytest.approx(2, rel=0.05)
+    assert np.median(production.replay(table, "")["predicted_ns"][hits] / table["duration_ns"].to_numpy()[hits]) < 1.2
+
+
+def test_programs_of_other_libraries_have_rows_and_a_figure(trained: Path, programs: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(programs)
+    labels = [text.replace("p0", "cupy_arrays").replace("p1", "jax_models") for text in table["label"].to_pylist()]
+    place = table.schema.get_field_index("label")
+    other = programs.with_name("libraries.parquet")
+    column = pa.array(labels).dictionary_encode()
+    pq.write_table(table.set_column(place, table.schema.field(place), column), other)
+    found = evaluate.Programs(other, str(trained / "model.ubj"))
+    known: set[int] = set()
+    rows = evaluate.library_rows(found, known)
+    scopes = {row["scope"] for row in rows}
+    assert {"program:cupy_arrays", "program:jax_models", "libraries:all"} <= scopes
+    assert "program:all" not in scopes
+    tested = evaluate.Tested(data.load(programs))
+    figures = {row["figure"]: row for row in evaluate.figures_of(tested, None, known, found)}
+    first = next(row for row in rows if row["scope"] == "program:cupy_arrays" and row["split"] == "unseen_kernel")
+    assert figures["other_libraries_first"]["n"] == first["n"]
+    assert figures["other_libraries_first"]["goal"] == 0.40

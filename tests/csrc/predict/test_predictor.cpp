@@ -168,6 +168,30 @@ TEST_F(PredictorTest, EventsAreTakenLessWhatEventsAroundNothingGive) {
   EXPECT_EQ(predict(3, 1'000).base_ns, 0);
 }
 
+// What the bound learns from events has their ticks in it, which the launches' own times have not.
+TEST_F(PredictorTest, ABoundLearnedFromEventsIsLessTheirTicks) {
+  std::mt19937_64 random(1);
+  std::uniform_real_distribution<double> place(0, EventClock::kTickNs);
+  const auto mean_margin = [&](std::uint32_t index, std::int64_t duration_ns) {
+    constexpr int kLaunches = 6'000;
+    double sum = 0;
+    for (int i = 0; i < 2 * kLaunches; ++i) {
+      const Prediction prediction = predict(index, 1'000);
+      const double end = place(random) + static_cast<double>(duration_ns + EventClock::kGapNs);
+      const auto ticks = static_cast<std::int64_t>(end / EventClock::kTickNs);
+      if (prediction.wants_sample) {
+        predictor_->observe_elapsed(prediction, ticks * static_cast<std::int64_t>(EventClock::kTickNs), false);
+      }
+      if (i >= kLaunches) sum += static_cast<double>(prediction.bound_ns) / static_cast<double>(duration_ns) - 1;
+    }
+    return sum / kLaunches;
+  };
+  const double of_samples = 1.35 * EventClock::kNoiseNs;  // of which 90% of the samples are within
+  EXPECT_LT(mean_margin(1, 5'000), 0.9 * of_samples / 5'000);
+  EXPECT_GT(mean_margin(1, 5'000), 0.5 * of_samples / 5'000);
+  EXPECT_GT(mean_margin(2, 1'000), 0.75 * of_samples / 1'000) << "of a few ticks all of it stays";
+}
+
 TEST_F(PredictorTest, OverlappedSamplesLeaveTheIdleEstimateAndBound) {
   for (int i = 0; i < 500; ++i) {
     const Prediction prediction = predict(1, 1'000);
