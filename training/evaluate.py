@@ -305,8 +305,8 @@ LIMITED_BY = {
     "over_100us": "few recorded launches over 100 us, and kernels whose work depends on data or on loops that their "
     "parameters do not show",
     "other_libraries_first": "kernels whose work is in their code, of which nothing is known before the first launch",
-    "coverage_least": "launches whose key has few samples",
-    "coverage_most": "the noise of an event's tick in the scores: bounds of launches of 1 to 20 us take it for spread",
+    "coverage_least": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
+    "coverage_most": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
 }
 
 
