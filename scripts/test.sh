@@ -85,8 +85,20 @@ stage_tsan() {
   cpp_tests build/tsan "${sanitized[@]}" -DCUDASCHED_SANITIZE=thread
 }
 
+# PyTorch for the host alone: 200 MB, where the default build brings several GB. What needs it is skipped where it
+# cannot be had.
+install_cpu_pytorch() {
+  local wanted
+  wanted="torch==$(sed -n 's/^torch==//p' constraints.txt)+cpu"
+  python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && return
+  python -m pip install -q "$wanted" 2>/dev/null ||
+    python -m pip install -q --retries 1 --timeout 30 --index-url https://download.pytorch.org/whl/cpu "$wanted" ||
+    echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
+}
+
 stage_python() {
   install_package "$venv" test
+  install_cpu_pytorch
   # Tests that wait for processes outnumber those that compute.
   python -m pytest -n 4 --ignore=tests/packaging
 }

@@ -6,7 +6,8 @@
 
 What is measured is kept after each run of a program in NAME.cells beside the results. Groups:
 
-    costs         entering and leaving a region, hot and after 16 ms idle; eager ResNet50 inference under `install`
+    costs         entering and leaving a region, hot and after 16 ms idle; eager ResNet50 inference under `install`;
+                  what counting memory adds to an allocation, and by how many bytes it differs from PyTorch's
     two_threads   BERT requests and transformer training in two threads of one process (threads.py)
     four_threads  two servers and two trainings in four threads; with priority streams instead, in the same run
 
@@ -122,6 +123,7 @@ def measure(lab: Lab, group: str) -> None:
         inner = ["--inner", "5"] if options.simulate else []
         lab.run("costs/region", "costs.py", "region", *samples, *inner, managed=True, needs_s=15)
         lab.run("costs/idle", "costs.py", "idle", *samples, *inner, managed=True, needs_s=40)
+        lab.run("costs/observe", "costs.py", "observe", *samples, *inner, managed=True, needs_s=60)
         for repeat in range(options.repeats):
             for name, managed in (("bare", False), ("install", True)):
                 extra = ["--install"] if managed else []
@@ -146,6 +148,10 @@ def find_costs(done: Mapping[str, Any]) -> Found:
     for part, name in (("region", "region_us"), ("idle", "region_idle_us")):
         if samples := done.get(f"costs/{part}", {}).get("samples"):
             found[name] = (statistics.median(samples), min(samples), max(samples), len(samples))
+    if observed := done.get("costs/observe"):
+        added, off = observed["samples"], observed["differences"]
+        found["observe_ns"] = (statistics.median(added), min(added), max(added), len(added))
+        found["accounting_difference_bytes"] = (max(off), min(off), max(off), len(off))
     bare, installed = ([part["samples"] for part in _parts(done, f"costs/inference {n}/")] for n in ("bare", "install"))
     if bare and installed:
         slower = [

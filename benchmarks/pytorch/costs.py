@@ -1,12 +1,13 @@
-"""What a region costs to enter and leave, or what eager ResNet50 inference takes; prints one JSON line of samples.
+"""What regions, inference under `install` and counted allocations cost; prints one JSON line of samples.
 
-python benchmarks/pytorch/costs.py region|idle|inference [--install]
+python benchmarks/pytorch/costs.py region|idle|inference|observe [--install]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 
@@ -71,10 +72,55 @@ def inference_ms(samples: int, inner: int, device: str) -> list[float]:
     return found
 
 
+def allocations_ns(samples: int, inner: int, device: str) -> list[float]:
+    """Allocating and freeing a tensor that the allocator has cached, ns: a median over some each."""
+    found = []
+    for _ in range(samples):
+        times = []
+        for _ in range(inner):
+            began = time.perf_counter_ns()
+            for _ in range(100):
+                torch.empty(1 << 16, device=device)
+            times.append((time.perf_counter_ns() - began) / 100)
+        found.append(statistics.median(times))
+    return found
+
+
+def observe(samples: int, inner: int, device: str) -> dict[str, list[float]]:
+    """What observing adds to an allocation with its free, ns, and by how many bytes the accounts differ from PyTorch's.
+
+    The differences are of each step of a random program of allocations, frees and emptied caches.
+    """
+    bare = allocations_ns(samples, inner, device)
+    rng, held, differences = random.Random(1), [torch.empty(1 << 20, device=device)], []
+    if device == "cuda":
+        cudasched.torch.observe()
+    observed = allocations_ns(samples, inner, device)
+    for _ in range(samples * inner * 10):
+        if held and rng.random() < 0.5:
+            held.pop(rng.randrange(len(held)))
+        else:
+            with cudasched.region(rng.choice(["latency", "normal", "best_effort"])):
+                held.append(torch.empty(rng.randrange(1, 1 << 24), device=device, dtype=torch.int8))
+        if rng.random() < 0.02 and device == "cuda":
+            torch.cuda.empty_cache()
+        if device == "cuda":
+            mine, theirs = cudasched.torch.memory(), torch.cuda.memory_stats()
+            differences.append(
+                float(
+                    abs(mine.requested_bytes - theirs["requested_bytes.all.current"])
+                    + abs(mine.reserved_bytes - theirs["reserved_bytes.all.current"])
+                    + mine.lost
+                )
+            )
+    added = [ours - theirs for ours, theirs in zip(observed, bare, strict=True)]
+    return {"samples": added, "differences": differences or [0.0]}
+
+
 def main() -> None:
     """Measures one of them."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["region", "idle", "inference"])
+    parser.add_argument("what", choices=["region", "idle", "inference", "observe"])
     parser.add_argument("--install", action="store_true")
     parser.add_argument("--samples", type=int, default=7)
     parser.add_argument("--inner", type=int, default=100)
@@ -83,6 +129,9 @@ def main() -> None:
         cudasched.torch.install(default="best_effort")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.ones(1, device=device).add_(1)
+    if options.what == "observe":
+        print(json.dumps(observe(options.samples, options.inner, device)))
+        return
     if options.what != "inference":
         with cudasched.region("latency"):
             torch.ones(1, device=device).add_(1)

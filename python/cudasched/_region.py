@@ -204,6 +204,7 @@ class region:  # noqa: N801  used like a function
             entry.begin(deadline_ns)
         else:
             torch_side.enter(entry, self._class, self._stream, lambda: entry.begin(deadline_ns))
+            torch_side.entered(self._class, self._name)
         _open_regions().append(entry)
         return entry
 
@@ -275,6 +276,10 @@ class _Entry:
     def leave(self) -> None:
         if self.stream_entry is not None:  # in the region still: what is queued for it stays queued
             _torch_side().leave(self)
+        if _torch_regions is not None:
+            entries = _open_regions()
+            inner = entries[-1].region if entries else None
+            _torch_regions.entered(inner._class if inner else "normal", inner._name if inner else "")
         if self.token is not None:
             try:
                 hook.load_core().region_exit(self.token)

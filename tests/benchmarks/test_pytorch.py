@@ -46,11 +46,14 @@ def test_the_worst_server_counts_and_trainings_together() -> None:
 def test_costs_and_memory() -> None:
     done = {
         "costs/region": {"samples": [5.0, 4.0, 9.0]},
+        "costs/observe": {"samples": [100.0, 120.0, 110.0], "differences": [0.0, 0.0, 512.0]},
         "costs/inference bare/0": {"samples": [10.0, 10.2]},
         "costs/inference install/0": {"samples": [10.201, 10.201]},
     }
     found = find_costs(done)
     assert found["region_us"] == (5.0, 4.0, 9.0, 3)
+    assert found["observe_ns"][0] == 110.0
+    assert found["accounting_difference_bytes"] == (512.0, 0.0, 512.0, 3), "the worst counts"
     assert found["install_overhead"][0] == pytest.approx(0.01)
     assert find_reserved(two_threads())["reserved_ratio"] == pytest.approx((1.11, 1.10, 1.12, 3))
 

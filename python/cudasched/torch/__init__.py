@@ -16,7 +16,20 @@ from __future__ import annotations
 
 from cudasched.torch._callbacks import lightning_callback, trainer_callback
 from cudasched.torch._check import StreamOrderWarning
+from cudasched.torch._extension import ExtensionError
 from cudasched.torch._handover import Handover, handover
 from cudasched.torch._install import install
+from cudasched.torch._observe import Memory, memory, observe
 
-__all__ = ["Handover", "StreamOrderWarning", "handover", "install", "lightning_callback", "trainer_callback"]
+__all__ = [
+    "ExtensionError",
+    "Handover",
+    "Memory",
+    "StreamOrderWarning",
+    "handover",
+    "install",
+    "lightning_callback",
+    "memory",
+    "observe",
+    "trainer_callback",
+]

@@ -12,14 +12,14 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, cast
 
 from cudasched import hook
 from cudasched.errors import ConfigError, DriverError, Error, HookWarning
 from cudasched.torch._streams import Streams
 
-__all__ = ["TorchBackend", "chosen_stream", "streams"]
+__all__ = ["TorchBackend", "chosen_stream", "on_new_stream", "say_once", "streams"]
 
 _NON_BLOCKING = 1
 _CUDA = 1  # of c10's device types
@@ -83,6 +83,9 @@ class TorchBackend:
             self._torch.cuda.default_stream(device).record_event()  # makes the device's context current
             handle = _new_stream(latency=client_class == "latency")
         stream = self._torch.cuda.ExternalStream(handle, device=self._torch.device("cuda", device))
+        _made.append((device, handle, client_class))
+        if _tell is not None:
+            _tell(device, handle, client_class)
         return self.key(stream)
 
     def key(self, stream: Any) -> Hashable:
@@ -162,6 +165,18 @@ def _new_stream(*, latency: bool) -> int:
     if status != 0 or not handle.value:
         raise DriverError(f"a stream for a region cannot be made: the CUDA driver answered {status}")
     return handle.value
+
+
+_made: list[tuple[int, int, str]] = []
+_tell: Callable[[int, int, str], None] | None = None
+
+
+def on_new_stream(tell: Callable[[int, int, str], None]) -> None:
+    """Tells the device, CUstream and class of each stream that regions have, and of those to come."""
+    global _tell
+    _tell = tell
+    for made in list(_made):
+        tell(*made)
 
 
 _streams: Streams | None = None

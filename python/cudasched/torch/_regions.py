@@ -10,9 +10,10 @@ from typing import Any
 from cudasched.errors import ConfigError, HookWarning
 from cudasched.torch import _adapter, _check
 
-__all__ = ["enter", "leave"]
+__all__ = ["enter", "entered", "leave", "on_change"]
 
 _warned = False
+_tell: Callable[[str, str], None] | None = None
 _checking = _check.wanted()
 
 
@@ -51,6 +52,18 @@ def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], Non
         _warn_once(error)
     finally:
         begin_once()
+
+
+def on_change(tell: Callable[[str, str], None]) -> None:
+    """Tells the class and name of the region that a thread is in from here on; `normal` and "" outside."""
+    global _tell
+    _tell = tell
+
+
+def entered(client_class: str, name: str) -> None:
+    """The calling thread is in this region now, or in none."""
+    if _tell is not None:
+        _tell(client_class, name)
 
 
 def leave(entry: Any) -> None:

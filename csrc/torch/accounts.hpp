@@ -1,0 +1,125 @@
+// What PyTorch's allocator holds, by class, region and stream: kept from the records of its trace, beginning with a
+// snapshot. Pure: no PyTorch, no CUDA, no thread and no clock of its own. The caller holds a lock.
+//
+// `requested` is what tensors asked for, as the allocator's statistic of that name: a block counts until its free is
+// complete, which is after the work of the streams that it was recorded for. `reserved` is what the allocator has of
+// the driver.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+
+namespace cudasched::torch_memory {
+
+enum class Action : std::uint8_t { kAllocate, kFree, kReserve, kRelease, kSnapshot };
+
+struct Record {
+  Action action;
+  std::int8_t device;
+  std::uint8_t client_class;  // as in cudasched/engine.h; of the allocating thread
+  std::uint32_t region;       // its number; 0: none
+  std::uint64_t address;
+  std::uint64_t bytes;
+  std::uint64_t stream;
+};
+
+struct Amount {
+  std::uint64_t bytes = 0;
+  std::uint64_t peak = 0;
+
+  void add(std::uint64_t more) {
+    bytes += more;
+    peak = std::max(peak, bytes);
+  }
+  void take(std::uint64_t less) { bytes -= std::min(bytes, less); }
+};
+
+class Device {
+ public:
+  static constexpr std::size_t kClasses = 3;
+
+  // Before the first record, and for what the snapshot has: of class normal, or of their stream's.
+  void begin_with(std::uint64_t address, std::uint64_t bytes, std::uint64_t stream) {
+    allocate({Action::kAllocate, 0, 0, 0, address, bytes, stream});
+  }
+  void begin_with_reserved(std::uint64_t bytes) { reserved.add(bytes); }
+
+  // A stream of a class of its own: what is allocated on it is of that class, whichever thread does.
+  void name_stream(std::uint64_t stream, std::uint8_t client_class) { stream_classes_[stream] = client_class; }
+
+  // Until the snapshot's own record has come, what the records tell is in the snapshot.
+  void apply(const Record& record) {
+    if (record.action == Action::kSnapshot) {
+      begun_ = true;
+      return;
+    }
+    if (!begun_) return;
+    switch (record.action) {
+      case Action::kAllocate:
+        allocate(record);
+        break;
+      case Action::kFree:
+        free(record);
+        break;
+      case Action::kReserve:
+        reserved.add(record.bytes);
+        break;
+      case Action::kRelease:
+        reserved.take(record.bytes);
+        break;
+      case Action::kSnapshot:
+        break;
+    }
+  }
+
+  Amount requested;
+  Amount reserved;
+  std::array<Amount, kClasses> by_class;
+  std::map<std::uint64_t, Amount> by_stream;
+  std::map<std::uint32_t, Amount> by_region;
+  std::uint64_t unknown_frees = 0;  // of blocks that no record told of: some were lost
+
+ private:
+  struct Block {
+    std::uint64_t bytes;
+    std::uint64_t stream;
+    std::uint32_t region;
+    std::uint8_t client_class;
+  };
+
+  void allocate(const Record& record) {
+    const auto named = stream_classes_.find(record.stream);
+    const std::uint8_t found = named != stream_classes_.end() ? named->second : record.client_class;
+    const std::uint8_t client_class = found < kClasses ? found : std::uint8_t{0};
+    const auto [place, is_new] =
+        blocks_.try_emplace(record.address, Block{record.bytes, record.stream, record.region, client_class});
+    if (!is_new) return;
+    requested.add(record.bytes);
+    by_class[client_class].add(record.bytes);
+    by_stream[record.stream].add(record.bytes);
+    by_region[record.region].add(record.bytes);
+  }
+
+  void free(const Record& record) {
+    const auto found = blocks_.find(record.address);
+    if (found == blocks_.end()) {
+      ++unknown_frees;
+      return;
+    }
+    const Block& block = found->second;
+    requested.take(block.bytes);
+    by_class[block.client_class].take(block.bytes);
+    by_stream[block.stream].take(block.bytes);
+    by_region[block.region].take(block.bytes);
+    blocks_.erase(found);
+  }
+
+  bool begun_ = false;
+  std::unordered_map<std::uint64_t, Block> blocks_;
+  std::unordered_map<std::uint64_t, std::uint8_t> stream_classes_;
+};
+
+}  // namespace cudasched::torch_memory

@@ -1,0 +1,165 @@
+// The PyTorch extension: what its CUDA caching allocator does, from its trace, into accounts that Python reads. Built
+// where it is used, against the PyTorch that is there (python/cudasched/torch/_extension.py), and called through
+// ctypes.
+//
+// The allocator calls the tracker under its mutex, on whichever thread allocates: the tracker reads the thread's scope,
+// puts a record into a ring and returns. It calls nothing of PyTorch, takes no lock and no GIL. All else is called by
+// Python, and holds `accounts_lock`.
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+
+#include "torch/accounts.hpp"
+#include "torch/ring.hpp"
+
+namespace {
+
+using cudasched::torch_memory::Action;
+using cudasched::torch_memory::Amount;
+using cudasched::torch_memory::Device;
+using cudasched::torch_memory::Record;
+using cudasched::torch_memory::Ring;
+
+constexpr std::size_t kCapacity = std::size_t{1} << 17;
+constexpr std::size_t kDevices = 64;
+
+struct State {
+  Ring<Record> ring{kCapacity};
+  std::mutex accounts_lock;
+  std::array<Device, kDevices> devices;
+};
+
+// Never destroyed: the allocator keeps the tracker to the end of the process.
+State& state() {
+  static State* const made = new State;
+  return *made;
+}
+
+thread_local std::uint8_t thread_class = 0;
+thread_local std::uint32_t thread_region = 0;
+
+template <typename Entry>
+void track(const Entry& entry) noexcept {
+  Record record{};
+  switch (entry.action_) {
+    case Entry::ALLOC:
+      record.action = Action::kAllocate;
+      break;
+    case Entry::FREE_COMPLETED:
+      record.action = Action::kFree;
+      break;
+    case Entry::SEGMENT_ALLOC:
+    case Entry::SEGMENT_MAP:
+      record.action = Action::kReserve;
+      break;
+    case Entry::SEGMENT_FREE:
+    case Entry::SEGMENT_UNMAP:
+      record.action = Action::kRelease;
+      break;
+    case Entry::SNAPSHOT:
+      record.action = Action::kSnapshot;
+      break;
+    default:
+      return;
+  }
+  record.device = static_cast<std::int8_t>(entry.device_);
+  record.client_class = thread_class;
+  record.region = thread_region;
+  record.address = static_cast<std::uint64_t>(entry.addr_);
+  record.bytes = entry.size_;
+  record.stream = reinterpret_cast<std::uint64_t>(entry.stream_);
+  state().ring.push(record);
+}
+
+// The caller holds the lock.
+void drain(State& mine) {
+  for (Record record{}; mine.ring.pop(record);) {
+    if (record.device >= 0 && static_cast<std::size_t>(record.device) < kDevices) {
+      mine.devices[static_cast<std::size_t>(record.device)].apply(record);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+struct cudasched_torch_amount {
+  std::uint64_t key, bytes, peak;
+};
+
+struct cudasched_torch_totals {
+  std::uint64_t requested, requested_peak, reserved, reserved_peak, lost, unknown_frees;
+  std::uint64_t class_bytes[3], class_peaks[3];
+};
+
+// Once a process. What the allocator has already is told by `begin_with`, between this and the first read, from a
+// snapshot that is taken after this.
+void cudasched_torch_attach() {
+  state();
+  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { track(entry); });
+}
+
+void cudasched_torch_begin_with(int device, std::uint64_t address, std::uint64_t bytes, std::uint64_t stream) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  mine.devices.at(static_cast<std::size_t>(device)).begin_with(address, bytes, stream);
+}
+
+void cudasched_torch_begin_with_reserved(int device, std::uint64_t bytes) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  mine.devices.at(static_cast<std::size_t>(device)).begin_with_reserved(bytes);
+}
+
+void cudasched_torch_name_stream(int device, std::uint64_t stream, int client_class) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  drain(mine);
+  mine.devices.at(static_cast<std::size_t>(device)).name_stream(stream, static_cast<std::uint8_t>(client_class));
+}
+
+// Of the calling thread, from here on.
+void cudasched_torch_scope(int client_class, std::uint32_t region) {
+  thread_class = static_cast<std::uint8_t>(client_class);
+  thread_region = region;
+}
+
+void cudasched_torch_read(int device, cudasched_torch_totals* totals) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  drain(mine);
+  const Device& found = mine.devices.at(static_cast<std::size_t>(device));
+  totals->requested = found.requested.bytes;
+  totals->requested_peak = found.requested.peak;
+  totals->reserved = found.reserved.bytes;
+  totals->reserved_peak = found.reserved.peak;
+  totals->lost = mine.ring.lost();
+  totals->unknown_frees = found.unknown_frees;
+  for (std::size_t i = 0; i < Device::kClasses; ++i) {
+    totals->class_bytes[i] = found.by_class[i].bytes;
+    totals->class_peaks[i] = found.by_class[i].peak;
+  }
+}
+
+// By stream, or by region. Writes at most `room`; returns how many there are.
+int cudasched_torch_read_parts(int device, int by_region, cudasched_torch_amount* out, int room) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  const Device& found = mine.devices.at(static_cast<std::size_t>(device));
+  int count = 0;
+  const auto write = [&](std::uint64_t key, const Amount& amount) {
+    if (count < room) out[count] = {key, amount.bytes, amount.peak};
+    ++count;
+  };
+  if (by_region != 0) {
+    for (const auto& [region, amount] : found.by_region) write(region, amount);
+  } else {
+    for (const auto& [stream, amount] : found.by_stream) write(stream, amount);
+  }
+  return count;
+}
+
+}  // extern "C"

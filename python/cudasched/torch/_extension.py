@@ -1,0 +1,204 @@
+"""The PyTorch extension (``csrc/torch``): built where it is used, because a wheel cannot know which PyTorch it meets.
+
+One shared library, called through ctypes, so that it depends on PyTorch's C++ alone and not on Python. It is kept in
+the user's cache by PyTorch's version and ABI and by its sources, and is built at first use or by ``cudasched torch
+build``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cudasched import _text
+from cudasched.errors import Error
+
+__all__ = ["ExtensionError", "build", "command", "load", "place"]
+
+_OLDEST, _NEWEST = (2, 4), (2, 13)
+_LOST = (
+    "Without it there is no memory by class (cudasched.torch.memory); regions, streams, handover and scheduling do not "
+    "need it"
+)
+_HERE = Path(__file__).resolve().parent
+
+
+class ExtensionError(Error):
+    """The PyTorch extension cannot be built or loaded; the message says why and what is lost."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the PyTorch extension cannot be had: {why}. {_LOST}.")
+
+
+def _sources() -> Path:
+    """The directory above ``torch/``: in an installation, or in a clone."""
+    for candidate in (_HERE / "csrc", _HERE.parents[2] / "csrc"):
+        if (candidate / "torch" / "observe.cpp").is_file():
+            return candidate
+    raise ExtensionError(f"its sources are not at {_HERE / 'csrc'}")
+
+
+def _version(torch: Any) -> str:
+    return str(torch.__version__)
+
+
+def _check_version(torch: Any) -> None:
+    parts = _version(torch).split(".")
+    try:
+        found = int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return  # a build of one's own
+    if not _OLDEST <= found <= _NEWEST:
+        oldest, newest = (".".join(map(str, version)) for version in (_OLDEST, _NEWEST))
+        raise ExtensionError(f"it is for PyTorch {oldest} to {newest}, and this is {_version(torch)}")
+
+
+def _include_directories() -> Iterator[str]:
+    """Where CUDA's headers may be: in wheels, then in a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    for base in list(spec.submodule_search_locations or []) if spec else []:
+        for name in ("cu13", "cuda_runtime"):
+            yield str(Path(base, name, "include"))
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if home:
+            yield str(Path(home, "include"))
+
+
+def _cuda_include() -> str:
+    for directory in _include_directories():
+        if Path(directory, "cuda_runtime_api.h").is_file():
+            return directory
+    raise ExtensionError("CUDA's headers (cuda_runtime_api.h) were not found; pip install nvidia-cuda-runtime")
+
+
+def place(torch: Any) -> Path:
+    """Where the library of this PyTorch is, or will be."""
+    sources = _sources() / "torch"
+    digest = hashlib.sha256(_version(torch).encode())
+    digest.update(str(torch.compiled_with_cxx11_abi()).encode())
+    for path in sorted(sources.glob("*.[ch]pp")):
+        digest.update(path.read_bytes())
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    name = "".join(c if c.isalnum() or c in ".+" else "_" for c in _version(torch))
+    return Path(cache) / "cudasched" / f"torch-{name}-{digest.hexdigest()[:16]}" / "libcudasched_torch.so"
+
+
+def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
+    """What compiles it; with `link` false an object, which needs no CUDA build of PyTorch.
+
+    Raises:
+        ExtensionError: There is no compiler, or no header of CUDA.
+    """
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
+    if compiler is None:
+        raise ExtensionError("there is no C++ compiler (g++); install one")
+    sources = _sources()
+    home = Path(torch.__file__).parent
+    arguments = [compiler, "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    arguments += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", f"-I{sources}"]
+    arguments += ["-isystem", str(home / "include"), "-isystem", _cuda_include()]
+    arguments += [str(sources / "torch" / "observe.cpp"), "-o", str(output)]
+    if not link:
+        return [*arguments, "-c"]
+    return [*arguments, "-shared", f"-L{home / 'lib'}", "-lc10", "-lc10_cuda", f"-Wl,-rpath,{home / 'lib'}"]
+
+
+def build(torch: Any, *, again: bool = False) -> Path:
+    """The library of this PyTorch, compiled where it is not there yet.
+
+    Raises:
+        ExtensionError: It cannot be compiled, or this PyTorch is too old, too new or without CUDA.
+    """
+    _check_version(torch)
+    if torch.version.cuda is None:
+        raise ExtensionError("this PyTorch was built without CUDA")
+    library = place(torch)
+    if library.is_file() and not again:
+        return library
+    try:
+        library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            made = Path(scratch) / library.name
+            done = subprocess.run(command(torch, made), capture_output=True, text=True)
+            if done.returncode != 0:
+                raise ExtensionError(f"the compiler failed: {_text.printable(done.stderr.strip()[-600:])}")
+            os.replace(made, library)  # whole, whoever else builds it meanwhile
+    except OSError as error:
+        raise ExtensionError(f"{library}: {error}") from error
+    return library
+
+
+class _Amount(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("key", "bytes", "peak")]
+
+
+class Totals(ctypes.Structure):
+    """As ``cudasched_torch_totals`` in csrc/torch/observe.cpp."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("requested", "requested_peak", "reserved", "reserved_peak", "lost", "unknown_frees")
+        ),
+        ("class_bytes", ctypes.c_uint64 * 3),
+        ("class_peaks", ctypes.c_uint64 * 3),
+    ]
+
+
+class Library:
+    """The extension's functions."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise ExtensionError(f"{path} cannot be loaded: {error}") from error
+        number, size = ctypes.c_int, ctypes.c_uint64
+        self.attach = self._function(library, "attach")
+        self.begin_with = self._function(library, "begin_with", number, size, size, size)
+        self.begin_with_reserved = self._function(library, "begin_with_reserved", number, size)
+        self.name_stream = self._function(library, "name_stream", number, size, number)
+        self.scope = self._function(library, "scope", number, ctypes.c_uint32)
+        self._read = self._function(library, "read", number, ctypes.POINTER(Totals))
+        self._parts = self._function(library, "read_parts", number, number, ctypes.POINTER(_Amount), number)
+        self._parts.restype = number
+
+    @staticmethod
+    def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+        function = library[f"cudasched_torch_{name}"]
+        function.argtypes, function.restype = arguments, None
+        return function
+
+    def read(self, device: int) -> Totals:
+        """What a device has."""
+        totals = Totals()
+        self._read(device, ctypes.byref(totals))
+        return totals
+
+    def parts(self, device: int, by_region: bool) -> dict[int, tuple[int, int]]:
+        """Bytes and their peak by stream or by region."""
+        room = 256
+        while True:
+            amounts = (_Amount * room)()
+            count = self._parts(device, int(by_region), amounts, room)
+            if count <= room:
+                return {int(each.key): (int(each.bytes), int(each.peak)) for each in amounts[:count]}
+            room = count
+
+
+def load() -> Library:
+    """The extension of the PyTorch that is installed, built at first use.
+
+    Raises:
+        ExtensionError: It cannot be had.
+    """
+    return Library(build(importlib.import_module("torch")))

@@ -1,0 +1,132 @@
+"""Memory of PyTorch's allocator by class, stream and region."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from cudasched.errors import StateError
+from cudasched.torch import _adapter, _extension, _regions
+
+__all__ = ["Memory", "memory", "observe"]
+
+_CLASSES = ("normal", "latency", "best_effort")  # as include/cudasched/engine.h counts them
+
+_lock = threading.Lock()
+_library: _extension.Library | None = None
+_regions_by_name: dict[str, int] = {"": 0}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What PyTorch's allocator holds on a device, in bytes.
+
+    Attributes:
+        requested_bytes: What tensors asked for, until their free is complete; as ``requested_bytes.all.current``.
+        requested_peak: The most of it since `observe`.
+        allocated_bytes: The same rounded as the allocator does, as ``allocated_bytes.all.current``.
+        reserved_bytes: What the allocator has of the driver, as ``reserved_bytes.all.current``.
+        reserved_peak: The most of it since `observe`.
+        by_class: `requested_bytes` by class: that of the stream on which a tensor was allocated, else of the region.
+        peak_by_class: The most of each.
+        by_stream: `requested_bytes` by CUstream; 0 is the default stream.
+        by_region: `requested_bytes` by the name of the region; "" is outside, and of regions without a name.
+        fragmentation: 1 - the largest free block / all that is free in what is reserved; 0 where nothing is free.
+        lost: Records that the ring had no room for: where it is not 0, the bytes above are about right.
+    """
+
+    requested_bytes: int
+    requested_peak: int
+    allocated_bytes: int
+    reserved_bytes: int
+    reserved_peak: int
+    by_class: dict[str, int]
+    peak_by_class: dict[str, int]
+    by_stream: dict[int, int]
+    by_region: dict[str, int]
+    fragmentation: float
+    lost: int
+
+
+def observe() -> None:
+    """Begins to count PyTorch's memory by class, on all devices; `memory` tells. Does nothing the second time.
+
+    Compiles the PyTorch extension at its first use on a machine, some ten seconds. It replaces nothing: PyTorch's
+    allocator tells of what it does.
+
+    Raises:
+        ExtensionError: The extension cannot be had (the message says why), or PyTorch's allocator is not its own
+            (``cudaMallocAsync``, or a pluggable one), which tells nothing.
+    """
+    global _library
+    with _lock:
+        if _library is not None:
+            return
+        torch: Any = importlib.import_module("torch")
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            raise _extension.ExtensionError(
+                f"PyTorch allocates by {backend}, which does not tell what it does; torch.cuda.mem_get_info has the "
+                "driver's bytes"
+            )
+        torch.cuda.init()
+        library = _extension.load()
+        library.attach()
+        for segment in torch.cuda.memory_snapshot():
+            device = int(segment["device"])
+            library.begin_with_reserved(device, segment["total_size"])
+            for block in segment["blocks"]:
+                if block["state"] != "inactive":
+                    asked = block.get("requested_size", block["size"])
+                    library.begin_with(device, block["address"], asked, segment["stream"])
+        _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
+        _regions.on_change(lambda client_class, name: library.scope(_CLASSES.index(client_class), _number(name)))
+        _library = library
+
+
+def _number(name: str) -> int:
+    number = _regions_by_name.get(name)
+    if number is None:
+        number = _regions_by_name.setdefault(name, len(_regions_by_name))
+    return number
+
+
+def memory(device: int | None = None) -> Memory:
+    """What PyTorch holds now.
+
+    Args:
+        device: Its number; None: the current one.
+
+    Raises:
+        StateError: `observe` was not called.
+    """
+    library = _library
+    if library is None:
+        raise StateError("nothing is counted: call cudasched.torch.observe() first, where the program begins")
+    torch: Any = importlib.import_module("torch")
+    if device is None:
+        device = int(torch.cuda.current_device())
+    totals = library.read(device)
+    names = {number: name for name, number in _regions_by_name.items()}
+    free = [
+        int(block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        if int(segment["device"]) == device
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    return Memory(
+        requested_bytes=int(totals.requested),
+        requested_peak=int(totals.requested_peak),
+        allocated_bytes=int(torch.cuda.memory_allocated(device)),
+        reserved_bytes=int(totals.reserved),
+        reserved_peak=int(totals.reserved_peak),
+        by_class=dict(zip(_CLASSES, map(int, totals.class_bytes), strict=True)),
+        peak_by_class=dict(zip(_CLASSES, map(int, totals.class_peaks), strict=True)),
+        by_stream={stream: bytes_ for stream, (bytes_, _) in library.parts(device, by_region=False).items()},
+        by_region={names.get(k, ""): bytes_ for k, (bytes_, _) in library.parts(device, by_region=True).items()},
+        fragmentation=1 - max(free) / sum(free) if free else 0.0,
+        lost=int(totals.lost),
+    )

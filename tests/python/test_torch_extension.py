@@ -1,0 +1,212 @@
+"""The PyTorch extension: compiled against this machine's PyTorch, and run over an allocator that the test plays."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cudasched
+import cudasched.torch
+import pytest
+from cudasched.torch import _adapter, _extension, _observe, _regions
+from support import PATIENCE_S, ROOT
+from test_torch_regions import Engine, Torch, engine, torch
+
+__all__ = ["engine", "torch"]
+
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, SNAPSHOT = range(8)
+Does = Callable[..., None]
+
+COMPILES = """
+import sys, subprocess, tempfile, pathlib
+import torch
+from cudasched.torch import _extension
+with tempfile.TemporaryDirectory() as scratch:
+    command = _extension.command(torch, pathlib.Path(scratch, "observe.o"), link=False)
+    done = subprocess.run([*command, "-Wall", "-Wextra", "-Werror"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+print("compiled")
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+def test_it_compiles_against_this_pytorch() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILES], capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The extension over the double of the allocator."""
+    output = tmp_path_factory.mktemp("extension") / "libcudasched_torch.so"
+    compiler = shutil.which("g++") or "c++"
+    include = ["-I", str(ROOT / "tests/python/c10_double"), "-I", str(ROOT / "csrc")]
+    command = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", *include]
+    subprocess.run([*command, str(ROOT / "csrc/torch/observe.cpp"), "-o", str(output)], check=True)
+    return output
+
+
+@pytest.fixture
+def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Does]:
+    """What the allocator does once `observe` is on, which begins with a snapshot of one segment."""
+    own = tmp_path / double.name  # state is a process's: each test has a library of its own
+    shutil.copy(double, own)
+    library = _extension.Library(own)
+    plays = ctypes.CDLL(str(own)).double_does
+    plays.argtypes = [ctypes.c_int, ctypes.c_int, *[ctypes.c_size_t] * 3]
+
+    def play(action: int, address: int = 0, size: int = 0, stream: int = 0) -> None:
+        plays(action, 0, address, size, stream)
+
+    blocks: list[dict[str, Any]] = [
+        {"size": 512, "requested_size": 100, "address": 0x1000, "state": "active_allocated"},
+        {"size": 512, "requested_size": 60, "address": 0x1200, "state": "active_awaiting_free"},
+        {"size": 1000, "requested_size": 0, "address": 0x1400, "state": "inactive"},
+        {"size": 3000, "requested_size": 0, "address": 0x1800, "state": "inactive"},
+    ]
+
+    def snapshot() -> list[dict[str, Any]]:
+        play(SNAPSHOT)
+        return [{"device": 0, "total_size": 5024, "stream": 0, "blocks": blocks}]
+
+    more = {
+        "get_allocator_backend": lambda: "native",
+        "memory_snapshot": snapshot,
+        "memory_allocated": lambda device: 512,
+        "current_device": lambda: 0,
+    }
+    for name, value in more.items():
+        monkeypatch.setattr(torch, name, value, raising=False)
+    monkeypatch.setattr(_extension, "load", lambda: library)
+    monkeypatch.setattr(_observe, "_library", None)
+    monkeypatch.setattr(_observe, "_regions_by_name", {"": 0})
+    monkeypatch.setattr(_adapter, "_tell", None)
+    monkeypatch.setattr(_adapter, "_made", [])
+    monkeypatch.setattr(_regions, "_tell", None)
+    cudasched.torch.observe()
+    yield play
+
+
+def test_it_begins_with_what_is_there(does: Does) -> None:
+    found = cudasched.torch.memory()
+    assert (found.requested_bytes, found.reserved_bytes, found.allocated_bytes) == (160, 5024, 512)
+    assert found.by_class == {"normal": 160, "latency": 0, "best_effort": 0}
+    assert found.fragmentation == 1 - 3000 / 4000
+    does(FREE_REQUESTED, 0x1000, 100)
+    assert cudasched.torch.memory().requested_bytes == 160
+    does(FREE_COMPLETED, 0x1000, 100)
+    assert cudasched.torch.memory().requested_bytes == 60
+    assert cudasched.torch.memory().requested_peak == 160
+
+
+def test_segments_come_and_go(does: Does) -> None:
+    does(SEGMENT_ALLOC, 0x10000, 2048)
+    does(SEGMENT_MAP, 0x20000, 4096)
+    assert cudasched.torch.memory().reserved_bytes == 5024 + 2048 + 4096
+    does(SEGMENT_FREE, 0x10000, 2048)
+    does(SEGMENT_UNMAP, 0x20000, 4096)
+    found = cudasched.torch.memory()
+    assert (found.reserved_bytes, found.reserved_peak) == (5024, 5024 + 2048 + 4096)
+
+
+def test_allocations_have_the_class_of_their_stream_and_the_region_of_their_thread(does: Does, torch: Torch) -> None:
+    with cudasched.region("latency", name="answer"):
+        does(ALLOC, 0x5000, 30, stream=torch.current())
+        with cudasched.region("best_effort", stream="inherit"):
+            does(ALLOC, 0x6000, 5, stream=0x99)
+        does(ALLOC, 0x7000, 2, stream=0x99)
+    does(ALLOC, 0x8000, 1, stream=0x99)
+    found = cudasched.torch.memory()
+    assert found.by_class == {"normal": 161, "latency": 32, "best_effort": 5}
+    assert found.by_region == {"": 166, "answer": 32}
+    assert found.by_stream[0x99] == 8
+
+
+def test_the_second_call_does_nothing(does: Does) -> None:
+    cudasched.torch.observe()
+    assert cudasched.torch.memory().requested_bytes == 160
+
+
+def test_memory_before_observe_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_observe, "_library", None)
+    with pytest.raises(cudasched.StateError, match=r"cudasched\.torch\.observe"):
+        cudasched.torch.memory()
+
+
+def test_another_allocator_tells_nothing(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_observe, "_library", None)
+    monkeypatch.setattr(torch, "get_allocator_backend", lambda: "cudaMallocAsync", raising=False)
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"cudaMallocAsync.*mem_get_info"):
+        cudasched.torch.observe()
+
+
+def a_pytorch(version: str = "2.11.0+cu130", cuda: str | None = "13.0") -> SimpleNamespace:
+    return SimpleNamespace(
+        __version__=version,
+        __file__="/nowhere/torch/__init__.py",
+        version=SimpleNamespace(cuda=cuda),
+        compiled_with_cxx11_abi=lambda: True,
+    )
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "1.13", "2.14.0", "3.0"])
+def test_a_pytorch_that_is_too_old_or_too_new_is_named(version: str) -> None:
+    with pytest.raises(cudasched.torch.ExtensionError, match=rf"for PyTorch 2\.4 to 2\.13, and this is {version}"):
+        _extension.build(a_pytorch(version))
+
+
+def test_a_pytorch_without_cuda_has_none(tmp_path: Path) -> None:
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"without CUDA.*memory by class"):
+        _extension.build(a_pytorch(cuda=None))
+
+
+def test_without_a_compiler_it_says_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"no C\+\+ compiler.*regions, streams, handover"):
+        _extension.build(a_pytorch())
+
+
+def test_a_compilers_failure_is_quoted_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(_extension, "_cuda_include", lambda: "/nowhere")
+    with pytest.raises(cudasched.torch.ExtensionError, match="no such header"):
+        _extension.build(a_pytorch())
+    assert list(_extension.place(a_pytorch()).parent.iterdir()) == []
+
+
+def test_it_is_kept_by_version_and_abi_and_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(_extension, "_cuda_include", lambda: "/nowhere")
+    first = _extension.build(a_pytorch())
+    assert first.is_file() and _extension.build(a_pytorch()) == first
+    assert (tmp_path / "runs").read_text().count("run") == 1
+    other = a_pytorch()
+    other.compiled_with_cxx11_abi = lambda: False
+    assert len({first, _extension.place(a_pytorch("2.12.0")), _extension.place(other)}) == 3
+    assert _extension.build(a_pytorch(), again=True) == first
+    assert (tmp_path / "runs").read_text().count("run") == 2
+
+
+def test_the_command_builds_it_or_says_why_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cudasched", "torch", "build"], capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
+    if done.returncode != 0:
+        assert "PyTorch" in done.stderr and "Traceback" not in done.stderr
