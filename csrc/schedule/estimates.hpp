@@ -6,9 +6,11 @@
 // An estimate is proven once a launch of the key was seen complete soon enough to say that it takes no more than
 // kWrongBy times as long. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
 // thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
-// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt).
+// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and falls
+// by half at most from one look at the device to the next: a device that was stopped for a while, as a guest's is, then
+// seems to complete in a moment what it did not run in that moment.
 //
-// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 64 KiB.
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 80 KiB.
 #pragma once
 
 #include <algorithm>
@@ -48,14 +50,23 @@ class Estimates {
   }
 
   void note(std::uint64_t key, std::int64_t duration_ns, bool is_collective = false) noexcept {
-    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, is_collective};
+    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, 0, is_collective};
   }
+
+  // What is observed from now on was seen complete by another look at the device.
+  void look() noexcept { ++look_; }
 
   // A launch of the key took between these.
   void observe(std::uint64_t key, std::int64_t least_ns, std::int64_t most_ns) noexcept {
     Place& place = places_[key % kPlaces];
     if (place.key != key || least_ns > most_ns) return;
-    place.duration_ns = std::clamp(place.duration_ns, least_ns, most_ns);
+    const std::int64_t told_ns = std::clamp(place.duration_ns, least_ns, most_ns);
+    if (told_ns >= place.duration_ns) {
+      place.duration_ns = told_ns;
+    } else if (place.lowered != look_) {
+      place.duration_ns = std::max(told_ns, place.duration_ns / 2);
+      place.lowered = look_;
+    }
     if (most_ns <= kWrongBy * place.duration_ns) place.proven = epoch_;
   }
 
@@ -73,11 +84,13 @@ class Estimates {
   struct Place {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
-    std::uint64_t proven = 0;  // in which epoch; 0: in none
+    std::uint64_t proven = 0;   // in which epoch; 0: in none
+    std::uint64_t lowered = 0;  // by which look
     bool is_collective = false;
   };
 
   std::uint64_t epoch_ = 1;
+  std::uint64_t look_ = 1;
   std::array<Place, kPlaces> places_{};
 };
 

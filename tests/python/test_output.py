@@ -192,6 +192,6 @@ def test_a_report_goes_to_standard_output_and_a_plot_into_a_device(
     done = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, launcher, "50")
     assert done.returncode == 0, done.stderr
     done = cudasched("advise", "--data", "data.parquet", "-o", "/dev/stdout")
-    assert done.returncode == 0 and '"schema_version": 2' in done.stdout, done.stderr
+    assert done.returncode == 0 and '"schema_version": 3' in done.stdout, done.stderr
     done = cudasched("simulate", "data.parquet", "--seconds", "1", "--output", str(null))
     assert done.returncode == 0 and stat.S_ISCHR(os.stat(null).st_mode), done.stderr

@@ -708,6 +708,26 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_FALSE(estimates.find(key).known);
 }
 
+TEST(Estimates, ADeviceThatWasStoppedDoesNotMakeLaunchesShort) {
+  const unsigned size[3] = {1, 1, 1};
+  const std::uint64_t key = Estimates::key_of(&size, size, size);
+  Estimates estimates;
+  estimates.note(key, 2 * kMs);
+  estimates.observe(key, 1 * kMs, 3 * kMs);
+  ASSERT_EQ(estimates.find(key).duration_ns, 2 * kMs);
+  estimates.look();
+  for (int i = 0; i < 50; ++i) estimates.observe(key, 0, 1 * kUs);  // all at once
+  EXPECT_EQ(estimates.find(key).duration_ns, 1 * kMs);
+  estimates.look();
+  estimates.observe(key, 2 * kMs, 3 * kMs);
+  EXPECT_EQ(estimates.find(key).duration_ns, 2 * kMs);
+  for (int i = 0; i < 12; ++i) {  // launches that are as short as that are known to be soon
+    estimates.look();
+    estimates.observe(key, 0, 1 * kUs);
+  }
+  EXPECT_EQ(estimates.find(key).duration_ns, 1 * kUs);
+}
+
 TEST(Bounded, TwoLaunchesAlwaysAndThirtyMillisecondsElse) {
   Snapshot seen;
   seen.predicted_ns = 500 * kMs;
