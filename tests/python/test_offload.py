@@ -189,6 +189,21 @@ def test_graphs_are_deferred_in_order_and_captures_pass(stage: Stage) -> None:
 # ---- switched off --------------------------------------------------------------------------------------------------
 
 
+def test_a_graph_launched_directly_does_not_overtake_its_own_queued_launches(stage: Stage) -> None:
+    """A launch on the per-thread default stream is never deferred; the one before it, on another stream, is."""
+    train = trainer(stage)
+    train.call("stream = gpu.stream(); graph = log.graph([1, 2, 3], stream)")
+    train.call("for i in range(200):\n to = (stream, 2)[i % 2]\n gpu.replay(graph, to)\n log.note(100 + i, stream=to)")
+    seen = train.call("log.read()")
+    assert isinstance(seen, list) and len(seen) == 1 + 200 * 4
+    ran = 0
+    for value in seen[1:]:
+        ran += value < 100
+        assert value < 100 or ran >= 3 * (value - 99), f"the launch before {value} had not run"
+    assert train.count("offloaded_launches") > 100
+    ended_well(train)
+
+
 def test_what_switches_it_off(stage: Stage, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded"
     recorded.mkdir()
