@@ -31,6 +31,8 @@ NOTE = 1 << 40
 
 MOST_NODES = 1500
 STREAMS = 3
+LEGACY, PER_THREAD = 0, 2
+"""Handles of the default streams."""
 
 
 class KernelParams(ctypes.Structure):
@@ -152,11 +154,32 @@ class Recipe:
         return cls(nodes, True)
 
 
+class Streams:
+    """A thread's streams: the default ones, those that wait for these or do not, and those that it captures on."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        blocking = ctypes.c_void_p()
+        gpu.call("cuStreamCreate", ctypes.byref(blocking), 0)
+        self.captures = [gpu.stream() for _ in range(STREAMS)]
+        self._own = [blocking.value or 0, gpu.stream(), *self.captures]
+        self.blocking = {PER_THREAD, self._own[0]}
+        self.launches = [LEGACY, PER_THREAD, *self._own[:2]]
+
+    def end(self) -> None:
+        """Waits for them, and destroys those that were made."""
+        for stream in (LEGACY, PER_THREAD, *self._own):
+            self._gpu.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+        for stream in self._own:
+            self._gpu.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
+
 class Subject:
     """An executable graph, its log, and what is to be in it."""
 
-    def __init__(self, gpu: Gpu, chance: random.Random, streams: list[int], captures: list[int]) -> None:
-        self._gpu, self._chance, self._streams, self._captures = gpu, chance, streams, captures
+    def __init__(self, gpu: Gpu, chance: random.Random, streams: Streams) -> None:
+        self._gpu, self._chance, self._streams, self._captures = gpu, chance, streams.launches, streams.captures
+        self._blocking = streams.blocking
         self._recipe = Recipe.random(chance)
         self._log = Log(gpu)
         self._function = self._log._function
@@ -290,8 +313,11 @@ class Subject:
         nodes = self._recipe.nodes
         self._launches.append(Launch(list(self._values), frozenset(self._off)))
         self._entries += sum(node.kind == "kernel" and place not in self._off for place, node in enumerate(nodes))
+        behind = self._streams_behind(stream)
         if self._chance.random() < 0.3:
             self._note(stream, number, after=True)
+        elif behind and self._chance.random() < 0.3:
+            self._note(self._chance.choice(behind), number, after=True)
         elif self._chance.random() < 0.3:
             other = self._chance.choice(self._streams)
             self._log.record(self._events[0], stream)
@@ -305,8 +331,15 @@ class Subject:
             if there < due - sum(after for _, _, after in self._bounds):
                 raise LostError(f"an event after a launch is done and {there} of {due} kernels have run")
 
+    def _streams_behind(self, stream: int) -> list[int]:
+        """What CUDA orders behind work on that stream without being told: the default stream and blocking ones."""
+        if stream == LEGACY:
+            return [other for other in self._streams if other in self._blocking]
+        return [LEGACY] if stream in self._blocking else []
+
     def _note(self, stream: int, number: int, after: bool) -> None:
         value = next(self._notes)
+        self._history.append(f"note{value - NOTE}{'>' if after else '<'}{number}@{self._streams.index(stream)}")
         self._log.note(value, stream=stream)
         self._bounds.append((value, number, after))
         self._entries += 1
@@ -415,7 +448,11 @@ class Subject:
         for value, number, after in self._bounds:
             span_of = spans[number]
             if span_of is not None and (notes[value] < span_of[1] if after else notes[value] > span_of[0]):
-                raise LostError(f"a kernel ran {'before' if after else 'after'} launch {number} of a graph")
+                when = "before the end" if after else "after the begin"
+                raise LostError(
+                    f"note {value - NOTE} ran {when} of launch {number}, of {len(nodes)} nodes; what was done: "
+                    f"{' '.join(self._history)}"
+                )
         for event in self._events:
             self._gpu.call("cuEventDestroy_v2", event)
         self._log.free()
@@ -453,12 +490,11 @@ class Life:
 
     def _live(self, chance: random.Random, all_subjects: list[Subject]) -> None:
         gpu = self._gpu
-        streams = [gpu.stream() for _ in range(STREAMS)]
-        captures = [gpu.stream() for _ in range(STREAMS)]
+        streams = Streams(gpu)
         subjects: list[Subject] = []
         for _ in range(chance.randint(5, 150)):
             if not subjects or (len(subjects) < 4 and chance.random() < 0.2):
-                subjects.append(Subject(gpu, chance, streams, captures))
+                subjects.append(Subject(gpu, chance, streams))
                 self._count("captures")
                 with self._lock:
                     all_subjects.append(subjects[-1])
@@ -482,9 +518,7 @@ class Life:
             action()
         for subject in subjects:
             subject.destroy()
-        for stream in streams + captures:
-            gpu.call("cuStreamSynchronize", ctypes.c_void_p(stream))
-            gpu.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+        streams.end()
 
     def _pause(self) -> None:
         """At times long enough for slices to be built."""
