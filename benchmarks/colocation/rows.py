@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,10 @@ class Repeats:
         """How long one load's requests waited, a list for each repeat."""
         return [served["wait_ms"] for served in self._served(load) if served["wait_ms"]]
 
+    def request_ms(self, load: str) -> list[float]:
+        """What one load's requests took where its latencies are of something else, the time between tokens."""
+        return [value for served in self._served(load) for value in served.get("request_ms", [])]
+
     def unserved(self, load: str) -> int:
         """How many requests there was no time for."""
         return sum(served["unserved"] for served in self._served(load))
@@ -62,16 +66,33 @@ class Repeats:
             return []
         return [sum(rate[load] * (items_s[load] or 0.0) for load in loads) for rate in rates]
 
+    def by_repeat(self, load: str) -> dict[int, Latency]:
+        """One load's figures in each repeat."""
+        found = {}
+        for outcome in self.outcomes:
+            served = (outcome.result or {}).get("latency", {}).get(load)
+            if served and served["latency_ms"]:
+                found[outcome.cell.repeat] = Latency.model_validate(summary(served["latency_ms"]))
+        return found
+
+    def pooled(self, load: str) -> list[float]:
+        """One load's requests of all repeats."""
+        return [value for values in self.latencies_ms(load) for value in values]
+
     def _served(self, load: str) -> list[dict[str, Any]]:
         found = [(outcome.result or {}).get("latency", {}).get(load) for outcome in self.outcomes]
         return [served for served in found if served]
 
 
-def results(cells: CellFile, slo_ms: float | None = None) -> Results:
+def results(
+    cells: CellFile, slo_ms: float | None = None, arms: Mapping[str, Arm] = ARMS, paired: bool = False
+) -> Results:
     """The rows of all cells that have a result.
 
     Args:
         cells: What was measured.
+        arms: What the names of arms in the cells mean.
+        paired: Ratios are medians over the pairs of a repeat; P99 and its ratio are of all requests pooled.
         slo_ms: Target that attainment counts against, where the cells were given none; by default 1.7 x the P99 alone.
 
     Raises:
@@ -83,6 +104,7 @@ def results(cells: CellFile, slo_ms: float | None = None) -> Results:
     kernels = {outcome.cell.best_effort: outcome for outcome in good if outcome.cell.arm == KERNELS}
     busy_us = {each.cell.latency: each.result["busy_us"] for each in good if each.result and each.cell.arm == BUSY}
     scenes: dict[Scene, dict[tuple[str, float | str, float], Repeats]] = {}
+    known_arms = arms
     for outcome in good:
         cell = outcome.cell
         if cell.arm in (KERNELS, CALIBRATION, BUSY):
@@ -92,7 +114,7 @@ def results(cells: CellFile, slo_ms: float | None = None) -> Results:
     rows = []
     for scene, arms in scenes.items():
         for load in scene[0].split("+"):
-            rows += _rows(scene, load, arms, kernels, busy_us, slo_ms)
+            rows += _rows(scene, load, arms, kernels, busy_us, slo_ms, known_arms, paired)
     return Results(meta=cells.meta, rows=rows)
 
 
@@ -103,6 +125,8 @@ def _rows(
     kernels: Kernels,
     busy_us: dict[str, float],
     slo_ms: float | None,
+    known_arms: Mapping[str, Arm],
+    paired: bool,
 ) -> list[ColocationRow]:
     """The rows of one latency load of a scene."""
     latency_loads, best_effort, arrivals, rates, given_slo_ms = scene
@@ -118,17 +142,20 @@ def _rows(
     alone_each = [alone.summary(each) for each in loads]
     busy = [rates_hz[each] * known.mean / 1e3 for each, known in zip(loads, alone_each, strict=True) if known]
     duty = min(1.0, sum(busy)) if len(busy) == len(loads) else None
+    host_ms = alone.request_ms(load)
+    if host_ms and len(loads) == 1:
+        duty = min(1.0, rates_hz[load] * statistics.fmean(host_ms) / 1e3)
     gpu_duty = min(1.0, sum(rates_hz[each] * busy_us[each] / 1e6 for each in loads)) if {*loads} <= {*busy_us} else None
     offloaded_rates = named.get("best_effort_alone_hooked", Repeats()).per_s(best_efforts, kernels)
     offloaded_per_s = statistics.median(offloaded_rates) if offloaded_rates else None
     target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
     bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
-    order = list(ARMS)
+    order = list(known_arms)
     rows = []
     for (name, lead_us, seconds), repeats in sorted(
         arms.items(), key=lambda item: (order.index(item[0][0]), str(item[0]))
     ):
-        arm = ARMS[name]
+        arm = known_arms[name]
         compared = named.get("latency_alone_hint", alone) if arm.hint_ms else alone
         compared_summary = compared.summary(load)
         measured = repeats.summary(load)
@@ -150,6 +177,11 @@ def _rows(
             else None
             for share in ("p50", "p95", "p99")
         }
+        if paired and measured and compared_summary:
+            measured = measured.model_copy(update={"p99": percentile(repeats.pooled(load), 0.99)})
+            compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
+            ratios = _paired(repeats.by_repeat(load), compared.by_repeat(load))
+            ratios["p99_ratio"] = measured.p99 / compared_summary.p99
         rows.append(
             ColocationRow.model_validate(
                 dict(
@@ -187,6 +219,17 @@ def _rows(
             )
         )
     return rows
+
+
+def _paired(these: dict[int, Latency], those: dict[int, Latency]) -> dict[str, float | None]:
+    """Medians over repeats of one arm's figures over another's, which had the same arrivals."""
+    pairs = [(these[repeat], those[repeat]) for repeat in these if repeat in those]
+    return {
+        f"{share}_ratio": statistics.median(getattr(one, share) / getattr(other, share) for one, other in pairs)
+        if pairs
+        else None
+        for share in ("p50", "p95", "p99")
+    }
 
 
 def _bounds(

@@ -15,7 +15,17 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Mode = Literal["one_process", "two_processes", "mps"]
-LatencyLoad = Literal["bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp", "vit_graph", "recommender"]
+LatencyLoad = Literal[
+    "bert_graph",
+    "bert_eager",
+    "resnet50_b4",
+    "resnet50_eager",
+    "gpt_decode",
+    "decode_eager",
+    "mlp",
+    "vit_graph",
+    "recommender",
+]
 #: Loads of the colocation benchmark, and programs of the breadth benchmark, which begin with their library.
 _PROGRAM = r"(torch|torchvision|transformers|cupy|jax)_\w+"
 #: Programs of the graphs benchmark.

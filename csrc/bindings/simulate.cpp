@@ -181,6 +181,7 @@ void bind_simulate(py::module_& module) {
       .def_property(
           "max_inflation", [](const ReplaySettings& self) { return self.lead_bounds.max_inflation; },
           [](ReplaySettings& self, double value) { self.lead_bounds.max_inflation = value; })
+      .def_readwrite("host_bound_inflation", &ReplaySettings::host_bound_inflation)
       .def_readwrite("foresee", &ReplaySettings::foresee)
       .def_readwrite("miss_probability", &ReplaySettings::miss_probability)
       .def_readwrite("earliest_deadline_first", &ReplaySettings::earliest_deadline_first)

@@ -52,6 +52,11 @@ class Queue {
     return accepting_.load(std::memory_order_relaxed) && launcher_.running() && !mailbox_.broken();
   }
   bool empty() const noexcept { return ring_.empty(); }
+  // Operations that are in it now.
+  std::uint64_t queued() const noexcept {
+    const Position passed = ring_.passed();  // first: it never overtakes what is pushed
+    return ring_.pushed() - passed;
+  }
   // Nothing is deferred from here on, and the gate is open for what is queued: an internal fault.
   void fail() noexcept;
   // At exit: as fail(), then waits for what is queued, at most for `longest_ns`.

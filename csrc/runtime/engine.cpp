@@ -71,7 +71,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   }
   for (const auto& [variable, value] : configured_) settings_.set(variable, value);
   for (const std::string& complaint : complaints) log::warning(complaint);
-  hot().host_backoff.configure(settings_.host_backoff_limit_ns());
+  hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
   slices_.configure(settings_.slices);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
@@ -287,7 +287,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
   }
   if (!attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
-  hot().host_backoff.configure(settings_.host_backoff_limit_ns());
+  hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
   if (variable == "CUDASCHED_HOST_BACKOFF_MS") return;
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();

@@ -223,7 +223,7 @@ inline void back_off(const queue::Site& site) noexcept {
   if (!state.host_backoff.requested()) [[likely]]
     return;
   if (site.caller.latency || site.captured) return;
-  state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off);
+  state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off, site.queue);
 }
 
 // Before a launch that was not deferred goes to the driver.

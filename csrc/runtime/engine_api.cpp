@@ -198,6 +198,10 @@ void cudasched_get_state(cudasched_state* state) {
     state->longest_whole_graph_ns = static_cast<std::uint64_t>(report.slices.longest_whole_ns);
     static_assert(CUDASCHED_WHOLE_REASONS == cudasched::graph::kWholeReasons);
     std::copy(report.slices.whole.begin(), report.slices.whole.end(), state->graphs_whole);
+    const auto& counters = cudasched::runtime::hot().counters;
+    state->clean_requests = counters.clean_requests.load(std::memory_order_relaxed);
+    state->halved_budgets = counters.halved_budgets.load(std::memory_order_relaxed);
+    state->profile_fallbacks = counters.profile_fallbacks.load(std::memory_order_relaxed);
     state->device_launches = report.device_launches;
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "base/clock.hpp"
+#include "queue/queue.hpp"
 #include "runtime/gate.hpp"
 
 namespace cudasched::runtime {
@@ -11,13 +12,17 @@ void HostBackoff::enter() noexcept {
   if (open_.fetch_add(1, std::memory_order_relaxed) == 0) since_ns_.store(now_ns(), std::memory_order_relaxed);
 }
 
-void HostBackoff::back_off(std::atomic<std::uint64_t>& count) const noexcept {
+void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept {
   const std::int64_t until_ns = since_ns_.load(std::memory_order_relaxed) + longest_ns_.load(std::memory_order_relaxed);
-  if (!requested() || now_ns() >= until_ns || holds_gil()) return;
+  const bool while_fed = while_fed_.load(std::memory_order_relaxed);
+  const auto holds = [&](std::uint64_t enough) {
+    return !while_fed || (queue != nullptr && queue->queued() >= enough);
+  };
+  if (!requested() || !holds(kFed) || now_ns() >= until_ns || holds_gil()) return;
   count.fetch_add(1, std::memory_order_relaxed);
   constexpr timespec kPause{0, kPauseNs};
   // Polled: a wake-up would cost the thread that leaves the region a system call.
-  while (requested() && now_ns() < until_ns) nanosleep(&kPause, nullptr);
+  while (requested() && holds(kHungry) && now_ns() < until_ns) nanosleep(&kPause, nullptr);
 }
 
 }  // namespace cudasched::runtime

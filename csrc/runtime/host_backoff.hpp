@@ -7,17 +7,28 @@
 // interpreter's lock, or that is in a latency region itself, never pauses. Regions count for the whole process,
 // whatever GPU they are for: the host is what is shared.
 //
+// Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
+// pauses where that holds enough, for the whole request, and goes on to fill it before it is empty.
+//
 // Costs a launch one load while no region is open.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
+namespace cudasched::queue {
+class Queue;
+}
+
 namespace cudasched::runtime {
 
 class HostBackoff {
  public:
-  void configure(std::int64_t longest_ns) noexcept { longest_ns_.store(longest_ns, std::memory_order_relaxed); }
+  // `while_fed`: only where enough is queued.
+  void configure(std::int64_t longest_ns, bool while_fed) noexcept {
+    longest_ns_.store(longest_ns, std::memory_order_relaxed);
+    while_fed_.store(while_fed, std::memory_order_relaxed);
+  }
 
   // A latency region of the process was entered, or left.
   void enter() noexcept;
@@ -25,18 +36,22 @@ class HostBackoff {
 
   bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
 
-  // Before a best-effort launch of the calling thread. Adds one to `count` if it pauses.
-  void back_off(std::atomic<std::uint64_t>& count) const noexcept;
+  // Before a best-effort launch of the calling thread, which is to go into `queue` (null: into none). Adds one to
+  // `count` if it pauses.
+  void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept;
 
   // In a forked child: the calling thread has so many regions open, and is the only thread.
   void reset(int open) noexcept { open_.store(open, std::memory_order_relaxed); }
 
  private:
   static constexpr std::int64_t kPauseNs = 50'000;
+  static constexpr std::uint64_t kFed = 64;     // operations in the ring: enough to pause,
+  static constexpr std::uint64_t kHungry = 16;  // and too few to go on with that
 
   std::atomic<int> open_{0};
   std::atomic<std::int64_t> since_ns_{0};
   std::atomic<std::int64_t> longest_ns_{0};
+  std::atomic<bool> while_fed_{false};
 };
 
 }  // namespace cudasched::runtime

@@ -75,9 +75,10 @@ enum class Class : std::int32_t {
 
 // What best-effort launches of this process are admitted by while latency work is active or announced.
 enum class Policy {
-  kStrict,  // nothing goes
-  kSlack,   // what fits the slack that the SLOs of the active requests leave
-  kOpen     // everything goes at once: no gate
+  kStrict,   // nothing goes
+  kSlack,    // what fits the slack that the SLOs of the active requests leave
+  kHarvest,  // what fits into the gaps of requests that keep the host busy and the GPU idle
+  kOpen      // everything goes at once: no gate
 };
 
 // What counts where both cannot be had. An option that is set goes before what the preference would set.
@@ -108,6 +109,9 @@ struct Options {
   std::optional<Microseconds> long_kernel{};
   // Latency, over that on an idle GPU, that the adaptive lead keeps to; 1.2: 20% longer.
   std::optional<double> max_inflation{};
+  // How much longer Policy::kHarvest may make a latency request, from one of its waits for the GPU to the next; 1.03:
+  // 3%.
+  std::optional<double> host_bound_inflation{};
   // Best-effort launches are made by a thread of cudasched's, while the program's go on.
   std::optional<bool> offload{};
   // Of the engine's lines on standard error.
@@ -189,10 +193,14 @@ struct Metrics {
   std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
   std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
-  std::uint64_t device_launches = 0;      // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
-  std::uint64_t graph_launches = 0;       // of the best-effort ones
-  std::uint64_t without_room = 0;         // kernels whose parameters the predictor had no room to learn
-  std::chrono::nanoseconds in_flight{0};  // predicted, of the best-effort work that is submitted; of now
+  // Of the latency requests of this program, under Policy::kHarvest:
+  std::uint64_t clean_requests = 0;     // kept without best effort, to see what they take by themselves
+  std::uint64_t halved_budgets = 0;     // times that they were slowed by more than stated, and half is allowed
+  std::uint64_t profile_fallbacks = 0;  // times that they were not as foretold: nothing is let in until they are known
+  std::uint64_t device_launches = 0;    // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t graph_launches = 0;     // of the best-effort ones
+  std::uint64_t without_room = 0;       // kernels whose parameters the predictor had no room to learn
+  std::chrono::nanoseconds in_flight{0};        // predicted, of the best-effort work that is submitted; of now
   std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
   std::chrono::nanoseconds latency_active{0};   // how long latency work held the gate closed
   Times gate_wait_times;                        // of launches that waited at the gate
@@ -252,6 +260,8 @@ constexpr const char* name(Policy policy) {
   switch (policy) {
     case Policy::kSlack:
       return "slack";
+    case Policy::kHarvest:
+      return "harvest";
     case Policy::kOpen:
       return "open";
     default:
@@ -338,6 +348,7 @@ class Scheduler {
     if (options.margin) configure("margin_us", detail::text(options.margin->count()));
     if (options.long_kernel) configure("long_us", detail::text(options.long_kernel->count()));
     if (options.max_inflation) configure("max_inflation", detail::text(*options.max_inflation));
+    if (options.host_bound_inflation) configure("host_bound_inflation", detail::text(*options.host_bound_inflation));
     if (options.offload) configure("offload", *options.offload ? "1" : "0");
     if (options.process_class) {
       detail::check(cudasched_set_process_class(static_cast<std::int32_t>(*options.process_class), options.priority,
@@ -403,6 +414,9 @@ class Scheduler {
     metrics.normal_beside_best_effort = state.normal_beside_best_effort;
     metrics.contested_streams = state.contested_streams;
     metrics.unmet_collectives = state.unmet_collectives;
+    metrics.clean_requests = state.clean_requests;
+    metrics.halved_budgets = state.halved_budgets;
+    metrics.profile_fallbacks = state.profile_fallbacks;
     metrics.device_launches = state.device_launches;
     const auto counts = std::make_unique<cudasched_counts>();
     detail::check(cudasched_get_counts(counts.get()));

@@ -77,6 +77,12 @@ class State:
     @property
     def graphs_whole(self) -> dict[str, int]: ...
     @property
+    def clean_requests(self) -> int: ...
+    @property
+    def halved_budgets(self) -> int: ...
+    @property
+    def profile_fallbacks(self) -> int: ...
+    @property
     def device_launches(self) -> int: ...
     @property
     def off_reason(self) -> str: ...
@@ -395,6 +401,7 @@ class ReplaySettings:
     adaptive_lead: bool
     lead_ns: int
     max_inflation: float
+    host_bound_inflation: float
     foresee: bool
     miss_probability: float
     earliest_deadline_first: bool

@@ -52,11 +52,14 @@ class Config:
         priority: Within the class, higher first; -8 to 8.
         slo_ms: The program's own latency target, ms; none by default.
         offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
-        policy: When a best-effort launch may go beside latency work: ``strict``, ``slack`` or ``open``.
+        policy: When a best-effort launch may go beside latency work: ``strict``, ``slack``, ``harvest`` or
+            ``open``.
         lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us, or
             ``auto``: found on line, beginning with 20, or with 60 without offload.
         max_inflation: How much slower latency requests may become by what is in flight when they come (1.2: by 20%);
             bounds the lead where that is ``auto``. None by default.
+        host_bound_inflation: How much slower ``harvest`` may make a latency request, from one of its waits for the GPU
+            to the next (1.03: by 3%). The latency client's own setting.
         margin_us: What ``slack`` leaves alone of a request's slack, us.
         long_us: A best-effort launch with a longer bound looks out for foreseen latency work, us.
         miss_probability: Where latency work comes at random, how probable it may be that some comes in the middle of a
@@ -93,9 +96,10 @@ class Config:
     priority: int = 0
     slo_ms: float | None = None
     offload: bool = True
-    policy: Literal["strict", "slack", "open"] = "strict"
+    policy: Literal["strict", "slack", "harvest", "open"] = "strict"
     lead_us: float | Literal["auto"] = "auto"
     max_inflation: float | None = None
+    host_bound_inflation: float = 1.03
     margin_us: float = 200.0
     long_us: float = 300.0
     miss_probability: float = 0.0
@@ -240,9 +244,10 @@ SETTINGS: Mapping[str, Setting] = {
     "priority": _integer(-_LARGEST_PRIORITY, _LARGEST_PRIORITY),
     "slo_ms": _time("ms", 0.001),
     "offload": Setting(parse_switch),
-    "policy": _choice("strict", "slack", "open"),
+    "policy": _choice("strict", "slack", "harvest", "open"),
     "lead_us": _number("us", 0, _HOUR_MS * 1000, instead="auto"),
     "max_inflation": _number("", 1.001, 1000),
+    "host_bound_inflation": _number("", 1.001, 2),
     "margin_us": _time("us", 0),
     "long_us": _time("us", 0),
     "miss_probability": _number("", 0, 0.999),
@@ -532,6 +537,7 @@ def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) ->
 
     yield from have("slo_ms", "client_class", "latency", "only class latency has a latency target")
     yield from have("max_inflation", "lead_us", "auto", "it bounds the lead where lead_us is auto")
+    yield from have("host_bound_inflation", "policy", "harvest", "only policy harvest has such a bound")
     yield from have("margin_us", "policy", "slack", "only policy slack has a margin")
 
 

@@ -185,6 +185,7 @@ class Arm:
         foresee: Launches over 300 us look out for periodic arrivals, and with a miss probability for likely ones.
         miss_probability: How probable an arrival within a long launch may be, 0 to 1; 0: only periodic ones count.
         max_inflation: Bound of the adaptive lead: how much slower requests may become (1.2: by 20%); 0: none.
+        host_bound_inflation: Of policy `harvest`: how much slower a part of a request may become (1.03: by 3%).
         earliest_deadline_first: Latency clients enter their regions in the order of their deadlines.
         stream_priorities: In one process and under MPS, kernels of latency clients go first where both are ready; on
             an H200 such priorities are hardly obeyed.
@@ -202,6 +203,7 @@ class Arm:
     foresee: bool = False
     miss_probability: float = 0.0
     max_inflation: float = 0.0
+    host_bound_inflation: float = 1.03
     earliest_deadline_first: bool = False
     stream_priorities: bool = False
     linger_us: float = 100.0
@@ -563,6 +565,7 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
     else:
         settings.lead_ns = _nanoseconds("lead_us", arm.lead_us)
     settings.max_inflation = arm.max_inflation
+    settings.host_bound_inflation = arm.host_bound_inflation - 1
     settings.foresee = arm.foresee
     settings.miss_probability = arm.miss_probability
     settings.earliest_deadline_first = arm.earliest_deadline_first

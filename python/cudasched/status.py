@@ -48,6 +48,12 @@ class Client:
         policy_s: Since its own policy was asked and has not answered, s; 0: it answers.
         deadline_in_ms: Until the earliest deadline of its regions, ms; negative: passed; None: none.
         launches: Kernel and graph launches in this class.
+        clean_requests: Latency requests that were kept without best effort under policy ``harvest``, to see what they
+            take by themselves.
+        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
+            halved.
+        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
+            they were known again.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         gate_waits: Launches that waited at the gate.
         gate_wait_ms: Time spent at the gate, ms.
@@ -192,6 +198,9 @@ class State:
     graph_slices_dropped: int = 0
     longest_whole_graph_ns: int = 0
     graphs_whole: Mapping[str, int] = field(default_factory=dict)
+    clean_requests: int = 0
+    halved_budgets: int = 0
+    profile_fallbacks: int = 0
     device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""

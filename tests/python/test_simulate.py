@@ -60,7 +60,7 @@ def test_a_request_of_several_graphs_ends_where_the_gpu_has_nothing() -> None:
 
 def test_policies_have_names_and_the_default_comes_first() -> None:
     known = simulate.policies()
-    assert list(known) == ["strict", "slack", "open"]
+    assert list(known) == ["strict", "slack", "harvest", "open"]
     assert all(known.values())
 
 
@@ -165,7 +165,7 @@ def test_what_a_policy_raises_comes_out() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     sharing=st.sampled_from(["one_process", "mps", "two_processes"]),
-    policy=st.sampled_from(["strict", "slack", "open"]),
+    policy=st.sampled_from(["strict", "slack", "harvest", "open"]),
     lead_us=st.one_of(st.just("auto"), st.floats(0, 300)),
     offload=st.booleans(),
     rate_hz=st.floats(1, 150),
@@ -398,7 +398,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--policy", "fifo"], "there are strict, slack, open"),
+        (["--policy", "fifo"], "there are strict, slack, harvest, open"),
         (["--policy", "nowhere.py:f"], "nowhere.py:f"),
         (["--policy", "json:nothing"], "nothing"),
         (["--policy", "json:__name__"], "is no function"),

@@ -90,7 +90,9 @@ def run(
         str | None, typer.Option(metavar="MS", help="The program's latency target, ms; of class latency.")
     ] = None,
     priority: Annotated[str | None, typer.Option(metavar="N", help="Within the class, higher first; -8 to 8.")] = None,
-    policy: Annotated[str | None, typer.Option(help="strict, slack or open: best effort beside latency work.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="strict, slack, harvest or open: best effort beside latency.")
+    ] = None,
     lead_us: Annotated[
         str | None,
         typer.Option(

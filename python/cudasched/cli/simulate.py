@@ -124,7 +124,7 @@ def command(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="strict, slack, open (no gate), or FILE.py:FUNCTION; may be given again."),
+        typer.Option(help="strict, slack, harvest, open (no gate), or FILE.py:FUNCTION; may be given again."),
     ] = None,
     lead_us: Annotated[
         list[str] | None,

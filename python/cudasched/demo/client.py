@@ -13,7 +13,9 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
 
 Times in commands and answers are the device's: on the simulated driver they are the wall clock's divided by its scale;
 only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
-several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own.
+several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own. `--loads FILE.py` takes
+latency loads from a file whose `latency_workload` (`simulated_workload` on the simulated driver) builds them. Where a
+workload has `intervals_ns()`, as a decoder between its tokens, these are its latencies, and `request_ms` has the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import sys
@@ -218,7 +221,9 @@ class Client:
     ) -> dict[str, Any]:
         hint_ns = int(hint_ms * self.scale * 1e6)
         latency_ms: list[float] = []
+        request_ms: list[float] = []
         wait_ms: list[float] = []
+        intervals_ns: Callable[[], list[int]] | None = getattr(workload, "intervals_ns", None)
         unserved = 0
         tighten_timers()
         with workload.context():
@@ -237,10 +242,13 @@ class Client:
                         workload.synchronize()
                 if due < start_ns:
                     continue
-                latency_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
+                request_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
+                if intervals_ns:
+                    latency_ms += [round(interval / self.scale / 1e6, 5) for interval in intervals_ns()]
                 if timed:
-                    wait_ms.append(round(max(0.0, latency_ms[-1] - timed()), 5))
-        return {"latency_ms": latency_ms, "wait_ms": wait_ms, "unserved": unserved}
+                    wait_ms.append(round(max(0.0, request_ms[-1] - timed()), 5))
+        result = {"latency_ms": latency_ms if intervals_ns else request_ms, "wait_ms": wait_ms, "unserved": unserved}
+        return result | {"request_ms": request_ms} if intervals_ns else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
         """Items a second of the device."""
@@ -317,6 +325,12 @@ def build(args: argparse.Namespace) -> Client:
         else:
             import workloads
         make_latency, make_best_effort = workloads.latency_workload, workloads.best_effort_workload
+    if args.loads:
+        source = importlib.util.spec_from_file_location("loads", args.loads)
+        assert source and source.loader
+        loads = importlib.util.module_from_spec(source)
+        source.loader.exec_module(loads)
+        make_latency = loads.simulated_workload if args.backend == "simulated" else loads.latency_workload
     latency: dict[str, Workload] = {name: make_latency(name, own_stream=shared) for name in latency_names}
     best_effort: dict[str, Workload] = {name: make_best_effort(name, own_stream=shared) for name in best_effort_names}
     regions: tuple[LatencyRegion, Region] = (lambda slo_ms: nullcontext(), nullcontext)
@@ -372,6 +386,8 @@ def main() -> int:
     parser.add_argument("--backend", choices=("torch", "simulated"), default="torch")
     parser.add_argument("--managed", action="store_true", help="schedule the roles of this process with regions")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
+    parser.add_argument("--loads", help="a Python file that builds the latency loads instead")
+    parser.add_argument("--cores", help="which cores to use, by commas; all that there are by default")
     parser.add_argument("--probe", action="store_true", help="say what there is to run on, and stop")
     args = parser.parse_args()
     answer = take_protocol()
@@ -380,6 +396,8 @@ def main() -> int:
         return 0
     if not (args.latency or args.best_effort):
         parser.error("name a --latency load, a --best-effort load, or both")
+    if args.cores:
+        os.sched_setaffinity(0, map(int, args.cores.split(",")))
     began = time.monotonic()
     client = build(args)
     client.warm_up()

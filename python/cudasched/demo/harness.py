@@ -177,7 +177,7 @@ def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
     specs = []
     if arm.latency:
         # A hint and a latency target of each request are what an unmodified program does not give.
-        regions = arm.managed and (arm.hint_ms > 0 or arm.policy != "strict")
+        regions = arm.managed and (arm.hint_ms > 0 or arm.policy == "slack")
         for load in latency.split("+"):
             specs.append(WorkerSpec(load, None, arm.managed, mps, regions=regions, policy=policy))
     if arm.best_effort:
@@ -229,6 +229,8 @@ class Backend:
         scale: Wall-clock seconds that a second of the device takes.
         settings: Environment of every worker, over this process's own.
         scratch: Where the simulated device lies, in the way of no other run.
+        loads: A file with other latency loads than the demo's (client.py); None: none.
+        cores: Which cores a worker may use that has loads of the role `latency`, `best_effort` or `both`; else all.
     """
 
     name: str = "torch"
@@ -236,6 +238,8 @@ class Backend:
     scale: float = 1.0
     settings: dict[str, str] = field(default_factory=dict)
     scratch: Scratch | None = None
+    loads: Path | None = None
+    cores: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def simulated(cls, driver: Path | None = None) -> Backend:
@@ -429,6 +433,11 @@ class Worker(Child):
             command += ["--best-effort", spec.best_effort]
         if spec.whole_graphs:
             environment["CUDASCHED_GRAPH_SLICES"] = "off"
+        if backend.loads:
+            command += ["--loads", str(backend.loads)]
+        role = "both" if spec.latency and spec.best_effort else "latency" if spec.latency else "best_effort"
+        if backend.cores.get(role):
+            command += ["--cores", ",".join(map(str, backend.cores[role]))]
         if spec.history_only:
             environment["CUDASCHED_MODEL"] = "off"
         if spec.policy:

@@ -15,13 +15,13 @@ constexpr std::int64_t kForEver = 3'600 * kNsPerSecond;
 
 bool backs_off(const HostBackoff& host_backoff) {
   std::atomic<std::uint64_t> count{0};
-  host_backoff.back_off(count);
+  host_backoff.back_off(count, nullptr);
   return count == 1;
 }
 
 TEST(HostBackoff, NoThreadPausesWhileNoRegionIsOpen) {
   HostBackoff host_backoff;
-  host_backoff.configure(kForEver);
+  host_backoff.configure(kForEver, false);
   EXPECT_FALSE(backs_off(host_backoff));
   host_backoff.enter();
   host_backoff.leave();
@@ -30,12 +30,12 @@ TEST(HostBackoff, NoThreadPausesWhileNoRegionIsOpen) {
 
 TEST(HostBackoff, LastsUntilTheLastRegionIsLeft) {
   HostBackoff host_backoff;
-  host_backoff.configure(kForEver);
+  host_backoff.configure(kForEver, false);
   host_backoff.enter();
   host_backoff.enter();
   std::atomic<std::uint64_t> count{0};
   std::thread best_effort([&] {
-    host_backoff.back_off(count);
+    host_backoff.back_off(count, nullptr);
     EXPECT_FALSE(host_backoff.requested());
   });
   while (count == 0) std::this_thread::yield();
@@ -48,7 +48,7 @@ TEST(HostBackoff, LastsUntilTheLastRegionIsLeft) {
 // The thread in the region may be waiting for the one that pauses.
 TEST(HostBackoff, IsBoundedInARequestThatDoesNotEnd) {
   HostBackoff host_backoff;
-  host_backoff.configure(20 * kNsPerMs);
+  host_backoff.configure(20 * kNsPerMs, false);
   host_backoff.enter();
   EXPECT_TRUE(backs_off(host_backoff));
   EXPECT_TRUE(host_backoff.requested());
@@ -61,9 +61,17 @@ TEST(HostBackoff, IsBoundedInARequestThatDoesNotEnd) {
   EXPECT_FALSE(backs_off(host_backoff));
 }
 
+// In the gaps of requests best effort goes on from what is queued.
+TEST(HostBackoff, WhereTheRingFeedsTheGpuAThreadThatHasToFillItDoesNotPause) {
+  HostBackoff host_backoff;
+  host_backoff.configure(kForEver, /*while_fed=*/true);
+  host_backoff.enter();
+  EXPECT_FALSE(backs_off(host_backoff));
+}
+
 TEST(HostBackoff, CanBeSwitchedOff) {
   HostBackoff host_backoff;
-  host_backoff.configure(0);
+  host_backoff.configure(0, false);
   host_backoff.enter();
   EXPECT_FALSE(backs_off(host_backoff));
 }
@@ -71,7 +79,7 @@ TEST(HostBackoff, CanBeSwitchedOff) {
 TEST(HostBackoff, NeverPausesAThreadThatHoldsTheInterpretersLock) {
   find_gil_check();
   HostBackoff host_backoff;
-  host_backoff.configure(kForEver);
+  host_backoff.configure(kForEver, false);
   host_backoff.enter();
   test::gil_held() = true;
   EXPECT_FALSE(backs_off(host_backoff));

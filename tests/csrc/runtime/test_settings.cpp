@@ -42,6 +42,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_LEAD_US", "400"},
                             {"CUDASCHED_POLICY", "slack"},
                             {"CUDASCHED_MAX_INFLATION", "1.2"},
+                            {"CUDASCHED_HOST_BOUND_INFLATION", "1.05"},
                             {"CUDASCHED_MARGIN_US", "150"},
                             {"CUDASCHED_LONG_US", "500"},
                             {"CUDASCHED_MISS_PROBABILITY", "0.05"},
@@ -65,6 +66,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_EQ(result.settings.lead_ns, 400'000);
   EXPECT_EQ(result.settings.policy, "slack");
   EXPECT_DOUBLE_EQ(result.settings.max_inflation, 1.2);
+  EXPECT_DOUBLE_EQ(result.settings.host_bound_inflation, 1.05);
   EXPECT_EQ(result.settings.margin_ns, 150'000);
   EXPECT_EQ(result.settings.long_ns, 500'000);
   EXPECT_DOUBLE_EQ(result.settings.miss_probability, 0.05);
@@ -138,6 +140,17 @@ TEST(SettingsTest, AComplaintSaysTheBoundsInWords) {
 }
 
 TEST(SettingsTest, TheProgramHasAName) { EXPECT_NE(program_name().find("test_runtime"), std::string::npos); }
+
+TEST(SettingsTest, HarvestBacksOffForTheWholeOfARequest) {
+  Settings settings;
+  EXPECT_EQ(settings.host_backoff_limit_ns(), 2'000'000);
+  settings.policy = "harvest";
+  EXPECT_EQ(settings.host_backoff_limit_ns(), 20'000'000);
+  settings.host_backoff_ns = 30'000'000;
+  EXPECT_EQ(settings.host_backoff_limit_ns(), 30'000'000);
+  settings.host_backoff_ns = 0;
+  EXPECT_EQ(settings.host_backoff_limit_ns(), 0);
+}
 
 }  // namespace
 }  // namespace cudasched::runtime
