@@ -87,10 +87,9 @@ TEST_F(GateTest, AClientThatJoinsMeetsAShortBacklogAndAllOfItIsCounted) {
   {
     const OtherClient other(/*active=*/true);
     ASSERT_TRUE(eventually(someone_waits));
-    EXPECT_LE(ahead(), 45U);
-    // It is seen to end.
-    EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
-    EXPECT_EQ(ahead(), 0U);
+    // 30, and more where the machine had stopped the device; not the 900 that are there to be launched.
+    EXPECT_LE(ahead(), 100U);
+    EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0 && ahead() == 0; }));
   }
   {
     const OtherClient idle(/*active=*/false);
