@@ -252,6 +252,12 @@ bool is_alike(const ReadGraph& read, const ReadGraph& other) {
   return std::equal(left.begin(), left.end(), right.begin(), same);
 }
 
+bool are_alike(CUgraph graph, CUgraph other) {
+  ReadGraph left;
+  ReadGraph right;
+  return read_graph(graph, left) && read_graph(other, right) && is_alike(left, right);
+}
+
 bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept {
   const driver::Driver& driver = table();
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;

@@ -103,7 +103,11 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
   if ((sliced.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return WholeReason::kDeviceLaunch;
   if ((sliced.flags & ~kKnownFlags) != 0) return WholeReason::kUnknownNode;
   if (sliced.context == nullptr) return WholeReason::kGreenContext;
-  if (const WholeReason why = why_whole(graph); why != WholeReason::kNone) return why;
+  // Of a plain graph, the builder looks at what is left to be looked at.
+  if (!facts.plain) {
+    const WholeReason why = why_whole(graph);
+    return why == WholeReason::kNone ? WholeReason::kUnknownNode : why;
+  }
   if (facts.nodes <= 1) return WholeReason::kOneNode;
   // What is predicted of graphs that never ran may be wrong by much.
   if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
@@ -145,40 +149,58 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
 // To another graph of the same nodes and edges, as the driver has verified; driving_ is not held.
 void Slices::updated(Sliced& sliced, CUgraph graph) {
   const Driving driving(*this);
+  if (sliced.misfits == kMostMisfits) return;
   const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
-  sliced.generation.fetch_add(1);
-  CUgraph old = std::exchange(sliced.clone, nullptr);
-  sliced.clone_nodes.clear();
+  const Sliced::State state = sliced.state.load();
+  const bool has_pieces = sliced.pieces != nullptr && state != Sliced::State::kWhole;
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
-  // Where it has no slices and changes at nearly each launch, there is nothing that one more clone would be for.
-  const bool has_pieces = sliced.pieces != nullptr && sliced.state.load() != Sliced::State::kWhole;
-  WholeReason why = often && !has_pieces ? WholeReason::kUpdated : clone(sliced, graph);
+  sliced.updated = true;
+  const auto destroy = [](const CUgraph of) {
+    if (of != nullptr) table().graph_clone_destroy(of);
+  };
+  CUgraph const old = std::exchange(sliced.clone, nullptr);
+  sliced.clone_nodes.clear();
+  sliced.changed_meanwhile.clear();
+  // Of a graph that changes at nearly each launch, a clone is of use only where slices are wanted.
+  const bool wanted = has_pieces || state == Sliced::State::kWanted || state == Sliced::State::kBuilding ||
+                      sliced.wants_clone || !often;
+  WholeReason why = wanted ? clone(sliced, graph) : WholeReason::kNone;
   if (why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) why = WholeReason::kNoMemory;
-  const bool follows = why == WholeReason::kNone && has_pieces && follow(sliced, old);
-  if (old != nullptr) table().graph_clone_destroy(old);
-  if (follows) {
-    sliced.state.store(Sliced::State::kReady);
-    if (launches > 0) driver::registry().launched(sliced.exec);
-    return;
+  bool fits = why == WholeReason::kNone;
+  if (fits && (has_pieces || state == Sliced::State::kBuilding)) {
+    fits = old != nullptr && are_alike(old, sliced.clone);
+    if (has_pieces) {
+      const Taken taken(sliced);
+      fits = fits && take_over(sliced, *sliced.pieces);
+    }
+    if (fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
+    if (!fits) ++sliced.misfits;
   }
-  drop(sliced);
-  sliced.least_launches.store(launches + kSettled, std::memory_order_relaxed);
-  if (why != WholeReason::kNone) note_whole(sliced, why);
+  destroy(old);
+  if (fits) {
+    if (state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
+  } else {
+    sliced.generation.fetch_add(1);
+    drop(sliced);
+    sliced.least_launches.store(launches + kSettled, std::memory_order_relaxed);
+    if (sliced.misfits == kMostMisfits && why == WholeReason::kNone) why = WholeReason::kUpdated;
+    if (why != WholeReason::kNone) {
+      destroy(std::exchange(sliced.clone, nullptr));
+      note_whole(sliced, why);
+    }
+  }
+  if (why == WholeReason::kNone && launches > 0) driver::registry().launched(sliced.exec);
 }
 
-// Slices take over what the clone has now. `old` is what they were made of.
-bool Slices::follow(Sliced& sliced, CUgraph old) {
-  ReadGraph before;
-  ReadGraph now;
-  if (old == nullptr || table().graph_update == nullptr || !read_graph(old, before) || !read_graph(sliced.clone, now) ||
-      !is_alike(before, now)) {
+// Slices take over what the clone has now.
+bool Slices::take_over(Sliced& sliced, const Pieces& pieces) {
+  std::vector<CUgraphNode> nodes;
+  if (table().graph_update == nullptr || !get_nodes(sliced.clone, nodes) || nodes.size() != pieces.handles.size()) {
     return false;
   }
-  const Taken taken(sliced);
-  const Pieces& pieces = *sliced.pieces;
-  for (std::size_t i = 0; i < now.handles.size(); ++i) {
-    if (!copy_node(pieces.handles[i], now.handles[i])) return false;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (!copy_node(pieces.handles[i], nodes[i])) return false;
   }
   for (const Pieces::Piece& piece : pieces.pieces) {
     CUgraphExecUpdateResultInfo info{};
@@ -192,6 +214,8 @@ bool Slices::follow(Sliced& sliced, CUgraph old) {
 }
 
 bool Slices::find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place) {
+  // Which of its nodes the driver has paired with which, it does not say.
+  if (sliced.updated) return false;
   if (sliced.place_of.empty()) {
     for (std::uint32_t i = 0; i < sliced.program_nodes.size(); ++i) sliced.place_of.emplace(sliced.program_nodes[i], i);
   }
@@ -523,9 +547,14 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   const auto put_in_place = [&] {
     if (sliced->generation.load() != generation) return;  // who changed it has said what it is now
     const bool had = sliced->pieces != nullptr;
+    if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
     if (unloaded) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
-    if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) reason = WholeReason::kNotBuilt;
+    try {
+      if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) reason = WholeReason::kNotBuilt;
+    } catch (const std::exception&) {
+      reason = WholeReason::kNoMemory;
+    }
     if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
@@ -574,10 +603,12 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   };
   if (stopped([&] {
         sliced.changed_meanwhile.clear();
+        sliced.updated_meanwhile = false;
+        sliced.wants_clone = sliced.clone == nullptr;
         if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone) != CUDA_SUCCESS) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
-        } else if (!read_graph(own, read)) {
+        } else if (reason = why_whole(own); reason == WholeReason::kNone && !read_graph(own, read)) {
           reason = WholeReason::kCloneDiffers;
         }
       })) {
@@ -691,7 +722,8 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
 }
 
 // What was changed since the clone was cloned, and what a clone does not carry.
-bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) noexcept {
+bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
+  if (sliced.updated_meanwhile && !take_over(sliced, pieces)) return false;
   return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),
                      [&](std::uint32_t place) { return set_piece(sliced, pieces, place); }) &&
          std::all_of(sliced.disabled.begin(), sliced.disabled.end(), [&](std::uint32_t place) {

@@ -90,6 +90,10 @@ struct Sliced {
   unsigned recuts = 0;
   std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
   std::optional<int> priority;
+  bool wants_clone = false;                 // a launch wants slices, and there was none to make them of
+  bool updated = false;                     // to another graph, ever,
+  bool updated_meanwhile = false;           // and since the build that is under way began
+  unsigned misfits = 0;                     // updates that slices did not follow
   std::optional<std::uint64_t> changed_at;  // launches, at the last update
 
   std::unique_ptr<Pieces> pieces;
@@ -197,6 +201,7 @@ class Slices {
   static constexpr std::int64_t kLookNs = kNsPerSecond;  // between two looks at what there is
   static constexpr int kIdleLooks = 20;                  // without a launch: its slices are dropped
   static constexpr unsigned kMostRecuts = 3;
+  static constexpr unsigned kMostMisfits = 3;
   static constexpr std::uint64_t kSettled = 16;  // launches between two changes, for slices to be worth building anew
   static constexpr std::uint64_t kPieceBytes = 64 << 10;
   static constexpr std::uint64_t kNodeBytes = 4 << 10;
@@ -206,14 +211,14 @@ class Slices {
   std::shared_ptr<Sliced> next_wanted() noexcept;
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
-  bool catch_up(Sliced& sliced, const Pieces& pieces) noexcept;
+  bool catch_up(Sliced& sliced, const Pieces& pieces);
   std::unique_ptr<Pieces> take_pieces(Sliced& sliced) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
   graph::WholeReason clone(Sliced& sliced, CUgraph graph);
   void updated(Sliced& sliced, CUgraph graph);
-  bool follow(Sliced& sliced, CUgraph graph);
+  bool take_over(Sliced& sliced, const Pieces& pieces);
   bool find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place);
   bool set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept;
   void give_up(Sliced& sliced) noexcept;

@@ -237,6 +237,45 @@ TEST_F(Sliced, AnUpdatedGraphRunsAsItIsNowAndKeepsItsSlices) {
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
 }
 
+// From its first launch on, before there can be slices.
+TEST_F(Sliced, AGraphThatIsUpdatedAtEachLaunchGetsSlices) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graphs[] = {new_graph(), new_graph()};
+  chain(graphs[0], 1, 40);
+  chain(graphs[1], 101, 40);
+  CUgraphExec exec = instantiate(graphs[0]);
+  const std::uint64_t before = state().sliced_launches;
+  for (std::uint64_t turn = 1; turn < 3'000 && state().sliced_launches < before + 20; ++turn) {
+    ASSERT_EQ(update(exec, graphs[turn % 2]), CUDA_SUCCESS);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    ASSERT_EQ(ran(), numbers(turn % 2 == 0 ? 1 : 101, 40));
+    clear_log();
+  }
+  EXPECT_GE(state().sliced_launches, before + 20);
+  EXPECT_EQ(slices().counts().graphs_sliced, 1U);
+}
+
+// Which node of its graph another graph's nodes were paired with is not known: a change of one means no more slices.
+TEST_F(Sliced, ANodeThatChangesAfterAnUpdateRunsAsItIsNow) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraph other = new_graph();
+  chain(other, 101, 40);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  ASSERT_EQ(update(exec, other), CUDA_SUCCESS);
+  const Parameters parameters(program_, 999);
+  ASSERT_EQ(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(exec, nodes[5],
+                                                                                                &parameters.node),
+            CUDA_SUCCESS);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::vector<std::uint64_t> wanted = numbers(101, 40);
+  wanted[5] = 999;
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(slices().counts().graphs_sliced, 0U);
+}
+
 TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
