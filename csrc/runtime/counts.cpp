@@ -34,6 +34,7 @@ void gather_counts(arbiter::Counts& counts) noexcept {
   counts.device_launches = telemetry::device_launches();
   engine().for_each_device([&](Device& device) {
     if (device.gate.registered()) counts.without_room += device.gate.without_room();
+    counts.best_effort_gpu_ns += static_cast<std::uint64_t>(device.gate.completed_gpu_ns());
     if (device.queue() == nullptr) return;
     const queue::LauncherTime time = device.queue()->launcher_time();
     counts.launcher_cpu_ns += static_cast<std::uint64_t>(time.cpu_ns);

@@ -381,8 +381,9 @@ void Gate::retire(std::int64_t now) noexcept {
   markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
                   [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
                     sampler_.completed(segment, completed, marked);
-                    hot().counters.best_effort_gpu_ns.fetch_add(static_cast<std::uint64_t>(completed.predicted_ns),
-                                                                std::memory_order_relaxed);
+                    // Under lock_: nobody else writes it.
+                    gpu_ns_.store(gpu_ns_.load(std::memory_order_relaxed) + completed.predicted_ns,
+                                  std::memory_order_relaxed);
                   });
   // Somewhere between the two looks.
   if (ledger.launches() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (retired_ns_ + now) / 2;

@@ -97,6 +97,9 @@ class Gate {
 
   std::int64_t lead_ns() noexcept;
 
+  // Predicted GPU time of launches that are complete. Any thread.
+  std::int64_t completed_gpu_ns() const noexcept { return gpu_ns_.load(std::memory_order_relaxed); }
+
   // Kernels whose parameters the predictor has no room to learn. The ticker's.
   std::uint32_t without_room() noexcept;
 
@@ -194,6 +197,7 @@ class Gate {
   std::int64_t dry_since_ns_ = 0;  // since when nothing of ours has been in flight; 0: something is
   std::array<std::int64_t, schedule::Ledger::kMarkers> due_ns_{};  // when each segment was predicted to end
   std::uint32_t without_room_ = 0;                                 // as last read
+  std::atomic<std::int64_t> gpu_ns_{0};
   std::atomic<bool> backstop_used_{false};
   std::atomic<bool> backstop_told_{false};
 };

@@ -23,7 +23,6 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
   if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || operation.graph() == part(0);
   if (status != CUDA_SUCCESS) return;
   telemetry::Shard& count = hot().counters.shard(this_thread().index);
-  count.launches[static_cast<std::size_t>(Class::kBestEffort)].fetch_add(1, std::memory_order_relaxed);
   count.offloaded.fetch_add(1, std::memory_order_relaxed);
   if (is_part) count.slice_launches.fetch_add(1, std::memory_order_relaxed);
 }

@@ -15,7 +15,7 @@
 namespace cudasched::telemetry {
 
 struct alignas(64) Shard {
-  std::array<std::atomic<std::uint64_t>, kClassCount> launches{};  // that the driver accepted, by class
+  std::array<std::atomic<std::uint64_t>, kClassCount> launches{};  // that the driver accepted, not offloaded, by class
   std::atomic<std::uint64_t> gated{0};
   std::atomic<std::uint64_t> waits{0};
   std::atomic<std::uint64_t> wait_ns{0};
@@ -71,7 +71,9 @@ class Counters {
       sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
       sum.untracked += shard.untracked.load(std::memory_order_relaxed);
       sum.exceptions += shard.exceptions.load(std::memory_order_relaxed);
-      sum.offloaded += shard.offloaded.load(std::memory_order_relaxed);
+      const std::uint64_t offloaded = shard.offloaded.load(std::memory_order_relaxed);
+      sum.offloaded += offloaded;
+      sum.launches[static_cast<std::size_t>(Class::kBestEffort)] += offloaded;
       sum.backed_off += shard.backed_off.load(std::memory_order_relaxed);
       sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
       sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
@@ -104,7 +106,6 @@ class Counters {
     to.unmet_collectives = sum.unmet_collectives;
     to.sliced_launches = sum.sliced_launches;
     to.slice_launches = sum.slice_launches;
-    to.best_effort_gpu_ns = best_effort_gpu_ns.load(std::memory_order_relaxed);
     to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
     gate_waits.read(to.gate_waits);
     preemptions.read(to.preemptions);
@@ -116,7 +117,6 @@ class Counters {
   Histogram preemptions;  // best-effort work in flight when a request began
   PredictionCounts predictions;
   RegionCounts regions;
-  std::atomic<std::uint64_t> best_effort_gpu_ns{0};  // predicted, of launches that are complete
   std::atomic<std::uint64_t> latency_active_ns{0};
   // Under `harvest` (runtime/latency/segments.hpp):
   std::atomic<std::uint64_t> clean_requests{0};     // kept without best effort, to see what they take by themselves
@@ -147,7 +147,6 @@ class Counters {
     preemptions.reset();
     predictions.reset();
     regions.reset();
-    best_effort_gpu_ns.store(0, std::memory_order_relaxed);
     latency_active_ns.store(0, std::memory_order_relaxed);
     clean_requests.store(0, std::memory_order_relaxed);
     halved_budgets.store(0, std::memory_order_relaxed);

@@ -93,19 +93,21 @@ TEST(Counters, ReadSaysAllThatWasCountedAndAChildStartsAnew) {
   counters->shard(3).untracked += 4;
   counters->gate_waits.add(5'000);
   counters->preemptions.add(0);
-  counters->best_effort_gpu_ns += 77;
+  counters->shard(4).offloaded += 5;  // these are launches, too
+  counters->latency_active_ns += 77;
   cudasched_counts read{};
   counters->read(read);
-  EXPECT_EQ(read.best_effort_launches, 3U);
+  EXPECT_EQ(read.best_effort_launches, 8U);
+  EXPECT_EQ(read.offloaded_launches, 5U);
   EXPECT_EQ(read.graph_launches, 1U);
   EXPECT_EQ(read.untracked_launches, 4U);
   EXPECT_EQ(count(read.gate_waits), 1U);
   EXPECT_EQ(count(read.preemptions), 1U);
-  EXPECT_EQ(read.best_effort_gpu_ns, 77U);
+  EXPECT_EQ(read.latency_active_ns, 77U);
   counters->reset();
   cudasched_counts none{};
   counters->read(none);
-  EXPECT_EQ(none.best_effort_launches + none.graph_launches + none.untracked_launches + none.best_effort_gpu_ns, 0U);
+  EXPECT_EQ(none.best_effort_launches + none.graph_launches + none.untracked_launches + none.latency_active_ns, 0U);
   EXPECT_EQ(count(none.gate_waits) + count(none.preemptions), 0U);
 }
 

@@ -1,0 +1,173 @@
+"""What it costs to be seen: counting on the launch path, and a scrape of 64 clients.
+
+    python -m benchmarks.observe --out benchmarks/results/observe.json
+
+`counters_ns`: what counting adds to a gated best-effort launch that the launcher thread makes (counters.cpp does what
+is counted on its way and nothing else), without a GPU or a driver. The least of many batches, which a machine that does
+other work beside it disturbs least; `low` is the same, `high` their median.
+
+`scrape_ms_64_clients`: from the request to the last byte of `cudasched metrics serve`, by HTTP on loopback, with 64
+processes that each have counted in every bucket (clients.cpp) and publish every 10 ms. The median of all scrapes; `low`
+and `high` are the least and the 95th percentile. `samples` says how many lines a scrape has.
+
+Figures that the file has and that were not measured now stay. Needs g++ and prometheus-client; takes a quarter of a
+minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import meta
+from benchmarks.results.schema import FigureRow, Meta, Results, load
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CLIENTS = 64
+#: What is promised.
+GOALS = {"counters_ns": 15.0, "scrape_ms_64_clients": 60.0}
+LIMITS = {
+    "counters_ns": "two atomic additions of about 5 ns each on this machine",
+    "scrape_ms_64_clients": "Python's making of the text, a line at a time",
+}
+TIMEOUT_S = 300
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot be run; the text says why."""
+
+
+def build(directory: Path, name: str, *sources: Path) -> Path:
+    """Compiles a program of this directory.
+
+    Raises:
+        BenchmarkError: There is no g++, or it refuses.
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise BenchmarkError("needs g++")
+    program = directory / name
+    command = [compiler, "-std=c++20", "-O2", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
+    command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}", str(HERE / f"{name}.cpp"), *map(str, sources)]
+    done = subprocess.run([*command, "-o", str(program), "-ldl"], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BenchmarkError(f"{name}.cpp does not compile:\n{done.stderr}")
+    return program
+
+
+def row(figure: str, value: float, low: float, high: float, n: int) -> FigureRow:
+    """A figure beside its goal."""
+    goal = GOALS[figure]
+    limited_by = "" if value <= goal else LIMITS[figure]
+    return FigureRow(
+        figure=figure, value=value, goal=goal, better="less", low=low, high=high, n=n, limited_by=limited_by
+    )
+
+
+def counters(directory: Path, rounds: int) -> FigureRow:
+    """`counters_ns`."""
+    program = build(directory, "counters")
+    done = subprocess.run([str(program), str(10 * rounds)], capture_output=True, text=True, check=True)
+    batches = [float(line) for line in done.stdout.split()]
+    return row("counters_ns", min(batches), min(batches), statistics.median(batches), len(batches))
+
+
+def scrape(directory: Path, rounds: int, clients: int = CLIENTS) -> FigureRow:
+    """`scrape_ms_64_clients`.
+
+    Raises:
+        BenchmarkError: A program does not start.
+    """
+    sources = [*sorted((ROOT / "csrc" / "arbiter").glob("*.cpp"))]
+    sources += [ROOT / "csrc" / "base" / name for name in ("class.cpp", "log.cpp")]
+    run = directory / "run"
+    holder = build(directory, "clients", *sources)
+    environment = {**os.environ, "CUDASCHED_RUN_DIR": str(run)}
+    server = [sys.executable, "-m", "cudasched", "metrics", "serve", "--port", "0"]
+    with (
+        subprocess.Popen([str(holder), str(run), str(clients)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as held,
+        subprocess.Popen(server, env=environment, stderr=subprocess.PIPE, text=True) as serving,
+    ):
+        assert held.stdin and held.stdout and serving.stderr
+        try:
+            if held.stdout.readline() != b"ready\n":
+                raise BenchmarkError("the clients do not start")
+            said = serving.stderr.readline()
+            if "http://" not in said:
+                raise BenchmarkError(f"the server does not start: {said}{serving.stderr.read()}")
+            url = said.split()[-1]
+            times = []
+            for _ in range(10 * rounds):
+                begin = time.perf_counter()
+                with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+                    text = answer.read()
+                times.append(1e3 * (time.perf_counter() - begin))
+            found = text.count(b"cudasched_launches_total{")
+            if found != 3 * clients:
+                raise BenchmarkError(f"a scrape has {found // 3} of {clients} clients")
+        finally:
+            serving.terminate()
+            held.stdin.close()
+    print(f"{len([1 for line in text.splitlines() if not line.startswith(b'#')])} samples", file=sys.stderr)
+    times.sort()
+    high = times[int(0.95 * (len(times) - 1))]
+    return row("scrape_ms_64_clients", statistics.median(times), times[0], high, len(times))
+
+
+def machine() -> str:
+    """The processor, which is all that these figures are of."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.observe", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the results file; its other figures stay")
+    parser.add_argument("--rounds", type=int, default=10, help="of ten batches and ten scrapes each")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            rows = [counters(Path(place), options.rounds), scrape(Path(place), options.rounds, options.clients)]
+    except BenchmarkError as error:
+        print(f"observe: {error}", file=sys.stderr)
+        return 1
+    described = Meta(
+        gpu=f"none ({machine()})",
+        driver=None,
+        cuda=None,
+        torch=None,
+        python=platform.python_version(),
+        commit=os.environ.get("CUDASCHED_COMMIT") or meta.current_commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        sm_clock_mhz=None,
+        command=meta.command_line(),
+    )
+    names = {each.figure for each in rows}
+    if options.out.exists():
+        rows = [
+            each for each in load(options.out).rows if isinstance(each, FigureRow) and each.figure not in names
+        ] + rows
+    Results(meta=described, rows=rows).write(options.out)
+    for each in rows:
+        print(f"{each.figure}: {each.value:.3g} (goal {each.goal:g}), {each.low:.3g} to {each.high:.3g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
