@@ -377,7 +377,7 @@ void Gate::retire(std::int64_t now) noexcept {
   schedule::Ledger& ledger = markers_.ledger();
   const std::uint64_t before = ledger.completions();
   ledger.look(now, admission_.gpu());
-  sampler_.look();
+  sampler_.look(now);
   markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
                   [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
                     sampler_.completed(segment, completed, marked);

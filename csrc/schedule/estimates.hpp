@@ -7,8 +7,8 @@
 // kWrongBy times as long. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
 // thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
 // kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and falls
-// by half at most from one look at the device to the next: a device that was stopped for a while, as a guest's is, then
-// seems to complete in a moment what it did not run in that moment.
+// by half in kHalvingNs at most: a device that was stopped for a while, as a guest's is, then seems to complete in a
+// moment what it did not run in that moment.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 80 KiB.
 #pragma once
@@ -26,6 +26,7 @@ class Estimates {
   static constexpr std::size_t kPlaces = 2'048;
   static constexpr std::int64_t kUnprovenNs = 1'000'000;
   static constexpr std::int64_t kWrongBy = 4;
+  static constexpr std::int64_t kHalvingNs = 5'000'000;
 
   // Never 0.
   static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
@@ -53,8 +54,8 @@ class Estimates {
     places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, 0, is_collective};
   }
 
-  // What is observed from now on was seen complete by another look at the device.
-  void look() noexcept { ++look_; }
+  // What is observed from now on was seen complete at that time.
+  void look(std::int64_t now_ns) noexcept { now_ns_ = now_ns; }
 
   // A launch of the key took between these.
   void observe(std::uint64_t key, std::int64_t least_ns, std::int64_t most_ns) noexcept {
@@ -63,9 +64,9 @@ class Estimates {
     const std::int64_t told_ns = std::clamp(place.duration_ns, least_ns, most_ns);
     if (told_ns >= place.duration_ns) {
       place.duration_ns = told_ns;
-    } else if (place.lowered != look_) {
+    } else if (place.lowered_ns == 0 || now_ns_ - place.lowered_ns >= kHalvingNs) {
       place.duration_ns = std::max(told_ns, place.duration_ns / 2);
-      place.lowered = look_;
+      place.lowered_ns = now_ns_;
     }
     if (most_ns <= kWrongBy * place.duration_ns) place.proven = epoch_;
   }
@@ -85,12 +86,12 @@ class Estimates {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
     std::uint64_t proven = 0;   // in which epoch; 0: in none
-    std::uint64_t lowered = 0;  // by which look
+    std::int64_t lowered_ns = 0;  // when; 0: never
     bool is_collective = false;
   };
 
   std::uint64_t epoch_ = 1;
-  std::uint64_t look_ = 1;
+  std::int64_t now_ns_ = 1;
   std::array<Place, kPlaces> places_{};
 };
 

@@ -924,7 +924,7 @@ void Replay::completed(Client& client, const Job& job) {
   const schedule::Ledger::Completed took = client.ledger.complete(job.segment);
   if (client.told[place] == kPredicted) return;
   if (client.told[place] != 0) {
-    client.estimates.look();
+    client.estimates.look(now_ns_);
     client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
   } else {
     client.estimates.observe_together(took.predicted_ns, took.least_ns);

@@ -61,8 +61,8 @@ class Sampler {
   }
   schedule::Estimates::Found find(std::uint64_t key) const noexcept { return estimates_.find(key); }
   schedule::Estimates::Found estimate(std::uint64_t key, const predict::Query& query) noexcept;
-  // The gate looks at the device: what is observed from now on was seen complete by this look.
-  void look() noexcept { estimates_.look(); }
+  // The gate looks at the device: what is observed from now on was seen complete at that time.
+  void look(std::int64_t now_ns) noexcept { estimates_.look(now_ns); }
   // The gate was on, and the predictor has learned.
   void forget_estimates() noexcept { estimates_.clear(); }
 

@@ -715,14 +715,16 @@ TEST(Estimates, ADeviceThatWasStoppedDoesNotMakeLaunchesShort) {
   estimates.note(key, 2 * kMs);
   estimates.observe(key, 1 * kMs, 3 * kMs);
   ASSERT_EQ(estimates.find(key).duration_ns, 2 * kMs);
-  estimates.look();
-  for (int i = 0; i < 50; ++i) estimates.observe(key, 0, 1 * kUs);  // all at once
+  std::int64_t now = 7 * kMs;
+  for (int i = 0; i < 50; ++i) {
+    estimates.look(now += 90 * kUs);
+    estimates.observe(key, 0, 1 * kUs);
+  }
   EXPECT_EQ(estimates.find(key).duration_ns, 1 * kMs);
-  estimates.look();
   estimates.observe(key, 2 * kMs, 3 * kMs);
   EXPECT_EQ(estimates.find(key).duration_ns, 2 * kMs);
   for (int i = 0; i < 12; ++i) {  // launches that are as short as that are known to be soon
-    estimates.look();
+    estimates.look(now += Estimates::kHalvingNs);
     estimates.observe(key, 0, 1 * kUs);
   }
   EXPECT_EQ(estimates.find(key).duration_ns, 1 * kUs);
