@@ -1,0 +1,153 @@
+"""What changed between two looks at all clients: the rows of `cudasched top`. Pure: no clock, no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cudasched.observe._metrics import Device, Metrics, Process, Times
+
+__all__ = ["Look", "Row", "rows"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was read at one moment.
+
+    Attributes:
+        at_s: On a clock that does not go back.
+        devices: The GPUs.
+        processes: Their clients.
+    """
+
+    at_s: float
+    devices: tuple[Device, ...]
+    processes: tuple[Process, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process; rates and percentiles are of the time between the two looks, None where nothing happened.
+
+    Attributes:
+        number: The process's own (`Process.number`), or of its first slot where it has said none.
+        pid: As its own pid namespace numbers it.
+        name: Of the program.
+        classes: Of its clients.
+        priority: The highest of its clients.
+        state: ``active``, ``waiting``, ``overdue 12 s``, ``idle``.
+        gpu_share: GPU seconds a second: best effort's predicted time, and the time in which latency work held the gate.
+        launches_per_s: Of all classes.
+        gate_wait_ms: The 95th percentile of waits at the gate.
+        request_ms: The 99th percentile of requests, over all regions.
+        attainment: The share of requests with a target that kept it; of all ever where there was none between the two.
+        slo_ms: The tightest target.
+        in_flight_ms: Predicted GPU time still to run.
+        past_gate: Launches that went as normal on streams of best effort, ever.
+    """
+
+    number: int
+    pid: int
+    name: str
+    classes: tuple[str, ...]
+    priority: int
+    state: str
+    gpu_share: float | None
+    launches_per_s: float | None
+    gate_wait_ms: float | None
+    request_ms: float | None
+    attainment: float | None
+    slo_ms: float | None
+    in_flight_ms: float
+    past_gate: int
+
+
+def _since(now: Times, before: Times) -> Times:
+    if len(now.buckets) != len(before.buckets):
+        return now
+    return Times(
+        tuple(max(0, a - b) for a, b in zip(now.buckets, before.buckets, strict=True)), now.sum_s - before.sum_s
+    )
+
+
+def _merged(all_times: Iterable[Times]) -> Times:
+    merged = Times()
+    for times in all_times:
+        if not merged.buckets:
+            merged = times
+        else:
+            buckets = tuple(a + b for a, b in zip(merged.buckets, times.buckets, strict=True))
+            merged = Times(buckets, merged.sum_s + times.sum_s)
+    return merged
+
+
+def _state(process: Process) -> str:
+    clients = [client for _, client in process.clients]
+    overdue = max(client.overdue_s for client in clients)
+    if any(client.policy_s > 0 for client in clients):
+        return "policy hangs"
+    if overdue > 1:
+        return f"overdue {overdue:.0f} s"
+    for word, flag in (("active", "active"), ("waiting", "waiting")):
+        if any(getattr(client, flag) for client in clients):
+            return word
+    return "idle"
+
+
+def _attainment(metrics: Metrics, before: Metrics | None) -> float | None:
+    met = sum(region.met for region in metrics.regions)
+    missed = sum(region.missed for region in metrics.regions)
+    if before is not None:
+        new_met = met - sum(region.met for region in before.regions)
+        new_missed = missed - sum(region.missed for region in before.regions)
+        if new_met + new_missed > 0:
+            met, missed = new_met, new_missed
+    return met / (met + missed) if met + missed > 0 else None
+
+
+def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
+    clients = [client for _, client in process.clients]
+    metrics = process.metrics
+    share = launches = wait = request = attainment = None
+    targets = [client.slo_ms for client in clients if client.slo_ms is not None]
+    past_gate = 0
+    if metrics is not None:
+        attainment = _attainment(metrics, before)
+        targets += [region.slo_ms for region in metrics.regions if region.slo_ms is not None]
+        past_gate = metrics.normal_beside_best_effort
+    if metrics is not None and before is not None and elapsed_s > 0:
+        spent = metrics.best_effort_gpu_s - before.best_effort_gpu_s
+        spent += metrics.latency_active_s - before.latency_active_s
+        share = max(0.0, spent / elapsed_s)
+        launches = max(0, sum(metrics.launches.values()) - sum(before.launches.values())) / elapsed_s
+        wait = _since(metrics.gate_wait, before.gate_wait).p95_ms
+        earlier = {region.name: region.times for region in before.regions}
+        request = _merged(_since(r.times, earlier.get(r.name, Times())) for r in metrics.regions).p99_ms
+    return Row(
+        number=process.number or clients[0].slot,
+        pid=process.pid,
+        name=process.name,
+        classes=tuple(sorted({client.client_class for client in clients})),
+        priority=max(client.priority for client in clients),
+        state=_state(process),
+        gpu_share=share,
+        launches_per_s=launches,
+        gate_wait_ms=wait,
+        request_ms=request,
+        attainment=attainment,
+        slo_ms=min(targets) if targets else None,
+        in_flight_ms=sum(client.in_flight_ms for client in clients),
+        past_gate=past_gate,
+    )
+
+
+def rows(now: Look, before: Look | None) -> list[Row]:
+    """A row for each process.
+
+    Args:
+        now: The later look.
+        before: An earlier one; None: there was none, and no rates are known.
+    """
+    known = {process.number: process.metrics for process in before.processes} if before is not None else {}
+    elapsed_s = now.at_s - before.at_s if before is not None else 0.0
+    return [_row(process, known.get(process.number), elapsed_s) for process in now.processes]

@@ -1,0 +1,199 @@
+"""`cudasched top`: who uses the GPUs now, live, in a terminal. Needs textual (``pip install 'cudasched[observe]'``)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, Footer, Static
+
+from cudasched._text import printable
+from cudasched.errors import Error
+from cudasched.observe._gpus import with_gpus
+from cudasched.observe._metrics import clients
+from cudasched.observe._rates import Look, Row, rows
+
+__all__ = ["Top"]
+
+_GIB = 2**30
+
+
+def _number(value: float | None, form: str, scale: float = 1.0) -> str:
+    return "-" if value is None else format(scale * value, form)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column.
+
+    Attributes:
+        title: Its heading.
+        text: What a row has there.
+        order: By which rows are sorted.
+        rank: From which width of the terminal on it is shown, characters.
+        descends: The greatest come first.
+    """
+
+    title: str
+    text: Callable[[Row], str]
+    order: Callable[[Row], Any]
+    rank: int
+    descends: bool = True
+
+
+def _classes(row: Row) -> str:
+    short = {"latency": "lat", "normal": "norm", "best_effort": "best-eff"}
+    return "+".join(short.get(name, name) for name in row.classes)
+
+
+_COLUMNS = (
+    _Column("pid", lambda r: str(r.pid), lambda r: r.pid, 0, descends=False),
+    _Column("name", lambda r: printable(r.name)[:24], lambda r: r.name.lower(), 0, descends=False),
+    _Column("class", _classes, lambda r: r.classes, 0, descends=False),
+    _Column("GPU %", lambda r: _number(r.gpu_share, ".0f", 100), lambda r: r.gpu_share or 0, 0),
+    _Column("state", lambda r: r.state, lambda r: r.state, 70, descends=False),
+    _Column("in SLO %", lambda r: _number(r.attainment, ".1f", 100), lambda r: 2 - (r.attainment or 2), 60),
+    _Column("P99 ms", lambda r: _number(r.request_ms, ".2f"), lambda r: r.request_ms or 0, 80),
+    _Column("SLO ms", lambda r: _number(r.slo_ms, "g"), lambda r: r.slo_ms or 0, 100),
+    _Column("gate P95 ms", lambda r: _number(r.gate_wait_ms, ".2f"), lambda r: r.gate_wait_ms or 0, 100),
+    _Column("in flight ms", lambda r: _number(r.in_flight_ms, ".3f"), lambda r: r.in_flight_ms, 120),
+    _Column("launches/s", lambda r: _number(r.launches_per_s, ".0f"), lambda r: r.launches_per_s or 0, 90),
+    _Column("prio", lambda r: str(r.priority), lambda r: r.priority, 130),
+    _Column("past gate", lambda r: str(r.past_gate), lambda r: r.past_gate, 140),
+)
+
+
+class Top(App[int]):
+    """The program; returns 0.
+
+    Args:
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+        interval_s: Between two looks.
+    """
+
+    TITLE = "cudasched top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: auto; padding: 0 1; }
+    #table { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,escape", "quit", "quit"),
+        Binding("s", "sort(1)", "sort by next"),
+        Binding("S", "sort(-1)", "previous", show=False),
+        Binding("r", "reverse", "reverse"),
+        Binding("space", "pause", "pause"),
+    ]
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, interval_s: float = 1.0) -> None:
+        super().__init__()
+        self._directory = directory
+        self._interval_s = interval_s
+        self._before: Look | None = None
+        self._now: Look | None = None
+        self._rows: list[Row] = []
+        self._error = ""
+        self._paused = False
+        self._sorted = "GPU %"
+        self._reversed = False
+
+    def compose(self) -> ComposeResult:
+        """The parts of the screen."""
+        yield Static(id="summary")
+        yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """The first look, and one each interval."""
+        self._look()
+        self.set_interval(self._interval_s, self._look)
+
+    def on_resize(self) -> None:
+        """Other columns fit."""
+        self._show()
+
+    def action_sort(self, step: int) -> None:
+        """By the next of the columns that are shown, or the one before."""
+        titles = [column.title for column in self._columns()]
+        place = titles.index(self._sorted) if self._sorted in titles else 0
+        self._sorted = titles[(place + step) % len(titles)]
+        self._show()
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        self._reversed = not self._reversed
+        self._show()
+
+    def action_pause(self) -> None:
+        """What is shown stays."""
+        self._paused = not self._paused
+        self._show()
+
+    def _look(self) -> None:
+        if self._paused:
+            return
+        try:
+            devices, processes = clients(self._directory)
+            devices = with_gpus(devices, processes)
+            self._error = ""
+        except Error as error:
+            devices, processes, self._error = [], [], str(error)
+        self._before, self._now = self._now, Look(time.monotonic(), tuple(devices), tuple(processes))
+        self._rows = rows(self._now, self._before)
+        self._show()
+
+    def _columns(self) -> list[_Column]:
+        return [column for column in _COLUMNS if column.rank <= self.size.width]
+
+    def _summary(self) -> Text:
+        lines = []
+        for device in self._now.devices if self._now else ():
+            text = f"{device.name or 'GPU'} {device.uuid[:13]}"
+            if device.error:
+                text += f": {device.error}"
+            if (gpu := device.gpu) is not None:
+                if gpu.sm_ratio is not None:
+                    text += f"  {100 * gpu.sm_ratio:.0f}% busy"
+                if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+                    text += f"  {gpu.memory_used_bytes / _GIB:.1f} of {gpu.memory_total_bytes / _GIB:.0f} GiB"
+                if gpu.power_w is not None:
+                    text += f"  {gpu.power_w:.0f} W"
+                for each in gpu.foreign:
+                    where = "with another run directory" if each.elsewhere else "not under cudasched"
+                    text += f"\n  {each.name} ({each.pid}) is {where}"
+                if gpu.unaccounted_bytes:
+                    text += f"\n  unaccounted memory: {gpu.unaccounted_bytes / _GIB:.1f} GiB"
+            lines.append(text)
+        if self._error:
+            lines.append(self._error)
+        elif not self._rows:
+            lines.append("no clients: no program runs under cudasched")
+        order = "ascending" if self._ascends() else "descending"
+        lines.append(f"by {self._sorted}, {order}" + ("  PAUSED" if self._paused else ""))
+        return Text(printable("\n".join(lines), newlines=True))
+
+    def _ascends(self) -> bool:
+        column = next(column for column in _COLUMNS if column.title == self._sorted)
+        return column.descends == self._reversed
+
+    def _show(self) -> None:
+        if self._now is None:
+            return
+        self.query_one("#summary", Static).update(self._summary())
+        table: DataTable[Text] = self.query_one("#table", DataTable)
+        columns = self._columns()
+        chosen = next((column for column in columns if column.title == self._sorted), columns[0])
+        cursor = table.cursor_row
+        table.clear(columns=True)
+        for column in columns:
+            table.add_column(column.title)
+        for row in sorted(self._rows, key=lambda row: (chosen.order(row), row.pid), reverse=not self._ascends()):
+            table.add_row(*(Text(column.text(row)) for column in columns))
+        if self._rows:
+            table.move_cursor(row=min(cursor, len(self._rows) - 1))

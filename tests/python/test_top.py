@@ -1,0 +1,223 @@
+"""`cudasched top`: what it makes of two looks, and the program itself in a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
+from cudasched.observe._rates import Look, Row, rows
+from cudasched.status import Client
+from support import PATIENCE_S, Run
+
+pytest.importorskip("textual")
+pyte = pytest.importorskip("pyte")
+
+NOTHING = Times((0,) * 98)
+CLIENT = Client(
+    0, 7, "serve.py", "latency", 2, 5.0, True, False, False, 0, True, 1, 0, 0.25, 0, 0, None, 3, 0, 0, 0, 9, 0, "0"
+)
+METRICS = Metrics(
+    {"normal": 0, "latency": 100, "best_effort": 0},
+    *[0] * 15,
+    NOTHING,
+    NOTHING,
+    NOTHING,
+    0.0,
+    0.0,
+    1.0,
+    0.0,
+    0.0,
+    Predictions(),
+    (RegionMetrics("search", 5.0, 10, 10, NOTHING),),
+)
+PROCESS = Process(9, 7, "serve.py", "0", METRICS, (("GPU-1", CLIENT),))
+
+
+def at(second: float, *processes: Process) -> Look:
+    return Look(second, (Device("GPU-1", "H200"),), processes)
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    times = Times((0,) * 20 + (4,) + (0,) * 77, 0.1)
+    region = RegionMetrics("search", 5.0, 19, 11, times)
+    later = replace(
+        METRICS, launches={"normal": 0, "latency": 150, "best_effort": 0}, latency_active_s=1.5, regions=(region,)
+    )
+    (row,) = rows(at(12.0, replace(PROCESS, metrics=later)), at(10.0, PROCESS))
+    assert (row.gpu_share, row.launches_per_s, row.attainment) == (0.25, 25.0, 0.9)
+    assert row.request_ms is not None and row.gate_wait_ms is None
+    assert (row.slo_ms, row.in_flight_ms, row.state, row.classes, row.priority) == (5.0, 0.25, "idle", ("latency",), 2)
+
+
+def test_the_first_look_has_no_rates_and_a_silent_process_no_metrics() -> None:
+    first, silent = rows(at(1.0, PROCESS, replace(PROCESS, number=0, metrics=None)), None)
+    assert (first.gpu_share, first.launches_per_s, first.attainment) == (None, None, 0.5)
+    assert (silent.gpu_share, silent.attainment, silent.slo_ms) == (None, None, 5.0)
+
+
+def test_a_process_that_came_or_began_anew_has_no_negative_rates() -> None:
+    before = replace(PROCESS, metrics=replace(METRICS, launches={"latency": 900}, latency_active_s=9.0))
+    (row,) = rows(at(2.0, PROCESS), at(1.0, before))
+    assert (row.gpu_share, row.launches_per_s) == (0.0, 0.0)
+    (came,) = rows(at(2.0, replace(PROCESS, number=10)), at(1.0, PROCESS))
+    assert came.gpu_share is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"active": True}, "active"),
+        ({"waiting": True}, "waiting"),
+        ({"overdue_s": 12.3, "active": True}, "overdue 12 s"),
+    ],
+)
+def test_states(fields: dict[str, object], state: str) -> None:
+    client = replace(CLIENT, **fields)  # type: ignore[arg-type]
+    found: list[Row] = rows(at(1.0, replace(PROCESS, clients=(("GPU-1", client),))), None)
+    assert found[0].state == state
+
+
+WORKS = """
+import sys, threading, cudasched, launcher
+gpu = launcher.Gpu()
+cudasched.set_class(sys.argv[1])
+ended = threading.Event()
+gpu.launch()
+gpu.synchronize()
+print("ready", flush=True)
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+while not ended.wait(0.02):
+    gpu.launch(2)
+    gpu.synchronize()
+"""
+
+
+@contextmanager
+def client(name: str, client_class: str) -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKS, client_class],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CUDASCHED_NAME": name},
+    ) as running:
+        assert running.stdin and running.stdout and running.stdout.readline() == "ready\n"
+        yield
+        running.stdin.close()
+
+
+def _size(terminal: int, columns: int, lines: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+
+class Terminal:
+    """A program in a terminal of its own, and what its screen shows."""
+
+    def __init__(self, command: list[str], columns: int, lines: int = 24, **environment: str) -> None:
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            _size(0, columns, lines)
+            inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            os.execvpe(command[0], command, {**inherited, "TERM": "xterm-256color", **environment})
+
+    def _read(self) -> bool:
+        if not select.select([self._terminal], [], [], 0.1)[0]:
+            return True
+        try:
+            data = os.read(self._terminal, 1 << 16)
+        except OSError:
+            return False
+        # What pyte does not know of newer terminals: private modes with parameters of the kitty keyboard protocol.
+        self._stream.feed(data.replace(b"\x1b[>1u", b"").replace(b"\x1b[<u", b"").replace(b"\x1b[=0;1u", b""))
+        return bool(data)
+
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def until(self, seen: Callable[[str], bool]) -> str:
+        limit = time.monotonic() + PATIENCE_S
+        while not seen(self.text()):
+            assert self._read() and time.monotonic() < limit, self.text()
+        return self.text()
+
+    def keys(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def resize(self, columns: int, lines: int = 24) -> None:
+        self.screen.resize(lines, columns)
+        _size(self._terminal, columns, lines)
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_in_a_terminal_wide_and_narrow(simulated: Path, quick_device: None, command: str) -> None:
+    with client("serve.py", "latency"), client("train.py", "best_effort"):
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 160)
+        both = lambda text: "serve.py" in text and "train.py" in text  # noqa: E731
+        wide = terminal.until(lambda text: both(text) and "past gate" in text and "by GPU %, descending" in text)
+        for title in ("pid", "name", "class", "GPU %", "state", "in SLO %", "P99 ms", "launches/s", "prio"):
+            assert title in wide, title
+        assert "best-eff" in wide
+        # The next column sorts, the other way round, and what is shown stays.
+        terminal.keys("s")
+        terminal.until(lambda text: "by state, ascending" in text)
+        terminal.keys("r")
+        terminal.until(lambda text: "by state, descending" in text)
+        terminal.keys(" ")
+        terminal.until(lambda text: "PAUSED" in text)
+        terminal.resize(50)
+        narrow = terminal.until(lambda text: "past gate" not in text and both(text) and "GPU %" in text)
+        assert "P99" not in narrow
+        terminal.keys("q")
+        assert terminal.end() == 0
+
+
+def test_without_colour(simulated: Path, quick_device: None, command: str) -> None:
+    with client("serve.py", "latency"):
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 80, NO_COLOR="1")
+        terminal.until(lambda text: "serve.py" in text)
+        terminal.keys("q")
+        assert terminal.end() == 0
+        shades = {cell.fg for line in terminal.screen.buffer.values() for cell in line.values()}
+        assert all(_is_grey(shade) for shade in shades), shades
+
+
+def _is_grey(shade: str) -> bool:
+    if len(shade) == 6 and all(digit in "0123456789abcdef" for digit in shade):
+        return shade[:2] == shade[2:4] == shade[4:]
+    return shade in ("default", "black", "white", "brightblack", "brightwhite")
+
+
+def test_nobody_there_is_said(simulated: Path, command: str) -> None:
+    terminal = Terminal([command, "top"], 80)
+    terminal.until(lambda text: "no clients: no program runs under cudasched" in text)
+    terminal.keys("q")
+    assert terminal.end() == 0
+
+
+def test_elsewhere_than_in_a_terminal(cudasched: Run) -> None:
+    done = cudasched("top")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "cudasched: error: `cudasched top` needs a terminal; `cudasched status --json` is for programs\n"
+    )
