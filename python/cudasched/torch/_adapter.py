@@ -117,9 +117,9 @@ class TorchBackend:
         return list(_tensors(self._torch, device))
 
     def keep(self, tensor: Any, stream: Hashable) -> None:
-        # Refused: another process's memory, a wrapper around tensors that are found themselves, or memory that is not
-        # the caching allocator's, which nobody reuses behind our back.
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        # Refused: another process's memory, fake tensors and wrappers around tensors that are found themselves, or
+        # memory that is not the caching allocator's, which nobody reuses behind our back.
+        with contextlib.suppress(Exception):
             tensor.record_stream(self.stream(stream))
 
     def set_class(self, stream: Hashable, client_class: str | None) -> None:

@@ -168,13 +168,14 @@ class ThreadStreams:
 
     def order(self, stream: Hashable, after: Iterable[Hashable]) -> None:
         """What `stream` gets from here on comes after what the others have now. On the GPU; the host goes on."""
-        backend = self._backend
-        for other in dict.fromkeys(after):
-            if other == stream:
+        backend, events, seen = self._backend, self._events, []
+        for other in after:
+            if other == stream or other in seen:
                 continue
-            event = self._events.get(other)
+            seen.append(other)
+            event = events.get(other)
             if event is None:
-                event = self._events[other] = backend.event(self._device)
+                event = events[other] = backend.event(self._device)
             backend.record(event, other)
             backend.wait(stream, event)
 
@@ -200,39 +201,50 @@ class ThreadStreams:
         what is queued for a stream that all threads share is waited for, through an open gate, by whoever uses that.
         For the same reason its event is used once.
         """
+        best_effort = client_class == "best_effort"
         end_of_default = None
-        if client_class != "best_effort":
+        if not best_effort:
             begin()
-        before = self._backend.current(self._device)
-        stream = self.own(client_class) if chosen is None else chosen
-        self.use(stream)
-        if before == self._default:
-            self.keep(self._backend.alive(self._device))
-        if client_class != "best_effort" and stream == self._own.get("normal"):
-            self._class_of_home(None)
-        if client_class == "best_effort":
-            if before != stream or not self.entries:
+        backend, own, default = self._backend, self._own, self._default
+        before = backend.current(self._device)
+        stream = chosen
+        if stream is None:
+            stream = own.get(client_class) or self.own(client_class)
+        else:
+            self.use(stream)
+        if before == default:
+            self.keep(backend.alive(self._device))
+        changes = before != stream
+        after_default = changes or not self.entries
+        if best_effort:
+            if after_default:
                 end_of_default = self.end_of_default()
             begin()
-        if before != stream:
-            after = [other for other in (before, *self._own.values()) if other != self._default]
-            self.order(stream, after)
+        elif self._home_class is not None and stream == own.get("normal"):
+            self._class_of_home(None)
+        if changes and before != default:
+            self.order(stream, (before, *own.values()))
+        elif changes:
+            self.order(stream, own.values())
         if end_of_default is not None:
-            self._backend.wait(stream, end_of_default)
-        elif before != stream or not self.entries:
-            self.order(stream, [self._default])
-        if before != stream:
-            self._backend.make_current(stream)
+            backend.wait(stream, end_of_default)
+        elif after_default:
+            self.order(stream, (default,))
+        if changes:
+            backend.make_current(stream)
         entry = Entry(self._device, client_class, before, stream)
         self.entries.append(entry)
         return entry
 
     def leave(self, entry: Entry) -> None:
         """The thread goes back to where it was, or from the default stream to its normal one."""
-        place = self.entries.index(entry)
-        del self.entries[place]
-        if place < len(self.entries):  # left before one that was entered in it
-            above = self.entries[place]
+        entries = self.entries
+        if entries[-1] is entry:
+            entries.pop()
+        else:  # left before one that was entered in it
+            place = entries.index(entry)
+            del entries[place]
+            above = entries[place]
             if above.before == entry.stream:
                 above.before = entry.before
             return
@@ -241,7 +253,7 @@ class ThreadStreams:
         back = entry.before if entry.before != self._default else self.own("normal")
         current = self._backend.current(self._device)
         if back != current:
-            self.order(back, [entry.stream, current])
+            self.order(back, (entry.stream, current))
             self._backend.make_current(back)
         if back == self._own.get("normal") and entry.stream != back:
             self._class_of_home("best_effort" if entry.client_class == "best_effort" else None)
