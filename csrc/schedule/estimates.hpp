@@ -6,9 +6,9 @@
 // An estimate is proven once a launch of the key was seen complete soon enough to say that it takes no more than
 // kWrongBy times as long. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
 // thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
-// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and falls
-// by half in kHalvingNs at most: a device that was stopped for a while, as a guest's is, then seems to complete in a
-// moment what it did not run in that moment.
+// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and
+// falls by half in kHalvingNs at most: a device that was stopped for a while, as a guest's is, then seems to complete
+// in a moment what it did not run in that moment.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 80 KiB.
 #pragma once
@@ -85,7 +85,7 @@ class Estimates {
   struct Place {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
-    std::uint64_t proven = 0;   // in which epoch; 0: in none
+    std::uint64_t proven = 0;     // in which epoch; 0: in none
     std::int64_t lowered_ns = 0;  // when; 0: never
     bool is_collective = false;
   };

@@ -48,12 +48,6 @@ class Client:
         policy_s: Since its own policy was asked and has not answered, s; 0: it answers.
         deadline_in_ms: Until the earliest deadline of its regions, ms; negative: passed; None: none.
         launches: Kernel and graph launches in this class.
-        clean_requests: Latency requests that were kept without best effort under policy ``harvest``, to see what they
-            take by themselves.
-        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
-            halved.
-        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
-            they were known again.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         gate_waits: Launches that waited at the gate.
         gate_wait_ms: Time spent at the gate, ms.
@@ -135,8 +129,8 @@ class State:
         untracked_launches: Gated launches whose completion could not be followed.
         gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
             them.
-        unknown_handles: How often a stream, event or executable graph found no place among the 131,072 of its kind that are
-            known: calls on it are not deferred.
+        unknown_handles: How often a stream, event or executable graph found no place among the 131,072 of its kind that
+            are known: calls on it are not deferred.
         without_room: Kernels whose parameters the predictor had no room to learn.
         launcher_cpu_ns: CPU time of the launcher threads of this process, ns.
         launcher_driver_ns: Of it, about how much was spent inside the driver's calls, ns.
@@ -159,6 +153,12 @@ class State:
         graph_slices_dropped: Graphs whose slices were given up: changed, or launched no more.
         longest_whole_graph_ns: The longest of the graphs that stay whole, as predicted, ns.
         graphs_whole: Executable graphs that stay whole, by reason.
+        clean_requests: Latency requests that were kept without best effort under policy ``harvest``, to see what they
+            take by themselves.
+        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
+            halved.
+        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
+            they were known again.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
