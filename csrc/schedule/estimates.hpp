@@ -3,14 +3,14 @@
 // is worth. By function and geometry alone, in a table with one place a key; the first launch of a key asks the
 // predictor. Completions put an estimate right: a marker says within which times its segment ended.
 //
-// An estimate is proven once a launch of the key was seen complete soon enough to say that it takes no more than
-// kWrongBy times as long. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
+// An estimate is proven once launches of the key were seen complete soon enough to say that they take no more than
+// kWrongBy times as long, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
 // thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
 // kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and
-// falls by half in kHalvingNs at most: a device that was stopped for a while, as a guest's is, then seems to complete
+// falls by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then seems to complete
 // in a moment what it did not run in that moment.
 //
-// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 80 KiB.
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 96 KiB.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ class Estimates {
   static constexpr std::size_t kPlaces = 2'048;
   static constexpr std::int64_t kUnprovenNs = 1'000'000;
   static constexpr std::int64_t kWrongBy = 4;
-  static constexpr std::int64_t kHalvingNs = 5'000'000;
+  static constexpr std::int64_t kSettleNs = 5'000'000;
 
   // Never 0.
   static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
@@ -51,7 +51,7 @@ class Estimates {
   }
 
   void note(std::uint64_t key, std::int64_t duration_ns, bool is_collective = false) noexcept {
-    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, 0, is_collective};
+    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, 0, 0, is_collective};
   }
 
   // What is observed from now on was seen complete at that time.
@@ -62,18 +62,26 @@ class Estimates {
     Place& place = places_[key % kPlaces];
     if (place.key != key || least_ns > most_ns) return;
     const std::int64_t told_ns = std::clamp(place.duration_ns, least_ns, most_ns);
-    if (told_ns >= place.duration_ns) {
+    if (told_ns > place.duration_ns) {
       place.duration_ns = told_ns;
-    } else if (place.lowered_ns == 0 || now_ns_ - place.lowered_ns >= kHalvingNs) {
+      place.supported_ns = 0;
+    } else if (told_ns < place.duration_ns && (place.lowered_ns == 0 || now_ns_ - place.lowered_ns >= kSettleNs)) {
       place.duration_ns = std::max(told_ns, place.duration_ns / 2);
       place.lowered_ns = now_ns_;
     }
-    if (most_ns <= kWrongBy * place.duration_ns) place.proven = epoch_;
+    if (most_ns > kWrongBy * place.duration_ns) return;
+    if (place.supported_ns <= doubted_ns_) {
+      place.supported_ns = now_ns_;
+    } else if (now_ns_ - place.supported_ns >= kSettleNs) {
+      place.proven = epoch_;
+    }
   }
 
   // Launches that were estimated to take `estimated_ns` together took at least `least_ns`.
   void observe_together(std::int64_t estimated_ns, std::int64_t least_ns) noexcept {
-    if (least_ns > kWrongBy * estimated_ns) ++epoch_;
+    if (least_ns <= kWrongBy * estimated_ns) return;
+    ++epoch_;
+    doubted_ns_ = now_ns_;
   }
 
   // What the predictor says may have changed.
@@ -86,12 +94,14 @@ class Estimates {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
     std::uint64_t proven = 0;     // in which epoch; 0: in none
-    std::int64_t lowered_ns = 0;  // when; 0: never
+    std::int64_t lowered_ns = 0;    // when; 0: never
+    std::int64_t supported_ns = 0;  // since when launches support it; 0: none has
     bool is_collective = false;
   };
 
   std::uint64_t epoch_ = 1;
   std::int64_t now_ns_ = 1;
+  std::int64_t doubted_ns_ = 0;
   std::array<Place, kPlaces> places_{};
 };
 

@@ -691,12 +691,22 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_TRUE(estimates.find(key).known);
   EXPECT_FALSE(estimates.find(key).proven);
   EXPECT_EQ(estimates.find(key).duration_ns, Estimates::kUnprovenNs);
-  estimates.observe(key, 0, 10 * kMs);  // which says little
+  std::int64_t now = 7 * kMs;
+  const auto observe = [&](std::int64_t least_ns, std::int64_t most_ns) {
+    estimates.look(now += Estimates::kSettleNs);
+    estimates.observe(key, least_ns, most_ns);
+  };
+  observe(0, 10 * kMs);  // which says little
+  observe(0, 10 * kMs);
   EXPECT_FALSE(estimates.find(key).proven);
-  estimates.observe(key, 10 * kUs, 100 * kUs);
+  observe(10 * kUs, 100 * kUs);
+  EXPECT_FALSE(estimates.find(key).proven);
+  estimates.observe(key, 10 * kUs, 100 * kUs);  // at the same moment
+  EXPECT_FALSE(estimates.find(key).proven);
+  observe(10 * kUs, 100 * kUs);
   EXPECT_TRUE(estimates.find(key).proven);
   EXPECT_EQ(estimates.find(key).duration_ns, 60 * kUs);
-  estimates.observe(key, 18 * kMs, 21 * kMs);
+  observe(18 * kMs, 21 * kMs);
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
   estimates.observe(key + Estimates::kPlaces, 1, 2);  // another key of the same place
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
@@ -704,6 +714,10 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_TRUE(estimates.find(key).proven);
   estimates.observe_together(100 * kUs, 500 * kUs);
   EXPECT_FALSE(estimates.find(key).proven);
+  observe(18 * kMs, 21 * kMs);
+  EXPECT_FALSE(estimates.find(key).proven);
+  observe(18 * kMs, 21 * kMs);
+  EXPECT_TRUE(estimates.find(key).proven);
   estimates.clear();
   EXPECT_FALSE(estimates.find(key).known);
 }
@@ -712,21 +726,25 @@ TEST(Estimates, ADeviceThatWasStoppedDoesNotMakeLaunchesShort) {
   const unsigned size[3] = {1, 1, 1};
   const std::uint64_t key = Estimates::key_of(&size, size, size);
   Estimates estimates;
-  estimates.note(key, 2 * kMs);
-  estimates.observe(key, 1 * kMs, 3 * kMs);
-  ASSERT_EQ(estimates.find(key).duration_ns, 2 * kMs);
   std::int64_t now = 7 * kMs;
-  for (int i = 0; i < 50; ++i) {
-    estimates.look(now += 90 * kUs);
-    estimates.observe(key, 0, 1 * kUs);
-  }
-  EXPECT_EQ(estimates.find(key).duration_ns, 1 * kMs);
-  estimates.observe(key, 2 * kMs, 3 * kMs);
+  const auto observe_many = [&](std::int64_t apart_ns, std::int64_t least_ns, std::int64_t most_ns) {
+    for (int i = 0; i < 50; ++i) {
+      estimates.look(now += apart_ns);
+      estimates.observe(key, least_ns, most_ns);
+    }
+  };
+  // A kernel of 2 ms that is predicted at 4 us: what ends all at once proves nothing, and makes nothing shorter.
+  estimates.note(key, 4 * kUs);
+  observe_many(90 * kUs, 0, 1 * kUs);
+  EXPECT_EQ(estimates.find(key).duration_ns, Estimates::kUnprovenNs);
+  observe_many(2 * kMs, 2 * kMs, 3 * kMs);
   EXPECT_EQ(estimates.find(key).duration_ns, 2 * kMs);
-  for (int i = 0; i < 12; ++i) {  // launches that are as short as that are known to be soon
-    estimates.look(now += Estimates::kHalvingNs);
-    estimates.observe(key, 0, 1 * kUs);
-  }
+  EXPECT_TRUE(estimates.find(key).proven);
+  observe_many(90 * kUs, 0, 1 * kUs);
+  EXPECT_EQ(estimates.find(key).duration_ns, 1 * kMs);
+  observe_many(2 * kMs, 2 * kMs, 3 * kMs);
+  EXPECT_EQ(estimates.find(key).duration_ns, 2 * kMs);
+  observe_many(Estimates::kSettleNs, 0, 1 * kUs);  // launches that are as short as that
   EXPECT_EQ(estimates.find(key).duration_ns, 1 * kUs);
 }
 
