@@ -247,15 +247,15 @@ bool is_alike(const ReadGraph& read, const ReadGraph& other) {
     return edges;
   };
   if (read.types != other.types || read.edges.size() != other.edges.size()) return false;
+  if (std::equal(read.edges.begin(), read.edges.end(), other.edges.begin(), same)) return true;
   const auto left = sorted(read.edges);
   const auto right = sorted(other.edges);
   return std::equal(left.begin(), left.end(), right.begin(), same);
 }
 
-bool are_alike(CUgraph graph, CUgraph other) {
-  ReadGraph left;
-  ReadGraph right;
-  return read_graph(graph, left) && read_graph(other, right) && is_alike(left, right);
+bool is_alike(const ReadGraph& read, CUgraph other) {
+  ReadGraph found;
+  return read_graph(other, found) && is_alike(read, found);
 }
 
 bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept {

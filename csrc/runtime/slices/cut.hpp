@@ -83,7 +83,7 @@ bool copy_node(CUgraphNode to, CUgraphNode from) noexcept;
 
 // Does `other` have the nodes and edges of `read`, in the same order?
 bool is_alike(const ReadGraph& read, const ReadGraph& other);
-bool are_alike(CUgraph graph, CUgraph other);
+bool is_alike(const ReadGraph& read, CUgraph other);
 
 // Cuts `clone`, which is used up, by `plan`. Not kNone: why there are no slices.
 graph::WholeReason cut(CUgraph clone, const graph::Plan& plan, const Instantiation& how, const Step& step,

@@ -169,7 +169,7 @@ void Slices::updated(Sliced& sliced, CUgraph graph) {
   if (why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) why = WholeReason::kNoMemory;
   bool fits = why == WholeReason::kNone;
   if (fits && (has_pieces || state == Sliced::State::kBuilding)) {
-    fits = old != nullptr && are_alike(old, sliced.clone);
+    fits = is_alike(sliced.shape, sliced.clone);
     if (has_pieces) {
       const Taken taken(sliced);
       fits = fits && take_over(sliced, *sliced.pieces);
@@ -551,7 +551,10 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     if (unloaded) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     try {
-      if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) reason = WholeReason::kNotBuilt;
+      if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {
+        reason = WholeReason::kUpdated;
+        if (sliced->misfits < kMostMisfits) ++sliced->misfits;
+      }
     } catch (const std::exception&) {
       reason = WholeReason::kNoMemory;
     }
@@ -610,6 +613,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
           reason = WholeReason::kNotCloned;
         } else if (reason = why_whole(own); reason == WholeReason::kNone && !read_graph(own, read)) {
           reason = WholeReason::kCloneDiffers;
+        } else {
+          sliced.shape = read;
         }
       })) {
     return give_back();

@@ -86,6 +86,7 @@ struct Sliced {
   std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
   std::unordered_map<CUgraphNode, std::uint32_t> place_of;  // of these; made when the first is changed
   std::set<std::uint32_t> disabled;                         // nodes
+  ReadGraph shape;                                          // what slices were, or are being, made of
   std::vector<double> scale;  // by node: what it takes in terms of its prediction; empty: as predicted
   unsigned recuts = 0;
   std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
