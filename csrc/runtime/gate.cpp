@@ -82,8 +82,8 @@ std::string_view Gate::refused_policy() noexcept {
 
 std::uint32_t Gate::without_room() noexcept {
   const std::unique_lock lock = lock_soon();
-  if (lock.owns_lock()) without_room_ = sampler_.predictor().words().without_room();
-  return without_room_;
+  if (lock.owns_lock()) without_room_.store(sampler_.predictor().words().without_room(), std::memory_order_relaxed);
+  return without_room_.load(std::memory_order_relaxed);
 }
 
 std::int64_t Gate::lead_ns() noexcept {

@@ -196,7 +196,7 @@ class Gate {
   std::int64_t retired_ns_ = 0;    // when completions were last looked for
   std::int64_t dry_since_ns_ = 0;  // since when nothing of ours has been in flight; 0: something is
   std::array<std::int64_t, schedule::Ledger::kMarkers> due_ns_{};  // when each segment was predicted to end
-  std::uint32_t without_room_ = 0;                                 // as last read
+  std::atomic<std::uint32_t> without_room_{0};                     // as last read
   std::atomic<std::int64_t> gpu_ns_{0};
   std::atomic<bool> backstop_used_{false};
   std::atomic<bool> backstop_told_{false};
