@@ -54,7 +54,7 @@ TEST_F(GraphTest, AttributesAreThoseOfKernelNodes) {
   const CUgraphNode node = add(made, 1);
   ASSERT_EQ(cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value), CUDA_SUCCESS);
   EXPECT_EQ(value.cooperative, 0);
-  EXPECT_EQ(cuGraphKernelNodeGetAttribute(node, static_cast<CUkernelNodeAttrID>(99), &value), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_IGNORE, &value), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(GraphTest, ChildGraphsRunInTheirNodesPlace) {
