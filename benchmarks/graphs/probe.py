@@ -134,6 +134,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.await_slices and "graphs_sliced" in before:
         until = time.monotonic() + PATIENCE_S
         while state(managed)["graphs_sliced"] - before["graphs_sliced"] < COPIES and time.monotonic() < until:
+            if state(managed)["graph_builds"] - before["graph_builds"] >= COPIES:
+                until = min(until, time.monotonic() + 1)  # what is built by then is in place, or stays whole
             for executable in executables:
                 driver.launch(executable, stream)
             driver.synchronize()
