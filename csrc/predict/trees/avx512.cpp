@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "predict/trees/layout.hpp"
 #include "predict/trees/walks.hpp"
@@ -33,18 +34,41 @@ struct Table {
   __m512i high;
 };
 
-// Which leaves 64 trees lead to, to be added up.
+// A split of the last level, of a tree by itself.
+struct LastSplit {
+  std::uint8_t slot;
+  std::uint8_t threshold;
+};
+
+// Where 64 trees' turns lead above the last level, to be looked up and added up.
 struct Leaves {
-  const float* values;  // 2^kDepth a tree
+  const float* values;      // 2^kDepth a tree
+  const LastSplit* splits;  // 2^(kDepth - 1) a tree
+  const std::uint8_t* row;  // a bin a slot
   alignas(64) std::uint8_t turns[kLanes];
 };
+
+// Takes the last turn of each tree and adds its leaf, one after the other as XGBoost does. The sum waits four cycles
+// for each addition, and in these the last turn costs nothing, where lanes would read all splits of the largest level.
+template <int kDepth>
+CUDASCHED_AVX512_INLINE float add_last(float sum, const Leaves& of, std::size_t first, std::size_t count) {
+#pragma GCC unroll 8
+  for (std::size_t tree = first; tree < first + count; ++tree) {
+    const std::size_t turns = of.turns[tree];
+    const LastSplit split = of.splits[(tree << (kDepth - 1)) + turns];
+    const std::size_t last = of.row[split.slot] > split.threshold ? 1 : 0;
+    sum += of.values[(tree << kDepth) + (last << (kDepth - 1)) + turns];
+  }
+  return sum;
+}
 
 // Walks a block and meanwhile, level by level, adds the leaves of the block before: the sum waits for one addition
 // after the other, the walk for none of them.
 template <int kDepth, bool kIsWide, bool kAdds, int kLevel = 0>
 CUDASCHED_AVX512_INLINE __m512i walk(const ByteLanes& trees, std::size_t block, const Table& table,
                                      __mmask64* turned_right, __m512i turns, const Leaves& before, float& sum) {
-  if constexpr (kLevel == kDepth) {
+  constexpr int kLevels = kDepth - 1;  // the last one is add_last()'s
+  if constexpr (kLevel == kLevels) {
     return turns;
   } else {
     const std::uint8_t* nodes = trees.level(block, kLevel);
@@ -56,9 +80,9 @@ CUDASCHED_AVX512_INLINE __m512i walk(const ByteLanes& trees, std::size_t block, 
     turned_right[kLevel] = _mm512_cmpgt_epu8_mask(bin, threshold);
     turns = _mm512_mask_add_epi8(turns, turned_right[kLevel], turns, _mm512_set1_epi8(static_cast<char>(1 << kLevel)));
     if constexpr (kAdds) {
-      constexpr std::size_t kFirst = kLanes * kLevel / kDepth;
-      constexpr std::size_t kEnd = kLanes * (kLevel + 1) / kDepth;
-      sum = add_leaves<kDepth>(sum, before.values + (kFirst << kDepth), before.turns + kFirst, kEnd - kFirst);
+      constexpr std::size_t kFirst = kLanes * kLevel / kLevels;
+      constexpr std::size_t kEnd = kLanes * (kLevel + 1) / kLevels;
+      sum = add_last<kDepth>(sum, before, kFirst, kEnd - kFirst);
     }
     return walk<kDepth, kIsWide, kAdds, kLevel + 1>(trees, block, table, turned_right, turns, before, sum);
   }
@@ -67,7 +91,19 @@ CUDASCHED_AVX512_INLINE __m512i walk(const ByteLanes& trees, std::size_t block, 
 template <int kDepth, bool kIsWide>
 class Avx512Walk final : public Evaluator {
  public:
-  explicit Avx512Walk(const Model& model) : Evaluator(model, Isa::kAvx512), trees_(model) {}
+  explicit Avx512Walk(const Model& model) : Evaluator(model, Isa::kAvx512), trees_(model) {
+    constexpr std::size_t kNodes = std::size_t{1} << (kDepth - 1);
+    splits_.resize(trees_.blocks * kLanes * kNodes);
+    for (std::size_t block = 0; block < trees_.blocks; ++block) {
+      const std::uint8_t* nodes = trees_.level(block, kDepth - 1);
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        for (std::size_t node = 0; node < kNodes; ++node) {
+          splits_[(block * kLanes + lane) * kNodes + node] = {nodes[2 * kLanes * node + lane],
+                                                              nodes[2 * kLanes * node + kLanes + lane]};
+        }
+      }
+    }
+  }
 
   CUDASCHED_AVX512 float margin(const float* row) const noexcept override {
     ByteLanes::Row bytes;
@@ -92,20 +128,24 @@ class Avx512Walk final : public Evaluator {
     if (trees_.blocks == 0) return sum;
     Leaves leaves;
     leaves.values = trees_.leaves.data();
+    leaves.splits = splits_.data();
+    leaves.row = bytes.bytes.data();
     __mmask64 turned_right[kDepth];
     __m512i turns = walk<kDepth, kIsWide, false>(trees_, 0, table, turned_right, _mm512_setzero_si512(), leaves, sum);
     _mm512_store_si512(leaves.turns, turns);
     for (std::size_t block = 1; block < trees_.blocks; ++block) {
       turns = walk<kDepth, kIsWide, true>(trees_, block, table, turned_right, _mm512_setzero_si512(), leaves, sum);
+      if constexpr (kDepth == 1) sum = add_last<kDepth>(sum, leaves, 0, kLanes);  // no level to do it meanwhile
       _mm512_store_si512(leaves.turns, turns);
       leaves.values += std::size_t{kLanes} << kDepth;
+      leaves.splits += std::size_t{kLanes} << (kDepth - 1);
     }
-    sum = add_leaves<kDepth>(sum, leaves.values, leaves.turns, trees_.trees - (trees_.blocks - 1) * kLanes);
-    return sum;
+    return add_last<kDepth>(sum, leaves, 0, trees_.trees - (trees_.blocks - 1) * kLanes);
   }
 
  private:
   ByteLanes trees_;
+  std::vector<LastSplit> splits_;
 };
 
 template <int kDepth>
