@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
 from benchmarks.figures import figures_table
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
+from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -108,6 +109,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     if is_breadth(results):
         made = breadth_figures(results) if kind == "figures" else breadth_table(results)
         return f"{made}\n{origin(results.meta)}\n"
+    if kind == "figures" and is_host_bound(results):
+        return f"{host_bound_figures(results)}\n{origin(results.meta)}\n"
     if kind == "figures":
         return f"{figures_table(results)}\n{origin(results.meta)}\n"
     if kind == "summary":

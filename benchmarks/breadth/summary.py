@@ -85,7 +85,9 @@ def explain_table(results: Results, cells: CellFile) -> str:
     counts = ("normal_beside_best_effort", "untracked_launches", "gate_exceptions")
     head = ("program", "server", "arm", "best effort", "P99", *columns, *(name.replace("_", " ") for name in counts))
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    rows = {(row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if _is_managed(row)}
+    rows: dict[tuple[str, str, str], ColocationRow] = {
+        (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if _is_managed(row)
+    }
     kernels = {each.best_effort: known.result for each, known in cells.outcomes.items() if each.arm == KERNELS}
     known = [(each, rows.get((each.arm, each.latency, each.best_effort))) for each in cells.outcomes]
     for cell, row in sorted(known, key=lambda pair: (pair[1].best_effort_ratio or 9.0) if pair[1] else 9.0):

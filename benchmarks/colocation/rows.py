@@ -104,17 +104,16 @@ def results(
     kernels = {outcome.cell.best_effort: outcome for outcome in good if outcome.cell.arm == KERNELS}
     busy_us = {each.cell.latency: each.result["busy_us"] for each in good if each.result and each.cell.arm == BUSY}
     scenes: dict[Scene, dict[tuple[str, float | str, float], Repeats]] = {}
-    known_arms = arms
     for outcome in good:
         cell = outcome.cell
         if cell.arm in (KERNELS, CALIBRATION, BUSY):
             continue
-        arms = scenes.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rates_hz, cell.slo_ms), {})
-        arms.setdefault((cell.arm, cell.lead_us, cell.seconds), Repeats()).outcomes.append(outcome)
+        known = scenes.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rates_hz, cell.slo_ms), {})
+        known.setdefault((cell.arm, cell.lead_us, cell.seconds), Repeats()).outcomes.append(outcome)
     rows = []
-    for scene, arms in scenes.items():
+    for scene, repeats in scenes.items():
         for load in scene[0].split("+"):
-            rows += _rows(scene, load, arms, kernels, busy_us, slo_ms, known_arms, paired)
+            rows += _rows(scene, load, repeats, kernels, busy_us, slo_ms, arms, paired)
     return Results(meta=cells.meta, rows=rows)
 
 

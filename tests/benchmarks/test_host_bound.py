@@ -7,7 +7,8 @@ import pytest
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import __main__ as host_bound
-from benchmarks.results.schema import Meta, load
+from benchmarks.results.schema import ColocationRow, Meta, Results, load
+from benchmarks.tables import table_of
 
 META = Meta(
     gpu="some GPU",
@@ -42,6 +43,46 @@ def test_ratios_are_of_the_pairs_of_a_repeat(tmp_path):
     assert row.latency_ms.p99 == pytest.approx(9.9) and row.latency_ms.n == 800
     unpaired = {row.arm: row for row in results(cells, arms=host_bound.ARMS).rows}
     assert unpaired["cudasched_mps"].p50_ratio == pytest.approx(1.375)
+
+
+def test_the_figures_say_what_is_met_and_what_is_not():
+    def row(arm: str, server: str, beside: str, p50: float, kept: float) -> ColocationRow:
+        alone = {"p50": 1.0, "p95": 1.0, "p99": 1.0, "mean": 1.0, "n": 2000}
+        mode = "two_processes" if arm == "processes" else arm.removeprefix("cudasched_").removesuffix("_strict")
+        return ColocationRow(
+            arm=arm,
+            mode=mode,
+            latency_load=server,
+            best_effort_load=beside,
+            arrivals="poisson",
+            rate_hz=60.0,
+            policy="harvest",
+            lead_us=20.0,
+            repeats=4,
+            latency_ms=alone,
+            alone_ms=alone,
+            p50_ratio=p50,
+            p99_ratio=1.1,
+            bound_p99_ms=None,
+            best_effort_per_s=1.0,
+            best_effort_alone_per_s=1.0,
+            duty=0.3,
+            best_effort_ratio=1.0,
+            best_effort_gpu_ratio=kept,
+            attainment=None,
+        )
+
+    rows = [
+        row("cudasched_mps", "bert_eager", "transformer", 1.02, 0.94),
+        row("cudasched_two_processes", "bert_eager", "transformer", 1.2, 0.8),
+        row("processes", "bert_eager", "transformer", 1.1, 0.9),
+        row("cudasched_two_processes", "recommender", "transformer", 1.2, 0.8),
+        row("cudasched_two_processes_strict", "recommender", "transformer", 1.2, 0.8),
+    ]
+    table = table_of(Results(meta=META, rows=rows), "figures")
+    assert "1.02 (<= 1.05) met | 1.1 (<= 1.15) met | 0.94 (>= 0.95) **missed**" in table
+    assert "time slices: **worse in both**" in table
+    assert "strict: 0.8 (>= 0.8) met" in table
 
 
 def test_the_new_policy_has_the_plain_names_and_strict_a_suffix():

@@ -73,6 +73,28 @@ def test_slack_lets_best_effort_work_into_requests_that_have_time_for_it(stage: 
     assert (train.end(), train.stderr) == (0, "")
 
 
+def test_harvest_lets_best_effort_work_into_the_gaps_of_requests_that_it_knows(stage: Stage) -> None:
+    serve = server(stage, CUDASCHED_POLICY="harvest")
+    serve.call("import time")
+    train = trainer(stage, CUDASCHED_POLICY="harvest")
+    gaps = "[(gpu.launch(1), time.sleep(0.01)) for _ in range(10)]"
+
+    def request() -> int:
+        """How many best-effort launches go while the host is at a request."""
+        serve.call(enter(GENEROUS_MS))
+        wait = launched(train)
+        serve.call(gaps)
+        meanwhile = launched(train) - wait
+        serve.call("gpu.synchronize()")
+        serve.call(LEAVE)
+        return meanwhile
+
+    assert request() <= 1, "nothing is known of the first"
+    eventually(lambda: request() > 5, "it goes on in the gaps")
+    train.call("feeder.stop()")
+    assert (train.end(), train.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("policy", "slo_ms"), [("slack", 1), ("strict", GENEROUS_MS)])
 def test_nothing_goes_beside_requests_without_slack_and_under_strict(stage: Stage, policy: str, slo_ms: float) -> None:
     serve = experienced_server(stage, slo_ms)

@@ -337,6 +337,7 @@ void LatencyActivity::forget_stream(CUstream stream) noexcept {
 void LatencyActivity::forget_all_streams() noexcept {
   const std::scoped_lock lock(probe_);
   prewarmer_.worked_in(nullptr);
+  segments_.forget_events();
   // A primary context that is released may live on, and other contexts do.
   streams_.forget_all(active_.load());
 }
@@ -349,7 +350,6 @@ void LatencyActivity::set_priority(std::int32_t priority) noexcept {
 void LatencyActivity::forget_context(CUcontext context) noexcept {
   const std::scoped_lock lock(probe_);
   prewarmer_.forget(context);
-  segments_.forget_context(context);
 }
 
 void LatencyActivity::capture_begins() noexcept {

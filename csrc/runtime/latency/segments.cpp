@@ -140,11 +140,10 @@ void LatencySegments::lose() noexcept {
   slot().segment_late_ns.store(0, std::memory_order_release);
 }
 
-void LatencySegments::forget_context(CUcontext context) noexcept {
+void LatencySegments::forget_events() noexcept {
   if (!on()) return;
   const std::scoped_lock lock(lock_);
-  CUcontext const own = context_.load(std::memory_order_relaxed);
-  if (own != nullptr && (context == nullptr || context == own)) destroy_timers();
+  if (context_.load(std::memory_order_relaxed) != nullptr) destroy_timers();
 }
 
 }  // namespace cudasched::runtime

@@ -62,8 +62,8 @@ class LatencySegments {
   // It was not the only one: what it takes is not known.
   void lose() noexcept;
 
-  // Before a context is destroyed; null: any.
-  void forget_context(CUcontext context) noexcept;
+  // Before a context is destroyed, or may be: the events are, too, and made anew where they are wanted next.
+  void forget_events() noexcept;
 
  private:
   static constexpr int kTimers = 64;

@@ -96,6 +96,25 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   EXPECT_EQ(latency_slot().segment.load(), first + 1);
 }
 
+// Its timing events go with it, before the driver takes them away, and are made anew.
+TEST_F(SegmentsTest, AContextThatGoesTakesNothingElseAlong) {
+  for (int i = 0; i < 12; ++i) serve(6);
+  CUcontext other = nullptr;
+  Program::check(driver_.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
+  Program::check(driver_.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other));
+  program_.use_on_this_thread();
+  const std::uint64_t before = latency_slot().segment.load();
+  std::optional<Left> left;
+  for (int i = 0; i < 200 && !(left && left->gpu_ns > 0); ++i) {
+    serve(6);
+    const InRegion region(CUDASCHED_LATENCY, 500);
+    left = schedule::unpack(latency_slot().segment_left.load());
+  }
+  EXPECT_GT(latency_slot().segment.load(), before);
+  EXPECT_TRUE(left && left->gpu_ns > 0);
+  EXPECT_EQ(state().scheduling, 1);
+}
+
 // Another process's client, whose words this test writes.
 TEST_F(SegmentsTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) {
   constexpr std::int64_t kSecond = 1'000'000'000;

@@ -1,0 +1,85 @@
+"""The figures that `harvest` has to reach, beside what was measured: a line for each pair and way of sharing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.figures import judged
+from benchmarks.results.schema import ColocationRow, Mode, Results
+
+MODES: dict[Mode, str] = {"mps": "MPS", "two_processes": "two processes", "one_process": "one process"}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a pair has to reach; None: nothing is promised of that.
+
+    Attributes:
+        p50: P50 over alone, at most.
+        p99: P99 over alone, at most.
+        kept: Best effort of the GPU time left, at least.
+    """
+
+    p50: float | None
+    p99: float | None
+    kept: float | None
+
+
+def is_host_bound(results: Results) -> bool:
+    """Whether these are the host-bound benchmark's rows."""
+    return any(isinstance(row, ColocationRow) and row.policy == "harvest" for row in results.rows)
+
+
+def goal(mode: Mode, server: str, beside: str) -> Goal:
+    """What is promised of a server beside a program."""
+    if server == "recommender":
+        return Goal(None, None, 0.85 if mode == "mps" else None)
+    gemm = beside == "gemm"
+    if mode == "mps":
+        return Goal(1.10, 1.15, 0.85 if server == "decode_eager" else 0.90) if gemm else Goal(1.05, 1.15, 0.95)
+    if mode == "two_processes":
+        return Goal(1.10, 1.25, 0.85 if gemm else 0.90)
+    return Goal(1.10, None, 0.90 if gemm else 0.95 if beside == "transformer" else None)
+
+
+def host_bound_figures(results: Results) -> str:
+    """Each pair in each mode: the figures with their goals, and beside time slices or strict where that is promised."""
+    rows = {
+        (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if isinstance(row, ColocationRow)
+    }
+    lines = [
+        "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | compared |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mode, spelled in MODES.items():
+        for (arm, server, beside), row in rows.items():
+            if arm != f"cudasched_{mode}":
+                continue
+            wanted = goal(mode, server, beside)
+            cells = [
+                _cell(row.p50_ratio, wanted.p50),
+                _cell(row.p99_ratio, wanted.p99),
+                _cell(row.best_effort_gpu_ratio, wanted.kept, at_least=True),
+                _compared(row, rows.get((f"{arm}_strict", server, beside)), rows.get(("processes", server, beside))),
+            ]
+            lines.append(f"| {server}, {beside} | {spelled} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(measured: float | None, target: float | None, at_least: bool = False) -> str:
+    if target is None:
+        return f"{measured:.3g}" if measured is not None else ""
+    return judged(measured, target, at_least)
+
+
+def _compared(row: ColocationRow, strict: ColocationRow | None, slices: ColocationRow | None) -> str:
+    """A recommender is to keep strict's best effort; others in two processes, not to be worse than slices in both."""
+    if row.latency_load == "recommender":
+        if strict is None or strict.best_effort_gpu_ratio is None:
+            return ""
+        return f"strict: {judged(row.best_effort_gpu_ratio, round(strict.best_effort_gpu_ratio, 3), at_least=True)}"
+    if row.mode != "two_processes" or slices is None:
+        return ""
+    pairs = ((row.p50_ratio, slices.p50_ratio, 1), (row.best_effort_gpu_ratio, slices.best_effort_gpu_ratio, -1))
+    worse = [ours * sign > theirs * sign for ours, theirs, sign in pairs if ours is not None and theirs is not None]
+    return "time slices: **worse in both**" if len(worse) == 2 and all(worse) else "time slices: met"
