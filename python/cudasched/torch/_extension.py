@@ -41,10 +41,10 @@ class ExtensionError(Error):
 
 def _sources() -> Path:
     """The directory above ``torch/``: in an installation, or in a clone."""
-    for candidate in (_HERE / "csrc", _HERE.parents[2] / "csrc"):
+    for candidate in (_HERE / "sources", _HERE.parents[2] / "csrc"):
         if (candidate / "torch" / "observe.cpp").is_file():
             return candidate
-    raise ExtensionError(f"its sources are not at {_HERE / 'csrc'}")
+    raise ExtensionError(f"its sources are not at {_HERE / 'sources'}")
 
 
 def _version(torch: Any) -> str:
