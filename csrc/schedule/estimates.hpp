@@ -4,11 +4,11 @@
 // predictor. Completions put an estimate right: a marker says within which times its segment ended.
 //
 // An estimate is proven once launches of the key were seen complete soon enough to say that they take no more than
-// kWrongBy times as long, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes a
-// thousand times longer than predicted are in flight before the first of them tells. Where many launches together took
-// kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate rises at once, and
-// falls by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then seems to complete
-// in a moment what it did not run in that moment.
+// kWrongBy times as long, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a
+// kernel that takes a thousand times longer than predicted are in flight before the first of them tells. Where many
+// launches together took kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate
+// rises at once, and falls by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then
+// seems to complete in a moment what it did not run in that moment.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 96 KiB.
 #pragma once
@@ -93,7 +93,7 @@ class Estimates {
   struct Place {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
-    std::uint64_t proven = 0;     // in which epoch; 0: in none
+    std::uint64_t proven = 0;       // in which epoch; 0: in none
     std::int64_t lowered_ns = 0;    // when; 0: never
     std::int64_t supported_ns = 0;  // since when launches support it; 0: none has
     bool is_collective = false;
