@@ -36,6 +36,7 @@ class GraphProgram : public ::testing::Test {
     runtime::SliceSettings settings;
     settings.when = when;
     settings.slice_ns = slice_ns;
+    settings.most_build_ns = 60 * kNsPerSecond;  // against a hang alone: sanitizers take their time
     runtime::engine().slices().configure(settings);
   }
   static runtime::Slices& slices() { return runtime::engine().slices(); }
