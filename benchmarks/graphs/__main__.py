@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import CUDASCHED, Backend, HarnessError, percentile
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, HarnessError, percentile
 
 from benchmarks import meta
 from benchmarks.breadth import __main__ as breadth
@@ -56,6 +56,8 @@ MODES = {
 }
 #: Requests of a server's first seconds, in which graphs may still be cut, have a P99 of their own.
 EARLY_S = 3.0
+#: What all processes of a program that compiles take to be built, and one of its cells.
+COMPILES_S = 120.0
 
 
 class GraphFleet(Fleet):
@@ -89,6 +91,15 @@ class GraphRunner(Runner):
 
     known = LOADS
     modes = MODES
+
+    def _unit(self, server: str, program: str, following: tuple[str, str] | None) -> bool:
+        # Its processes are built one after another; what is begun too late would be lost.
+        if self.known[program].compiles and self._left_s() < COMPILES_S and not self._simulated:
+            return False
+        return super()._unit(server, program, following)
+
+    def _left_s(self) -> float:
+        return super()._left_s() - EARLY_S - HEAD_START_S
 
     def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
         if cell.arm == KERNELS or process.mode == "plain":

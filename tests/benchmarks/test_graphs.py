@@ -15,7 +15,7 @@ from benchmarks import tables
 from benchmarks.breadth.__main__ import Place, results
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
-from benchmarks.graphs.__main__ import ARMS, MODES, SERVER, GraphFleet, main, merge, parse
+from benchmarks.graphs.__main__ import ARMS, EARLY_S, MODES, SERVER, GraphFleet, GraphRunner, main, merge, parse
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
@@ -112,6 +112,19 @@ def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Cap
     told = next(known for of, known in done.items() if of.arm == "cudasched_one_process").result
     assert told and told["counted"]["best_effort_launches"] > 0 and told["early_p99_ms"] > 0
     assert "one process" in capsys.readouterr().out
+
+
+def test_what_compiles_is_not_begun_where_there_is_no_time_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Nothing:
+        backend = Backend()
+
+    options = parse(["--out", str(tmp_path / "graphs.json"), "--only", "jax", "--limit-s", "100"])
+    runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
+    assert runner._unit(SERVER, "jax", None) is False
+    assert runner._left_s() < 100 - EARLY_S
+    capsys.readouterr()
 
 
 def test_the_updated_loads_of_the_rehearsal_change_their_graphs(tmp_path: Path) -> None:
