@@ -71,11 +71,13 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
     noted_.store(true, std::memory_order_relaxed);
   }
   told.median_ns = known.median_ns();
-  if (!clean_) told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
+  // Without what launches take, a gate could not tell what latency work has on the GPU.
+  if (!clean_ && known.known())
+    told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
   late_ns_.store(told.late_ns, std::memory_order_relaxed);
   if (told.late_ns > 0) {
     let_in_ = true;
-    told.left = known.known() ? known.left(0) : pack({});
+    told.left = known.left(0);
   }
   profile_.store(&known, std::memory_order_release);
   return told;

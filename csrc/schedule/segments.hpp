@@ -28,7 +28,7 @@ class Segments {
   static constexpr std::size_t kKeys = 3;
   static constexpr std::size_t kNumbers = 9;
   static constexpr std::uint64_t kCleanPeriod = 64;
-  static constexpr std::uint64_t kNotedPeriod = 8;     // of so many requests, one has the times of its launches noted
+  static constexpr std::uint64_t kNotedPeriod = 16;    // of so many requests, one has the times of its launches noted
   static constexpr std::size_t kTimedPeriod = 8;       // and one in so many of its launches is measured
   static constexpr std::uint64_t kJudgedPeriod = 32;   // requests between two judgements of what best effort costs
   static constexpr int kCalmJudgements = 4;            // in a row, before what requests may lose is doubled
@@ -72,7 +72,7 @@ class Segments {
     const bool noted = noted_.load(std::memory_order_relaxed);
     if (noted && number < SegmentProfile::kLaunches) launched_ns_[number].store(now(), std::memory_order_relaxed);
     const bool timed = noted && number % kTimedPeriod == phase_.load(std::memory_order_relaxed);
-    return {number, profile->gpu_ns(number), profile->known() ? profile->left(number + 1) : left_unknown(), timed};
+    return {number, profile->gpu_ns(number), profile->known() ? profile->left(number + 1) : kNothingKnown, timed};
   }
 
   // What a timed launch of the segment under way took.
@@ -113,9 +113,6 @@ class Segments {
   Told start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
   void judge(Key& key) noexcept;
-  std::uint64_t left_unknown() const noexcept {
-    return late_ns_.load(std::memory_order_relaxed) > 0 ? pack({}) : kNothingKnown;
-  }
   SegmentProfile& profile(int key, std::size_t number) noexcept {
     return profiles_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
   }

@@ -3,7 +3,7 @@
 // client's slot. Only under the policy `harvest`; else nothing here costs more than a load.
 //
 // before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
-// one request of eight a look at the clock, and for one launch of eight in those, two timing events. begin() is on it,
+// one request of 16 a look at the clock, and for one launch of eight in those, two timing events. begin() is on it,
 // too, and gives up rather than wait for a lock. waits() and waited() stand around the calls by which a program waits
 // for the GPU. What is timed is read when a segment is over.
 //

@@ -1,6 +1,7 @@
 // Best effort beside host-bound servers, simulated: what `harvest` promises, and what it must survive.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -154,9 +155,14 @@ TEST(HostBound, AServerOfOneGraphIsServedAsUnderStrict) {
   graphs.request_ends.clear();
   for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
     const Beside strict = strictly(graphs, trainer(kTransformerKernels, 3), sharing);
-    const Beside found = beside(graphs, trainer(kTransformerKernels, 3), harvesting(sharing));
+    ReplaySettings settings = harvesting(sharing);
+    settings.log = true;
+    const Beside found = beside(graphs, trainer(kTransformerKernels, 3), settings);
+    const auto let_in = std::count_if(found.result.log.begin(), found.result.log.end(), [](const LaunchRecord& launch) {
+      return launch.client == 1 && launch.latency_active;
+    });
+    EXPECT_LE(let_in, 10) << "of " << found.result.clients[0].latencies_ns.size() << " requests";
     EXPECT_NEAR(found.p50, strict.p50, 0.01);
-    EXPECT_NEAR(found.p99, strict.p99, 0.04);
     EXPECT_NEAR(found.kept, strict.kept, 0.01);
   }
 }
