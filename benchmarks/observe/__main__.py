@@ -9,7 +9,7 @@ other work beside it disturbs least; `low` is the same, `high` their median.
 `scrape_ms_64_clients`: from the request to the last byte of `cudasched metrics serve`, by HTTP on loopback, with 64
 processes that each have counted in every bucket (clients.cpp) and publish every 10 ms. The median of ten scrapes in a
 row, of those ten that other work on the machine disturbed least; `low` and `high` are the least and the 95th percentile
-of all scrapes. `samples` says how many lines a scrape has.
+of all scrapes. How many lines a scrape has is printed.
 
 Figures that the file has and that were not measured now stay. Needs g++ and prometheus-client; takes a quarter of a
 minute.
