@@ -263,14 +263,29 @@ def test_an_outer_region_may_be_left_first(one: OneThread) -> None:
     assert one.model.wrong == []
 
 
-def test_a_side_stream_is_come_back_to_after_the_region(one: OneThread) -> None:
+def test_a_side_stream_of_the_program_stays_current(one: OneThread) -> None:
+    """The program waits for the stream that it chose: work elsewhere would not be over then."""
     side = one.model.side_stream("side")
     one.model.make_current(side)
-    entry = one.streams.enter("best_effort")
+    outer = one.streams.enter("best_effort")
+    assert one.current() == side
+    inner = one.streams.enter("latency")
+    assert one.current() == side
+    one.streams.leave(inner)
+    one.streams.leave(outer)
+    assert one.current() == side
+
+
+def test_what_a_region_in_a_given_stream_computes_is_seen_after_it(one: OneThread) -> None:
+    side = one.model.side_stream("side")
+    outer = one.streams.enter("best_effort", side)
+    entry = one.streams.enter("latency")
+    assert one.current() != side
     tensor = one.model.allocate()
     one.streams.leave(entry)
     assert one.current() == side
     one.model.use(tensor)
+    one.streams.leave(outer)
     assert one.model.wrong == []
 
 

@@ -196,7 +196,8 @@ class TorchWorkload:
     def synchronize(self) -> None:
         """Waits for the stream; other streams of the process go on."""
         if self._stream:
-            self._stream.synchronize()
+            # A region moves what is not on a stream of its own.
+            (self._stream if self.stream else torch.cuda.current_stream(self.device)).synchronize()
 
     def kernel_durations(self) -> tuple[list[float], int]:
         """Durations in us of every kernel of `profiled_steps`, as CUPTI records them, and the items of those steps."""

@@ -11,7 +11,8 @@ regions it works on the one of class ``normal`` and no longer on the default str
 4. A block that was allocated on the default stream can be used again there while a stream of ours still works on it. So
    whatever is alive when a thread enters a region from the default stream is recorded for this thread's streams
    (``record_stream``), and what another thread hands over is recorded for them too.
-5. Nothing changes while the current stream is captured.
+5. Nothing changes while the current stream is captured, and a side stream that the program has made current itself
+   stays: the program waits for that one.
 6. Outside work behind a best-effort region waits for that region's work, so it counts as best effort, too: as normal
    work it would open the gate for all that is queued before it. The thread's next region of another class ends that.
 
@@ -74,13 +75,14 @@ class Backend(Protocol):
 class Entry:
     """An open region of a thread, where it changed streams."""
 
-    __slots__ = ("before", "client_class", "device", "stream")
+    __slots__ = ("before", "client_class", "device", "given", "stream")
 
-    def __init__(self, device: int, client_class: str, before: Hashable, stream: Hashable) -> None:
+    def __init__(self, device: int, client_class: str, before: Hashable, stream: Hashable, given: bool) -> None:
         self.device = device
         self.client_class = client_class
         self.before = before
         self.stream = stream
+        self.given = given  # to the region, by the program
 
 
 class _Spare:
@@ -208,10 +210,12 @@ class ThreadStreams:
         backend, own, default = self._backend, self._own, self._default
         before = backend.current(self._device)
         stream = chosen
-        if stream is None:
+        if stream is not None:
+            self.use(stream)
+        elif before == default or self._is_ours(before):
             stream = own.get(client_class) or self.own(client_class)
         else:
-            self.use(stream)
+            stream = before
         if before == default:
             self.keep(backend.alive(self._device))
         changes = before != stream
@@ -232,9 +236,12 @@ class ThreadStreams:
             self.order(stream, (default,))
         if changes:
             backend.make_current(stream)
-        entry = Entry(self._device, client_class, before, stream)
+        entry = Entry(self._device, client_class, before, stream, chosen is not None)
         self.entries.append(entry)
         return entry
+
+    def _is_ours(self, stream: Hashable) -> bool:
+        return stream in self._own.values() or any(entry.given and entry.stream == stream for entry in self.entries)
 
     def leave(self, entry: Entry) -> None:
         """The thread goes back to where it was, or from the default stream to its normal one."""
