@@ -261,12 +261,17 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
 void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noexcept {
   if (!on()) return;
   const std::shared_ptr<Sliced> sliced = find(exec);
-  if (sliced == nullptr || sliced->clone == nullptr) return;
+  if (sliced == nullptr) return;
   const driver::RelaxedCapture relaxed;
   const Driving driving(*this);
   try {
     std::uint32_t place = 0;
-    if (!find_place(*sliced, node, place)) return give_up(*sliced);
+    if (sliced->clone == nullptr || !find_place(*sliced, node, place)) {
+      // It outlives updates, and the next one would bring slices back that do not know of it.
+      sliced->misfits = kMostMisfits;
+      if (sliced->state.load() != Sliced::State::kWhole) give_up(*sliced);
+      return;
+    }
     if (enabled) {
       sliced->disabled.erase(place);
     } else {
