@@ -76,8 +76,7 @@ class GraphFleet(Fleet):
 
     def _environment(self, place: Place) -> dict[str, str]:
         environment = super()._environment(place)
-        if place.mode == "whole":
-            environment["CUDASCHED_GRAPH_SLICES"] = "off"
+        environment["CUDASCHED_GRAPH_SLICES"] = "off" if place.mode == "whole" else "auto"
         return environment
 
 
