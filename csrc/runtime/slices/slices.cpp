@@ -269,7 +269,8 @@ void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noex
     if (sliced->clone == nullptr || !find_place(*sliced, node, place)) {
       // It outlives updates, and the next one would bring slices back that do not know of it.
       sliced->misfits = kMostMisfits;
-      if (sliced->state.load() != Sliced::State::kWhole) give_up(*sliced);
+      // One that was taken for short has a clone, too, and is cut when it turns out to be long.
+      if (sliced->clone != nullptr || sliced->state.load() != Sliced::State::kWhole) give_up(*sliced);
       return;
     }
     if (enabled) {
