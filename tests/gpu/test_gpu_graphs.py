@@ -45,7 +45,8 @@ def test_sliced_graphs_have_the_bits_of_whole_ones(start: Start, bare: str, slic
 
 
 def test_nothing_is_sliced_while_no_latency_client_is_there(start: Start, bare: str) -> None:
-    managed = finish(start("graph_bits.py", *NAMES, client_class="best-effort"))
+    settings = {"CUDASCHED_GRAPH_SLICES": "auto"}
+    managed = finish(start("graph_bits.py", *NAMES, client_class="best-effort", settings=settings))
     for name in NAMES:
         assert said(managed, name) == said(bare, name)
         assert int(said(managed, f"{name}_sliced")) == 0
