@@ -43,8 +43,8 @@ struct Settings {
   std::string model_path;                            // CUDASCHED_MODEL, empty: what the package ships, "off": no trees
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
 
-  // Where nothing is held back on the GPU, nothing is on the host.
-  // Under `harvest`, the whole of a request is the host's: what is queued feeds the GPU meanwhile.
+  // Where nothing is held back on the GPU, nothing is held back on the host. Under `harvest`, best-effort threads back
+  // off for a whole request: what is queued feeds the GPU meanwhile.
   static constexpr std::int64_t kHarvestBackoffNs = 20 * kNsPerMs;
   std::int64_t host_backoff_limit_ns() const noexcept {
     if (policy == "open" || host_backoff_ns == 0) return 0;
