@@ -44,6 +44,9 @@ from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.results.schema import Results
 
+Tables = Sequence[Callable[[Results], str]]
+"""What is printed of results."""
+
 HERE = Path(__file__).parent
 #: Requests a second of each server. An eager BERT takes several ms of its own host's time.
 SERVERS = {"bert_graph": 60.0, "vit_graph": 60.0, "bert_eager": 30.0, "recommender": 60.0}
@@ -121,12 +124,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     parser.add_argument("--dry", action="store_true", help="say how long it would take, and do nothing")
     options = parser.parse_args(arguments)
-    for name, known in (("programs", PROGRAMS), ("servers", SERVERS), ("arms", ARMS)):
-        chosen = [part for part in getattr(options, name).split(",") if part]
-        unknown = [part for part in chosen if part not in known]
-        if unknown or not chosen:
-            parser.error(f"--{name}: {', '.join(unknown) or 'none named'}; there are {', '.join(known)}")
-        setattr(options, name, chosen)
+    split_choices(parser, options, programs=PROGRAMS, servers=SERVERS, arms=ARMS)
     part, _, parts = options.part.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
         parser.error("--part: I/N with 1 <= I <= N")
@@ -138,6 +136,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.simulate and "cudasched_mps" in options.arms:
         options.arms.remove("cudasched_mps")  # the simulated driver has no MPS
     return options
+
+
+def split_choices(parser: argparse.ArgumentParser, options: argparse.Namespace, **choices: Iterable[str]) -> None:
+    """Makes lists of options that name things by commas; what there is none of is an error.
+
+    Args:
+        parser: Says what is wrong.
+        options: Whose attributes are replaced.
+        choices: What each of them may name.
+    """
+    for name, known in choices.items():
+        chosen = [part for part in getattr(options, name).split(",") if part]
+        unknown = [part for part in chosen if part not in known]
+        if unknown or not chosen:
+            parser.error(f"--{name}: {', '.join(unknown) or 'none named'}; there are {', '.join(known)}")
+        setattr(options, name, chosen)
 
 
 @dataclass(frozen=True)
@@ -612,31 +626,31 @@ def results(cells: CellFile) -> Results:
     return colocation_rows.results(spread)
 
 
-def finish(cells: CellFile, out: Path) -> None:
+def finish(cells: CellFile, out: Path, tables: Tables = (breadth_table, breadth_figures)) -> None:
     """Writes results, and prints what they say and what failed."""
     made = results(cells)
     if made.rows:
         made.write(out)
-        print(breadth_table(made))
-        print(breadth_figures(made))
+        for table in tables:
+            print(table(made))
     for outcome in cells.outcomes.values():
         if outcome.error:
             print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
     print(f"results: {out}, cells: {cells.path}")
 
 
-def merge(arguments: Sequence[str]) -> int:
+def merge(arguments: Sequence[str], name: str = "breadth", tables: Tables = (breadth_table, breadth_figures)) -> int:
     """Puts the cells of several runs together; later files win."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.breadth merge", description=merge.__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name} merge", description=merge.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
     parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
     try:
         merged = CellFile.merged(options.cells, options.out)
     except ValueError as error:
-        print(f"breadth: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
-    finish(merged, options.out)
+    finish(merged, options.out, tables)
     return 0
 
 

@@ -27,7 +27,7 @@ from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, HarnessErro
 
 from benchmarks import meta
 from benchmarks.breadth import __main__ as breadth
-from benchmarks.breadth.__main__ import Fleet, Place, Runner, results
+from benchmarks.breadth.__main__ import Fleet, Place, Runner, finish, merge, results, split_choices
 from benchmarks.colocation.__main__ import configured_lead_us, interrupt
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, cells_path
 from benchmarks.graphs import figures
@@ -54,6 +54,8 @@ MODES = {
     "cudasched_mps": "mps",
     "cudasched_one_process": "one_process",
 }
+#: What is printed of results.
+TABLES = (graphs_table, graphs_figures)
 #: Requests of a server's first seconds, in which graphs may still be cut, have a P99 of their own.
 EARLY_S = 3.0
 #: What all processes of a program that compiles take to be built, and one of its cells.
@@ -126,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["merge"]:
-        return merge(arguments[1:])
+        return merge(arguments[1:], "graphs", TABLES)
     if arguments[:1] == ["explain"]:
         cells = CellFile(Path(arguments[1]))
         print(explain_table(results(cells), cells))
@@ -152,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if backend:
             backend.close()
-    finish(cells, options.out)
+    finish(cells, options.out, TABLES)
     return status
 
 
@@ -170,12 +172,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     parser.add_argument("--dry", action="store_true", help="say how long it would take, and do nothing")
     options = parser.parse_args(arguments)
-    for name, known in (("only", LOADS), ("arms", ARMS)):
-        chosen = [part for part in getattr(options, name).split(",") if part]
-        unknown = [part for part in chosen if part not in known]
-        if unknown or not chosen:
-            parser.error(f"--{name}: {', '.join(unknown) or 'none named'}; there are {', '.join(known)}")
-        setattr(options, name, chosen)
+    split_choices(parser, options, only=LOADS, arms=ARMS)
     options.programs, options.servers = options.only, [SERVER]
     if options.seconds is None:
         options.seconds = 2.0 if options.simulate else 10.0
@@ -184,34 +181,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.simulate and "cudasched_mps" in options.arms:
         options.arms.remove("cudasched_mps")  # the simulated driver has no MPS
     return options
-
-
-def finish(cells: CellFile, out: Path) -> None:
-    """Writes results, and prints what they say and what failed."""
-    made = results(cells)
-    if made.rows:
-        made.write(out)
-        print(graphs_table(made))
-        print(graphs_figures(made))
-    for outcome in cells.outcomes.values():
-        if outcome.error:
-            print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
-    print(f"results: {out}, cells: {cells.path}")
-
-
-def merge(arguments: Sequence[str]) -> int:
-    """Puts the cells of several runs together; later files win."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs merge", description=merge.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
-    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
-    options = parser.parse_args(arguments)
-    try:
-        merged = CellFile.merged(options.cells, options.out)
-    except ValueError as error:
-        print(f"graphs: {error}", file=sys.stderr)
-        return 1
-    finish(merged, options.out)
-    return 0
 
 
 if __name__ == "__main__":

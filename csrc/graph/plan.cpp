@@ -304,7 +304,7 @@ Plan Planner::make() {
   const Slice& longest = *std::max_element(plan.slices.begin(), plan.slices.end(), [](const Slice& a, const Slice& b) {
     return a.critical_ns < b.critical_ns;
   });
-  // Else whoever waits for that one waits for about as long as for the whole graph.
+  // Else a request that waits for that one waits for about as long as for the whole graph.
   if (static_cast<double>(longest.critical_ns) < kWorthwhile * static_cast<double>(critical_ns_)) return plan;
   const WholeReason over = longest.over;
   return whole(over == WholeReason::kNone ? WholeReason::kShort : over);

@@ -127,7 +127,7 @@ def _gib(memory_bytes: int) -> str:
 
 
 def _others(devices: Sequence[Device], gpus: dict[str, Gpu]) -> list[RenderableType]:
-    """Lines for whoever is on the GPUs and is no client, or cannot be told."""
+    """Lines for processes on the GPUs that are no clients, or cannot be told."""
     lines: list[RenderableType] = []
     for device in devices:
         if (gpu := gpus.get(device.uuid)) is None:

@@ -150,7 +150,7 @@ def _tensors(torch: Any, device: int) -> Iterator[Any]:
             try:
                 if thing.is_cuda and thing.get_device() == device:
                     yield thing
-            except Exception:  # a tensor of somebody else's, half made or without a device
+            except Exception:  # another library's tensor, half made or without a device
                 continue
 
 
