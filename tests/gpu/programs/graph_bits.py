@@ -170,6 +170,7 @@ def branches() -> Program:
     sides = [torch.cuda.Stream() for _ in range(4)]
     each = [Layers() for _ in sides]
     total = torch.zeros(SIDE, SIDE, device="cuda")
+    torch.cuda.synchronize()  # what was made on the default stream is there for the others
 
     def work() -> None:
         for side in sides[1:]:
