@@ -51,7 +51,7 @@ struct Attributes {
 
   bool known = true;  // the code knows each of them, and can copy it
   bool cooperative = false;
-  bool overlaps_predecessor = false;  // may start before the launch ahead of it has finished: no event between the two
+  bool overlaps_predecessor = false;  // may start before the launch ahead of it has finished, if no event is between
   std::uint8_t event_count = 0;
   std::array<CUevent, kMostEvents> events;  // that the launch records
   std::uint64_t hash = 0;
@@ -74,7 +74,7 @@ struct Call : predict::Launch {  // by the entry point; `cluster` by read_attrib
   // Where the program gives any; once, by the entry point.
   void read_attributes(const CUlaunchAttribute* given, unsigned count) noexcept;
 
-  // May events stand before it?
+  // May events stand before it, at no cost to the program?
   bool may_time() const noexcept { return !always_direct && !meaning.overlaps_predecessor; }
 
   CUgraphExec graph() const noexcept { return static_cast<CUgraphExec>(const_cast<void*>(function)); }

@@ -59,7 +59,7 @@ class Admission {
   virtual ~Admission() = default;
   // Returns once the launch may go, at the latest soon after `opening` is open for `position`.
   virtual void admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
-  // `overlap_follows`: the next operation is a launch that may overlap this one, so no event may go between them.
+  // `overlap_follows`: the next operation is a launch that may overlap this one; an event between them would end that.
   virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
   // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() says in how many
   // parts it is to be submitted, each one a graph launch that is admitted and submitted by itself, in order and on the

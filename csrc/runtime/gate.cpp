@@ -192,6 +192,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   retire(now);
   due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
   if (make_ready(call.site.caller.context)) pass.completion = markers_.event(entry.segment);
+  pass.may_go_unmarked = found.proven && ledger.may_stay_open(entry.segment);
   return pass;
 }
 
@@ -277,6 +278,10 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         admitted_ns_ = now;
         dry_since_ns_ = 0;
         const bool beside_others = ledger.holds_others(id_of(stream));
+        // Launches that may overlap are timed too, without their overlap, or nothing would be learned of a program that
+        // has no others.
+        const bool times = with_events && !call.always_direct && prediction.wants_sample;
+        if (times) mark_tail(stream);
         const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), prediction.duration_ns, /*mark=*/true);
         pass.entry = entry.segment;
         pass.generation = markers_.generation();
@@ -285,9 +290,9 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
           const bool alone = ledger.segment_launches(entry.segment) == 1;
           sampler_.entered(entry.segment, prediction, alone, beside_others);
           due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
-          if (with_events && alone && call.may_time() && prediction.wants_sample)
-            start = sampler_.start_timer(entry.segment);
+          if (times && alone) start = sampler_.start_timer(entry.segment);
           if (start != nullptr) ledger.pin(entry.segment, true);
+          pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(entry.segment);
           if (with_events) pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
         }
         admission_.neighbours().publish(now + ledger.remaining_ns());
@@ -365,7 +370,7 @@ schedule::Decision Gate::meet(schedule::Decision decision, std::int64_t now) noe
   return decision;
 }
 
-// The last launches before the gate came on may have no marker.
+// The last launches of the stream may have no marker.
 void Gate::mark_tail(CUstream stream) noexcept {
   const int segment = markers_.ledger().mark(id_of(stream));
   if (segment < 0) return;

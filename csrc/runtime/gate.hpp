@@ -57,6 +57,9 @@ class Gate {
     std::uint32_t generation = 0;         // of the ledger: it starts anew when the context goes
     CUevent completion = nullptr;         // to be recorded after the launch; null: none
     std::int64_t predicted_ns = 0;
+    // The marker may be left out for a launch behind it that may overlap this one: an event between the two would end
+    // their overlap.
+    bool may_go_unmarked = false;
     // For the lead: when the launch was admitted (0: nothing is to be learned from it), how long the lead had held it,
     // and since when nothing else of ours had been in flight (0: something was).
     std::int64_t admitted_ns = 0;

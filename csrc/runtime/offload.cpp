@@ -16,8 +16,7 @@ void GateAdmission::admit(const Operation& operation, queue::Position position,
 }
 
 void GateAdmission::submitted(const Operation& operation, CUresult status, bool overlap_follows) noexcept {
-  // An event between the two would end their overlap; this one goes by the clock then.
-  if (overlap_follows) pass_.completion = nullptr;
+  if (overlap_follows && pass_.may_go_unmarked) pass_.completion = nullptr;
   if (pass_.entry >= 0) gate_.submitted(pass_, operation.stream, status);
   const bool is_part = graph_.parts > 0;
   if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || operation.graph() == part(0);

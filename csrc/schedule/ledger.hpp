@@ -42,6 +42,8 @@ class Ledger {
   static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
   static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time
+  static constexpr std::int64_t kOpenNs = 100'000;           // predicted, of what may stay without a marker for now,
+  static constexpr std::uint32_t kOpenLaunches = 64;         // or so many launches
   static constexpr std::int64_t kNothingNs = INT64_MAX;
 
   Ledger() noexcept;
@@ -88,6 +90,13 @@ class Ledger {
   // A launch that marks has reached the driver; `recorded`: its marker is behind it. If it is not, the next launch of
   // the stream joins it.
   void submitted(int segment, bool recorded) noexcept;
+
+  // The marker of this segment's last launch may be left out, where it would cost the program something: the next one
+  // is not far. Without any, what is in flight would be what was predicted, whatever really is.
+  bool may_stay_open(int segment) const noexcept {
+    const Segment& of = at(segment);
+    return of.predicted_ns < kOpenNs && of.launches < kOpenLaunches;
+  }
 
   // A launch that marks was refused by the driver.
   void withdraw(int segment, std::int64_t predicted_ns) noexcept;

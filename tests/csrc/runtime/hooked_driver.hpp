@@ -118,6 +118,25 @@ class Program {
     return HookedDriver::instance().function<decltype(cuLaunchKernel)>("cuLaunchKernel")(
         us == 0 ? short_ : timed_, 132, 1, 1, 64, 1, 1, 0, stream, parameters, nullptr);
   }
+
+  // As XLA launches: the kernel may overlap the one before it.
+  CUresult launch_overlapping(std::uint64_t value, CUstream stream, std::uint32_t us) const {
+    std::uint64_t* values = log_ + 1;
+    std::uint64_t* count = log_;
+    void* parameters[] = {&values, &count, &value, &us};
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = 132;
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.blockDimX = 64;
+    config.hStream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return HookedDriver::instance().function<decltype(cuLaunchKernelEx)>("cuLaunchKernelEx")(&config, timed_,
+                                                                                             parameters, nullptr);
+  }
   CUresult launch(std::uint64_t value) const { return launch(value, stream_); }
 
   CUresult synchronize(CUstream stream) const {

@@ -48,6 +48,12 @@ class GateTest : public ::testing::Test {
     for (std::uint64_t i = 0; i < count; ++i) Program::check(program_.launch(i, program_.stream(), ms * 50));
   }
 
+  static std::uint64_t predictions() {
+    cudasched_counts counts{};
+    EXPECT_EQ(cudasched_get_counts(&counts), 0);
+    return counts.predictions;
+  }
+
   static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
 
   HookedDriver& driver_ = HookedDriver::instance();
@@ -132,6 +138,32 @@ TEST_F(GateTest, WhatALateKernelMayWaitForGoes) {
   EXPECT_LE(state().gate_exceptions, 8U);
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(program_.ran(), 30U);
+  EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+// A program in which each launch may overlap the one before it: no event used to go between them, so nothing was timed,
+// and what was in flight was what had been predicted. All 60 were let go.
+TEST_F(GateTest, LaunchesThatMayOverlapAreCountedAndTimedBesideALatencyClient) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t timed = predictions();
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    ASSERT_EQ(program_.launch_overlapping(i, program_.stream(), 250), CUDA_SUCCESS);
+  }
+  EXPECT_LE(most_ahead(60), 20U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
+  EXPECT_GE(predictions() - timed, 3U);
+  EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+TEST_F(GateTest, AndBoundedWithoutOne) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  for (std::uint64_t i = 0; i < 120; ++i) {
+    ASSERT_EQ(program_.launch_overlapping(i, program_.stream(), 500), CUDA_SUCCESS);
+  }
+  EXPECT_LE(most_ahead(120), 40U);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(state().untracked_launches, 0U);
 }
 
