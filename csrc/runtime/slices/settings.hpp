@@ -13,7 +13,7 @@ struct SliceSettings {
     kAuto,  // while a latency client is on the device
     kAlways,
   };
-  When when = When::kOff;                        // CUDASCHED_GRAPH_SLICES
+  When when = When::kAuto;                       // CUDASCHED_GRAPH_SLICES
   std::int64_t slice_ns = 200 * kNsPerUs;        // CUDASCHED_GRAPH_SLICE_US
   std::uint64_t most_bytes = 1'000'000'000;      // CUDASCHED_GRAPH_SLICE_MB, of all slices, about
   std::int64_t most_build_ns = 2000 * kNsPerMs;  // CUDASCHED_GRAPH_BUILD_MS, of one graph

@@ -33,6 +33,7 @@ TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
   EXPECT_EQ(result.settings.policy, "strict");
   EXPECT_EQ(result.settings.max_idle_hold_ns, 5'000'000);
   EXPECT_EQ(result.settings.turn_ns, 3'000'000);
+  EXPECT_EQ(result.settings.slices.when, SliceSettings::When::kAuto);
 }
 
 TEST(SettingsTest, ReadsEveryVariable) {
