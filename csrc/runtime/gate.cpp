@@ -278,9 +278,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         admitted_ns_ = now;
         dry_since_ns_ = 0;
         const bool beside_others = ledger.holds_others(id_of(stream));
-        // Launches that may overlap are timed too, without their overlap, or nothing would be learned of a program that
-        // has no others.
-        const bool times = with_events && !call.always_direct && prediction.wants_sample;
+        const bool times = with_events && sampler_.times(call, prediction);
         if (times) mark_tail(stream);
         const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), prediction.duration_ns, /*mark=*/true);
         pass.entry = entry.segment;

@@ -42,7 +42,7 @@ class Ledger {
   static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
   static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time
-  static constexpr std::int64_t kOpenNs = 100'000;           // predicted, of what may stay without a marker for now,
+  static constexpr std::int64_t kOpenNs = 200'000;           // predicted, of what may stay without a marker for now,
   static constexpr std::uint32_t kOpenLaunches = 64;         // or so many launches
   static constexpr std::int64_t kNothingNs = INT64_MAX;
 

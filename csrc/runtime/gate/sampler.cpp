@@ -49,6 +49,12 @@ predict::Prediction Sampler::predict(const predict::Query& query) noexcept {
                                   known->critical_path_ns, query.busy);
 }
 
+bool Sampler::times(const queue::Call& call, const predict::Prediction& prediction) noexcept {
+  if (!prediction.wants_sample || call.always_direct) return false;
+  if (!call.meaning.overlaps_predecessor || prediction.knowledge != predict::Knowledge::kKnown) return true;
+  return ++overlapping_wanted_ % kOverlappingPeriod == 0;
+}
+
 std::int64_t Sampler::measured_graph_ns(CUgraphExec exec) const noexcept {
   const std::optional<GraphFacts> known = Graphs::find(exec);
   if (!known) return 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "predict/predictor.hpp"
+#include "queue/call.hpp"
 #include "runtime/graphs.hpp"
 #include "schedule/estimates.hpp"
 #include "schedule/ledger.hpp"
@@ -21,6 +22,7 @@ namespace cudasched::runtime {
 class Sampler {
  public:
   static constexpr int kTimers = 16;
+  static constexpr std::uint32_t kOverlappingPeriod = 4;  // one in so many samples that are wanted of known ones
 
   // A launch as the predictor wants it: its parameters gathered. Made outside the gate's lock.
   class Question {
@@ -51,6 +53,10 @@ class Sampler {
   }
   predict::Prediction predict(const predict::Query& query) noexcept;
   std::int64_t measured_graph_ns(CUgraphExec exec) const noexcept;
+
+  // Whether the launch is to be timed. One that may overlap the one before it is timed without that overlap, or nothing
+  // would be learned of a program that has no others; once its kernel is known, seldom.
+  bool times(const queue::Call& call, const predict::Prediction& prediction) noexcept;
 
   // The cheap estimates, by launch, and where there is none yet, by predictor.
   static bool is_collective(const predict::Query& query) noexcept {
@@ -129,6 +135,7 @@ class Sampler {
   predict::Predictor predictor_;
   schedule::Estimates estimates_;
   std::uint32_t overlap_ = 0;
+  std::uint32_t overlapping_wanted_ = 0;  // samples of known launches that may overlap the one before them
   std::array<Note, schedule::Ledger::kMarkers> notes_{};
   std::array<Timer, kTimers> timers_{};
 };

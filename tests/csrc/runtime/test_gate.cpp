@@ -157,7 +157,7 @@ TEST_F(GateTest, LaunchesThatMayOverlapAreCountedAndTimedBesideALatencyClient) {
   EXPECT_EQ(state().untracked_launches, 0U);
 }
 
-TEST_F(GateTest, AndBoundedWithoutOne) {
+TEST_F(GateTest, LaunchesThatMayOverlapAreBoundedWithoutALatencyClient) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   for (std::uint64_t i = 0; i < 120; ++i) {
     ASSERT_EQ(program_.launch_overlapping(i, program_.stream(), 500), CUDA_SUCCESS);
@@ -165,6 +165,25 @@ TEST_F(GateTest, AndBoundedWithoutOne) {
   EXPECT_LE(most_ahead(120), 40U);
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+// Each sample costs them their overlap.
+TEST_F(GateTest, KnownLaunchesThatMayOverlapAreTimedSeldom) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const auto timed_of = [&](auto&& launch) {
+    const std::uint64_t before = predictions();
+    for (int i = 0; i < 640; ++i) EXPECT_EQ(launch(), CUDA_SUCCESS);
+    EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
+    EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
+    return predictions() - before;
+  };
+  const auto plain = [&] { return program_.launch(7, program_.stream(), 5); };
+  timed_of(plain);
+  const std::uint64_t of_plain = timed_of(plain);
+  const std::uint64_t of_overlapping = timed_of([&] { return program_.launch_overlapping(7, program_.stream(), 5); });
+  EXPECT_GE(of_overlapping, 3U);
+  EXPECT_LE(2 * of_overlapping, of_plain);
 }
 
 // More streams than the ledger has queues, deeper than it has markers.
