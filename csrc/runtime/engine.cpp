@@ -368,15 +368,6 @@ StateReport Engine::report() {
   report.scheduling = hot().scheduling.load();
   report.process_class = hot().process_class.load();
   report.driver_version = driver_version_;
-  report.totals = hot().counters.totals();
-  report.device_launches = telemetry::device_launches();
-  for_each_device([&](Device& device) {
-    if (device.gate.registered()) report.without_room += device.gate.without_room();
-    if (device.queue() == nullptr) return;
-    const queue::LauncherTime time = device.queue()->launcher_time();
-    report.launcher.cpu_ns += time.cpu_ns;
-    report.launcher.driver_ns += time.driver_ns;
-  });
   report.slices = slices_.counts();
   report.off_reason = off_reason_;
   report.driver_path = driver_path_;

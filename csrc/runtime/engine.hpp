@@ -52,15 +52,12 @@ struct Ticket {
   LatencySegments::Timing timing;
 };
 
+// Beside what is counted (counts.hpp).
 struct StateReport {
   bool attached = false;
   bool scheduling = false;
   Class process_class = Class::kNormal;
   int driver_version = 0;
-  telemetry::Totals totals;
-  std::uint64_t device_launches = 0;
-  queue::LauncherTime launcher;    // of all devices
-  std::uint64_t without_room = 0;  // of all predictors (Gate::without_room)
   SliceCounts slices;
   std::string off_reason;
   std::string driver_path;

@@ -35,16 +35,16 @@ struct cudasched_counts {
   uint64_t normal_launches; /* kernel and graph launches that the driver accepted, by class */
   uint64_t latency_launches;
   uint64_t best_effort_launches;
-  uint64_t gated_launches;     /* best-effort launches that found the gate on, whether or not they waited */
-  uint64_t offloaded_launches; /* best-effort launches that the launcher thread made */
-  uint64_t untracked_launches; /* gated launches whose completion could not be followed */
-  uint64_t gate_exceptions;    /* launches that were held because of what was in flight, and went */
-  uint64_t backed_off;         /* best-effort launches that let a request of their own program go first on the host */
-  uint64_t graph_launches;     /* of the best-effort ones, those of graphs */
-  uint64_t sliced_launches;    /* launches of graphs that were submitted in slices, */
-  uint64_t slice_launches;     /* and in how many; each counts as a launch */
-  uint64_t prioritised_graphs;
-  uint64_t unprioritised_graphs;
+  uint64_t gated_launches;       /* best-effort launches that found the gate on, whether or not they waited */
+  uint64_t offloaded_launches;   /* best-effort launches that the launcher thread made */
+  uint64_t untracked_launches;   /* gated launches whose completion could not be followed */
+  uint64_t gate_exceptions;      /* launches that were held because of what was in flight, and went */
+  uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
+  uint64_t graph_launches;       /* of the best-effort ones, those of graphs */
+  uint64_t sliced_launches;      /* launches of graphs that were submitted in slices, */
+  uint64_t slice_launches;       /* and in how many; each counts as a launch */
+  uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
+  uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
   uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
   uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
@@ -53,7 +53,7 @@ struct cudasched_counts {
   uint64_t best_effort_gpu_ns;        /* predicted GPU time of best-effort launches that are complete */
   uint64_t latency_active_ns;         /* time in which a latency client of the process held the gate closed */
   uint64_t launcher_cpu_ns;           /* CPU time of the launcher threads */
-  uint64_t launcher_driver_ns;        /* of it, about so much inside the driver's calls */
+  uint64_t launcher_driver_ns;        /* of it, about so much inside the driver's calls (one in 16 is timed) */
 
   uint64_t predictions;       /* timed launches that had been predicted */
   uint64_t within_bound;      /* of these, the ones that took no longer than their upper bound */

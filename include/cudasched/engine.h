@@ -53,44 +53,24 @@ CUDASCHED_EXPORT int cudasched_find_driver(char* path, uint64_t path_bytes);
 #define CUDASCHED_WHOLE_REASONS 26
 CUDASCHED_EXPORT const char* cudasched_whole_reason(int32_t reason);
 
+/* What the engine of this process does, beside what it counts (cudasched_get_counts). */
 struct cudasched_state {
-  int32_t attached;          /* the shim called cudasched_attach */
-  int32_t scheduling;        /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
-  int32_t process_class;     /* enum cudasched_class */
-  int32_t driver_version;    /* as cuDriverGetVersion gives it, 0 before cuInit */
-  uint64_t launches;         /* seen by the hook: kernel and graph launches, failed ones left out */
-  uint64_t latency_launches; /* of these, in class latency */
-  uint64_t best_effort_launches;
-  uint64_t gated_launches; /* best-effort launches that found the gate on, whether or not they waited */
-  uint64_t gate_waits;     /* of these, those that waited */
-  uint64_t gate_wait_ns;
-  uint64_t offloaded_launches;   /* made by the launcher thread, the program's own having gone on */
-  uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
-  uint64_t untracked_launches;   /* gated, but with no completion event (a second context of one GPU has none) */
-  uint64_t gate_exceptions;      /* held because of what was in flight, and went: work may have waited for them */
+  int32_t attached;              /* the shim called cudasched_attach */
+  int32_t scheduling;            /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
+  int32_t process_class;         /* enum cudasched_class */
+  int32_t driver_version;        /* as cuDriverGetVersion gives it, 0 before cuInit */
   uint64_t unknown_handles;      /* times that a stream, event or graph found no place among 131,072 known ones */
-  uint64_t without_room;         /* kernels whose parameters the predictor had no room to learn */
-  uint64_t launcher_cpu_ns;      /* CPU time of the launcher threads of this process */
-  uint64_t launcher_driver_ns;   /* of it, about so much inside the driver's calls (one in 16 is timed) */
-  uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
-  uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
-  uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
-  uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
-  uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
-  uint64_t sliced_launches;           /* graph launches that were submitted in slices, */
-  uint64_t slice_launches;            /* in so many, each counted as a launch */
-  uint64_t graphs_sliced;             /* executable graphs that have slices now, */
-  uint64_t graph_slices;              /* so many, */
-  uint64_t graph_slice_bytes;         /* of about so much memory of the GPU */
-  uint64_t graph_builds;              /* graphs that were cut, or tried to be */
-  uint64_t graph_build_ns;            /* in the background, in all */
-  uint64_t graph_slices_dropped;      /* graphs whose slices were given up: changed, or launched no more */
-  uint64_t longest_whole_graph_ns;    /* the longest of those that stay whole, as predicted */
+  uint64_t graphs_sliced;        /* executable graphs that have slices now, */
+  uint64_t graph_slices;         /* so many, */
+  uint64_t graph_slice_bytes;    /* of about so much memory of the GPU */
+  uint64_t graph_builds;         /* graphs that were cut, or tried to be */
+  uint64_t graph_build_ns;       /* in the background, in all */
+  uint64_t graph_slices_dropped; /* graphs whose slices were given up: changed, or launched no more */
+  uint64_t longest_whole_graph_ns;                /* the longest of those that stay whole, as predicted */
   uint64_t graphs_whole[CUDASCHED_WHOLE_REASONS]; /* executable graphs that stay whole, by cudasched_whole_reason() */
   uint64_t clean_requests;    /* latency requests kept without best effort, to see what they take (harvest) */
   uint64_t halved_budgets;    /* times that such requests were slowed by more than stated: half is allowed */
   uint64_t profile_fallbacks; /* times that they were not as foretold: nothing is let in until they are known */
-  uint64_t device_launches;   /* run by the device as CUPTI counts them; 0 without cudasched_coverage_start */
   char off_reason[256];       /* why scheduling is off, empty if it is not */
   char driver_path[512];
 };
@@ -157,7 +137,7 @@ struct cudasched_client {
   uint64_t gate_waits;
   uint64_t gate_wait_ns;
   uint64_t process; /* drawn when its process started: the clients of one process have the same; 0: not said yet */
-  uint64_t normal_beside_best_effort; /* of its process, as in cudasched_state */
+  uint64_t normal_beside_best_effort; /* of its process (counts.h) */
   char name[64];
   char version[32];
 };

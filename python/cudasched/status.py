@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudasched import hook
 from cudasched.errors import Error, HookError
@@ -224,10 +224,18 @@ def state() -> State:
     """What cudasched does and has seen in this process. Never raises: without the hook, ``off_reason`` says why."""
     reason = f"CUDASCHED_OFF={os.environ['CUDASCHED_OFF']}" if hook.switched_off() else ""
     try:
-        seen = hook.load_core().state()
+        core = hook.load_core()
     except HookError as error:
         return State(off_reason=reason or str(error))
-    values = {field.name: getattr(seen, field.name) for field in fields(State) if field.name != "installed"}
+    seen, counts = core.state(), core.counts()
+    waits, gate_wait_ns = counts.gate_waits
+    values: dict[str, Any] = {
+        "launches": counts.normal_launches + counts.latency_launches + counts.best_effort_launches,
+        "gate_waits": sum(waits),
+        "gate_wait_ns": gate_wait_ns,
+    }
+    for name in {known.name for known in fields(State)} - {"installed", *values}:
+        values[name] = getattr(seen if hasattr(seen, name) else counts, name)
     values["off_reason"] = values["off_reason"] or reason or _not_installed_because
     return State(installed=hook.installed(), **values)
 

@@ -10,11 +10,14 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
 #include "arbiter/table.hpp"
+#include "cudasched/counts.h"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
 #include "private_directory.hpp"
@@ -180,9 +183,19 @@ class InRegion {
   std::uint64_t token_ = 0;
 };
 
-inline cudasched_state state() {
-  cudasched_state result;
+// What the engine does and what it has counted.
+struct State : cudasched_state, cudasched_counts {
+  std::uint64_t launches = 0;
+  std::uint64_t gate_waits = 0;  // how many, where the counts have a histogram of them
+};
+
+inline State state() {
+  State result{};
   cudasched_get_state(&result);
+  if (cudasched_get_counts(&result) != CUDASCHED_OK) throw std::runtime_error(cudasched_last_error());
+  result.launches = result.normal_launches + result.latency_launches + result.best_effort_launches;
+  const auto& waits = result.cudasched_counts::gate_waits.buckets;
+  result.gate_waits = std::accumulate(std::begin(waits), std::end(waits), std::uint64_t{0});
   return result;
 }
 

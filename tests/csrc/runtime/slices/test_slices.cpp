@@ -28,7 +28,7 @@ TEST_F(Sliced, AChainRunsInOrderHoweverOftenItIsLaunched) {
   destroy(graph);  // as PyTorch does
   ASSERT_TRUE(has_slices(exec));
   EXPECT_GE(slices().counts().slices, 4U);
-  const cudasched_state before = state();
+  const State before = state();
   for (int i = 0; i < 20; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 20));
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 20U);
@@ -222,7 +222,7 @@ TEST_F(Sliced, AnUpdatedGraphRunsAsItIsNowAndKeepsItsSlices) {
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> wanted;
   for (std::uint64_t i = 0; i < 20; ++i) {  // at each launch
     CUgraph changed = new_graph();
@@ -282,7 +282,7 @@ TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
   const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> now = numbers(1, 40);
   std::vector<std::uint64_t> wanted;
   for (std::uint64_t i = 0; i < 60; ++i) {
