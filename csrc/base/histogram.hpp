@@ -43,6 +43,13 @@ class Histogram {
     if (ns > 0) sum_ns_.fetch_add(static_cast<std::uint64_t>(ns), std::memory_order_relaxed);
   }
 
+  std::uint64_t count() const noexcept {
+    std::uint64_t sum = 0;
+    for (const auto& bucket : buckets_) sum += bucket.load(std::memory_order_relaxed);
+    return sum;
+  }
+  std::uint64_t sum_ns() const noexcept { return sum_ns_.load(std::memory_order_relaxed); }
+
   // Adds what is in it to `to`.
   void read(cudasched_times& to) const noexcept {
     for (std::size_t i = 0; i < buckets_.size(); ++i) to.buckets[i] += buckets_[i].load(std::memory_order_relaxed);

@@ -412,7 +412,7 @@ void Engine::write_coverage_report() noexcept {
   } catch (const std::exception& error) {
     coverage_error_ = error.what();
   }
-  const std::uint64_t seen = hot().counters.totals().all_launches();
+  const std::uint64_t seen = hot().counters.launches();
   const std::uint64_t ran = telemetry::device_launches();
   std::string name = settings_.name.empty() ? program_name() : settings_.name;
   std::string error = coverage_error_;

@@ -311,8 +311,6 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   waiter_.end(wait);
   if (wait.started) {
     const std::int64_t waited_ns = now_ns() - wait.since_ns;
-    count.waits.fetch_add(1, std::memory_order_relaxed);
-    count.wait_ns.fetch_add(static_cast<std::uint64_t>(waited_ns), std::memory_order_relaxed);
     hot().counters.gate_waits.add(waited_ns);
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);

@@ -62,7 +62,7 @@ void Ticker::run() noexcept {
   while (hot().scheduling.load(std::memory_order_relaxed)) {
     const std::int64_t now = now_ns();
     const bool active = tick(now);
-    const std::uint64_t launches = hot().counters.totals().all_launches();
+    const std::uint64_t launches = hot().counters.launches();
     const bool launching = launches != launches_before;
     launches_before = launches;
     bool schedules = false;
@@ -151,11 +151,11 @@ void Ticker::watch_policy(Device& device, std::int64_t now) noexcept {
 bool Ticker::tick(std::int64_t now) noexcept {
   const bool reaps_all = now - reaped_all_ns_ >= kReapAllNs;
   if (reaps_all) reaped_all_ns_ = now;
-  const telemetry::Totals totals = hot().counters.totals();
+  const telemetry::Counters& counters = hot().counters;
   bool active = false;
   sweep_marks();
   engine().slices().tick();
-  if (totals.contested_streams > 0 && !std::exchange(said_contested_, true)) {
+  if (counters.total(&telemetry::Shard::contested_streams) > 0 && !std::exchange(said_contested_, true)) {
     log::warning(
         "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "
         "regions that launch there are not best effort; give each class a stream of its own");
@@ -169,11 +169,11 @@ bool Ticker::tick(std::int64_t now) noexcept {
       arbiter::Slot& slot = device.table().slot(index);
       slot.heartbeat_ns.store(now, std::memory_order_relaxed);
       // Counts are the process's, shown with each of its clients; a process with several GPUs shows them with each.
-      slot.launches.store(totals.launches[static_cast<std::size_t>(i)], std::memory_order_relaxed);
+      slot.launches.store(counters.launches(static_cast<Class>(i)), std::memory_order_relaxed);
       slot.device_launches.store(telemetry::device_launches(), std::memory_order_relaxed);
       if (static_cast<Class>(i) == Class::kBestEffort) {
-        slot.gate_waits.store(totals.waits, std::memory_order_relaxed);
-        slot.gate_wait_ns.store(totals.wait_ns, std::memory_order_relaxed);
+        slot.gate_waits.store(counters.gate_waits.count(), std::memory_order_relaxed);
+        slot.gate_wait_ns.store(counters.gate_waits.sum_ns(), std::memory_order_relaxed);
       }
     }
     if (device.registered(Class::kLatency)) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/class.hpp"
@@ -14,98 +15,77 @@
 
 namespace cudasched::telemetry {
 
-struct alignas(64) Shard {
-  std::array<std::atomic<std::uint64_t>, kClassCount> launches{};  // that the driver accepted, not offloaded, by class
-  std::atomic<std::uint64_t> gated{0};
-  std::atomic<std::uint64_t> waits{0};
-  std::atomic<std::uint64_t> wait_ns{0};
-  std::atomic<std::uint64_t> untracked{0};
-  std::atomic<std::uint64_t> exceptions{0};
-  std::atomic<std::uint64_t> offloaded{0};
-  std::atomic<std::uint64_t> backed_off{0};
-  std::atomic<std::uint64_t> prioritised_graphs{0};
-  std::atomic<std::uint64_t> unprioritised_graphs{0};
-  std::atomic<std::uint64_t> normal_beside_best_effort{0};
-  std::atomic<std::uint64_t> contested_streams{0};
-  std::atomic<std::uint64_t> unmet_collectives{0};
-  std::atomic<std::uint64_t> graphs{0};  // of best effort, launched
-  std::atomic<std::uint64_t> sliced_launches{0};
-  std::atomic<std::uint64_t> slice_launches{0};
+struct Shard {
+  using Count = std::atomic<std::uint64_t>;
+
+  std::array<Count, kClassCount> launches{};  // that the driver accepted, not offloaded, by class
+  Count gated{0};
+  Count untracked{0};
+  Count exceptions{0};
+  Count offloaded{0};
+  Count backed_off{0};
+  Count prioritised_graphs{0};
+  Count unprioritised_graphs{0};
+  Count normal_beside_best_effort{0};
+  Count contested_streams{0};
+  Count unmet_collectives{0};
+  Count graphs{0};  // of best effort, launched
+  Count sliced_launches{0};
+  Count slice_launches{0};
 };
 
-struct Totals {
-  std::array<std::uint64_t, kClassCount> launches{};
-  std::uint64_t gated = 0;
-  std::uint64_t waits = 0;
-  std::uint64_t wait_ns = 0;
-  std::uint64_t untracked = 0;
-  std::uint64_t exceptions = 0;
-  std::uint64_t offloaded = 0;
-  std::uint64_t backed_off = 0;
-  std::uint64_t prioritised_graphs = 0;
-  std::uint64_t unprioritised_graphs = 0;
-  std::uint64_t normal_beside_best_effort = 0;
-  std::uint64_t contested_streams = 0;
-  std::uint64_t unmet_collectives = 0;
-  std::uint64_t graphs = 0;
-  std::uint64_t sliced_launches = 0;
-  std::uint64_t slice_launches = 0;
-
-  std::uint64_t all_launches() const noexcept { return launches[0] + launches[1] + launches[2]; }
+// Each count of a shard but its launches, and where the record has their sum.
+struct Summed {
+  Shard::Count Shard::*count;
+  std::uint64_t cudasched_counts::*sum;
 };
+inline constexpr std::array kSummed{
+    Summed{&Shard::gated, &cudasched_counts::gated_launches},
+    Summed{&Shard::untracked, &cudasched_counts::untracked_launches},
+    Summed{&Shard::exceptions, &cudasched_counts::gate_exceptions},
+    Summed{&Shard::offloaded, &cudasched_counts::offloaded_launches},
+    Summed{&Shard::backed_off, &cudasched_counts::backed_off},
+    Summed{&Shard::prioritised_graphs, &cudasched_counts::prioritised_graphs},
+    Summed{&Shard::unprioritised_graphs, &cudasched_counts::unprioritised_graphs},
+    Summed{&Shard::normal_beside_best_effort, &cudasched_counts::normal_beside_best_effort},
+    Summed{&Shard::contested_streams, &cudasched_counts::contested_streams},
+    Summed{&Shard::unmet_collectives, &cudasched_counts::unmet_collectives},
+    Summed{&Shard::graphs, &cudasched_counts::graph_launches},
+    Summed{&Shard::sliced_launches, &cudasched_counts::sliced_launches},
+    Summed{&Shard::slice_launches, &cudasched_counts::slice_launches},
+};
+static_assert(sizeof(Shard) == (kClassCount + kSummed.size()) * sizeof(Shard::Count), "a count has no line in kSummed");
 
 class Counters {
  public:
   static constexpr unsigned kShards = 16;
 
-  Shard& shard(unsigned thread_index) noexcept { return shards_[thread_index % kShards]; }
+  Shard& shard(unsigned thread_index) noexcept { return shards_[thread_index % kShards].counts; }
 
-  Totals totals() const noexcept {
-    Totals sum;
-    for (const Shard& shard : shards_) {
-      for (std::size_t i = 0; i < shard.launches.size(); ++i) {
-        sum.launches[i] += shard.launches[i].load(std::memory_order_relaxed);
-      }
-      sum.gated += shard.gated.load(std::memory_order_relaxed);
-      sum.waits += shard.waits.load(std::memory_order_relaxed);
-      sum.wait_ns += shard.wait_ns.load(std::memory_order_relaxed);
-      sum.untracked += shard.untracked.load(std::memory_order_relaxed);
-      sum.exceptions += shard.exceptions.load(std::memory_order_relaxed);
-      const std::uint64_t offloaded = shard.offloaded.load(std::memory_order_relaxed);
-      sum.offloaded += offloaded;
-      sum.launches[static_cast<std::size_t>(Class::kBestEffort)] += offloaded;
-      sum.backed_off += shard.backed_off.load(std::memory_order_relaxed);
-      sum.prioritised_graphs += shard.prioritised_graphs.load(std::memory_order_relaxed);
-      sum.unprioritised_graphs += shard.unprioritised_graphs.load(std::memory_order_relaxed);
-      sum.normal_beside_best_effort += shard.normal_beside_best_effort.load(std::memory_order_relaxed);
-      sum.contested_streams += shard.contested_streams.load(std::memory_order_relaxed);
-      sum.unmet_collectives += shard.unmet_collectives.load(std::memory_order_relaxed);
-      sum.graphs += shard.graphs.load(std::memory_order_relaxed);
-      sum.sliced_launches += shard.sliced_launches.load(std::memory_order_relaxed);
-      sum.slice_launches += shard.slice_launches.load(std::memory_order_relaxed);
+  std::uint64_t total(Shard::Count Shard::*count) const noexcept {
+    std::uint64_t sum = 0;
+    for (const Line& line : shards_) sum += (line.counts.*count).load(std::memory_order_relaxed);
+    return sum;
+  }
+
+  // Offloaded ones included.
+  std::uint64_t launches(Class launch_class) const noexcept {
+    std::uint64_t sum = launch_class == Class::kBestEffort ? total(&Shard::offloaded) : 0;
+    for (const Line& line : shards_) {
+      sum += line.counts.launches[static_cast<std::size_t>(launch_class)].load(std::memory_order_relaxed);
     }
     return sum;
+  }
+  std::uint64_t launches() const noexcept {
+    return launches(Class::kNormal) + launches(Class::kLatency) + launches(Class::kBestEffort);
   }
 
   // What is counted here; the rest of `to` is left alone.
   void read(cudasched_counts& to) const noexcept {
-    const Totals sum = totals();
-    to.normal_launches = sum.launches[static_cast<std::size_t>(Class::kNormal)];
-    to.latency_launches = sum.launches[static_cast<std::size_t>(Class::kLatency)];
-    to.best_effort_launches = sum.launches[static_cast<std::size_t>(Class::kBestEffort)];
-    to.gated_launches = sum.gated;
-    to.offloaded_launches = sum.offloaded;
-    to.untracked_launches = sum.untracked;
-    to.gate_exceptions = sum.exceptions;
-    to.backed_off = sum.backed_off;
-    to.graph_launches = sum.graphs;
-    to.prioritised_graphs = sum.prioritised_graphs;
-    to.unprioritised_graphs = sum.unprioritised_graphs;
-    to.normal_beside_best_effort = sum.normal_beside_best_effort;
-    to.contested_streams = sum.contested_streams;
-    to.unmet_collectives = sum.unmet_collectives;
-    to.sliced_launches = sum.sliced_launches;
-    to.slice_launches = sum.slice_launches;
+    for (const Summed& summed : kSummed) to.*summed.sum = total(summed.count);
+    to.normal_launches = launches(Class::kNormal);  // the whole after its parts, so that it is no less than they are
+    to.latency_launches = launches(Class::kLatency);
+    to.best_effort_launches = launches(Class::kBestEffort);
     to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
     gate_waits.read(to.gate_waits);
     preemptions.read(to.preemptions);
@@ -125,23 +105,9 @@ class Counters {
 
   // In a forked child, which starts from nothing.
   void reset() noexcept {
-    for (Shard& shard : shards_) {
-      for (auto& count : shard.launches) count.store(0, std::memory_order_relaxed);
-      shard.gated.store(0, std::memory_order_relaxed);
-      shard.waits.store(0, std::memory_order_relaxed);
-      shard.wait_ns.store(0, std::memory_order_relaxed);
-      shard.untracked.store(0, std::memory_order_relaxed);
-      shard.exceptions.store(0, std::memory_order_relaxed);
-      shard.offloaded.store(0, std::memory_order_relaxed);
-      shard.backed_off.store(0, std::memory_order_relaxed);
-      shard.prioritised_graphs.store(0, std::memory_order_relaxed);
-      shard.unprioritised_graphs.store(0, std::memory_order_relaxed);
-      shard.normal_beside_best_effort.store(0, std::memory_order_relaxed);
-      shard.contested_streams.store(0, std::memory_order_relaxed);
-      shard.unmet_collectives.store(0, std::memory_order_relaxed);
-      shard.graphs.store(0, std::memory_order_relaxed);
-      shard.sliced_launches.store(0, std::memory_order_relaxed);
-      shard.slice_launches.store(0, std::memory_order_relaxed);
+    for (Line& line : shards_) {
+      for (auto& count : line.counts.launches) count.store(0, std::memory_order_relaxed);
+      for (const Summed& summed : kSummed) (line.counts.*summed.count).store(0, std::memory_order_relaxed);
     }
     gate_waits.reset();
     preemptions.reset();
@@ -154,7 +120,10 @@ class Counters {
   }
 
  private:
-  std::array<Shard, kShards> shards_;
+  struct alignas(64) Line {
+    Shard counts;
+  };
+  std::array<Line, kShards> shards_;
 };
 
 }  // namespace cudasched::telemetry
