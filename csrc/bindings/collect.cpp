@@ -47,6 +47,17 @@ void bind_collect(py::module_& module) {
     return py::make_tuple(std::string(collected.journal), collected.rows, collected.lost);
   });
   module.def(
+      "trace_start",
+      [](const std::string& directory, std::uint64_t limit_bytes) {
+        checked([&] { return cudasched_trace_start(directory.c_str(), limit_bytes); });
+      },
+      py::arg("directory"), py::arg("limit_bytes"));
+  module.def("trace_stop", [] {
+    cudasched_traced traced{};
+    checked([&] { return cudasched_trace_stop(&traced); });
+    return py::make_tuple(std::string(traced.base), traced.records, traced.dropped, traced.rotated_away);
+  });
+  module.def(
       "collect_label", [](const std::string& text) { checked([&] { return cudasched_collect_label(text.c_str()); }); },
       py::arg("text"));
 }

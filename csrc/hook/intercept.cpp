@@ -22,6 +22,7 @@
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/last_error.hpp"
+#include "runtime/tracing.hpp"
 #include "symbol_names.h"
 
 namespace cudasched::hook {
@@ -43,9 +44,11 @@ queue::Site find_site(CUstream stream, CUevent event) noexcept {
 template <typename Submit>
 CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
   const runtime::Ticket ticket = runtime::begin_launch(call);
+  runtime::TracedLaunch traced(call, ticket.pass.predicted_ns);
   telemetry::Record record;
   if (telemetry::collecting()) record = runtime::begin_collected(call);
   const CUresult status = submit();
+  traced.returned(status);
   if (record.open) runtime::end_collected(record, call, status);
   runtime::end_launch(ticket, call, status);
   return status;
@@ -66,7 +69,12 @@ CUresult launch(Call& call, Submit&& submit) noexcept {
   runtime::note_stream_use(call);
   runtime::back_off(call.site);
   CUresult status = CUDA_SUCCESS;
-  if (Offload::push(call, status)) return status;
+  const std::int64_t traced_ns = call.site.queue == nullptr ? 0 : telemetry::traced_now();
+  if (traced_ns != 0) call.site.caller.region = runtime::traced_region(runtime::this_thread());
+  if (Offload::push(call, status)) {
+    if (traced_ns != 0) runtime::trace_push(call, traced_ns);
+    return status;
+  }
   status = launch_directly(call, submit);
   if (status == CUDA_SUCCESS && !call.always_direct) learn(call);
   return status;

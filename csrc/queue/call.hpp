@@ -29,6 +29,7 @@ class Queue;
 struct Caller {
   unsigned thread = 0;          // a number of its own, other than 0
   CUcontext context = nullptr;  // of best-effort calls the current one; null where other threads may not use it
+  std::uint16_t region = 0;     // while something is traced: its number (telemetry/trace.hpp)
   bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
 };
 

@@ -139,6 +139,7 @@ bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wai
       if (Operation* operation = ring_.reserve(bytes, data, wait == Waiter::For::kLaunch)) {
         operation->made = false;
         operation->thread = caller.thread;
+        operation->region = caller.region;
         operation->context = context;
         order_.passed(ring_.passed());
         const Position position = ring_.pushed() + 1;

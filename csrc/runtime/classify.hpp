@@ -23,6 +23,7 @@ struct Region {
   std::int64_t entered_ns = 0;
   static constexpr int kUncounted = -1;
   int counted = kUncounted;  // its place in telemetry::RegionCounts, by its name
+  std::uint16_t traced = 0;  // the number of its name in traces; 0: nothing was traced when it was entered
   std::uint64_t token = 0;
   std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
 };

@@ -23,6 +23,7 @@
 #include "runtime/counts.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/partitions.hpp"
+#include "runtime/tracing.hpp"
 #include "telemetry/collector.hpp"
 #include "telemetry/coverage.hpp"
 
@@ -126,6 +127,7 @@ void Engine::start() noexcept {
     }
     hot().scheduling.store(true, std::memory_order_release);
     collect_if_asked(settings_.cupti_path);
+    trace_if_asked();
     if (device_count_ == 1) {
       CUdevice only = 0;
       if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
@@ -384,6 +386,7 @@ void Engine::stop() noexcept {
   if (lock_briefly(mutex_)) mutex_.unlock();
   slices_.stop();
   finish_collecting();
+  telemetry::stop_tracing();
   if (!settings_.coverage_directory.empty()) write_coverage_report();
   hot().scheduling.store(false);
   // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
@@ -452,6 +455,7 @@ void Engine::reset_in_child() noexcept {
   if (offload_.forget_queues != nullptr) offload_.forget_queues();
   reset_counts_in_child();
   telemetry::reset_collecting_in_child();
+  telemetry::reset_tracing_in_child();
   driver::functions().reset_in_child();
   driver::registry().reset_in_child();
   graphs_.reset_in_child();

@@ -15,6 +15,7 @@
 #include "runtime/hot.hpp"
 #include "runtime/latency/latency_activity.hpp"
 #include "runtime/stream_use.hpp"
+#include "runtime/tracing.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -29,6 +30,7 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
                            const LatencyActivity* own_latency, const Graphs* graphs, CUdevice device) {
   table_ = table;
   own_latency_ = own_latency;
+  ordinal_ = device;
   sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   waiter_.join(table, slot);
   sampler_.use_graphs(graphs);
@@ -157,6 +159,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   schedule::Ledger& ledger = markers_.ledger();
   if (ledger.launches() == 0) ledger.look(now_ns(), admission_.gpu());
   bool first_look = true;
+  TracedWait traced;
   while (ledger.launches() >= schedule::kFewestUngated &&
          ledger.submitted_ns() + found.duration_ns > schedule::kMostUngatedNs &&
          hot().scheduling.load(std::memory_order_relaxed)) {
@@ -167,10 +170,15 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
     if (is_excepted(stream, first_look, waiver, count)) break;
     first_look = false;
     lock.unlock();
+    traced.waits(call, ordinal_, telemetry::WaitReason::kBacklog);
     Waiter::sleep_for(found.proven ? kUngatedLookNs : kUnprovenLookNs);
-    if (latency_clients()) return admit_gated(call, count, waiver);
+    if (latency_clients()) {
+      traced.ends(call, ordinal_);
+      return admit_gated(call, count, waiver);
+    }
     lock.lock();
   }
+  traced.ends(call, ordinal_);
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
   if (entry.segment < 0) {
@@ -222,6 +230,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   bool late = false;  // the GPU ran out of work because the program had none for it
   Held held;
   Waiter::Wait wait;
+  TracedWait traced;
   schedule::SleepPlan own_sleep;
   schedule::SleepPlan& sleep = waiver != nullptr ? launcher_sleep_ : own_sleep;
   schedule::Ledger& ledger = markers_.ledger();
@@ -229,6 +238,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     schedule::Decision decision;
     std::int64_t next_end_ns = 0;
     std::int64_t lead_ns = 0;
+    telemetry::WaitReason why{};
     {
       const std::scoped_lock lock(lock_);
       const std::int64_t now = now_ns();
@@ -247,6 +257,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
       held.pass(now);
       admission_.neighbours().note_own_latency(own_latency_->slot());
       decision = admission_.decide(ledger, id_of(stream), prediction, held, now);
+      const bool held_by_policy = decision.answer != schedule::Answer::kSubmit;
       if (meets) decision = meet(decision, now);
       const schedule::Snapshot& seen = admission_.seen();
       held.note(seen, decision, now);
@@ -255,6 +266,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
       next_end_ns = ledger.next_end_ns();
       lead_ns = seen.lead_ns;
       if (decision.answer != schedule::Answer::kSubmit) {
+        why = held_by_policy ? why_it_waits(decision, seen) : telemetry::WaitReason::kMembers;
         if (must_not_wait(waiver)) {
           decision = {};
         } else if (held.for_lead && !seen.latency_active) {
@@ -289,6 +301,8 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
           sampler_.entered(entry.segment, prediction, alone, beside_others);
           due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
           if (times && alone) start = sampler_.start_timer(entry.segment);
+          if (start != nullptr && telemetry::tracing()) [[unlikely]]
+            sampler_.trace(entry.segment, call, ordinal_);
           if (start != nullptr) ledger.pin(entry.segment, true);
           pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(entry.segment);
           if (with_events) pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
@@ -297,6 +311,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
       }
     }
     if (decision.answer == schedule::Answer::kSubmit) break;
+    traced.waits(call, ordinal_, why);
     const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
     // Where several clients feed at once, one that waits for the lead is behind as much as one that waits for its
     // share. One that waits for foreseen latency work is not: the others may go.
@@ -309,6 +324,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   }
 
   waiter_.end(wait);
+  traced.ends(call, ordinal_);
   if (wait.started) {
     const std::int64_t waited_ns = now_ns() - wait.since_ns;
     hot().counters.gate_waits.add(waited_ns);

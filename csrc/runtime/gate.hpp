@@ -78,6 +78,7 @@ class Gate {
   // The client's place in the arbiter. Once, before the first admit().
   void register_client(arbiter::Table* table, int slot, const Settings& settings, const LatencyActivity* own_latency,
                        const Graphs* graphs, CUdevice device);
+  int ordinal() const noexcept { return ordinal_; }  // of the device
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
 
   // The other GPUs of the client's job. Before register_client().
@@ -185,6 +186,7 @@ class Gate {
   std::atomic<int> slot_{-1};
   const LatencyActivity* own_latency_ = nullptr;
   int sm_count_ = 1;
+  int ordinal_ = 0;
   Waiter waiter_;
   schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone
 

@@ -1,6 +1,8 @@
 #include "runtime/offload.hpp"
 
+#include "base/clock.hpp"
 #include "runtime/hot.hpp"
+#include "runtime/tracing.hpp"
 
 namespace cudasched::runtime {
 
@@ -11,11 +13,15 @@ void GateAdmission::admit(const Operation& operation, queue::Position position,
   queue::Call call{operation.launch.what, operation.stream};
   call.meaning.overlaps_predecessor = operation.launch.overlaps_predecessor;
   call.site.caller.context = operation.context;
+  call.site.caller.region = operation.region;
   const Gate::Waiver waiver{&opening, position};
   pass_ = gate_.admit(call, hot().counters.shard(this_thread().index), &waiver);
+  traced_ns_ = telemetry::traced_now();
 }
 
 void GateAdmission::submitted(const Operation& operation, CUresult status, bool overlap_follows) noexcept {
+  if (traced_ns_ != 0) [[unlikely]]
+    trace(operation, status);
   if (overlap_follows && pass_.may_go_unmarked) pass_.completion = nullptr;
   if (pass_.entry >= 0) gate_.submitted(pass_, operation.stream, status);
   const bool is_part = graph_.parts > 0;
@@ -26,8 +32,21 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
   if (is_part) count.slice_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
+void GateAdmission::trace(const Operation& operation, CUresult status) const noexcept {
+  Submission what{.begin_ns = traced_ns_, .end_ns = now_ns(), .predicted_ns = pass_.predicted_ns};
+  if (operation.kind == Operation::Kind::kGraph) {
+    what.graph = whole_;
+    if (operation.graph() != whole_) {
+      what.part = part_;
+      what.parts = graph_.parts;
+    }
+  }
+  trace_submission(operation, gate_.ordinal(), what, status);
+}
+
 std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
   refused_ = false;
+  whole_ = launch.graph();
   if (slices_ == nullptr || !slices_->on()) return 0;
   graph_ = slices_->begin(launch.graph(), launch.stream, launch.context, gate_.beside_latency());
   if (graph_.parts > 0) {
@@ -36,7 +55,10 @@ std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
   return graph_.parts;
 }
 
-CUgraphExec GateAdmission::part(std::uint32_t index) noexcept { return graph_.sliced->pieces->pieces[index].exec; }
+CUgraphExec GateAdmission::part(std::uint32_t index) noexcept {
+  part_ = index;
+  return graph_.sliced->pieces->pieces[index].exec;
+}
 
 void GateAdmission::end_graph(const Operation& launch, CUresult status) noexcept {
   if (graph_.sliced == nullptr) return;

@@ -25,11 +25,16 @@ class GateAdmission final : public queue::Admission {
   void use(Slices* slices) noexcept { slices_ = slices; }
 
  private:
+  void trace(const queue::Operation& operation, CUresult status) const noexcept;
+
   Gate& gate_;
   Slices* slices_ = nullptr;
   Slices::Launch graph_;  // under way
   bool refused_ = false;  // its first part
   Gate::Pass pass_;
+  CUgraphExec whole_ = nullptr;  // the graph under way,
+  std::uint32_t part_ = 0;       // and which of its parts
+  std::int64_t traced_ns_ = 0;   // since when the launch under way may go; 0: nothing is traced
 };
 
 }  // namespace cudasched::runtime

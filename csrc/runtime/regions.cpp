@@ -7,6 +7,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/tracing.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -51,6 +52,8 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   const bool is_request = slo_ns != 0 || deadline_ns == 0;
   if (value == Class::kLatency && is_request) region.counted = hot().counters.regions.index_of(name);
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
+  if (telemetry::tracing()) region.traced = telemetry::trace_region(name, value);
+  trace_region(region, telemetry::TraceKind::kRegionBegin);
   if (value == Class::kLatency) hot().host_backoff.enter();
   if (value == Class::kBestEffort) {
     hot().marks.entered(region.token);
@@ -81,6 +84,7 @@ void Regions::exit(std::uint64_t token) {
 }
 
 void Regions::leave_devices(const Region& region) noexcept {
+  trace_region(region, telemetry::TraceKind::kRegionEnd);
   if (region.region_class == Class::kLatency) hot().host_backoff.leave();
   if (region.region_class == Class::kBestEffort) {
     hot().marks.left(region.token);

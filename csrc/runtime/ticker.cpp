@@ -21,6 +21,7 @@
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
+#include "runtime/tracing.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace cudasched::runtime {
@@ -198,6 +199,10 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
+    traced_ns_ = now;
+    engine().for_each_device([](Device& device) { trace_counters(device); });
+  }
   if (now - published_ns_ >= kPublishNs) {
     published_ns_ = now;
     publish_counts();

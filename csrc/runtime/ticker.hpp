@@ -51,6 +51,7 @@ class Ticker {
   bool said_policy_hangs_ = false;
   std::int64_t reaped_all_ns_ = 0;
   std::int64_t published_ns_ = 0;
+  std::int64_t traced_ns_ = 0;
   std::mutex publishing_;
   arbiter::Counts counts_{};  // under publishing_
 };

@@ -7,9 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -26,6 +24,7 @@
 #include "telemetry/cupti.hpp"
 #include "telemetry/event_timer.hpp"
 #include "telemetry/journal.hpp"
+#include "telemetry/json_text.hpp"
 #include "telemetry/sm_clock.hpp"
 #include "telemetry/window.hpp"
 
@@ -63,33 +62,6 @@ struct Intake {
   std::vector<std::uint64_t> dropped;  // numbers of launches for which there was no room
   std::vector<Text> texts;
 };
-
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte >= 0x7F) {
-      // Bytes stand for the characters of their number; the reader turns them back (surrogates would not survive JSON).
-      std::array<char, 8> escape{};
-      std::snprintf(escape.data(), escape.size(), "\\u%04x", byte);
-      out += escape.data();
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
-std::string command_json() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string out = "[";
-  std::string word;
-  while (std::getline(file, word, '\0')) out += (out.size() > 1 ? ", " : "") + json_text(word);
-  return out + "]";
-}
 
 class Collector {
  public:

@@ -177,6 +177,22 @@ CUDASCHED_EXPORT int cudasched_collect_stop(struct cudasched_collected* collecte
 /* What launches of the process are called from here on, in UTF-8; "" for nothing. */
 CUDASCHED_EXPORT int cudasched_collect_label(const char* text);
 
+/* ---- tracing (csrc/telemetry/trace.hpp) ------------------------------------------------------------------------ */
+
+struct cudasched_traced {
+  char base[4096]; /* of the paths of the trace's files; empty: nothing was being traced */
+  uint64_t records;
+  uint64_t dropped;      /* records for which there was no room in memory or on disk */
+  uint64_t rotated_away; /* records in files that were deleted to keep the limit */
+};
+
+/* From here on this process's launches, gate waits and regions are recorded into files in `directory`, which must
+ * exist. `limit_bytes` bounds them: the oldest are deleted; 0: 256 MiB. One trace a process at a time. */
+CUDASCHED_EXPORT int cudasched_trace_start(const char* directory, uint64_t limit_bytes);
+
+/* Ends it, and waits for the files. */
+CUDASCHED_EXPORT int cudasched_trace_stop(struct cudasched_traced* traced);
+
 /* ---- for programs that link this library ----------------------------------------------------------------------- */
 
 /* Puts the driver shim that lies beside this library (hook/libcuda.so.1) in front of the driver, for all CUDA calls of

@@ -252,6 +252,12 @@ def collect_stop() -> tuple[str, int, int]:
 def collect_label(text: str) -> None:
     """What launches of the process are called from here on."""
 
+def trace_start(directory: str, limit_bytes: int) -> None:
+    """Starts to record launches, gate waits and regions into files in `directory`, of at most `limit_bytes` in all."""
+
+def trace_stop() -> tuple[str, int, int, int]:
+    """Ends it: what the files' paths begin with, and the records written, dropped, and in files that were deleted."""
+
 class Trees:
     """A saved model of trees; see ``cudasched.predictor.Model``."""
 

@@ -5,6 +5,7 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "runtime/hot.hpp"
+#include "runtime/tracing.hpp"
 
 namespace cudasched::runtime {
 
@@ -78,7 +79,8 @@ void Sampler::entered(int segment, const predict::Prediction& prediction, bool a
                  .told_ns = 0,
                  .estimated = 0,
                  .others_ns = 0,
-                 .prediction = prediction};
+                 .prediction = prediction,
+                 .traced = {}};
 }
 
 void Sampler::entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept {
@@ -96,6 +98,10 @@ CUevent Sampler::start_timer(int segment) noexcept {
   timer->busy = true;
   at(segment).timer = static_cast<int>(timer - timers_.begin());
   return timer->start;
+}
+
+void Sampler::trace(int segment, const queue::Call& call, int device) noexcept {
+  at(segment).traced = traced_launch(call, device, at(segment).prediction.duration_ns);
 }
 
 CUevent Sampler::end_event(int segment, CUevent marker) const noexcept {
@@ -121,6 +127,7 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
     if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
       const std::int64_t took_ns = predictor_.observe_elapsed(note.prediction, measured_ns, overlapped(note));
+      if (note.traced.kind == telemetry::TraceKind::kTimed) trace_timed(note.traced, measured_ns);
       if (!overlapped(note)) {
         hot().counters.predictions.add(note.prediction.duration_ns, note.prediction.bound_ns, took_ns);
       }

@@ -16,6 +16,7 @@
 #include "runtime/graphs.hpp"
 #include "schedule/estimates.hpp"
 #include "schedule/ledger.hpp"
+#include "telemetry/trace_record.hpp"
 
 namespace cudasched::runtime {
 
@@ -80,6 +81,8 @@ class Sampler {
 
   // Takes a timer for the segment; null where none is free. The event to record before the launch.
   CUevent start_timer(int segment) noexcept;
+  // What was timed so goes into the trace when it is known.
+  void trace(int segment, const queue::Call& call, int device) noexcept;
   // What to record behind the segment's last launch and to ask for: the timer's end where it is timed, else `marker`.
   CUevent end_event(int segment, CUevent marker) const noexcept;
 
@@ -124,6 +127,7 @@ class Sampler {
     std::uint64_t estimated = 0;  // what its completion tells of
     std::int64_t others_ns = 0;
     predict::Prediction prediction;
+    telemetry::TraceRecord traced;  // of kind 0: nothing is to be said of it
   };
 
   bool overlapped(const Note& note) const noexcept { return note.overlapped || note.overlap != overlap_; }

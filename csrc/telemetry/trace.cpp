@@ -1,0 +1,366 @@
+#include "telemetry/trace.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/hash.hpp"
+#include "base/log.hpp"
+#include "base/spin_lock.hpp"
+#include "driver/functions.hpp"
+#include "telemetry/journal.hpp"
+#include "telemetry/json_text.hpp"
+#include "telemetry/trace_file.hpp"
+
+namespace cudasched::telemetry {
+namespace {
+
+constexpr std::int64_t kPassNs = 5 * kNsPerMs;   // while records come fast,
+constexpr std::int64_t kIdleNs = 20 * kNsPerMs;  // else
+constexpr std::size_t kFast = 1024;              // records in a pass
+constexpr std::size_t kMostInPass = 1 << 16;
+constexpr std::size_t kMostTextBytes = 4 << 20;  // of names, which each file repeats
+constexpr std::size_t kLongestText = 4 << 10;
+
+enum class TraceText : std::uint32_t { kKernel = 0, kRegion = 1 };
+
+struct Text {
+  TraceText space;
+  std::uint32_t number;
+  std::string text;
+};
+
+// What regions are called. Names are texts of the program's, so there are a bounded number of places for them.
+class RegionNames {
+ public:
+  static constexpr std::size_t kNameBytes = 64;
+
+  std::uint16_t number_of(std::string_view name, Class region_class) noexcept {
+    name = name.substr(0, kNameBytes - 1);
+    const std::uint64_t hash = hash_of(name, region_class);
+    const SpinGuard guard(lock_);
+    if (!guard.owns()) return 0;
+    const int named = named_.load(std::memory_order_relaxed);
+    for (int i = 0; i < named; ++i) {
+      const Place& place = places_[static_cast<std::size_t>(i)];
+      if (place.hash == hash && place.region_class == region_class && name == place.name.data()) {
+        return static_cast<std::uint16_t>(i + 1);
+      }
+    }
+    if (named == kMostRegions) return kMostRegions;
+    Place& place = places_[static_cast<std::size_t>(named)];
+    place.hash = hash;
+    place.region_class = region_class;
+    if (named == kMostRegions - 1) name = "(others)";
+    std::copy_n(name.data(), name.size(), place.name.data());
+    named_.store(named + 1, std::memory_order_release);
+    return static_cast<std::uint16_t>(named + 1);
+  }
+
+  int count() const noexcept { return named_.load(std::memory_order_acquire); }
+  std::string_view name(int index) const noexcept { return places_[static_cast<std::size_t>(index)].name.data(); }
+  Class region_class(int index) const noexcept { return places_[static_cast<std::size_t>(index)].region_class; }
+
+  // In a forked child, whose only thread has regions of these names open: the names stay.
+  void reset_in_child() noexcept { lock_.unlock(); }
+
+ private:
+  struct Place {
+    std::uint64_t hash = 0;
+    Class region_class = Class::kNormal;
+    std::array<char, kNameBytes> name{};
+  };
+
+  static std::uint64_t hash_of(std::string_view name, Class region_class) noexcept {
+    std::uint64_t hash = static_cast<std::uint64_t>(region_class) + 1;
+    for (const char c : name) hash = mix(hash, static_cast<unsigned char>(c));
+    return hash;
+  }
+
+  SpinLock lock_;
+  std::atomic<int> named_{0};
+  std::array<Place, kMostRegions> places_{};
+};
+
+RegionNames& region_names() noexcept {
+  // Never destroyed: threads may leave regions while the process exits.
+  alignas(RegionNames) static unsigned char storage[sizeof(RegionNames)];
+  static RegionNames* const instance = new (storage) RegionNames();
+  return *instance;
+}
+
+std::int64_t clock_ns(clockid_t clock) noexcept {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return time.tv_sec * kNsPerSecond + time.tv_nsec;
+}
+
+class Tracer {
+ public:
+  void start(const TraceOptions& options);
+  Traced stop() noexcept;
+  std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  void run() noexcept;
+  bool pass(bool last);
+  void begin_file();
+  void number_kernel(TraceRecord& record);
+  void add_text(TraceText space, std::uint32_t number, std::string_view text);
+  void write_texts(std::size_t from);
+  std::string meta() const;
+
+  std::mutex lifecycle_;
+  std::mutex wake_lock_;
+  std::condition_variable wake_;
+  bool ending_ = false;
+  bool ended_ = true;
+  std::atomic<std::uint64_t> dropped_{0};
+
+  // The thread's alone, while it runs.
+  std::unique_ptr<TraceFile> file_;
+  std::int64_t started_ns_ = 0;
+  std::string command_;
+  std::vector<TraceRecord> batch_;
+  std::vector<bool> known_kernels_;
+  std::vector<Text> texts_;
+  std::size_t texts_written_ = 0;  // to this file
+  std::size_t text_bytes_ = 0;
+  int regions_known_ = 0;
+  std::uint64_t records_ = 0;  // written
+  std::uint64_t lost_ = 0;     // that could not be written
+  std::uint64_t dropped_before_ = 0;
+  std::uint64_t dropped_told_ = 0;
+};
+
+Tracer& tracer() noexcept {
+  // Never destroyed: launches may still come while the process exits.
+  alignas(Tracer) static unsigned char storage[sizeof(Tracer)];
+  static Tracer* const instance = new (storage) Tracer();
+  return *instance;
+}
+
+std::uint64_t dropped_by_rings() noexcept {
+  std::uint64_t sum = 0;
+  if (const TraceRings* const rings = trace_rings.load(std::memory_order_acquire)) {
+    for (const auto& ring : rings->rings) sum += ring.dropped();
+  }
+  return sum;
+}
+
+void make_rings() {
+  if (trace_rings.load() != nullptr) return;
+  // Its pages are there from now on, so that no launch is held by the kernel's making one.
+  void* const memory =
+      mmap(nullptr, sizeof(TraceRings), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (memory == MAP_FAILED) throw Error("launches cannot be traced: there is no memory for their records");
+  trace_rings.store(new (memory) TraceRings, std::memory_order_release);
+}
+
+void Tracer::start(const TraceOptions& options) {
+  const std::scoped_lock lock(lifecycle_);
+  if (tracing()) throw Error("this process is traced already; there is one trace a process at a time");
+  make_rings();
+  file_ = std::make_unique<TraceFile>(options.directory, options.limit_bytes);
+  batch_.clear();
+  batch_.reserve(kMostInPass);
+  known_kernels_.clear();
+  texts_.clear();
+  text_bytes_ = 0;
+  regions_known_ = 0;
+  records_ = lost_ = 0;
+  // What a trace before this one has left.
+  for (auto& ring : trace_rings.load()->rings) ring.drain(TraceRings::kCells, [](const TraceRecord&) {});
+  dropped_before_ = dropped_by_rings();
+  dropped_told_ = 0;
+  dropped_.store(0, std::memory_order_relaxed);
+  command_ = command_json();
+  started_ns_ = now_ns();
+  ending_ = ended_ = false;
+  begin_file();
+  // The host program's signals are for its own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread([this] { run(); }).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ended_ = true;
+    throw Error("launches cannot be traced: no thread can be made");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  tracing_now.store(true, std::memory_order_release);
+}
+
+Traced Tracer::stop() noexcept {
+  Traced result;
+  const std::scoped_lock lock(lifecycle_);
+  if (file_ == nullptr) return result;
+  tracing_now.store(false);
+  {
+    std::unique_lock waiting(wake_lock_);
+    ending_ = true;
+    wake_.notify_all();
+    wake_.wait(waiting, [this] { return ended_; });
+  }
+  result.base = file_->base();
+  result.records = records_;
+  result.dropped = dropped();
+  result.rotated_away = file_->rotated_away();
+  file_.reset();
+  return result;
+}
+
+void Tracer::run() noexcept {
+  pthread_setname_np(pthread_self(), "cudasched-trace");
+  bool last = false;
+  bool fast = false;
+  while (!last) {
+    {
+      std::unique_lock waiting(wake_lock_);
+      wake_.wait_for(waiting, std::chrono::nanoseconds(fast ? kPassNs : kIdleNs), [this] { return ending_; });
+      last = ending_;
+    }
+    try {
+      fast = pass(last);
+    } catch (const std::exception&) {  // no memory for names: what the records say is kept
+      lost_ += batch_.size();
+      batch_.clear();
+    }
+  }
+  const std::scoped_lock done(wake_lock_);
+  ended_ = true;
+  wake_.notify_all();
+}
+
+// Returns whether records come fast.
+bool Tracer::pass(bool last) {
+  std::size_t taken = 0;
+  bool more = true;
+  while (more) {
+    batch_.clear();
+    for (auto& ring : trace_rings.load()->rings) {
+      ring.drain(kMostInPass - batch_.size(), [this](const TraceRecord& record) {
+        if (record.time_ns >= started_ns_) batch_.push_back(record);  // else a call of the last trace was late
+      });
+    }
+    more = batch_.size() == kMostInPass;
+    taken += batch_.size();
+    if (file_->full() && file_->rotate()) begin_file();
+    for (TraceRecord& record : batch_) number_kernel(record);
+    for (const int named = region_names().count(); regions_known_ < named; ++regions_known_) {
+      std::string text(class_name(region_names().region_class(regions_known_)));
+      add_text(TraceText::kRegion, static_cast<std::uint32_t>(regions_known_) + 1,
+               text.append(1, '\0').append(region_names().name(regions_known_)));
+    }
+    write_texts(texts_written_);
+    std::stable_sort(batch_.begin(), batch_.end(),
+                     [](const TraceRecord& a, const TraceRecord& b) { return a.time_ns < b.time_ns; });
+    if (!batch_.empty()) {
+      const bool written = file_->append(TraceFile::Block::kRecords, static_cast<std::uint32_t>(batch_.size()),
+                                         {std::as_bytes(std::span(batch_))});
+      (written ? records_ : lost_) += batch_.size();
+    }
+  }
+  const std::uint64_t dropped = dropped_by_rings() - dropped_before_;
+  dropped_.store(dropped + lost_, std::memory_order_relaxed);
+  if (dropped > std::exchange(dropped_told_, dropped)) {
+    file_->append(TraceFile::Block::kDropped, 0, {std::as_bytes(std::span(&dropped, 1))});
+  }
+  if (last) {
+    const std::string end = "{\"records\": " + std::to_string(records_) + ", \"dropped\": " + std::to_string(dropped) +
+                            ", \"rotated_away\": " + std::to_string(file_->rotated_away()) + "}";
+    file_->append(TraceFile::Block::kEnd, 0, {bytes_of(end)});
+  }
+  return taken >= kFast;
+}
+
+std::string Tracer::meta() const {
+  const auto number = [](const char* name, std::int64_t value) {
+    return std::string(", \"") + name + "\": " + std::to_string(value);
+  };
+  return "{\"pid\": " + std::to_string(getpid()) + ", \"command\": " + command_ +
+         number("started_ns", started_ns_) + number("monotonic_ns", now_ns()) +
+         number("boottime_ns", clock_ns(CLOCK_BOOTTIME)) + number("realtime_ns", clock_ns(CLOCK_REALTIME)) +
+         number("rotated_away", static_cast<std::int64_t>(file_->rotated_away())) + ", \"version\": " +
+         json_text(CUDASCHED_VERSION) + "}";
+}
+
+// Every file can be read without the others.
+void Tracer::begin_file() {
+  const std::string text = meta();
+  file_->append(TraceFile::Block::kMeta, 0, {bytes_of(text)});
+  write_texts(0);
+}
+
+void Tracer::number_kernel(TraceRecord& record) {
+  const bool launches = record.kind == TraceKind::kLaunch || record.kind == TraceKind::kPush ||
+                        record.kind == TraceKind::kWait || record.kind == TraceKind::kTimed;
+  const bool graph = record.kind != TraceKind::kWait && (record.detail & kTraceGraph) != 0;
+  if (!launches || graph || record.what == 0) return;
+  const auto& kernel = *reinterpret_cast<const driver::KernelFacts*>(record.what);
+  const std::size_t index = kernel.facts.index;
+  record.what = index + 1;
+  if (index < known_kernels_.size() && known_kernels_[index]) return;
+  if (index >= known_kernels_.size()) known_kernels_.resize(index + 1);
+  known_kernels_[index] = true;
+  add_text(TraceText::kKernel, static_cast<std::uint32_t>(index + 1), kernel.name);
+}
+
+void Tracer::add_text(TraceText space, std::uint32_t number, std::string_view text) {
+  text = text.substr(0, kLongestText);
+  if (text_bytes_ + text.size() > kMostTextBytes) return;  // it is known by its number alone
+  text_bytes_ += text.size();
+  texts_.push_back({space, number, std::string(text)});
+}
+
+void Tracer::write_texts(std::size_t from) {
+  std::string payload;
+  for (std::size_t i = from; i < texts_.size(); ++i) {
+    const Text& text = texts_[i];
+    const std::array<std::uint32_t, 3> head{static_cast<std::uint32_t>(text.space), text.number,
+                                            static_cast<std::uint32_t>(text.text.size())};
+    payload.append(reinterpret_cast<const char*>(head.data()), sizeof head).append(text.text);
+  }
+  texts_written_ = texts_.size();
+  if (!payload.empty()) file_->append(TraceFile::Block::kTexts, 0, {bytes_of(payload)});
+}
+
+}  // namespace
+
+void start_tracing(const TraceOptions& options) { tracer().start(options); }
+
+Traced stop_tracing() noexcept { return tracer().stop(); }
+
+std::uint64_t trace_dropped() noexcept { return tracer().dropped(); }
+
+std::uint16_t trace_region(std::string_view name, Class region_class) noexcept {
+  return region_names().number_of(name, region_class);
+}
+
+void reset_tracing_in_child() noexcept {
+  tracing_now.store(false);
+  // A thread of the parent's may have been in the middle of a record. The memory is the child's own copy, and no other
+  // thread is there to use it.
+  if (TraceRings* const rings = trace_rings.exchange(nullptr)) munmap(rings, sizeof(TraceRings));
+  region_names().reset_in_child();
+  new (&tracer()) Tracer();  // what the parent's was made of is left to leak: its state may be torn
+}
+
+}  // namespace cudasched::telemetry

@@ -1,0 +1,77 @@
+// Records what the process does with the GPU, for people to look at: off by default. While it is on, launches, waits,
+// regions and counters are put as records of 40 bytes into rings in memory that was allocated when it was started, and
+// a thread of its own writes them to files every few milliseconds (trace_file.hpp).
+//
+// put() is on the launch path: it takes no lock, allocates nothing, makes no system call and never waits. Where records
+// come faster than they are written they are dropped and counted. What was written stays, however the process ends.
+// Start, stop and names of regions are off the launch path, and may lock and allocate.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/class.hpp"
+#include "base/clock.hpp"
+#include "telemetry/trace_record.hpp"
+#include "telemetry/trace_ring.hpp"
+
+namespace cudasched::telemetry {
+
+// A ring for each thread, by its number; beyond kRings threads they share.
+struct TraceRings {
+  static constexpr unsigned kRings = 16;
+  static constexpr std::size_t kCells = 1 << 14;
+
+  std::array<TraceRing<kCells>, kRings> rings;
+};
+
+inline constinit std::atomic<bool> tracing_now{false};
+inline constinit std::atomic<TraceRings*> trace_rings{nullptr};  // once made, there for good
+
+// The one word that a launch reads while nothing is traced.
+inline bool tracing() noexcept { return tracing_now.load(std::memory_order_relaxed); }
+
+// The time while something is traced, else 0.
+inline std::int64_t traced_now() noexcept { return tracing() ? now_ns() : 0; }
+
+inline void put(const TraceRecord& record) noexcept {
+  TraceRings* const rings = trace_rings.load(std::memory_order_acquire);
+  if (rings != nullptr) rings->rings[record.thread % TraceRings::kRings].push(record);
+}
+
+struct TraceOptions {
+  static constexpr std::uint64_t kDefaultLimitBytes = std::uint64_t{256} << 20;
+
+  std::string directory;  // it must exist
+  std::uint64_t limit_bytes = kDefaultLimitBytes;  // of all files of the process
+};
+
+struct Traced {
+  std::string base;  // of the files' paths; empty: nothing was traced
+  std::uint64_t records = 0;
+  std::uint64_t dropped = 0;       // for want of room in memory, or because a file could not be written
+  std::uint64_t rotated_away = 0;  // in files that were deleted to keep the limit
+};
+
+// Starts. Throws Error: on already, no memory, no thread, or the directory cannot be written to.
+void start_tracing(const TraceOptions& options);
+
+// Ends, and returns when the files are written. Does nothing if it is off.
+Traced stop_tracing() noexcept;
+
+// Of the trace under way, or the last one. Any thread.
+std::uint64_t trace_dropped() noexcept;
+
+// The number of regions of that name and class, 1 and up. `name`: of fewer than 64 bytes. Beyond kMostRegions names,
+// that of "(others)".
+inline constexpr int kMostRegions = 1024;
+std::uint16_t trace_region(std::string_view name, Class region_class) noexcept;
+
+// In a forked child: off, and nothing of the parent's is touched.
+void reset_tracing_in_child() noexcept;
+
+}  // namespace cudasched::telemetry

@@ -1,0 +1,80 @@
+// Where a process's trace is: files of bounded size in a directory, the oldest of which go when all together would be
+// over their limit. `<directory>/trace-<pid>-<turn>-<number>.records`, each complete in itself: a header, and blocks
+// that are whole or not there. It is read by python/cudasched/observe/_trace_file.py.
+//
+//   file    "CSDTRACE", version, bytes of a record; then blocks
+//   block   "TBLK", kind, bytes that follow, records in them, their CRC-32
+//   kMeta     JSON: the process and its clocks. The first block of a file
+//   kTexts    text after text: its space (TraceText), number, bytes, and the text
+//   kRecords  TraceRecord after TraceRecord
+//   kDropped  records that were dropped so far, for want of room in memory: 8 bytes
+//   kEnd      JSON: what was counted. The last block of a process that came to its end
+//
+// Used by one thread. Nothing here is on the launch path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+namespace cudasched::telemetry {
+
+class TraceFile {
+ public:
+  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint64_t kFiles = 8;  // at most, of one process
+
+  enum class Block : std::uint32_t { kMeta = 1, kTexts = 2, kRecords = 3, kDropped = 4, kEnd = 5 };
+
+  // Makes the first file. Throws Error.
+  TraceFile(std::string directory, std::uint64_t limit_bytes);
+  ~TraceFile();
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  // Appends one block, made of the parts. False, and nothing more is written ever, if that cannot be done: what was
+  // written before stays.
+  bool append(Block kind, std::uint32_t records, std::initializer_list<std::span<const std::byte>> parts) noexcept;
+
+  // The file is full: the next one should be begun.
+  bool full() const noexcept { return bytes_ >= file_bytes_; }
+  // Begins the next file, and deletes the oldest where there are kFiles. False: as append().
+  bool rotate() noexcept;
+
+  // The first file's path, less its number and suffix: that of all of them.
+  const std::string& base() const noexcept { return base_; }
+  bool failed() const noexcept { return failed_; }
+  std::uint64_t files() const noexcept { return number_; }
+  std::uint64_t rotated_away() const noexcept { return rotated_away_; }  // records that were in deleted files
+
+ private:
+  struct Past {
+    std::string path;
+    std::uint64_t records = 0;
+  };
+
+  std::string path_of(std::uint64_t number) const;
+  int create(const std::string& path) noexcept;
+  bool mine() const noexcept;
+  static bool write_all(int file, const void* data, std::size_t bytes) noexcept;
+  void fail(const char* why) noexcept;
+
+  std::string directory_;
+  std::string base_;
+  std::string path_;
+  std::uint64_t file_bytes_;
+  std::deque<Past> past_;
+  int file_ = -1;
+  std::uint64_t device_ = 0;  // of the file: a program may close descriptors that are not its own, and reuse them
+  std::uint64_t inode_ = 0;
+  std::uint64_t number_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t records_ = 0;  // in this file
+  std::uint64_t rotated_away_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace cudasched::telemetry
