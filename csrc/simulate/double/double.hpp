@@ -9,6 +9,8 @@
 //   CUDASCHED_SIM_DRIVER_VERSION
 //                          what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
 //   CUDASCHED_SIM_MIG      1: the devices are MIG instances, which show by their name
+//   CUDASCHED_SIM_MEMORY_MB  memory of a device in MiB, 1 to 1048576; default 65536. The process that opens a device
+//                          first decides for all, and all share it: a context holds what it allocates until it ends.
 //   CUDASCHED_SIM_KILL_AT  THREAD:STEP: the process dies of SIGKILL at that step of the threads of that name (as in
 //                          /proc/PID/task/TID/comm), counted from 1, two a call: on its way in and on its way out
 // A value that cannot be read makes cuInit fail with CUDA_ERROR_INVALID_VALUE.
@@ -56,7 +58,7 @@
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch
 // waits; one of a larger graph until its last operations have found room). A wait for an event of another device blocks
 // the caller. Graph launches into a capture, batch memory operations, external semaphores, textures, arrays, virtual
-// memory, pools other than the default one, IPC, peers and MPS are not there. Kernels of green contexts run on any SM.
+// memory beyond what physical memory is created, mapped and released, pools other than the default one, IPC, peers and MPS are not there. Kernels of green contexts run on any SM.
 // Of the attributes of a kernel node the priority has an effect. A driver function without an entry here is absent from
 // the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library alone, and two functions of CUDA
 // 15, which does not exist, come from cuGetProcAddress where the driver's version is that high.

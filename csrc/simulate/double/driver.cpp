@@ -159,9 +159,11 @@ CUresult initialize_driver() {
   if (state.initialized) return CUDA_SUCCESS;
   int devices = 1;
   int version = kVersionDefault;
+  int memory_mib = kMemoryMiBDefault;
   if (!read_setting("CUDASCHED_SIM_SCALE", 0.001, 10000.0, state.scale) ||
       !read_setting("CUDASCHED_SIM_DEVICES", 0, kDevicesMax, devices) ||
       !read_setting("CUDASCHED_SIM_MIG", 0, 1, state.mig) ||
+      !read_setting("CUDASCHED_SIM_MEMORY_MB", 1, kMemoryMiBMax, memory_mib) ||
       !read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -171,7 +173,7 @@ CUresult initialize_driver() {
   if (devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int ordinal = static_cast<int>(state.gpus.size()); ordinal < devices; ++ordinal) {
     auto gpu = std::make_unique<SimulatedGpu>();
-    const int error = gpu->shared.open(state.directory, ordinal, state.scale);
+    const int error = gpu->shared.open(state.directory, ordinal, state.scale, std::uint64_t(memory_mib) << 20);
     if (error == ENOSPC || error == ENOMEM) return CUDA_ERROR_OUT_OF_MEMORY;
     if (error == EPROTO) return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     if (error != 0) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -393,17 +395,44 @@ const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std
   return &next->second;
 }
 
+bool take_device_memory(const Context& context, std::size_t bytes) {
+  if (context.slot < 0) return false;
+  SharedDevice& shared = shared_of(context);
+  SharedDevice::Guard device(shared);
+  return shared.take_memory(device, context.slot, bytes);
+}
+
+void give_device_memory_back(const Context& context, std::size_t bytes) {
+  if (context.slot < 0) return;  // its memory went with it
+  SharedDevice& shared = shared_of(context);
+  SharedDevice::Guard device(shared);
+  shared.give_memory_back(device, context.slot, bytes);
+}
+
+std::size_t free_device_memory(int ordinal) {
+  SharedDevice& shared = driver().gpus[static_cast<std::size_t>(ordinal)]->shared;
+  SharedDevice::Guard device(shared);
+  return shared.free_memory(device);
+}
+
+std::size_t device_memory(int ordinal) {
+  return driver().gpus[static_cast<std::size_t>(ordinal)]->shared.memory_bytes();
+}
+
 CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
                   std::uintptr_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   Driver& state = driver();
   const bool on_device = type == CU_MEMORYTYPE_DEVICE;
-  if (bytes > kDeviceBytes || (on_device && bytes > kDeviceBytes - state.device_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes > kLargestBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (on_device && !take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   void* const memory = take_memory(bytes);
-  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (memory == nullptr) {
+    if (on_device) give_device_memory_back(*context, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   address = reinterpret_cast<std::uintptr_t>(memory);
   state.allocations.emplace(address, Allocation{.bytes = bytes, .type = type, .context = context, .flags = flags});
-  if (on_device) state.device_bytes += bytes;
   return CUDA_SUCCESS;
 }
 
@@ -412,7 +441,7 @@ bool release_memory(std::uintptr_t address) {
   const auto found = state.allocations.find(address);
   if (found == state.allocations.end()) return false;
   const std::size_t bytes = found->second.bytes;
-  if (found->second.type == CU_MEMORYTYPE_DEVICE) state.device_bytes -= bytes;
+  if (found->second.type == CU_MEMORYTYPE_DEVICE) give_device_memory_back(*found->second.context, bytes);
   state.allocations.erase(found);
   give_memory_back(reinterpret_cast<void*>(address), bytes);
   return true;

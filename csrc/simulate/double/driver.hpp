@@ -135,6 +135,15 @@ struct Allocation {
   std::shared_ptr<Context> context;
   unsigned flags = 0;
   GraphMemory* graph_memory = nullptr;  // it belongs to an allocation node, and is freed with it
+  bool of_pool = false;
+};
+
+// What cuMemCreate gives.
+struct PhysicalMemory {
+  std::size_t bytes = 0;
+  std::shared_ptr<Context> context;
+  bool held = true;  // not released
+  int mappings = 0;
 };
 
 struct Applied {
@@ -185,13 +194,16 @@ struct Driver {
   std::unordered_map<Green*, std::unique_ptr<Green>> greens;
   std::vector<std::weak_ptr<Capture>> captures;
   std::map<std::uintptr_t, Allocation> allocations;  // by address
-  std::size_t device_bytes = 0;                      // allocated by this process
+  std::map<CUmemGenericAllocationHandle, PhysicalMemory> physical;
+  std::map<CUdeviceptr, CUmemGenericAllocationHandle> mappings;
   std::deque<Applied> completed;                     // by the model, in order; effects still to come
   bool applying = false;                             // a thread is at it
   std::mutex submitting;                             // taken before `mutex`: whole submissions, one at a time
 };
 
-inline constexpr std::size_t kDeviceBytes = std::size_t{64} << 30;
+inline constexpr std::size_t kLargestBytes = std::size_t{64} << 30;  // of one allocation or fill
+inline constexpr int kMemoryMiBDefault = 64 << 10;
+inline constexpr int kMemoryMiBMax = 1 << 20;
 inline constexpr int kGreatestPriority = -5;
 inline constexpr std::size_t kExecBytes = 16 * 1024;  // of device memory that an executable graph takes,
 inline constexpr std::size_t kExecNodeBytes = 1024;   // and a node of it
@@ -238,6 +250,11 @@ const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std
 CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
                   std::uintptr_t& address);
 bool release_memory(std::uintptr_t address);
+// Of the device, which all its processes share; without an address.
+bool take_device_memory(const Context& context, std::size_t bytes);
+void give_device_memory_back(const Context& context, std::size_t bytes);
+std::size_t free_device_memory(int device);
+std::size_t device_memory(int device);
 
 // Runs the model up to now and applies what has completed (unless another thread is doing so).
 void progress(Lock& lock);

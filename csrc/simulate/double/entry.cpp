@@ -644,7 +644,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_device(device, [&](Lock&) {
-    *bytes = kDeviceBytes;
+    *bytes = device_memory(device);
     return CUDA_SUCCESS;
   });
 }

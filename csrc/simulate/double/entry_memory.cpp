@@ -2,7 +2,9 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "simulate/double/capture.hpp"
@@ -64,7 +66,7 @@ CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std:
     CUresult result = find_stream(handle, stream);
     if (result != CUDA_SUCCESS) return result;
     if (count == 0) return CUDA_SUCCESS;
-    if (count > kDeviceBytes || destination % width_bytes != 0 ||
+    if (count > kLargestBytes || destination % width_bytes != 0 ||
         find_allocation(destination, count * width_bytes) == nullptr) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -118,6 +120,11 @@ CUresult free_now(std::uintptr_t address, CUmemorytype type) {
   });
 }
 
+void end_physical(std::map<CUmemGenericAllocationHandle, PhysicalMemory>::iterator which) {
+  give_device_memory_back(*which->second.context, which->second.bytes);
+  driver().physical.erase(which);
+}
+
 }  // namespace
 }  // namespace cudasched::simulate
 
@@ -128,9 +135,9 @@ using namespace cudasched::simulate;
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>&) {
-    *total = kDeviceBytes;
-    *free = kDeviceBytes - driver().device_bytes;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    *total = device_memory(context->device);
+    *free = free_device_memory(context->device);
     return CUDA_SUCCESS;
   });
 }
@@ -185,6 +192,7 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
       if (result == CUDA_SUCCESS) result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
     }
     if (result != CUDA_SUCCESS) return result;
+    driver().allocations.at(address).of_pool = true;
     result = submit_command(lock, stream, {});
     if (result == CUDA_SUCCESS) {
       *pointer = address;
@@ -227,6 +235,107 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
   return cuMemFreeAsync(pointer, per_thread(stream));
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width_bytes, size_t height, unsigned) {
+  if (pointer == nullptr || pitch == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  constexpr std::size_t kPitch = 512;
+  *pitch = (width_bytes + kPitch - 1) / kPitch * kPitch;
+  return cuMemAlloc_v2(pointer, *pitch * height);
+}
+
+// ---- pools: each device's default one, which keeps nothing that is free
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    if (device < 0 || static_cast<std::size_t>(device) >= driver().gpus.size()) return CUDA_ERROR_INVALID_DEVICE;
+    *pool = reinterpret_cast<CUmemoryPool>(driver().gpus[static_cast<std::size_t>(device)].get());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) { return cuDeviceGetDefaultMemPool(pool, device); }
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    const auto known = [&](const auto& gpu) { return reinterpret_cast<CUmemoryPool>(gpu.get()) == pool; };
+    const auto found = std::find_if(driver().gpus.begin(), driver().gpus.end(), known);
+    if (found == driver().gpus.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (attribute != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT && attribute != CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const auto device = static_cast<int>(found - driver().gpus.begin());
+    cuuint64_t bytes = 0;
+    for (const auto& [address, allocation] : driver().allocations) {
+      if (allocation.of_pool && allocation.context->device == device) bytes += allocation.bytes;
+    }
+    std::memcpy(value, &bytes, sizeof bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) {
+  return with_driver([](Lock&) { return CUDA_SUCCESS; });
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool, CUstream stream) {
+  return cuMemAllocAsync(pointer, bytes, stream);
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  return cuMemAllocFromPoolAsync(pointer, bytes, pool, per_thread(stream));
+}
+
+// ---- physical memory, which counts until it is released and mapped nowhere; nothing can be done with what is mapped
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                     unsigned long long) {
+  if (handle == nullptr || properties == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != context->device) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    *handle = driver().next_id++;
+    driver().physical.emplace(*handle, PhysicalMemory{bytes, context, true, 0});
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return with_driver([&](Lock&) {
+    const auto found = driver().physical.find(handle);
+    if (found == driver().physical.end() || !std::exchange(found->second.held, false)) return CUDA_ERROR_INVALID_VALUE;
+    if (found->second.mappings == 0) end_physical(found);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long) {
+  return with_driver([&](Lock&) {
+    const auto found = driver().physical.find(handle);
+    if (found == driver().physical.end() || !found->second.held || offset != 0 || bytes != found->second.bytes ||
+        !driver().mappings.emplace(address, handle).second) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    ++found->second.mappings;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  return with_driver([&](Lock&) {
+    for (auto at = driver().mappings.lower_bound(address);
+         at != driver().mappings.end() && at->first < address + bytes;) {
+      const auto found = driver().physical.find(at->second);
+      if (--found->second.mappings == 0 && !found->second.held) end_physical(found);
+      at = driver().mappings.erase(at);
+    }
+    return CUDA_SUCCESS;
+  });
 }
 
 // ---- copies

@@ -326,7 +326,7 @@ std::optional<std::vector<FlatNode>> flatten(const Graph& graph) {
 
 Exec::~Exec() {
   if (counted) --*counted;
-  driver().device_bytes -= device_bytes;
+  if (memory_of) give_device_memory_back(*memory_of, device_bytes);
 }
 
 std::vector<ExecState>& Exec::writable() {
@@ -355,7 +355,9 @@ CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exe
     }
   }
   const std::size_t bytes = kExecBytes + kExecNodeBytes * flat->size();
-  if (bytes > kDeviceBytes - driver().device_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::shared_ptr<Context> context;
+  if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
+  if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   auto made = std::make_shared<Exec>();
   made->structure = make_structure(*flat, graph.nodes.size());
   auto states = std::make_shared<std::vector<ExecState>>();
@@ -367,7 +369,7 @@ CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exe
   made->holds = std::make_shared<Holds>(graph.holds);
   made->flags = flags;
   made->device_bytes = bytes;
-  driver().device_bytes += bytes;
+  made->memory_of = std::move(context);
   made->counted = graph.executables;
   ++*made->counted;
   exec = std::move(made);

@@ -163,6 +163,7 @@ struct Exec {
   std::shared_ptr<std::uint64_t> counted;          // among its graph's executables
   unsigned long long flags = 0;
   std::size_t device_bytes = 0;
+  std::shared_ptr<Context> memory_of;  // whose these are
   std::shared_ptr<Context> context;  // where it was launched last
   Ticket last = 0;                   // operation of that launch
 

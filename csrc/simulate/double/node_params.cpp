@@ -81,7 +81,7 @@ CUresult read_params(const CUDA_MEMCPY3D& params, Command& command) {
 
 CUresult read_params(const CUDA_MEMSET_NODE_PARAMS& params, Command& command) {
   const bool known_size = params.elementSize == 1 || params.elementSize == 2 || params.elementSize == 4;
-  if (!known_size || params.height == 0 || params.dst % params.elementSize != 0 || params.width > kDeviceBytes) {
+  if (!known_size || params.height == 0 || params.dst % params.elementSize != 0 || params.width > kLargestBytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   SetCommand set;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/clock.hpp"
@@ -13,7 +14,7 @@ namespace cudasched::simulate {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x314d'4953'4344'5543;  // "CUDCSIM1"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::int64_t kReapPeriodNs = kNsPerMs;
 
 // What a lock on a byte of the file says.
@@ -23,7 +24,7 @@ constexpr std::int64_t kContextByte = 64;  // + slot: the context's process live
 
 }  // namespace
 
-int SharedDevice::open(const std::string& directory, int ordinal, double scale) {
+int SharedDevice::open(const std::string& directory, int ordinal, double scale, std::uint64_t memory_bytes) {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return errno;
   struct stat status {};
   if (stat(directory.c_str(), &status) != 0) return errno;
@@ -33,7 +34,7 @@ int SharedDevice::open(const std::string& directory, int ordinal, double scale) 
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor_ < 0) return errno;
   int error = lock_byte(kOpeningByte, F_WRLCK, true);
-  if (error == 0) error = initialize(scale);
+  if (error == 0) error = initialize(scale, memory_bytes);
   if (error == 0) error = lock_byte(kPresentByte, F_RDLCK, true);
   lock_byte(kOpeningByte, F_UNLCK, false);
   if (error != 0) {
@@ -45,7 +46,7 @@ int SharedDevice::open(const std::string& directory, int ordinal, double scale) 
   return error;
 }
 
-int SharedDevice::initialize(double scale) noexcept {
+int SharedDevice::initialize(double scale, std::uint64_t memory_bytes) noexcept {
   const bool in_use = byte_locked_elsewhere(kPresentByte);
   if (!in_use && ftruncate(descriptor_, 0) != 0) return errno;
   if (!in_use) {
@@ -67,6 +68,8 @@ int SharedDevice::initialize(double scale) noexcept {
   layout_->scale = scale;
   layout_->epoch_real_ns = cudasched::now_ns();
   layout_->last_reap_real_ns = 0;
+  layout_->memory_bytes = memory_bytes;
+  layout_->held_bytes.fill(0);
   layout_->device.initialize(0);
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -111,6 +114,7 @@ Status SharedDevice::create_context(Guard& guard, int* context) noexcept {
     return Status::kInvalid;
   }
   own_.set(static_cast<std::size_t>(*context));
+  layout_->held_bytes[static_cast<std::size_t>(*context)] = 0;
   return Status::kOk;
 }
 
@@ -118,6 +122,29 @@ void SharedDevice::destroy_context(Guard& guard, int context) noexcept {
   guard->destroy_context(context);
   own_.reset(static_cast<std::size_t>(context));
   lock_byte(kContextByte + context, F_UNLCK, false);
+}
+
+// What a context that is gone held counts no more, whoever removed it.
+std::uint64_t SharedDevice::free_memory(Guard& guard) const noexcept {
+  std::uint64_t held = 0;
+  for (int context = 0; context < kContextCount; ++context) {
+    if (guard->context_used(context)) held += layout_->held_bytes[static_cast<std::size_t>(context)];
+  }
+  return layout_->memory_bytes > held ? layout_->memory_bytes - held : 0;
+}
+
+bool SharedDevice::take_memory(Guard& guard, int context, std::uint64_t bytes) noexcept {
+  if (bytes > free_memory(guard)) {
+    reap();  // of a process that was killed a moment ago
+    if (bytes > free_memory(guard)) return false;
+  }
+  layout_->held_bytes[static_cast<std::size_t>(context)] += bytes;
+  return true;
+}
+
+void SharedDevice::give_memory_back(Guard&, int context, std::uint64_t bytes) noexcept {
+  std::uint64_t& held = layout_->held_bytes[static_cast<std::size_t>(context)];
+  held -= std::min(held, bytes);
 }
 
 std::int64_t SharedDevice::to_real_ns(std::int64_t simulated_ns) const noexcept {

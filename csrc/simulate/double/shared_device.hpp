@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <string>
@@ -21,7 +22,8 @@ class SharedDevice {
  public:
   // 0, or an errno: the directory is someone else's or cannot be made, no space, the file is in use with another layout
   // (EPROTO).
-  int open(const std::string& directory, int ordinal, double scale);
+  // `memory_bytes`: of the device; of the first process that opens it.
+  int open(const std::string& directory, int ordinal, double scale, std::uint64_t memory_bytes = std::uint64_t{64} << 30);
 
   // Holds the lock; on the way in dead contexts are removed (at most once a millisecond) and the model runs up to now.
   class Guard {
@@ -41,6 +43,12 @@ class SharedDevice {
   Status create_context(Guard& guard, int* context) noexcept;
   void destroy_context(Guard& guard, int context) noexcept;
 
+  // Memory of the device, which a context holds until it gives it back or ends. False: there is not so much.
+  bool take_memory(Guard& guard, int context, std::uint64_t bytes) noexcept;
+  void give_memory_back(Guard& guard, int context, std::uint64_t bytes) noexcept;
+  std::uint64_t free_memory(Guard& guard) const noexcept;
+  std::uint64_t memory_bytes() const noexcept { return layout_->memory_bytes; }
+
   std::int64_t to_real_ns(std::int64_t simulated_ns) const noexcept;
   std::int64_t simulated_now_ns() const noexcept;
 
@@ -53,10 +61,12 @@ class SharedDevice {
     std::int64_t epoch_real_ns;
     std::int64_t last_reap_real_ns;
     pthread_mutex_t mutex;
+    std::uint64_t memory_bytes;
+    std::array<std::uint64_t, kContextCount> held_bytes;  // by context
     Device device;
   };
 
-  int initialize(double scale) noexcept;
+  int initialize(double scale, std::uint64_t memory_bytes) noexcept;
   void lock() noexcept;
   void unlock() noexcept;
   void reap() noexcept;
