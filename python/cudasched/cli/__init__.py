@@ -14,7 +14,7 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import advise, collect, doctor, metrics, simulate, top, torch, train
+from cudasched.cli import advise, baseline, collect, doctor, metrics, simulate, top, torch, train
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -144,6 +144,7 @@ app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(a
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)
 app.add_typer(metrics.app)
+app.add_typer(baseline.app)
 app.command("top", epilog=top.EXAMPLE)(top.command)
 app.add_typer(torch.app)
 app.command("train", context_settings=_RUNS_A_PROGRAM)(train.command)

@@ -1,0 +1,149 @@
+"""`cudasched baseline`: save how long a program's kernels, regions and waits take, and check what got slower since."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from cudasched._document import document
+from cudasched._output import Output
+from cudasched._table import terminal_columns
+from cudasched.cli.advise import _output_to_stderr
+from cudasched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cudasched.observe.baseline import Baseline
+
+__all__ = ["SLOWER", "app"]
+
+SLOWER = 3
+"""The exit code of a check that found something slower."""
+
+_FORMATS = (".html", ".json")
+_TIMINGS = ("cupti", "events")
+_RUNS = 8
+_MOST_RUNS = 1000
+
+app = typer.Typer(
+    name="baseline",
+    help="Find what got slower in a program, beyond the noise from run to run: kernels, regions, waits.",
+    no_args_is_help=True,
+)
+
+_Program = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run and record, after `--`."),
+]
+_Data = Annotated[
+    list[Path] | None,
+    typer.Option(help="A recording of `cudasched collect`, one run, in place of a program; give several."),
+]
+_Timing = Annotated[str, typer.Option(help="cupti, or events where another profiler has CUPTI: coarser.")]
+_Runs = Annotated[
+    int, typer.Option(min=1, max=_MOST_RUNS, help="How often to run the program: each run is one observation.")
+]
+
+
+def _measured(
+    program: list[str] | None, data: list[Path] | None, *, runs: int, timing: str, quiet: bool
+) -> Baseline:
+    from cudasched.observe import baseline
+
+    if data:
+        return baseline.from_recordings(data, session=baseline.new_session())
+    with _output_to_stderr() if quiet else contextlib.nullcontext():
+        return baseline.record(program or [], runs, timing=timing)
+
+
+def _check_options(program: list[str] | None, data: list[Path] | None, timing: str) -> None:
+    if bool(program) == bool(data):
+        raise ConfigError("name a program after `--`, or recordings with --data; one of the two")
+    if timing not in _TIMINGS:
+        raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
+    doubled = [path for place, path in enumerate(data or []) if path in (data or [])[:place]]
+    if doubled:
+        raise ConfigError(f"--data {doubled[0]} is given twice: each recording is one run")
+
+
+@app.command(
+    "save",
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: cudasched baseline save -o baseline.json -- python train.py",
+)
+def save(
+    program: _Program = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The baseline, a JSON file.")] = Path("baseline.json"),
+    add: Annotated[bool, typer.Option("--add", help="Add the runs to those that the file has.")] = False,
+    runs: _Runs = _RUNS,
+    data: _Data = None,
+    timing: _Timing = "cupti",
+) -> int:
+    """Run a program several times, and keep how long its kernels, regions and waits took."""
+    _check_options(program, data, timing)
+    from cudasched.observe import baseline
+
+    target = Output(output, option="-o")
+    earlier = baseline.load(output) if add else None
+    made = _measured(program, data, runs=runs, timing=timing, quiet=False)
+    if earlier is not None:
+        made = baseline.merged(earlier, made, str(output), "what was recorded now")
+    target.write(made.model_dump_json(indent=1) + "\n")
+    sessions = len({run.session for run in made.runs})
+    print(f"cudasched: {output}: {len(made.runs)} runs of {sessions} sessions on {made.gpu}", file=sys.stderr)
+    return 0
+
+
+@app.command(
+    "check",
+    epilog="Example: cudasched baseline check baseline.json -o report.html -- python train.py",
+)
+def check(
+    file: Annotated[Path, typer.Argument(metavar="BASELINE", help="A file of `cudasched baseline save`.")],
+    program: _Program = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
+    runs: _Runs = _RUNS,
+    data: _Data = None,
+    timing: _Timing = "cupti",
+    least_change: Annotated[
+        float, typer.Option("--least", min=0, max=1000, metavar="PERCENT", help="A smaller change is no regression, %.")
+    ] = 3.0,
+    false_alarms: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=20, metavar="PERCENT", help="In how many checks of an unchanged program something is found, %."
+        ),
+    ] = 1.0,
+    top: Annotated[int, typer.Option(min=0, help="Show so many rows, 0: all.")] = 20,
+) -> int:
+    """Run a program several times, and say what got slower than in the baseline; exit with 3 if something did."""
+    _check_options(program, data, timing)
+    target = None
+    if output is not None:
+        target = Output(output, option="-o")
+        if not target.is_stream and output.suffix.lower() not in _FORMATS:
+            raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
+
+    from cudasched.observe import baseline
+
+    before = baseline.load(file)  # before the program runs, which may take long
+    now = _measured(program, data, runs=runs, timing=timing, quiet=json)
+    found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
+    if target is not None:
+        as_html = target.path.suffix.lower() == ".html"
+        target.write(baseline.html(found) if as_html else found.model_dump_json(indent=2) + "\n")
+    if json:
+        print(document("baseline", found.model_dump(mode="json")))
+    else:
+        console = Console(width=terminal_columns())
+        console.print(baseline.terminal(found, columns=console.width, top=top))
+    if output is not None:
+        print(f"cudasched: report written to {output}", file=sys.stderr)
+    return SLOWER if found.slower else 0

@@ -1,0 +1,103 @@
+"""Runs a program several times, each with its launches recorded and its counters read."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cudasched._scratch import Scratch
+from cudasched.errors import Error
+from cudasched.observe import clients
+from cudasched.observe.baseline._model import Baseline
+from cudasched.observe.baseline._runs import from_recordings, of_counters
+
+if TYPE_CHECKING:
+    from cudasched.observe import Metrics
+
+__all__ = ["new_session", "record"]
+
+_LOOK_S = 0.02
+
+
+class _Watch:
+    """Keeps what processes have counted, as of their last moments; a context manager.
+
+    Counters are in shared memory, and a process's place there is given back some milliseconds after it ended.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], tuple[int, Metrics]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cudasched-baseline", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        # The thread that runs the program waits for signals; none may be this one's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._ended.wait(_LOOK_S):
+            try:
+                _, processes = clients()
+            except (Error, OSError):
+                continue
+            for process in processes:
+                if process.metrics is not None:
+                    self._last[process.number, process.pid] = (process.pid, process.metrics)
+
+    def of(self, pids: set[int]) -> list[Metrics]:
+        """Of the processes with these numbers."""
+        return [metrics for pid, metrics in self._last.values() if pid in pids]
+
+
+def new_session() -> str:
+    """A name that no other session has, which begins with the time."""
+    return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ} {uuid.uuid4().hex[:8]}"
+
+
+def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Baseline:
+    """Runs a program so many times, one after another.
+
+    What the programs print is theirs: it goes where this process's output goes.
+
+    Args:
+        program: Its name and arguments.
+        runs: How often.
+        timing: ``"cupti"`` or ``"events"``.
+
+    Raises:
+        Error: A run fails, records nothing, or is recorded in part; nothing is kept then.
+    """
+    from cudasched.cli.collect import run_collected
+    from cudasched.collect import read
+
+    with Scratch("baseline") as scratch:
+        paths: list[Path] = []
+        counted = []
+        for number in range(1, runs + 1):
+            path = scratch / f"run-{number}.parquet"
+            with _Watch() as watch:
+                code = run_collected(program, output=path, timing=timing, label="", quiet=True)
+            if code != 0:
+                raise Error(
+                    f"run {number} of {runs} of {program[0]} ended with exit code {code}; nothing of it is compared or "
+                    "saved: mend the program first"
+                )
+            counted.append(of_counters(watch.of(set(read(path)["pid"].unique().to_pylist()))))
+            paths.append(path)
+            print(f"cudasched: run {number} of {runs} is recorded", file=sys.stderr, flush=True)
+        return from_recordings(paths, session=new_session(), counted=counted)
