@@ -1,0 +1,32 @@
+"""What the kernels of this directory compute, in float64: the spaces beside them name these functions.
+
+Each is given the inputs by name, as float64 arrays of one dimension, and the shape; it returns the outputs by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def layernorm(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Each row less its mean, over its standard deviation, scaled and shifted."""
+    x = inputs["x"].reshape(int(shape["rows"]), int(shape["cols"]))
+    x = x - x.mean(axis=1, keepdims=True)
+    x /= np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5)
+    return {"y": x * inputs["weight"] + inputs["bias"]}
+
+
+def softmax(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The exponentials of each row over their sum."""
+    x = inputs["x"].reshape(int(shape["rows"]), int(shape["cols"]))
+    y = np.exp(x - x.max(axis=1, keepdims=True))
+    return {"y": y / y.sum(axis=1, keepdims=True)}
+
+
+def gemm(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The product of two matrices."""
+    m, n, k = (int(shape[name]) for name in "mnk")
+    return {"c": inputs["a"].reshape(m, k) @ inputs["b"].reshape(k, n)}

@@ -1,0 +1,182 @@
+"""From a kernel's source to machine code: NVRTC in this process, or nvcc. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["CompileError", "Compiled", "Compiler", "choose", "compile_source"]
+
+Compiler = Literal["nvrtc", "nvcc"]
+_LOG_CHARACTERS = 4000
+_NVCC_S = 300.0
+_IMAGES = (".cubin", ".fatbin", ".ptx")
+
+
+class CompileError(Error):
+    """A source does not compile; the message is the compiler's log."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code.
+
+    Attributes:
+        image: The cubin.
+        log: What the compiler said.
+        seconds: How long it took.
+    """
+
+    image: bytes
+    log: str
+    seconds: float
+
+
+def _nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    beside = [str(Path(home) / "bin")] if home else []
+    return shutil.which("nvcc", path=os.pathsep.join([*beside, os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
+
+
+def _nvrtc() -> Any:
+    """The module, with its library loaded; or an Error that says what is missing."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise Error(f"no NVRTC: {error}") from None
+    try:
+        error, *_ = nvrtc.nvrtcVersion()
+    except Exception as missing:  # its own class, which is not public
+        raise Error(f"no NVRTC: {str(missing).splitlines()[0]}") from None
+    if int(error) != 0:
+        raise Error(f"NVRTC does not answer: {error}")
+    return nvrtc
+
+
+def choose(wanted: str = "auto") -> Compiler:
+    """Which compiler there is: NVRTC first, which starts no process.
+
+    Args:
+        wanted: "nvrtc", "nvcc" or "auto".
+
+    Raises:
+        ConfigError: None of the name.
+        Error: There is none; says what was looked for and what can be installed.
+    """
+    if wanted not in ("auto", "nvrtc", "nvcc"):
+        raise ConfigError(f"compiler {wanted!r}: it is auto, nvrtc or nvcc")
+    reason = "nvcc is not on the PATH nor in CUDA_HOME"
+    if wanted in ("auto", "nvrtc"):
+        try:
+            _nvrtc()
+            return "nvrtc"
+        except Error as error:
+            if wanted == "nvrtc":
+                raise Error(f"{error}; pip install cuda-bindings nvidia-cuda-nvrtc") from None
+            reason = f"{error}, and {reason}"
+    if _nvcc():
+        return "nvcc"
+    raise Error(f"nothing here compiles kernels: {reason}. pip install cuda-bindings nvidia-cuda-nvrtc, or CUDA's toolkit")
+
+
+def _cuda_headers() -> list[str]:
+    """Where cuda_fp16.h and its like may be."""
+    places = [Path(os.environ[name]) / "include" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places += [Path("/usr/local/cuda/include")]
+    nvcc = _nvcc()
+    if nvcc:
+        places.append(Path(nvcc).resolve().parent.parent / "include")
+    return [str(one) for one in dict.fromkeys(places) if (one / "cuda_fp16.h").is_file()]
+
+
+def compile_source(
+    source: Path, macros: Sequence[tuple[str, str]], target: str, compiler: Compiler, options: Sequence[str] = ()
+) -> Compiled:
+    """Compiles one configuration.
+
+    Args:
+        source: The file; what it includes is looked for beside it and in CUDA's headers. A .cubin, .fatbin or .ptx is
+            taken as it is, without macros.
+        macros: Names and values.
+        target: Such as "sm_90a".
+        compiler: Which.
+        options: More of them, as the compiler takes them.
+
+    Raises:
+        CompileError: It does not compile.
+        Error: The compiler cannot be used, or the file cannot be read.
+    """
+    begin = time.perf_counter()
+    if source.suffix in _IMAGES:
+        return Compiled(source.read_bytes() + b"\0", "", time.perf_counter() - begin)
+    given = [f"-D{name}={value}" for name, value in macros]
+    includes = [f"-I{source.parent}", *(f"-I{one}" for one in _cuda_headers())]
+    try:
+        if compiler == "nvrtc":
+            image, log = _by_nvrtc(source, [f"--gpu-architecture={target}", "-std=c++17", *includes, *given, *options])
+        else:
+            image, log = _by_nvcc(source, ["-cubin", f"-arch={target}", "-std=c++17", *includes, *given, *options])
+    except OSError as error:
+        raise Error(f"{source}: it cannot be compiled: {error.strerror or error}") from None
+    return Compiled(image, log, time.perf_counter() - begin)
+
+
+def _short(log: str) -> str:
+    log = log.strip()
+    return log if len(log) <= _LOG_CHARACTERS else log[:_LOG_CHARACTERS] + "\n..."
+
+
+def _by_nvrtc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+
+    def checked(answer: tuple[Any, ...]) -> Any:
+        error, *values = answer
+        if int(error) != 0:
+            raise Error(f"NVRTC: {nvrtc.nvrtcGetErrorString(error)[1].decode()}")
+        return values[0] if values else None
+
+    program = checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
+    try:
+        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [one.encode() for one in options])
+        log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        checked(nvrtc.nvrtcGetProgramLog(program, log))
+        text = _short(log.rstrip(b"\0").decode(errors="replace"))
+        if int(error) != 0:
+            raise CompileError(text or nvrtc.nvrtcGetErrorString(error)[1].decode())
+        image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+        checked(nvrtc.nvrtcGetCUBIN(program, image))
+        return image, text
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _by_nvcc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
+    nvcc = _nvcc()
+    if nvcc is None:
+        raise Error("nvcc is not there any more")
+    with tempfile.TemporaryDirectory(prefix="cudasched.tune-") as directory:
+        made = Path(directory) / "kernel.cubin"
+        try:
+            done = subprocess.run(
+                [nvcc, *options, "-o", str(made), str(source)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_NVCC_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"nvcc took longer than {_NVCC_S:g} s") from None
+        log = _short(done.stdout + done.stderr)
+        if done.returncode != 0 or not made.exists():
+            raise CompileError(log or f"nvcc ended with {done.returncode}")
+        return made.read_bytes(), log

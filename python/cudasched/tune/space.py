@@ -1,0 +1,572 @@
+"""What may be chosen of a kernel: parameters, constraints, how it is launched and with what; read from TOML.
+
+``docs/tuning.md`` has the form of the file. A `Space` is the file; a `Problem` is a space with a shape and a GPU, whose
+configurations are enumerated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cudasched._text import closest, shown
+from cudasched.advise.occupancy import ARCHITECTURES, MAX_THREADS_PER_BLOCK, Architecture, occupancy
+from cudasched.errors import ConfigError
+from cudasched.tune._expression import Expression
+from cudasched.tune._need import need
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "read"]
+
+Value = int | float | str | bool
+Configuration = Mapping[str, Value]
+
+_MOST_COMBINATIONS = 5_000_000
+_MOST_CONFIGURATIONS = 200_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FILE_BYTES = 1 << 20
+TYPES: Mapping[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+}
+"""Bytes of an element."""
+Role = Literal["input", "output", "inout", "scalar", "workspace"]
+_ROLES = ("input", "output", "inout", "scalar", "workspace")
+_FILLS = ("normal", "uniform", "zeros", "ones", "index")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of a GPU decides which configurations there are.
+
+    Attributes:
+        name: As the driver names it.
+        capability: Such as "9.0".
+        sms: Multiprocessors.
+        l2_bytes: Of its L2 cache.
+    """
+
+    name: str
+    capability: str
+    sms: int
+    l2_bytes: int = 50 << 20
+
+    @property
+    def architecture(self) -> Architecture:
+        """What one of its multiprocessors holds.
+
+        Raises:
+            ConfigError: The compute capability is not known.
+        """
+        found = ARCHITECTURES.get(self.capability)
+        if found is None:
+            raise ConfigError(
+                f"compute capability {self.capability} is not known; there are {', '.join(ARCHITECTURES)}"
+            )
+        return found
+
+    @property
+    def target(self) -> str:
+        """What compilers call it: "sm_90a"."""
+        suffix = "a" if self.capability in ("9.0", "10.0", "10.3", "11.0", "12.0", "12.1") else ""
+        return f"sm_{self.capability.replace('.', '')}{suffix}"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the kernel, in its order.
+
+    Attributes:
+        name: Its name.
+        role: An array that is read, written or both; a scalar; or memory that the kernel needs for itself (zeros
+            before the first launch).
+        type: Of its elements.
+        size: Elements of an array; bytes of a workspace.
+        value: Of a scalar.
+        fill: What an input begins with: normal, uniform (0 to 1), zeros, ones or index.
+        mean: Added to each element of such an input.
+    """
+
+    name: str
+    role: Role
+    type: str
+    size: Expression | None
+    value: Expression | None
+    fill: str
+    mean: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a configuration is launched.
+
+    Attributes:
+        grid: Blocks in x, y and z.
+        block: Threads in x, y and z.
+        shared_bytes: Dynamic shared memory.
+        workspace_bytes: Device memory that the kernel needs for itself.
+        macros: What the compiler is given.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    workspace_bytes: int
+    macros: tuple[tuple[str, str], ...]
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def blocks(self) -> int:
+        """Of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in table:
+        if key not in known:
+            near = closest(key, known)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{where}: {key} is not known; {hint}")
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is a table, not {shown(value)}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _values(name: str, given: Any) -> tuple[Value, ...]:
+    """The values of a parameter: a list, or a range."""
+    where = f"parameter {name}"
+    if isinstance(given, dict):
+        _refuse_unknown(given, ("from", "to", "step", "times"), where)
+        begin, end = given.get("from"), given.get("to")
+        step, times = given.get("step", 0 if "times" in given else 1), given.get("times", 1)
+        if not all(map(_is_number, (begin, end, step, times))):
+            raise ConfigError(f"{where}: a range has numbers `from` and `to`, and `step` or `times`")
+        if not all(map(math.isfinite, (begin, end, step, times))):
+            raise ConfigError(f"{where}: the range has no end")
+        if step < 0 or times < 1 or (step == 0 and (times <= 1 or begin <= 0)):
+            raise ConfigError(f"{where}: the range has no end: step {step}, times {times}; steps go up")
+        made: list[Value] = []
+        value = begin
+        while value <= end:
+            made.append(value)
+            value = value * times + step
+            if len(made) > _MOST_CONFIGURATIONS:
+                raise ConfigError(f"{where}: the range has more than {_MOST_CONFIGURATIONS} values")
+        given = made
+    if not isinstance(given, list):
+        raise ConfigError(f"{where} is a list of values or a range, not {shown(given)}")
+    if not given:
+        raise ConfigError(f"{where} has no value: the space is empty")
+    for value in given:
+        if not isinstance(value, (bool, int, float, str)):
+            raise ConfigError(f"{where}: {shown(value)} is no number, text or truth value")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: {value} is no finite number")
+        if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_.:+<>, *-]{1,100}", value):
+            raise ConfigError(f"{where}: {shown(value)} is no plain text, and a compiler would be given it")
+    if len(set(map(repr, given))) != len(given):
+        raise ConfigError(f"{where} has a value twice")
+    return tuple(given)
+
+
+class Space:
+    """A space file: parameters, constraints, launch, arguments.
+
+    Attributes:
+        path: The file.
+        text: What is in it.
+        kernel: The kernel's function.
+        source: Its source file, if the space names one.
+        parameters: Name to values.
+        constants: Macros that are the same for all configurations.
+        shape: Names and default values of what a problem is made of: rows, columns.
+        arguments: Of the kernel.
+        reference: File and function that compute the right output; None: the first configuration that runs.
+        relative: Tolerance relative to the right value.
+        absolute: Tolerance beside that.
+    """
+
+    def __init__(self, text: str, path: Path) -> None:
+        """Reads a space.
+
+        Args:
+            text: TOML.
+            path: Where it comes from: file names in it are relative to that.
+
+        Raises:
+            ConfigError: What is wrong, and where.
+        """
+        self.path = path
+        self.text = text
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: it is no TOML: {error}") from None
+        try:
+            self._read(data)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def _read(self, data: dict[str, Any]) -> None:
+        _refuse_unknown(
+            data,
+            ("kernel", "source", "constraints", "shape", "constants", "parameters", "macros", "launch", "arguments")
+            + ("check", "work"),
+            "space",
+        )
+        self.kernel: str = data.get("kernel", "")
+        if not isinstance(self.kernel, str) or not _NAME.fullmatch(self.kernel):
+            raise ConfigError('it names no kernel: kernel = "name"')
+        source = data.get("source")
+        if source is not None and not isinstance(source, str):
+            raise ConfigError(f"source is the name of a file, not {shown(source)}")
+        self.source = self.path.parent / source if source else None
+        self.shape = self._numbers(data.get("shape", {}), "shape")
+        self.constants = self._numbers(data.get("constants", {}), "constants")
+        parameters = _table(data.get("parameters", {}), "parameters")
+        if not parameters:
+            raise ConfigError("it has no parameters: the space is empty")
+        self.parameters = {self._name(name, "parameter"): _values(name, given) for name, given in parameters.items()}
+        count = math.prod(map(len, self.parameters.values()))
+        if count > _MOST_COMBINATIONS:
+            raise ConfigError(
+                f"its parameters have {count:,} combinations, more than {_MOST_COMBINATIONS:,}: give them fewer values"
+            )
+        groups = {"shape": self.shape, "constants": self.constants, "parameters": self.parameters}
+        for (one, first), (other, second) in itertools.combinations(groups.items(), 2):
+            for name in set(first) & set(second):
+                raise ConfigError(f"{name} is in {one} and in {other}")
+        self._names = {*self.shape, *self.constants, *self.parameters, "sms", "capability", "threads"}
+        constraints = data.get("constraints", [])
+        if not isinstance(constraints, list):
+            raise ConfigError("constraints is a list of expressions")
+        self.constraints = [self._expression(one, f"constraint {i}") for i, one in enumerate(constraints, 1)]
+        macros = _table(data.get("macros", {}), "macros")
+        self.macros = {self._name(name, "macro"): self._expression(one, f"macro {name}") for name, one in macros.items()}
+        self._read_launch(_table(data.get("launch", {}), "launch"))
+        arguments = data.get("arguments", [])
+        if not isinstance(arguments, list) or not arguments:
+            raise ConfigError("it has no [[arguments]]: what is the kernel called with?")
+        self.arguments = tuple(self._argument(_table(one, "an argument"), i) for i, one in enumerate(arguments, 1))
+        if not any(one.role in ("output", "inout") for one in self.arguments):
+            raise ConfigError("no argument is an output: nothing could be checked")
+        check = _table(data.get("check", {}), "check")
+        _refuse_unknown(check, ("reference", "relative", "absolute"), "check")
+        self.reference = self._reference(check.get("reference"))
+        self.relative = float(check.get("relative", 1e-4))
+        self.absolute = float(check.get("absolute", 1e-5))
+        self.work = self._expression(data.get("work", 0), "work")
+        self._digest_of = json.dumps({key: data[key] for key in sorted(data) if key not in ("parameters", "constraints", "shape")})
+
+    @staticmethod
+    def _name(name: str, what: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{what} {shown(name)}: a name has letters, digits and _ alone")
+        return name
+
+    def _numbers(self, given: Any, where: str) -> dict[str, int | float]:
+        table = _table(given, where)
+        for name, value in table.items():
+            self._name(name, where)
+            if not _is_number(value) or not math.isfinite(value):
+                raise ConfigError(f"{where}: {name} is a number, not {shown(value)}")
+        return dict(table)
+
+    def _expression(self, given: Any, where: str) -> Expression:
+        if not isinstance(given, (str, int, float)) or isinstance(given, bool):
+            raise ConfigError(f"{where} is an expression, not {shown(given)}")
+        return Expression(given, where=where, known=self._names)
+
+    def _read_launch(self, table: dict[str, Any]) -> None:
+        _refuse_unknown(table, ("grid", "block", "shared_bytes", "workspace_bytes"), "launch")
+
+        def three(key: str) -> tuple[Expression, ...]:
+            given = table.get(key)
+            listed = given if isinstance(given, list) else [given]
+            if given is None or not 1 <= len(listed) <= 3:
+                raise ConfigError(f"launch: {key} is one to three expressions")
+            return tuple(self._expression(one, f"launch: {key}") for one in [*listed, 1, 1][:3])
+
+        self._block = three("block")
+        self._grid = three("grid")
+        self._shared = self._expression(table.get("shared_bytes", 0), "launch: shared_bytes")
+        self._workspace = self._expression(table.get("workspace_bytes", 0), "launch: workspace_bytes")
+
+    def _argument(self, table: dict[str, Any], place: int) -> Argument:
+        name = table.get("name", f"argument {place}")
+        where = f"argument {name}"
+        _refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean"), where)
+        role, kind = table.get("role"), table.get("type", "float32" if table.get("role") != "workspace" else "uint8")
+        if role not in _ROLES:
+            raise ConfigError(f"{where}: role is one of {', '.join(_ROLES)}, not {shown(role)}")
+        if kind not in TYPES:
+            raise ConfigError(f"{where}: type is one of {', '.join(TYPES)}, not {shown(kind)}")
+        fill = table.get("fill", "normal")
+        if fill not in _FILLS:
+            raise ConfigError(f"{where}: fill is one of {', '.join(_FILLS)}, not {shown(fill)}")
+        wanted = {"scalar": "value", "workspace": ""}.get(role, "size")
+        if wanted and wanted not in table:
+            raise ConfigError(f"{where}: it has no {wanted}")
+        return Argument(
+            name=str(name),
+            role=role,
+            type=kind,
+            size=self._expression(table["size"], f"{where}: size") if wanted == "size" else None,
+            value=self._expression(table["value"], f"{where}: value") if wanted == "value" else None,
+            fill=fill,
+            mean=float(table.get("mean", 0.0)),
+        )
+
+    def _reference(self, given: Any) -> tuple[Path, str] | None:
+        if given is None:
+            return None
+        file, _, function = str(given).partition(":")
+        path = self.path.parent / file
+        if not file or not _NAME.fullmatch(function):
+            raise ConfigError(f"check: reference is file.py:function, not {shown(given)}")
+        return path, function
+
+    def problem(self, gpu: Gpu, shape: Mapping[str, int | float] | None = None) -> Problem:
+        """The configurations for a shape on a GPU.
+
+        Args:
+            gpu: The GPU.
+            shape: What differs from the shape in the file.
+
+        Raises:
+            ConfigError: A name that the shape has not, or no configuration is left.
+        """
+        chosen = dict(self.shape)
+        for name, value in (shape or {}).items():
+            if name not in chosen:
+                raise ConfigError(f"the shape has no {name}; it has {', '.join(chosen) or 'no names'}")
+            if not _is_number(value) or not math.isfinite(value) or value <= 0:
+                raise ConfigError(f"{name} of a shape is a number over 0, not {shown(value)}")
+            chosen[name] = value
+        return Problem(self, gpu, chosen)
+
+    def fingerprint(self, source: Path) -> str:
+        """Which measurements belong together: a hash of the source, the headers beside it, and how it is launched."""
+        digest = hashlib.sha256(self._digest_of.encode())
+        for path in [source, *sorted(one for one in source.parent.glob("*") if one.suffix in (".cuh", ".h", ".hpp"))]:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A space for one shape on one GPU.
+
+    Attributes:
+        space: The space.
+        gpu: The GPU.
+        shape: Its values.
+    """
+
+    space: Space
+    gpu: Gpu
+    shape: Mapping[str, int | float]
+    _launches: dict[int, Launch] = field(default_factory=dict, compare=False, repr=False)
+
+    def _values(self, configuration: Configuration) -> dict[str, Any]:
+        capability = float(self.gpu.capability)
+        fixed = {"sms": self.gpu.sms, "capability": capability, "threads": 0}
+        return {**fixed, **self.shape, **self.space.constants, **configuration}
+
+    @cached_property
+    def configurations(self) -> tuple[dict[str, Value], ...]:
+        """All that meet the constraints and what a block may have on this GPU, in the order of the file's values.
+
+        Raises:
+            ConfigError: There is none, or there are too many.
+        """
+        architecture = self.gpu.architecture
+        names = list(self.space.parameters)
+        found: list[dict[str, Value]] = []
+        refused: dict[str, int] = {}
+        for values in itertools.product(*self.space.parameters.values()):
+            configuration = dict(zip(names, values, strict=True))
+            why = self._refusal(configuration, architecture)
+            if why:
+                refused[why] = refused.get(why, 0) + 1
+            else:
+                found.append(configuration)
+            if len(found) > _MOST_CONFIGURATIONS:
+                raise ConfigError(f"{self.space.path}: there are more than {_MOST_CONFIGURATIONS:,} configurations")
+        if not found:
+            whys = ", ".join(f"{count} by {why}" for why, count in sorted(refused.items(), key=lambda one: -one[1]))
+            raise ConfigError(f"{self.space.path}: no configuration is left, the space is empty: {whys}")
+        return tuple(found)
+
+    def _refusal(self, configuration: Configuration, architecture: Architecture) -> str:
+        values = self._values(configuration)
+        values["threads"] = math.prod(one.integer(values) for one in self.space._block) if self._blocks_first else 0
+        for constraint in self.space.constraints:
+            if not constraint(values):
+                return f"'{constraint.text}'"
+        launch = self.launch(configuration)
+        if not 1 <= launch.threads <= MAX_THREADS_PER_BLOCK:
+            return f"the block, which has 1 to {MAX_THREADS_PER_BLOCK} threads"
+        if launch.shared_bytes > architecture.max_shared_bytes_per_block:
+            return f"shared memory, of which a block has at most {architecture.max_shared_bytes_per_block} bytes"
+        if launch.blocks < 1:
+            return "the grid, which has no block"
+        return ""
+
+    @cached_property
+    def _blocks_first(self) -> bool:
+        """Whether constraints speak of the threads of a block."""
+        return any("threads" in one.names for one in self.space.constraints)
+
+    def launch(self, configuration: Configuration) -> Launch:
+        """How a configuration is launched.
+
+        Raises:
+            ConfigError: An expression gives no whole number.
+        """
+        values = self._values(configuration)
+        block = tuple(one.integer(values) for one in self.space._block)
+        values["threads"] = math.prod(block)
+        given = {**self.space.constants, **configuration}
+        macros = {name: one(values) for name, one in self.space.macros.items()}
+        return Launch(
+            grid=tuple(one.integer(values) for one in self.space._grid),  # type: ignore[arg-type]
+            block=block,  # type: ignore[arg-type]
+            shared_bytes=self.space._shared.integer(values),
+            workspace_bytes=self.space._workspace.integer(values),
+            macros=tuple((name, _macro(value)) for name, value in {**given, **macros}.items()),
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """Elements of each array."""
+        values = self._values({})
+        return {one.name: one.size.integer(values) for one in self.space.arguments if one.size is not None}
+
+    def scalars(self) -> dict[str, int | float]:
+        """The value of each scalar."""
+        values = self._values({})
+        return {one.name: one.value(values) for one in self.space.arguments if one.value is not None}
+
+    @property
+    def work(self) -> float:
+        """What one launch does, in the unit that the space counts in (bytes, operations); 0: not said."""
+        return float(self.space.work(self._values({})))
+
+    def occupancy(self, launch: Launch, registers: int = 0, static_shared_bytes: int = 0) -> float:
+        """Resident threads of those that a multiprocessor can hold, 0 to 1; registers are known once it is compiled."""
+        shared = launch.shared_bytes + static_shared_bytes
+        return occupancy(self.gpu.architecture, launch.threads, registers, shared).fraction
+
+    @cached_property
+    def features(self) -> NDArray[float64]:
+        """What a surrogate sees of each configuration, a row each: parameters and launch, on scales that compare."""
+        np = need("numpy", "the tuner")
+        columns = []
+        for name, values in self.space.parameters.items():
+            if len(values) < 2:
+                continue
+            chosen = [one[name] for one in self.configurations]
+            if all(map(_is_number, values)) and len(values) > 1:
+                positive = all(value > 0 for value in values)  # type: ignore[operator]
+                columns.append([math.log2(value) if positive else float(value) for value in chosen])  # type: ignore[arg-type]
+            elif len(values) == 2:
+                columns.append([float(values.index(value)) for value in chosen])
+            else:
+                columns += [[float(value == one) for value in chosen] for one in values]
+        launches = [self.launch(one) for one in self.configurations]
+        full = [self.occupancy(launch) for launch in launches]
+        columns.append([math.log2(launch.threads) for launch in launches])
+        columns.append([math.log2(launch.blocks) for launch in launches])
+        columns.append([math.log2(launch.shared_bytes + 1024) for launch in launches])
+        columns.append(full)
+        rows = np.asarray(columns, dtype=np.float64).T
+        spread = rows.std(axis=0)
+        kept = spread > 0
+        made: NDArray[float64] = (rows[:, kept] - rows[:, kept].mean(axis=0)) / spread[kept]
+        return made
+
+    def key(self) -> str:
+        """The shape as text, the same for the same shape."""
+        return ",".join(f"{name}={value:g}" for name, value in sorted(self.shape.items()))
+
+
+def _macro(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def read(path: str | Path) -> Space:
+    """Reads a space file.
+
+    Raises:
+        ConfigError: It cannot be read, or what is wrong in it.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > _FILE_BYTES:
+            raise ConfigError(f"{path}: a space file of more than {_FILE_BYTES} bytes")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: the space cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the space is no text") from None
+    return Space(text, path)
+
+
+def configuration_key(configuration: Configuration) -> str:
+    """A configuration as text, the same for the same one."""
+    return json.dumps(dict(configuration), sort_keys=True, separators=(",", ":"))
+
+
+def parse_shape(items: Sequence[str]) -> dict[str, int | float]:
+    """NAME=VALUE, as the command line has it.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    made: dict[str, int | float] = {}
+    for item in items:
+        name, sign, text = item.partition("=")
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not sign or not _NAME.fullmatch(name) or not math.isfinite(number):
+            raise ConfigError(f"--shape {item}: it is NAME=NUMBER")
+        made[name] = int(number) if number.is_integer() else number
+    return made
