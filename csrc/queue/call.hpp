@@ -29,8 +29,8 @@ class Queue;
 struct Caller {
   unsigned thread = 0;          // a number of its own, other than 0
   CUcontext context = nullptr;  // of best-effort calls the current one; null where other threads may not use it
-  std::uint16_t region = 0;     // while something is traced: its number (telemetry/trace.hpp)
   bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
+  std::uint16_t region = 0;     // while something is traced: its number (telemetry/trace.hpp)
 };
 
 // In which class a call is made, by whom, and where it may go: found by runtime::find_site(), for each launch and for
