@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
@@ -13,11 +14,20 @@ namespace cudasched::test {
 
 class PrivateDirectory {
  public:
-  PrivateDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "cudasched-test-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no directory " + name + " could be made");
-    path_ = name;
+  // Where temporary files are.
+  PrivateDirectory() : PrivateDirectory(std::filesystem::temp_directory_path()) {}
+
+  // In memory, as the tables of programs are, where it has room: a disk waits for what is written again and again. No
+  // place for libraries and programs: it may forbid to run what is in it.
+  static PrivateDirectory in_memory() {
+    constexpr std::uintmax_t kRoom = std::uintmax_t{48} << 20;
+    const std::filesystem::path memory = "/dev/shm";
+    std::error_code missing;
+    const auto room = std::filesystem::space(memory, missing);
+    const bool usable = !missing && room.available >= kRoom && access(memory.c_str(), W_OK) == 0;
+    return PrivateDirectory(usable ? memory : std::filesystem::temp_directory_path());
   }
+
   ~PrivateDirectory() {
     std::error_code ignored;
     if (getpid() == owner_) std::filesystem::remove_all(path_, ignored);
@@ -28,6 +38,12 @@ class PrivateDirectory {
   const std::string& path() const { return path_; }
 
  private:
+  explicit PrivateDirectory(const std::filesystem::path& parent) {
+    std::string name = (parent / "cudasched-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no directory " + name + " could be made");
+    path_ = name;
+  }
+
   std::string path_;
   const pid_t owner_ = getpid();
 };

@@ -219,7 +219,7 @@ class TableTest : public ::testing::Test {
     std::filesystem::permissions(path_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   }
 
-  const test::PrivateDirectory private_;
+  const test::PrivateDirectory private_ = test::PrivateDirectory::in_memory();
   const std::string base_ = private_.path();
   const std::string directory_ = base_ + "/run";
   const std::string path_ = directory_ + "/" + kUuid + ".arbiter";

@@ -1,10 +1,17 @@
 // Random sequences of operations by several processes, kills among them, against a model; and damaged files.
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "arbiter/processes.hpp"
 
@@ -166,10 +173,26 @@ TEST_P(ModelTest, RandomOperationsOfSeveralProcesses) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ModelTest, ::testing::Values(1u, 2u, 3u));
 
+// What is in a file: its first bytes, single ones behind them, and zeros up to its size, which are not written. Nearly
+// all of a table is zeros.
+struct Content {
+  std::vector<char> first;
+  std::vector<std::pair<std::size_t, char>> single{};
+  std::size_t size = 0;
+
+  void set(std::size_t place, char value) {
+    if (place < first.size()) {
+      first[place] = value;
+    } else {
+      single.emplace_back(place, value);
+    }
+  }
+};
+
 class DamageTest : public TableTest {
  protected:
   // A table as three killed clients left it.
-  std::vector<char> used_table() const {
+  Content used_table() const {
     Process victim([&](const Link& link) {
       const auto table = open();
       for (const Class client_class : {Class::kLatency, Class::kNormal, Class::kBestEffort}) {
@@ -183,7 +206,25 @@ class DamageTest : public TableTest {
     });
     victim.receive();
     victim.kill();
-    return read_file();
+    Content content{.first = read_file()};
+    content.size = content.first.size();
+    const auto last = std::find_if(content.first.rbegin(), content.first.rend(), [](char byte) { return byte != 0; });
+    content.first.erase(last.base(), content.first.end());
+    return content;
+  }
+
+  // A new file of the same name: one that is cut and written again is flushed to the disk.
+  void write(const Content& content) const {
+    std::filesystem::remove(path_);
+    const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0600);
+    const auto first = static_cast<ssize_t>(content.first.size());
+    bool written = file >= 0 && ::write(file, content.first.data(), content.first.size()) == first &&
+                   ftruncate(file, static_cast<off_t>(content.size)) == 0;
+    for (const auto& [place, value] : content.single) {
+      written = written && pwrite(file, &value, 1, static_cast<off_t>(place)) == 1;
+    }
+    close(file);
+    require(written, "the file cannot be written");
   }
 
   // Opens what is there, reaps, and uses it: it must end up as an empty table.
@@ -207,12 +248,12 @@ class DamageTest : public TableTest {
 };
 
 TEST_F(DamageTest, EveryBitOfTheHeader) {
-  const std::vector<char> good = used_table();
+  const Content good = used_table();
   for (std::size_t byte = 0; byte < offsetof(Layout, slots); ++byte) {
     for (int flip = 0; flip < 8; ++flip) {
-      std::vector<char> bytes = good;
-      bytes[byte] = static_cast<char>(bytes[byte] ^ (1 << flip));
-      write_file(bytes);
+      Content damaged = good;
+      damaged.first[byte] = static_cast<char>(damaged.first[byte] ^ (1 << flip));
+      write(damaged);
       check("byte " + std::to_string(byte) + " bit " + std::to_string(flip));
       if (HasFatalFailure()) return;
     }
@@ -220,46 +261,54 @@ TEST_F(DamageTest, EveryBitOfTheHeader) {
 }
 
 TEST_F(DamageTest, EveryLength) {
-  const std::vector<char> good = used_table();
+  const Content good = used_table();
   // Behind the slots are the counts, which nothing but readers of them looks at.
   const auto step = [&](std::size_t length) {
     if (length < 200) return std::size_t{1};
-    return length < offsetof(Layout, counts) + 1000 || (length > good.size() - 1000 && length < good.size() + 1000)
+    return length < offsetof(Layout, counts) + 1000 || (length > good.size - 1000 && length < good.size + 1000)
                ? std::size_t{397}
                : std::size_t{99'991};
   };
-  for (std::size_t length = 0; length < 2 * good.size(); length += step(length)) {
-    std::vector<char> bytes = good;
-    bytes.resize(length, '\xff');
-    write_file(bytes);
+  for (std::size_t length = 0; length < 2 * good.size; length += step(length)) {
+    Content damaged = good;
+    if (length > good.size) damaged.first.resize(good.size);
+    if (length > good.size || length < good.first.size()) damaged.first.resize(length, '\xff');
+    damaged.size = length;
+    write(damaged);
     check("length " + std::to_string(length));
     if (HasFatalFailure()) return;
   }
 }
 
 TEST_F(DamageTest, RandomBytesAnywhere) {
-  const std::vector<char> good = used_table();
+  const Content good = used_table();
+  ASSERT_LT(offsetof(Layout, slots), good.first.size());
   for (unsigned seed = 0; seed < 3000; ++seed) {
     std::mt19937 random(seed);
-    std::vector<char> bytes = good;
-    const std::size_t reach = seed % 3 == 0 ? bytes.size() : offsetof(Layout, slots) + sizeof(Slot);
+    Content damaged = good;
+    const std::size_t reach = seed % 3 == 0 ? damaged.size : offsetof(Layout, slots) + sizeof(Slot);
     const std::size_t keep = seed % 2 == 0 ? 16 : 0;  // a sound magic, version and size, to get past the door
     for (unsigned count = 1 + random() % 64; count > 0; --count) {
-      bytes[keep + random() % (reach - keep)] = static_cast<char>(random());
+      const char value = static_cast<char>(random());
+      damaged.set(keep + random() % (reach - keep), value);
     }
-    if (seed % 10 == 0) std::fill(bytes.begin() + 16, bytes.begin() + 80, 'x');  // a device name without NUL
+    const auto header = damaged.first.begin();
+    if (seed % 10 == 0) std::fill(header + 16, header + 80, 'x');  // a device name without NUL
     if (seed % 10 == 1) {
-      std::fill(bytes.begin() + offsetof(Layout, active), bytes.begin() + offsetof(Layout, slots), '\xff');
+      std::fill(header + offsetof(Layout, active), header + offsetof(Layout, slots), '\xff');
     }
-    if (seed % 10 == 2) std::fill(bytes.begin() + offsetof(Layout, slots), bytes.end(), '\xff');
-    write_file(bytes);
+    if (seed % 10 == 2) {
+      damaged.single.clear();
+      damaged.first.resize(offsetof(Layout, slots));
+      damaged.first.resize(damaged.size, '\xff');
+    }
+    write(damaged);
     check("seed " + std::to_string(seed));
     if (HasFatalFailure()) return;
   }
 }
 
 TEST_F(DamageTest, UnderALivingClientIsRefusedOrCleaned) {
-  const std::vector<char> good = used_table();
   for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
     std::filesystem::remove_all(directory_);

@@ -52,7 +52,7 @@ class HookedDriver {
  private:
   HookedDriver() {
     // Made before the engine is attached, so that it is removed after the engine has written its last.
-    static const PrivateDirectory made;
+    static const PrivateDirectory made = PrivateDirectory::in_memory();
     const std::string& directory = made.path();
     run_directory_ = directory + "/run";
     setenv("CUDASCHED_RUN_DIR", run_directory_.c_str(), 1);
