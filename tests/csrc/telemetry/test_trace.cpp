@@ -185,15 +185,15 @@ TEST(Trace, OfAFullDiskWhatWasWrittenIsKept) {
   const test::PrivateDirectory directory;
   const int status = status_of([&] {
     signal(SIGXFSZ, SIG_IGN);
-    rlimit limit{40'000, 40'000};
+    rlimit limit{400'000, 400'000};
     setrlimit(RLIMIT_FSIZE, &limit);
     start_tracing({directory.path()});
-    for (std::uint64_t i = 0; i < 10'000; ++i) {
+    for (std::uint64_t i = 0; i < 20'000; ++i) {
       put(counter(i));
       if (i % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     const Traced done = stop_tracing();
-    _exit(done.records > 0 && done.dropped > 0 && done.records + done.dropped == 10'000 ? 0 : 1);
+    _exit(done.records > 0 && done.dropped > 0 && done.records + done.dropped == 20'000 ? 0 : 1);
   });
   EXPECT_EQ(status, 0);
   const std::vector<TraceRecord> records = records_of(directory.path());

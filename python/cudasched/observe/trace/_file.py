@@ -1,0 +1,196 @@
+"""Reads the files that a traced process writes (``csrc/telemetry/trace_file.hpp``).
+
+Each file is whole up to its last block, however its process ended: what comes after the first block that is cut short
+or damaged is left out. Nothing that a file says is believed beyond its bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cudasched.errors import Error
+
+__all__ = ["RECORD", "Kind", "ProcessTrace", "Record", "processes"]
+
+VERSION = 1
+_FILE = struct.Struct("<8sII")
+_BLOCK = struct.Struct("<4sIQII")
+_TEXT = struct.Struct("<III")
+_MAGIC = b"CSDTRACE"
+_BLOCK_MAGIC = b"TBLK"
+_META, _TEXTS, _RECORDS, _DROPPED, _END = range(1, 6)
+_MOST_BYTES = 1 << 30
+_LONGEST_NAME = 1024
+_NAME = re.compile(r"trace-(\d+)-(\d+)-(\d+)\.records")
+
+RECORD = struct.Struct("<qQQIBBBBHHI")
+"""``struct TraceRecord``: time, what, stream, duration (its low and high part), kind, place, detail, region, thread,
+value."""
+
+Record = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+class Kind:
+    """What a record is of: ``enum class TraceKind``."""
+
+    LAUNCH, PUSH, WAIT, TIMED, REGION_BEGIN, REGION_END, COUNTER = range(1, 8)
+
+
+@dataclass
+class ProcessTrace:
+    """What one process has traced; complete when `records` has run to its end.
+
+    Attributes:
+        paths: Its files, in order.
+        meta: Of the process and its clocks.
+        kernels: Kernels' names by number.
+        regions: Class and name of regions by number.
+        dropped: Records for which there was no room in memory.
+        rotated_away: Records in files that were deleted to keep the limit.
+        end: What the process said when it ended; empty if it did not come to that.
+        damaged: Files with something in them that is no whole block.
+    """
+
+    paths: list[Path]
+    meta: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[int, str] = field(default_factory=dict)
+    regions: dict[int, tuple[str, str]] = field(default_factory=dict)
+    dropped: int = 0
+    rotated_away: int = 0
+    end: dict[str, Any] = field(default_factory=dict)
+    damaged: int = 0
+
+    @property
+    def pid(self) -> int:
+        """As the process itself has it, which may be in a pid namespace of its own."""
+        return _number(self.meta, "pid")
+
+    @property
+    def command(self) -> list[str]:
+        """Its command line."""
+        words = self.meta.get("command")
+        if not isinstance(words, list):
+            return []
+        # The engine writes bytes as the characters of their number.
+        return [
+            str(word)[:_LONGEST_NAME].encode("latin-1", "replace").decode("utf-8", "replace") for word in words[:256]
+        ]
+
+    @property
+    def boot_offset_ns(self) -> int:
+        """What CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
+        return _number(self.meta, "boottime_ns") - _number(self.meta, "monotonic_ns")
+
+    @property
+    def real_offset_ns(self) -> int:
+        """What the time of day, since 1970, is ahead of CLOCK_MONOTONIC."""
+        return _number(self.meta, "realtime_ns") - _number(self.meta, "monotonic_ns")
+
+    def begin(self) -> None:
+        """Reads what the first file says of the process."""
+        with self.paths[0].open("rb") as file:
+            for kind, _, payload in _blocks(file, self.paths[0]):
+                if kind == _META:
+                    self.meta = _json(payload)
+                return
+
+    def records(self) -> Iterator[Record]:
+        """Its records, in order of time but for those that several threads wrote within milliseconds.
+
+        Raises:
+            Error: A file is none of a trace, or of a version that is not known.
+            OSError: A file cannot be read.
+        """
+        for path in self.paths:
+            with path.open("rb") as file:
+                for kind, count, payload in _blocks(file, path):
+                    if kind == _RECORDS:
+                        if count * RECORD.size != len(payload):
+                            break
+                        yield from RECORD.iter_unpack(payload)  # type: ignore[misc]
+                    elif kind == _TEXTS:
+                        self._take_texts(payload)
+                    elif kind == _META:
+                        self.meta = self.meta or _json(payload)
+                        self.rotated_away = max(self.rotated_away, _number(_json(payload), "rotated_away"))
+                    elif kind == _DROPPED and len(payload) == 8:
+                        self.dropped = int.from_bytes(payload, "little")
+                    elif kind == _END:
+                        self.end = _json(payload)
+                        self.rotated_away = max(self.rotated_away, _number(self.end, "rotated_away"))
+                self.damaged += bool(file.read(1))
+
+    def _take_texts(self, payload: bytes) -> None:
+        at = 0
+        while at + _TEXT.size <= len(payload):
+            space, number, length = _TEXT.unpack_from(payload, at)
+            at += _TEXT.size
+            text = payload[at : at + length].decode("utf-8", "replace")
+            at += length
+            if space == 0:
+                self.kernels[number] = text
+            elif space == 1:
+                class_name, _, name = text.partition("\0")
+                self.regions[number] = class_name[:_LONGEST_NAME], name[:_LONGEST_NAME]
+
+
+def processes(directory: Path) -> list[ProcessTrace]:
+    """The processes that have traced into a directory, in the order in which they began.
+
+    Raises:
+        Error: A file is none of a trace, or of a version that is not known.
+        OSError: The directory or a file cannot be read.
+    """
+    found: dict[tuple[int, int], list[tuple[int, Path]]] = {}
+    for path in directory.glob("trace-*.records"):
+        if match := _NAME.fullmatch(path.name):
+            pid, turn, number = map(int, match.groups())
+            found.setdefault((pid, turn), []).append((number, path))
+    traces = [ProcessTrace([path for _, path in sorted(files)]) for files in found.values()]
+    for trace in traces:
+        trace.begin()
+    return sorted(traces, key=lambda trace: (_number(trace.meta, "started_ns"), trace.paths[0].name))
+
+
+def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
+    head = file.read(_FILE.size)
+    if len(head) < _FILE.size and _MAGIC.startswith(head[: len(_MAGIC)]):
+        return  # its process has only just begun
+    magic, version, record_bytes = _FILE.unpack(head) if len(head) == _FILE.size else (b"", 0, 0)
+    if magic != _MAGIC:
+        raise Error(f"{path} is no file of a trace")
+    if version != VERSION or record_bytes != RECORD.size:
+        raise Error(f"{path} is of a trace of version {version}; this cudasched reads version {VERSION}")
+    while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
+        magic, kind, length, count, crc = _BLOCK.unpack(head)
+        # The checksum is of what follows the header; a damaged header shows in what it says.
+        if magic != _BLOCK_MAGIC or not _META <= kind <= _END or length > _MOST_BYTES:
+            file.seek(-1, 1)
+            return
+        payload = file.read(length)
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            file.seek(-1, 1)
+            return
+        yield kind, count, payload
+    if head:
+        file.seek(-1, 1)
+
+
+def _json(payload: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(values: dict[str, Any], name: str) -> int:
+    value = values.get(name)
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else 0

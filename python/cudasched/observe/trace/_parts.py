@@ -1,0 +1,133 @@
+"""Where processes write what they trace until it is made into one file: ``<output>.parts``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cudasched._output import Output
+from cudasched.errors import ConfigError, Error
+from cudasched.observe.trace._device import DeviceTimes, journals
+from cudasched.observe.trace._file import processes
+from cudasched.observe.trace._flame import Flame
+from cudasched.observe.trace._json import JsonSink
+from cudasched.observe.trace._perfetto import PerfettoSink
+from cudasched.observe.trace._timeline import Summary, add_process
+
+__all__ = ["FORMATS", "check_limit", "claim", "convert", "format_of", "parts_of"]
+
+FORMATS = {"perfetto": PerfettoSink, "json": JsonSink}
+_LEAST_MB, _MOST_MB = 1, 1 << 20
+
+
+def format_of(path: Path, chosen: str | None) -> str:
+    """The form of a trace: as chosen, else by the file's name.
+
+    Raises:
+        ConfigError: There is no such form.
+    """
+    if chosen is None:
+        return "json" if path.suffix == ".json" else "perfetto"
+    if chosen not in FORMATS:
+        raise ConfigError(f"a trace's form is one of {', '.join(FORMATS)}; got {chosen!r}")
+    return chosen
+
+
+def check_limit(limit_mb: int) -> int:
+    """Bytes.
+
+    Raises:
+        ConfigError: It is out of range.
+    """
+    if not _LEAST_MB <= limit_mb <= _MOST_MB:
+        raise ConfigError(f"a trace's limit is between {_LEAST_MB} and {_MOST_MB:,} MiB; got {limit_mb}")
+    return limit_mb << 20
+
+
+def parts_of(path: Path) -> Path:
+    """The directory of what is to become the trace `path`."""
+    return path.with_name(path.name + ".parts")
+
+
+@contextlib.contextmanager
+def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
+    """Makes the directory, or takes one that was left; for the length of the block it is this process's.
+
+    Raises:
+        Error: Another process traces into it, it was left by a trace that was never finished, or it cannot be made.
+    """
+    there = False
+    if new:
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            there = True
+        except OSError as error:
+            raise Error(f"nothing can be traced: {directory} cannot be made: {error.strerror}") from None
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Error(f"{directory} cannot be opened: {error.strerror}; remove it, or choose another output") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Error(f"another process is tracing into {output} now; wait for it, or choose another file") from None
+        except OSError:
+            pass  # a file system without locks
+        if there:
+            raise Error(
+                f"{directory} holds what a trace into {output} left that was never finished: "
+                f"`cudasched trace -o {output}` finishes it, or remove the directory"
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _NothingTracedError(Exception):
+    pass
+
+
+def convert(directory: Path, output: Output, form: str, flame: Output | None) -> Summary:
+    """Makes the trace, with memory for names alone (and, of device times, for the launches).
+
+    Args:
+        directory: What processes have written; it stays.
+        output: The trace; it appears when it is whole. If nothing was traced, what was there stays.
+        form: Of `FORMATS`.
+        flame: The flame graph; None: there is none.
+
+    Raises:
+        Error: A file is of another version, or the trace or the flame graph cannot be written; the parts stay.
+    """
+    summary = Summary()
+    graph = Flame() if flame is not None else None
+    with_times = journals(directory)
+    try:
+        with contextlib.suppress(_NothingTracedError), output.replacing() as unfinished:
+            with unfinished.open("wb") as file:
+                sink = FORMATS[form](file)
+                for trace in processes(directory):
+                    times = DeviceTimes(directory, trace.pid) if with_times else None
+                    add_process(trace, sink, summary, graph, times)
+                sink.close()
+            if summary.processes == 0:
+                raise _NothingTracedError
+    except OSError as error:
+        raise Error(
+            f"{output.path} cannot be written ({error}); what was traced stays in {directory}, and "
+            f"`cudasched trace -o {output.path}` finishes it"
+        ) from error
+    if flame is not None and graph is not None and summary.processes:
+        flame.write(graph.page(output.path.name))
+    return summary
+
+
+def remove(directory: Path) -> None:
+    """Takes the parts away."""
+    shutil.rmtree(directory, ignore_errors=True)
