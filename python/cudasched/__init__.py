@@ -42,6 +42,7 @@ from cudasched.status import Client, Device, State, note_not_installed, state, s
 if TYPE_CHECKING:
     from cudasched import advise, collect, observe, predictor, simulate, torch
     from cudasched.observe import metrics
+    from cudasched.observe.trace import trace
 
 _LOADED_WHEN_USED = ("advise", "collect", "observe", "predictor", "simulate", "torch")
 
@@ -76,6 +77,7 @@ __all__ = [
     "state",
     "status",
     "torch",
+    "trace",
     "unbind_stream",
 ]
 
@@ -85,6 +87,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"cudasched.{name}")
     if name == "metrics":
         return importlib.import_module("cudasched.observe").metrics
+    if name == "trace":
+        return importlib.import_module("cudasched.observe.trace").trace
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

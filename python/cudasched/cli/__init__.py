@@ -14,7 +14,7 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import advise, baseline, collect, doctor, metrics, simulate, top, torch, train
+from cudasched.cli import advise, baseline, collect, doctor, metrics, simulate, top, torch, trace, train
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -140,6 +140,7 @@ def run(
 
 _RUNS_A_PROGRAM = {"allow_interspersed_args": False}
 app.command("collect", context_settings=_RUNS_A_PROGRAM, epilog=collect.EXAMPLE)(collect.command)
+app.command("trace", context_settings=_RUNS_A_PROGRAM, epilog=trace.EXAMPLE)(trace.command)
 app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(advise.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)

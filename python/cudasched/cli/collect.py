@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +25,7 @@ from cudasched.collect._dataset import arrow, claim, convert, journals_of
 from cudasched.collect._journal import scan
 from cudasched.errors import ConfigError, Error
 
-__all__ = ["EXAMPLE", "command", "run_collected"]
+__all__ = ["EXAMPLE", "command", "run_collected", "run_to_end"]
 
 EXAMPLE = (
     "Examples: cudasched collect -o data.parquet -- python train.py; "
@@ -112,8 +112,21 @@ def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[s
     return environment
 
 
-def _run(path: Path, program: Sequence[str], environment: dict[str, str], progress: _Progress) -> int:
-    """Runs the program to its end. Signals sent to us go on to it; those of the terminal it gets by itself."""
+def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+    """Runs the program to its end. Signals sent to us go on to it; those of the terminal it gets by itself.
+
+    Args:
+        path: The program.
+        program: Its name and arguments.
+        environment: Its own.
+        look: Called now and then.
+
+    Returns:
+        Its exit code, 128 + n where signal n killed it.
+
+    Raises:
+        ProgramError: It cannot be run.
+    """
     watched = _FORWARDED | {signal.SIGCHLD}
     # Blocked, so that none is lost between the start and the wait; the child starts with what we started with.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -126,7 +139,7 @@ def _run(path: Path, program: Sequence[str], environment: dict[str, str], progre
         )
         while process.poll() is None:
             received = signal.sigtimedwait(watched, 0.5)
-            progress.show()
+            look()
             if received is None or received.si_signo == signal.SIGCHLD:
                 continue
             if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
@@ -213,7 +226,7 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
     with claim(directory, output, new=True):
         progress = _Progress(directory, quiet)
         try:
-            code = _run(path, program, _environment(path, directory, timing, label), progress)
+            code = run_to_end(path, program, _environment(path, directory, timing, label), progress.show)
         except ProgramError:
             shutil.rmtree(directory, ignore_errors=True)
             raise

@@ -1,0 +1,189 @@
+"""`cudasched trace`: runs a program, and makes a timeline of what it does with the GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cudasched import hook
+from cudasched._output import Output
+from cudasched._scratch import Scratch
+from cudasched._text import one_line
+from cudasched.cli.collect import run_to_end
+from cudasched.cli.coverage import find_cupti
+from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
+from cudasched.cli.run import configure, preload
+from cudasched.errors import ConfigError
+from cudasched.observe.trace._device import check
+from cudasched.observe.trace._parts import check_limit, claim, convert, format_of, parts_of, remove
+from cudasched.observe.trace._timeline import Summary
+
+__all__ = ["EXAMPLE", "command", "run_traced"]
+
+EXAMPLE = (
+    "Examples: cudasched trace -o out.pftrace -- python train.py; cudasched trace -o out.pftrace --flame flame.html "
+    "--device-times -- python train.py; cudasched trace -o out.pftrace (finishes one that was killed)"
+)
+
+
+def command(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROGRAM [ARGS]...]", help="What to run, after `--`. Without it, a trace that was killed is finished."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The trace; what was there is replaced.")
+    ] = Path("out.pftrace"),
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="perfetto|json",
+            help="perfetto: for ui.perfetto.dev; json: for chrome://tracing. By the file's name if not given.",
+        ),
+    ] = None,
+    device_times: Annotated[
+        bool,
+        typer.Option(
+            "--device-times",
+            help="Have CUPTI time each launch on the device: about 2 us a launch more, and nothing is deferred.",
+        ),
+    ] = False,
+    flame: Annotated[
+        Path | None, typer.Option(help="An HTML file with the GPU time by region, library and kernel.")
+    ] = None,
+    limit_mb: Annotated[
+        int, typer.Option(metavar="MB", help="Most space for the records of each process, MiB; the oldest go.")
+    ] = 256,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of a trace that is whole.")] = False,
+) -> int:
+    """Trace an unmodified program: launches, gate waits and why, regions, graph slices, memory, by stream."""
+    return run_traced(
+        program or [],
+        output=output,
+        form=format,
+        device_times=device_times,
+        flame=flame,
+        limit_mb=limit_mb,
+        quiet=quiet,
+    )
+
+
+def _say(message: str) -> None:
+    print(f"cudasched: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def _environment(path: Path, directory: Path, limit_mb: int, device_times: bool) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "CUDASCHED_TRACE_DIR": str(directory.absolute()),
+        "CUDASCHED_TRACE_LIMIT_MB": str(limit_mb),
+        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+    }
+    if device_times:
+        environment["CUDASCHED_COLLECT_DIR"] = str(directory.absolute())
+        environment["CUDASCHED_COLLECT_TIMING"] = "cupti"
+        cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
+        if cupti:
+            environment["CUDASCHED_CUPTI"] = cupti
+    return environment
+
+
+def _report(output: Path, summary: Summary, quiet: bool) -> int:
+    """Says what was traced. Returns 1 if that is nothing, else 0."""
+    if summary.processes == 0:
+        _say(
+            "error: nothing was traced: no process made a CUDA call under the hook, or tracing could not start (a line "
+            "above says why)"
+        )
+        return 1
+    if not quiet:
+        held = f", {summary.waits:,} waits at the gate ({summary.wait_ns / 1e6:,.1f} ms)" if summary.waits else ""
+        timed = f", {summary.device_times:,} with device times" if summary.device_times else ""
+        _say(f"{output}: {summary.launches:,} launches of {summary.processes} processes{timed}{held}")
+    for count, what in (
+        (summary.dropped, "records were dropped, for want of room in memory"),
+        (summary.rotated_away, "records, the oldest, were deleted to keep --limit-mb"),
+        (summary.cut_short, "processes did not come to their end; what they had written is there"),
+        (summary.damaged, "files end in something that was not written whole; it was left out"),
+    ):
+        if count:
+            _say(f"warning: {count:,} {what}")
+    return 0
+
+
+def run_traced(
+    program: Sequence[str],
+    *,
+    output: Path,
+    form: str | None,
+    device_times: bool,
+    flame: Path | None,
+    limit_mb: int,
+    quiet: bool,
+) -> int:
+    """Runs a program, with all its processes traced, or finishes what a killed trace left.
+
+    Args:
+        program: Its name and arguments; empty: there is one to finish.
+        output: The trace. While the program runs, its parts are in ``<output>.parts``. Where nothing was traced, what
+            was there before stays.
+        form: "perfetto" or "json"; None: by the name.
+        device_times: By CUPTI, for each launch.
+        flame: An HTML file; None: none.
+        limit_mb: Most space for the records of each process.
+        quiet: Nothing is said of a trace that is whole.
+
+    Returns:
+        The program's exit code, 128 + n where signal n killed it; 1 where it succeeded and nothing was traced.
+
+    Raises:
+        ConfigError: An option has no meaning, or the output cannot be written.
+        HookError: There is no driver, or the installation is broken.
+        ProgramError: The program cannot be run.
+        Error: Another trace into the same file runs, numpy is missing, or the trace cannot be written; its parts stay
+            then.
+    """
+    form = format_of(output, form)
+    check_limit(limit_mb)
+    if device_times:
+        check()
+    target = Output(output, option="-o")
+    picture = Output(flame, option="--flame") if flame is not None else None
+
+    def traced(directory: Path) -> int:
+        if not program:
+            if not directory.is_dir():
+                raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
+            with claim(directory, output, new=False):
+                return finish(directory, 0)
+        path = find_program(program[0], os.environ.get("PATH", os.defpath))
+        if unreachable := why_not_preloadable(path):
+            raise ProgramError(f"{program[0]} cannot be traced: {unreachable}")
+        configure()
+        hook.load_core().find_driver()
+        with claim(directory, output, new=True):
+            try:
+                environment = _environment(path, directory, limit_mb, device_times)
+                code = run_to_end(path, program, environment, lambda: None)
+            except ProgramError:
+                remove(directory)
+                raise
+            return finish(directory, code)
+
+    def finish(directory: Path, code: int) -> int:
+        summary = convert(directory, target, form, picture)
+        remove(directory)
+        nothing = _report(output, summary, quiet)
+        return code or nothing
+
+    if target.is_stream:
+        with Scratch("trace") as scratch:
+            return traced(parts_of(scratch / "out"))
+    return traced(parts_of(output))
