@@ -69,8 +69,9 @@ CUresult launch(Call& call, Submit&& submit) noexcept {
   runtime::note_stream_use(call);
   runtime::back_off(call.site);
   CUresult status = CUDA_SUCCESS;
+  if (telemetry::tracing()) [[unlikely]]
+    call.site.caller.region = runtime::traced_region(runtime::this_thread());
   const std::int64_t traced_ns = call.site.queue == nullptr ? 0 : telemetry::traced_now();
-  if (traced_ns != 0) call.site.caller.region = runtime::traced_region(runtime::this_thread());
   if (Offload::push(call, status)) {
     if (traced_ns != 0) runtime::trace_push(call, traced_ns);
     return status;

@@ -51,7 +51,7 @@ void trace_launch(const queue::Call& call, std::int64_t begin_ns, std::int64_t e
   record.lasts(end_ns - begin_ns);
   record.stream = word(call.stream);
   record.at(call.site.call_class, device_of(call));
-  record.region = traced_region(this_thread());
+  record.region = call.site.caller.region;
   record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   record.predicts(predicted_ns);
   if (status != CUDA_SUCCESS) record.detail |= telemetry::kTraceRefused;
@@ -103,6 +103,7 @@ void trace_wait(const queue::Call& call, int device, std::int64_t begin_ns, Wait
 TraceRecord traced_launch(const queue::Call& call, int device, std::int64_t predicted_ns) noexcept {
   TraceRecord record;
   record.kind = TraceKind::kTimed;
+  record.time_ns = now_ns();
   record.stream = word(call.stream);
   record.at(Class::kBestEffort, device);
   record.region = call.site.caller.region;
@@ -113,7 +114,6 @@ TraceRecord traced_launch(const queue::Call& call, int device, std::int64_t pred
 }
 
 void trace_timed(TraceRecord record, std::int64_t took_ns) noexcept {
-  record.time_ns = now_ns();
   record.lasts(took_ns);
   telemetry::put(record);
 }

@@ -15,7 +15,7 @@ enum class TraceKind : std::uint8_t {
   kLaunch = 1,       // the driver's call of a launch, on the thread that made it
   kPush = 2,         // a launch was deferred: the call as the program's thread saw it
   kWait = 3,         // at the gate; `detail` is a WaitReason
-  kTimed = 4,        // a launch that the gate timed: `time_ns` is when its end was observed, `duration` what it took
+  kTimed = 4,        // a launch that the gate timed: `time_ns` is when it was submitted, `duration` what it took on the GPU
   kRegionBegin = 5,  // on a thread
   kRegionEnd = 6,
   kCounter = 7,  // `detail` is a TraceCounter, `what` its value

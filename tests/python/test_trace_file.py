@@ -74,7 +74,7 @@ def everything() -> list[bytes]:
         record(LAUNCH, 2700, duration_ns=60, class_number=2, region=2, thread=0, detail=4, value=900),
         record(LAUNCH, 2800, duration_ns=60, class_number=2, thread=0, what=77, detail=4 | 8 | graph, value=3 << 16 | 1),
         record(LAUNCH, 2900, duration_ns=60, class_number=2, thread=0, detail=2),
-        record(TIMED, 5000, duration_ns=1000, class_number=2, region=2, value=900),
+        record(TIMED, 4000, duration_ns=1000, class_number=2, region=2, value=900),
         record(COUNTER, 5100, what=3 << 30, detail=0, device=1),
         record(COUNTER, 5200, what=20_000, detail=1),
         record(REGION_BEGIN, 5300, what=6, class_number=1, region=3),

@@ -303,7 +303,6 @@ class _Process:
         self._slice(track, f"waits: {why}", "wait", record[0], end_ns, args)
 
     def _timed(self, record: Record, end_ns: int) -> None:
-        # Its time is when its end was observed.
         time_ns, what, stream, _, _, _, place, detail, region, _, predicted_ns = record
         measured_ns = end_ns - time_ns
         name, full = self._names.launch(what, bool(detail & _GRAPH))
@@ -312,7 +311,9 @@ class _Process:
         if full and full != name:
             args.append(("kernel", full))
         track = self._tracks.on_stream(place >> 2, stream, "timed", "GPU, launches that the gate timed", 1)
-        self._slice(track, name, "timed", max(time_ns - measured_ns, 0), time_ns, args)
+        # When it began is not known: when it was submitted, or when the one before it ended.
+        begin_ns = max(time_ns, self._ended_ns.get(track, 0))
+        self._slice(track, name, "timed", begin_ns, begin_ns + measured_ns, args)
         self._summary.timed += 1
         if self._flame is not None and self._device_times is None:
             self._flame.timed(self._region_name(region, place), name, full, measured_ns)
