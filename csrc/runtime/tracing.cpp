@@ -25,8 +25,7 @@ using telemetry::WaitReason;
 std::uint64_t word(const void* handle) noexcept { return reinterpret_cast<std::uintptr_t>(handle); }
 
 int device_of(const queue::Call& call) noexcept {
-  const Device* const device =
-      call.site.device != nullptr ? call.site.device : Engine::current_device(this_thread());
+  const Device* const device = call.site.device != nullptr ? call.site.device : Engine::current_device(this_thread());
   return device == nullptr ? 0 : device->ordinal();
 }
 
@@ -137,7 +136,8 @@ void trace_submission(const queue::Operation& operation, int device, const Submi
   record.predicts(what.predicted_ns);
   if (what.parts != 0) {
     record.detail |= telemetry::kTraceSlice;
-    record.value = std::min<std::uint32_t>(what.part, UINT16_MAX) | std::min<std::uint32_t>(what.parts, UINT16_MAX) << 16;
+    record.value = std::min<std::uint32_t>(what.part, UINT16_MAX) | std::min<std::uint32_t>(what.parts, UINT16_MAX)
+                                                                        << 16;
   }
   telemetry::put(record);
 }

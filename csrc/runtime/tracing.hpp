@@ -1,8 +1,8 @@
 // Between what the engine does and a trace of it (telemetry/trace.hpp): what a record says is gathered here. While
 // nothing is traced, each of these is one load and a branch that is always the same.
 //
-// A launch's kernel is described by the driver at its first traced launch, as the gate does; from then on a record costs
-// two looks at the clock and a place in a ring.
+// A launch's kernel is described by the driver at its first traced launch, as the gate does; from then on a record
+// costs two looks at the clock and a place in a ring.
 #pragma once
 
 #include <cuda.h>
@@ -24,8 +24,8 @@ struct Submission {
   std::int64_t end_ns = 0;
   std::int64_t predicted_ns = 0;
   CUgraphExec graph = nullptr;  // null: a kernel
-  std::uint32_t part = 0;  // of a graph launch, from 0,
-  std::uint32_t parts = 0;  // of so many; 0: it is whole
+  std::uint32_t part = 0;       // of a graph launch, from 0,
+  std::uint32_t parts = 0;      // of so many; 0: it is whole
 };
 
 // Out of line: only while something is traced.

@@ -122,6 +122,7 @@ class Tracer {
   void number_kernel(TraceRecord& record);
   void add_text(TraceText space, std::uint32_t number, std::string_view text);
   void write_texts(std::size_t from);
+  void write_records();
   std::string meta() const;
 
   std::mutex lifecycle_;
@@ -262,7 +263,6 @@ bool Tracer::pass(bool last) {
     }
     more = batch_.size() == kMostInPass;
     taken += batch_.size();
-    if (file_->full() && file_->rotate()) begin_file();
     for (TraceRecord& record : batch_) number_kernel(record);
     for (const int named = region_names().count(); regions_known_ < named; ++regions_known_) {
       std::string text(class_name(region_names().region_class(regions_known_)));
@@ -272,11 +272,7 @@ bool Tracer::pass(bool last) {
     write_texts(texts_written_);
     std::stable_sort(batch_.begin(), batch_.end(),
                      [](const TraceRecord& a, const TraceRecord& b) { return a.time_ns < b.time_ns; });
-    if (!batch_.empty()) {
-      const bool written = file_->append(TraceFile::Block::kRecords, static_cast<std::uint32_t>(batch_.size()),
-                                         {std::as_bytes(std::span(batch_))});
-      (written ? records_ : lost_) += batch_.size();
-    }
+    write_records();
   }
   const std::uint64_t dropped = dropped_by_rings() - dropped_before_;
   dropped_.store(dropped + lost_, std::memory_order_relaxed);
@@ -291,15 +287,26 @@ bool Tracer::pass(bool last) {
   return taken >= kFast;
 }
 
+void Tracer::write_records() {
+  for (std::span<const TraceRecord> left(batch_); !left.empty();) {
+    if (file_->room() == 0 && file_->rotate()) begin_file();
+    const auto some = left.first(file_->failed() ? left.size() : std::min(left.size(), file_->room()));
+    const bool written =
+        file_->append(TraceFile::Block::kRecords, static_cast<std::uint32_t>(some.size()), {std::as_bytes(some)});
+    (written ? records_ : lost_) += some.size();
+    left = left.subspan(some.size());
+  }
+}
+
 std::string Tracer::meta() const {
   const auto number = [](const char* name, std::int64_t value) {
     return std::string(", \"") + name + "\": " + std::to_string(value);
   };
-  return "{\"pid\": " + std::to_string(getpid()) + ", \"command\": " + command_ +
-         number("started_ns", started_ns_) + number("monotonic_ns", now_ns()) +
-         number("boottime_ns", clock_ns(CLOCK_BOOTTIME)) + number("realtime_ns", clock_ns(CLOCK_REALTIME)) +
-         number("rotated_away", static_cast<std::int64_t>(file_->rotated_away())) + ", \"version\": " +
-         json_text(CUDASCHED_VERSION) + "}";
+  return "{\"pid\": " + std::to_string(getpid()) + ", \"command\": " + command_ + number("started_ns", started_ns_) +
+         number("monotonic_ns", now_ns()) + number("boottime_ns", clock_ns(CLOCK_BOOTTIME)) +
+         number("realtime_ns", clock_ns(CLOCK_REALTIME)) +
+         number("rotated_away", static_cast<std::int64_t>(file_->rotated_away())) +
+         ", \"version\": " + json_text(CUDASCHED_VERSION) + "}";
 }
 
 // Every file can be read without the others.

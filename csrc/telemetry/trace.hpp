@@ -46,7 +46,7 @@ inline void put(const TraceRecord& record) noexcept {
 struct TraceOptions {
   static constexpr std::uint64_t kDefaultLimitBytes = std::uint64_t{256} << 20;
 
-  std::string directory;  // it must exist
+  std::string directory;                           // it must exist
   std::uint64_t limit_bytes = kDefaultLimitBytes;  // of all files of the process
 };
 

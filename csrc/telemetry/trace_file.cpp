@@ -35,6 +35,7 @@ struct BlockHeader {
   std::uint32_t crc = 0;  // of the payload
 };
 static_assert(sizeof(BlockHeader) == 24);
+static_assert(sizeof(TraceRecord) == TraceFile::kRecordBytes);
 
 constexpr std::uint64_t kLeastFileBytes = 64 << 10;
 

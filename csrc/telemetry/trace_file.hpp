@@ -13,6 +13,7 @@
 // Used by one thread. Nothing here is on the launch path.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -26,6 +27,8 @@ class TraceFile {
  public:
   static constexpr std::uint32_t kVersion = 1;
   static constexpr std::uint64_t kFiles = 8;  // at most, of one process
+  static constexpr std::uint64_t kRecordBytes = 40;
+  static constexpr std::uint64_t kLeastRecords = 1024;  // whatever the limit is
 
   enum class Block : std::uint32_t { kMeta = 1, kTexts = 2, kRecords = 3, kDropped = 4, kEnd = 5 };
 
@@ -39,8 +42,11 @@ class TraceFile {
   // written before stays.
   bool append(Block kind, std::uint32_t records, std::initializer_list<std::span<const std::byte>> parts) noexcept;
 
-  // The file is full: the next one should be begun.
-  bool full() const noexcept { return bytes_ >= file_bytes_; }
+  // How many records the file has room for. 0: the next one should be begun. A file holds kLeastRecords at least.
+  std::size_t room() const noexcept {
+    const std::uint64_t by_bytes = bytes_ + 64 < file_bytes_ ? (file_bytes_ - bytes_ - 64) / kRecordBytes : 0;
+    return std::max(by_bytes, kLeastRecords - std::min(records_, kLeastRecords));
+  }
   // Begins the next file, and deletes the oldest where there are kFiles. False: as append().
   bool rotate() noexcept;
 

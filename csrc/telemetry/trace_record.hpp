@@ -12,10 +12,10 @@
 namespace cudasched::telemetry {
 
 enum class TraceKind : std::uint8_t {
-  kLaunch = 1,       // the driver's call of a launch, on the thread that made it
-  kPush = 2,         // a launch was deferred: the call as the program's thread saw it
-  kWait = 3,         // at the gate; `detail` is a WaitReason
-  kTimed = 4,        // a launch that the gate timed: `time_ns` is when it was submitted, `duration` what it took on the GPU
+  kLaunch = 1,  // the driver's call of a launch, on the thread that made it
+  kPush = 2,    // a launch was deferred: the call as the program's thread saw it
+  kWait = 3,    // at the gate; `detail` is a WaitReason
+  kTimed = 4,   // a launch that the gate timed: `time_ns` is when it was submitted, `duration` what it took on the GPU
   kRegionBegin = 5,  // on a thread
   kRegionEnd = 6,
   kCounter = 7,  // `detail` is a TraceCounter, `what` its value
@@ -32,15 +32,15 @@ enum TraceFlag : std::uint8_t {
 // Why a best-effort launch waits.
 enum class WaitReason : std::uint8_t {
   kUnknown = 0,
-  kLatency = 1,    // latency work is active
-  kLinger = 2,     // it was just done
-  kHint = 3,       // it was announced
-  kForeseen = 4,   // it is due within the launch's bound
-  kInFlight = 5,   // enough is in flight
-  kTurn = 6,       // it is another best-effort client's turn
-  kMembers = 7,    // the other members of its job have not come yet
-  kBacklog = 8,    // no latency client is there, and enough is in flight for one that joins
-  kRequest = 9,    // on the host: a request of the same process is under way
+  kLatency = 1,   // latency work is active
+  kLinger = 2,    // it was just done
+  kHint = 3,      // it was announced
+  kForeseen = 4,  // it is due within the launch's bound
+  kInFlight = 5,  // enough is in flight
+  kTurn = 6,      // it is another best-effort client's turn
+  kMembers = 7,   // the other members of its job have not come yet
+  kBacklog = 8,   // no latency client is there, and enough is in flight for one that joins
+  kRequest = 9,   // on the host: a request of the same process is under way
 };
 
 enum class TraceCounter : std::uint8_t {
@@ -50,7 +50,8 @@ enum class TraceCounter : std::uint8_t {
 
 struct TraceRecord {
   std::int64_t time_ns = 0;  // CLOCK_MONOTONIC; its begin
-  // The kernel: a driver::KernelFacts in the rings, its number in a file; 0: unknown. Else a graph's handle, or a value.
+  // The kernel: a driver::KernelFacts in the rings, its number in a file; 0: unknown. Else a graph's handle, or a
+  // value.
   std::uint64_t what = 0;
   std::uint64_t stream = 0;  // handle
   std::uint32_t duration_low = 0;

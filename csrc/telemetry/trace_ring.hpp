@@ -1,8 +1,9 @@
-// A bounded queue of trace records: any thread puts records in, one thread takes them out. Neither ever waits: where the
-// queue is full, a record is dropped and counted.
+// A bounded queue of trace records: any thread puts records in, one thread takes them out. Neither ever waits: where
+// the queue is full, a record is dropped and counted.
 //
 // push() takes a compare-and-swap that no other thread contends for, as long as each thread has a ring of its own, and
-// no system call, lock or allocation. Made in memory that was allocated before; never destroyed while a thread may push.
+// no system call, lock or allocation. Made in memory that was allocated before; never destroyed while a thread may
+// push.
 #pragma once
 
 #include <array>

@@ -128,9 +128,7 @@ def serving(directory: Path, extra: dict[str, Path] | None = None) -> Iterator[s
             name = path.partition("?")[0]
             return str(files[name]) if name in files else super().translate_path(path)
 
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=str(directory))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

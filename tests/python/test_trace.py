@@ -242,9 +242,8 @@ print(first.summary.launches, second.summary.launches, first.summary.dropped)
     said, counted = ended.stdout.splitlines()
     assert said == "this process is traced already; there is one trace a process at a time"
     assert counted == "7 2 0"
-    assert sorted(os.listdir()) == sorted(
-        {"part.pftrace", "again.json", "flame.html", *[name for name in ("home", "run", "device") if Path(name).exists()]}
-    )
+    left = {name for name in os.listdir() if "trace" in name or "json" in name}
+    assert left == {"part.pftrace", "again.json"}
     assert len(parse(Path("part.pftrace")).of("launch")) == 7
     events = json.loads(Path("again.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cudasched._output import Output
 from cudasched.errors import ConfigError, Error
 from cudasched.observe.trace._file import ProcessTrace, processes
 from cudasched.observe.trace._flame import Flame
 from cudasched.observe.trace._parts import check_limit, convert, format_of
 from cudasched.observe.trace._perfetto import varint
 from cudasched.observe.trace._timeline import Summary
-from cudasched._output import Output
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from trace_support import (
@@ -35,7 +35,7 @@ from trace_support import (
     trace_file,
 )
 
-HOSTILE = 'a "quote", a \'quote\', </script><script>alert(1)</script>, a\nnewline, \\, \x1b[2J, \u2028 & <b>'
+HOSTILE = "a \"quote\", a 'quote', </script><script>alert(1)</script>, a\nnewline, \\, \x1b[2J, \u2028 & <b>"
 TEXTS = [
     text(0, 1, "_ZN2at6native4gemmIfEEvPT_"),
     text(1, 1, "latency\0request"),
@@ -72,7 +72,7 @@ def everything() -> list[bytes]:
         record(PUSH, 2100, duration_ns=10, class_number=2, region=2, thread=2),
         record(WAIT, 2200, duration_ns=500, class_number=2, region=2, thread=0, detail=1),
         record(LAUNCH, 2700, duration_ns=60, class_number=2, region=2, thread=0, detail=4, value=900),
-        record(LAUNCH, 2800, duration_ns=60, class_number=2, thread=0, what=77, detail=4 | 8 | graph, value=3 << 16 | 1),
+        record(LAUNCH, 2800, duration_ns=60, thread=0, what=77, detail=4 | 8 | graph, value=3 << 16 | 1),
         record(LAUNCH, 2900, duration_ns=60, class_number=2, thread=0, detail=2),
         record(TIMED, 4000, duration_ns=1000, class_number=2, region=2, value=900),
         record(COUNTER, 5100, what=3 << 30, detail=0, device=1),

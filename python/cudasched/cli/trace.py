@@ -35,12 +35,13 @@ def command(
     program: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROGRAM [ARGS]...]", help="What to run, after `--`. Without it, a trace that was killed is finished."
+            metavar="[PROGRAM [ARGS]...]",
+            help="What to run, after `--`. Without it, a trace that was killed is finished.",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The trace; what was there is replaced.")
-    ] = Path("out.pftrace"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace; what was there is replaced.")] = Path(
+        "out.pftrace"
+    ),
     format: Annotated[
         str | None,
         typer.Option(

@@ -141,7 +141,10 @@ TEST(Trace, StaysWithinItsLimitAndEachFileIsComplete) {
   const std::vector<fs::path> files = files_of(directory.path());
   EXPECT_LE(files.size(), TraceFile::kFiles);
   EXPECT_GT(files.size(), 1U);
-  for (const fs::path& path : files) EXPECT_EQ(blocks_of(path).at(0).kind, 1U) << path;
+  for (const fs::path& path : files) {
+    EXPECT_EQ(blocks_of(path).at(0).kind, 1U) << path;
+    EXPECT_LE(fs::file_size(path), 66'000U) << path;
+  }
   const std::vector<TraceRecord> records = records_of(directory.path());
   EXPECT_EQ(records.size() + done.rotated_away, done.records);
   EXPECT_EQ(records.back().what, kRecords - 1) << "the newest are kept";

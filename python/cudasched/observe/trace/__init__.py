@@ -70,7 +70,9 @@ class trace:  # noqa: N801  used like a function
 
     def __enter__(self) -> trace:
         if not hook.installed():
-            raise HookError("nothing can be traced: cudasched's hook is not in this process (cudasched.state() says why)")
+            raise HookError(
+                "nothing can be traced: cudasched's hook is not in this process (cudasched.state() says why)"
+            )
         if self._device_times:
             check()
         self._output = Output(self._path)
@@ -114,5 +116,3 @@ class trace:  # noqa: N801  used like a function
                 HookWarning,
                 stacklevel=2,
             )
-
-

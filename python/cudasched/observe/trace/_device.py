@@ -123,4 +123,3 @@ def journals(directory: Path) -> bool:
     if found:
         check()
     return found
-

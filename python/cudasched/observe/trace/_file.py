@@ -114,7 +114,7 @@ class ProcessTrace:
                     if kind == _RECORDS:
                         if count * RECORD.size != len(payload):
                             break
-                        yield from RECORD.iter_unpack(payload)  # type: ignore[misc]
+                        yield from RECORD.iter_unpack(payload)
                     elif kind == _TEXTS:
                         self._take_texts(payload)
                     elif kind == _META:

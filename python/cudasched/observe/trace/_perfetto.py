@@ -89,7 +89,8 @@ class PerfettoSink(Sink):
         cleared = self._tail + number_field(_SEQUENCE_FLAGS, 1)
         if self._sequence == 1:
             clocks = ((_BOOTTIME, boot_offset_ns), (_MONOTONIC, 0), (_REALTIME, real_offset_ns))
-            zero = max(0, -min(offset for _, offset in clocks))  # of CLOCK_MONOTONIC, so that no clock is before its own
+            # Of CLOCK_MONOTONIC, so that no clock is before its own zero.
+            zero = max(0, -min(offset for _, offset in clocks))
             snapshot = b"".join(
                 bytes_field(1, number_field(1, clock) + number_field(2, zero + offset)) for clock, offset in clocks
             )
