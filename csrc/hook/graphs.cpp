@@ -3,7 +3,9 @@
 #include <cuda.h>
 
 #include <array>
+#include <cstddef>
 #include <optional>
+#include <span>
 
 #include "driver/driver.hpp"
 #include "driver/node_priorities.hpp"
@@ -140,28 +142,74 @@ CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
   return status;
 }
 
-CUresult noted(CUresult status, CUgraphExec exec, CUgraph graph) noexcept {
-  if (status == CUDA_SUCCESS) runtime::engine().note_graph(exec, graph);
-  return status;
+// A change of an executable graph. Its launches that are queued must run as it was: where all of them go in slices, the
+// driver is asked at once, and slices get the change in the ring, behind them; else they are submitted first.
+class Changing final : public runtime::Slices::Behind {
+ public:
+  explicit Changing(CUgraphExec exec) noexcept : exec_(exec) {
+    if (Offload::has_queued(exec)) {
+      follows_ = Offload::queue_of(exec) != nullptr && runtime::engine().slices().follow(exec);
+      if (!follows_) Offload::drain_changed(exec);
+    }
+    driver::registry().changed(exec);
+  }
+
+  // tell(behind) says what the driver has done; where it has refused, nothing is to be said.
+  template <typename Tell>
+  CUresult done(CUresult status, Tell&& tell) noexcept {
+    if (status == CUDA_SUCCESS) {
+      tell(follows_ ? this : nullptr);
+    } else if (follows_) {
+      runtime::engine().slices().followed(exec_);
+    }
+    return status;
+  }
+
+  bool push(CUgraphExec exec, CUcontext context, std::span<const std::byte> change) noexcept override {
+    queue::Queue* const queue = Offload::queue_of(exec);
+    return queue != nullptr && queue->push_change(Offload::this_caller(), exec, context, change);
+  }
+  void drain() noexcept override { Offload::drain_changed(exec_); }
+
+ private:
+  CUgraphExec exec_;
+  bool follows_ = false;
+};
+
+template <typename Update>
+CUresult updated(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
+  Changing changing(exec);
+  return changing.done(update_prioritised(exec, graph, update), [&](runtime::Slices::Behind* behind) {
+    runtime::engine().note_update(exec, graph, behind);
+  });
 }
 
 CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {
-  const auto call = [&] { return table().graph_update_v1(exec, graph, error_node, result); };
-  return noted(update_prioritised(exec, graph, call), exec, graph);
+  return updated(exec, graph, [&] { return table().graph_update_v1(exec, graph, error_node, result); });
 }
 
 CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) noexcept {
-  return noted(update_prioritised(exec, graph, [&] { return table().graph_update(exec, graph, result); }), exec, graph);
+  return updated(exec, graph, [&] { return table().graph_update(exec, graph, result); });
 }
 
 // ---- one node of an executable graph: what the driver has accepted is done to our clone of the graph, and its slices
 
-// change(node) does to a node of ours what the program did to `node`. `context` is what it named; null: none.
-template <typename Change>
-CUresult node_changed(CUresult status, CUgraphExec exec, CUgraphNode node, CUcontext context,
-                      Change&& change) noexcept {
-  if (status == CUDA_SUCCESS) runtime::engine().slices().node_changed(exec, node, context, change);
-  return status;
+// call() asks the driver; set(node) does to a node of ours what the program did to `node`. `context` is what it named;
+// null: none.
+template <typename Call, typename Set>
+CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Call&& call, Set&& set) noexcept {
+  Changing changing(exec);
+  return changing.done(call(), [&](runtime::Slices::Behind* behind) {
+    runtime::engine().slices().node_changed(exec, node, context, set, behind);
+  });
+}
+
+template <typename Call>
+CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&& call) noexcept {
+  Changing changing(exec);
+  return changing.done(update_prioritised(exec, child, call), [&](runtime::Slices::Behind* behind) {
+    runtime::engine().slices().child_changed(exec, node, child, behind);
+  });
 }
 
 constexpr CUresult kNotThere = CUDA_ERROR_NOT_SUPPORTED;
@@ -171,14 +219,14 @@ CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters)
 }
 
 CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
-  const CUresult status = table().graph_exec_kernel_set(exec, node, parameters);
-  return node_changed(status, exec, node, status == CUDA_SUCCESS ? parameters->ctx : nullptr,
-                      [&](CUgraphNode ours) { return set_kernel(ours, parameters); });
+  return node_changed(
+      exec, node, parameters == nullptr ? nullptr : parameters->ctx,
+      [&] { return table().graph_exec_kernel_set(exec, node, parameters); },
+      [&](CUgraphNode ours) { return set_kernel(ours, parameters); });
 }
 
 CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* parameters) noexcept {
-  const CUresult status = table().graph_exec_kernel_set_v1(exec, node, parameters);
-  return node_changed(status, exec, node, nullptr, [&](CUgraphNode ours) {
+  const auto set = [&](CUgraphNode ours) {
     CUDA_KERNEL_NODE_PARAMS newer{};
     newer.func = parameters->func;
     newer.gridDimX = parameters->gridDimX;
@@ -191,60 +239,58 @@ CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NOD
     newer.kernelParams = parameters->kernelParams;
     newer.extra = parameters->extra;
     return set_kernel(ours, &newer);
-  });
+  };
+  return node_changed(
+      exec, node, nullptr, [&] { return table().graph_exec_kernel_set_v1(exec, node, parameters); }, set);
 }
 
 CUresult copy_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* parameters, CUcontext context) noexcept {
-  const CUresult status = table().graph_exec_copy_set(exec, node, parameters, context);
-  return node_changed(status, exec, node, context, [&](CUgraphNode ours) {
-    return table().graph_copy_node_set == nullptr ? kNotThere : table().graph_copy_node_set(ours, parameters);
-  });
+  return node_changed(
+      exec, node, context, [&] { return table().graph_exec_copy_set(exec, node, parameters, context); },
+      [&](CUgraphNode ours) {
+        return table().graph_copy_node_set == nullptr ? kNotThere : table().graph_copy_node_set(ours, parameters);
+      });
 }
 
 CUresult fill_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* parameters,
                   CUcontext context) noexcept {
-  const CUresult status = table().graph_exec_fill_set(exec, node, parameters, context);
-  return node_changed(status, exec, node, context, [&](CUgraphNode ours) {
-    return table().graph_fill_node_set == nullptr ? kNotThere : table().graph_fill_node_set(ours, parameters);
-  });
+  return node_changed(
+      exec, node, context, [&] { return table().graph_exec_fill_set(exec, node, parameters, context); },
+      [&](CUgraphNode ours) {
+        return table().graph_fill_node_set == nullptr ? kNotThere : table().graph_fill_node_set(ours, parameters);
+      });
 }
 
 CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* parameters) noexcept {
-  const CUresult status = table().graph_exec_host_set(exec, node, parameters);
-  return node_changed(status, exec, node, nullptr, [&](CUgraphNode ours) {
-    return table().graph_host_node_set == nullptr ? kNotThere : table().graph_host_node_set(ours, parameters);
-  });
+  return node_changed(
+      exec, node, nullptr, [&] { return table().graph_exec_host_set(exec, node, parameters); },
+      [&](CUgraphNode ours) {
+        return table().graph_host_node_set == nullptr ? kNotThere : table().graph_host_node_set(ours, parameters);
+      });
 }
 
 CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexcept {
-  const CUresult status = table().graph_exec_enable(exec, node, enabled);
-  if (status == CUDA_SUCCESS) runtime::engine().slices().node_enabled(exec, node, enabled != 0);
-  return status;
-}
-
-// In a way that slices do not follow.
-CUresult changed(CUresult status, CUgraphExec exec) noexcept {
-  if (status == CUDA_SUCCESS) runtime::engine().slices().changed(exec);
-  return status;
+  Changing changing(exec);
+  return changing.done(table().graph_exec_enable(exec, node, enabled), [&](runtime::Slices::Behind* behind) {
+    runtime::engine().slices().node_enabled(exec, node, enabled != 0, behind);
+  });
 }
 
 CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcept {
-  return changed(update_prioritised(exec, child, [&] { return table().graph_update_child(exec, node, child); }), exec);
+  return child_changed(exec, node, child, [&] { return table().graph_update_child(exec, node, child); });
 }
 
 CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {
   const auto call = [&] { return table().graph_update_node(exec, node, parameters); };
-  if (parameters == nullptr) return call();
-  if (parameters->type != CU_GRAPH_NODE_TYPE_GRAPH) {
-    const CUcontext context = parameters->type == CU_GRAPH_NODE_TYPE_KERNEL   ? parameters->kernel.ctx
-                              : parameters->type == CU_GRAPH_NODE_TYPE_MEMCPY ? parameters->memcpy.copyCtx
-                              : parameters->type == CU_GRAPH_NODE_TYPE_MEMSET ? parameters->memset.ctx
-                                                                              : nullptr;
-    return node_changed(call(), exec, node, context, [&](CUgraphNode ours) {
-      return table().graph_node_set == nullptr ? kNotThere : table().graph_node_set(ours, parameters);
-    });
-  }
-  return changed(update_prioritised(exec, parameters->graph.graph, call), exec);
+  const CUgraphNodeType type = parameters == nullptr ? CU_GRAPH_NODE_TYPE_EMPTY : parameters->type;
+  if (type == CU_GRAPH_NODE_TYPE_GRAPH) return child_changed(exec, node, parameters->graph.graph, call);
+  const CUcontext context = type == CU_GRAPH_NODE_TYPE_KERNEL   ? parameters->kernel.ctx
+                            : type == CU_GRAPH_NODE_TYPE_MEMCPY ? parameters->memcpy.copyCtx
+                            : type == CU_GRAPH_NODE_TYPE_MEMSET ? parameters->memset.ctx
+                                                                : nullptr;
+  return node_changed(exec, node, context, call, [&](CUgraphNode ours) {
+    return table().graph_node_set == nullptr ? kNotThere : table().graph_node_set(ours, parameters);
+  });
 }
 
 // The flag is no business of a user who did not give it.

@@ -613,6 +613,35 @@ void Offload::drain_launches_of(const queue::Call& call) noexcept {
         call.graph());
 }
 
+bool Offload::has_queued(CUgraphExec exec) noexcept {
+  if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
+  if (!is_plain(exec)) return true;
+  bool queued = false;
+  for_each_queue([&](Queue& known) {
+    queued = queued || known.before(queue::Scope::kGraph, nullptr, nullptr, nullptr, exec) != 0;
+  });
+  return queued;
+}
+
+void Offload::drain_changed(CUgraphExec exec) noexcept {
+  const Caller caller = this_caller();
+  if (!is_plain(exec)) return drain_everything(caller, For::kOther);
+  drain(caller, queue::Scope::kGraph, kAllDevices, nullptr, nullptr, nullptr, For::kOther, nullptr, exec);
+}
+
+Queue* Offload::queue_of(CUgraphExec exec) noexcept {
+  Queue* found = nullptr;
+  bool several = false;
+  for_each_queue([&](Queue& known) {
+    if (known.before(queue::Scope::kGraph, nullptr, nullptr, nullptr, exec) == 0) return;
+    several = several || found != nullptr;
+    found = &known;
+  });
+  return several ? nullptr : found;
+}
+
+Caller Offload::this_caller() noexcept { return state.engine.find_site(nullptr, nullptr).caller; }
+
 bool Offload::submit_everything() noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
   drain_everything(state.engine.find_site(nullptr, nullptr).caller, For::kOther);

@@ -62,6 +62,14 @@ class Offload {
   // Before a graph launch on the program's own thread, where launches of the same graph may be queued on other streams.
   static void drain_launches_of(const queue::Call& call) noexcept;
 
+  // What is queued when an executable graph is changed: its launches, and changes of it. One that has event or memory
+  // nodes is never queued, and everything counts that is: it may wait for it.
+  static bool has_queued(CUgraphExec exec) noexcept;
+  static void drain_changed(CUgraphExec exec) noexcept;
+  // The only queue that has some; null: there are several.
+  static queue::Queue* queue_of(CUgraphExec exec) noexcept;
+  static queue::Caller this_caller() noexcept;
+
   // Waits until the driver has all that is queued, whichever its device. False: nothing was queued.
   static bool submit_everything() noexcept;
 };

@@ -104,8 +104,10 @@ void Launcher::consume(const Operation& operation, bool gated) {
   const Position position = ring_.passed() + 1;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
-    if (gated && operation.kind == Operation::Kind::kGraph) {
-      status = submit_graph(operation, position);
+    if (operation.kind == Operation::Kind::kGraph) {
+      status = submit_graph(operation, position, gated);
+    } else if (operation.kind == Operation::Kind::kChange) {
+      admission_.change_graph(operation);
     } else {
       status = submit(operation, position, gated && operation.is_launch());
     }
@@ -138,25 +140,27 @@ CUresult Launcher::submit(const Operation& operation, Position position, bool at
   return status;
 }
 
-CUresult Launcher::submit_graph(const Operation& operation, Position position) {
+CUresult Launcher::submit_graph(const Operation& operation, Position position, bool at_gate) {
   const std::uint32_t parts = admission_.begin_graph(operation);
   CUresult status = CUDA_SUCCESS;
   Operation part = operation;
   Overtaking overtaking(operation, position);
+  bool goes_whole = parts == 0;
   for (std::uint32_t i = 0; i < parts && status == CUDA_SUCCESS; ++i) {
     if (i > 0) {
-      make_what_overtakes(overtaking);
+      if (at_gate) make_what_overtakes(overtaking);
       status = make_current(operation.context);
       if (status != CUDA_SUCCESS) break;
     }
     part.launch.what.function = admission_.part(i);
-    status = submit(part, position, /*at_gate=*/true, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
-    if (i == 0 && status != CUDA_SUCCESS && !is_sticky(status)) {
-      status = submit(operation, position, /*at_gate=*/true);
-      break;
-    }
+    status = submit(part, position, at_gate, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
+    goes_whole = i == 0 && status != CUDA_SUCCESS && !is_sticky(status);
   }
-  if (parts == 0) status = submit(operation, position, /*at_gate=*/true);
+  if (goes_whole && admission_.may_go_whole()) {
+    status = submit(operation, position, at_gate);
+  } else if (goes_whole && status == CUDA_SUCCESS) {
+    status = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
   admission_.end_graph(operation, status);
   return status;
 }

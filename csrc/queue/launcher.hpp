@@ -63,11 +63,16 @@ class Admission {
   virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
   // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() says in how many
   // parts it is to be submitted, each one a graph launch that is admitted and submitted by itself, in order and on the
-  // launch's stream; 0: whole. Where the driver refuses the first part, nothing has run, and the launch goes whole.
+  // launch's stream; 0: whole.
   virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
   virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
+  // Is the whole graph what was launched? Asked where there are no parts, and where the driver has refused the first, so
+  // that nothing of the launch has run. False: a change of the graph that is queued behind the launch is in it already.
+  virtual bool may_go_whole() noexcept = 0;
   // On another thread where the launcher's own has ended, whatever it was at.
   virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;
+  // Does to a graph's parts what was done to the graph. On another thread where the launcher's own has ended.
+  virtual void change_graph(const Operation& change) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;
 };
@@ -145,7 +150,7 @@ class Launcher {
   void consume(const Operation& operation, bool gated);
   CUresult submit(const Operation& operation, Position position, bool at_gate, bool is_first = true,
                   bool is_last = true);
-  CUresult submit_graph(const Operation& operation, Position position);
+  CUresult submit_graph(const Operation& operation, Position position, bool at_gate);
   void make_what_overtakes(Overtaking& overtaking);
   CUresult make_current(CUcontext context) noexcept;
   void run_what_is_left();

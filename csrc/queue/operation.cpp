@@ -93,6 +93,8 @@ CUresult Operation::execute(const Calls& calls) const {
       return calls.destroy_event(event.event);
     case Kind::kFreeMemory:
       return calls.free_memory(memory.address, stream);
+    case Kind::kChange:
+      return CUDA_SUCCESS;  // no call of the driver's
   }
   return CUDA_ERROR_UNKNOWN;
 }

@@ -25,7 +25,8 @@ struct Operation {
     kWait,
     kHostFunction,
     kDestroyEvent,
-    kFreeMemory
+    kFreeMemory,
+    kChange
   };
   enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
 
@@ -65,6 +66,12 @@ struct Operation {
   struct Memory {
     CUdeviceptr address;
   };
+  // What was changed in an executable graph, for its slices: behind its launches that are queued. The bytes say what to
+  // the runtime, and are in the ring's arena.
+  struct Change {
+    CUgraphExec exec;
+    std::byte* bytes;
+  };
 
   Kind kind = Kind::kGraph;
   bool made = false;           // ahead of its turn, between two parts of a graph launch; the launcher's
@@ -80,6 +87,7 @@ struct Operation {
     Event event;
     Host host;
     Memory memory;
+    Change change;
   };
 
   Operation() noexcept : memory{} {}

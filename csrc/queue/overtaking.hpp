@@ -47,6 +47,7 @@ class Overtaking {
       case Operation::Kind::kHostFunction:
       case Operation::Kind::kDestroyEvent:
       case Operation::Kind::kFreeMemory:  // after all uses, on whichever stream
+      case Operation::Kind::kChange:      // of a graph that is launched before it
         break;
     }
     // A launch may record events; the legacy stream waits for all others, and they for it.

@@ -308,6 +308,22 @@ bool Queue::push_destroy(const Caller& caller, CUevent event, CUcontext context)
       });
 }
 
+bool Queue::push_change(const Caller& caller, CUgraphExec exec, CUcontext context,
+                        std::span<const std::byte> bytes) noexcept {
+  const auto may = [&](std::size_t& carried) {
+    carried = bytes.size();
+    return true;
+  };
+  return push_locked(caller, context, Waiter::For::kOther, may,
+                     [&](Operation& operation, std::byte* data, Position position) {
+                       operation.kind = Operation::Kind::kChange;
+                       operation.stream = nullptr;
+                       operation.change = {exec, data};
+                       std::memcpy(data, bytes.data(), bytes.size());
+                       order_.graph_launched(word(exec), position);
+                     });
+}
+
 // ---- drained
 
 Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent other, CUgraphExec exec) noexcept {

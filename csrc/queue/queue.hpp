@@ -20,7 +20,9 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/spin_lock.hpp"
 #include "queue/call.hpp"
@@ -82,6 +84,8 @@ class Queue {
   bool push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept;
 
   bool push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept;
+  // For the slices of an executable graph, behind what is queued of it: `bytes` are copied.
+  bool push_change(const Caller& caller, CUgraphExec exec, CUcontext context, std::span<const std::byte> bytes) noexcept;
   // Of an event that the program may use no more, created in `context`; behind what is queued of it.
   bool push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept;
 

@@ -82,7 +82,8 @@ bool Ring::other_streams_behind() const noexcept {
   if (head == nullptr) return false;
   const Position pushed = this->pushed();
   for (Position position = passed_.load(std::memory_order_relaxed) + 2; position <= pushed; ++position) {
-    if (slot(position).operation.stream != head->stream) return true;
+    const Operation& operation = slot(position).operation;
+    if (operation.kind != Operation::Kind::kChange && operation.stream != head->stream) return true;
   }
   return false;
 }

@@ -272,6 +272,15 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
   slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, times);
 }
 
+void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept {
+  Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
+  // Of one that goes in slices, what these take is what counts, and they are measured.
+  if (device != nullptr && !slices_.has_slices(exec)) {
+    graphs_.note(exec, graph, [device](const predict::Query& query) { return device->gate.estimate_ns(query); });
+  }
+  slices_.updated(exec, graph, behind);
+}
+
 void Engine::configure(const std::string& name, const std::string& value) {
   // What the engine looks at anew after it has begun.
   static constexpr std::string_view kAtAnyTime[] = {

@@ -101,8 +101,9 @@ class Engine {
   }
   const predict::Allocations* allocations() const noexcept { return allocations_.get(); }
 
-  // An executable graph was made or changed; one is about to go.
-  void note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags = 0) noexcept;
+  // An executable graph was made, or updated to another graph (`behind`: Slices::updated()); one is about to go.
+  void note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept;
+  void note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept;
   void forget_graph(CUgraphExec exec) noexcept {
     slices_.forget(exec);
     graphs_.forget(exec);

@@ -109,7 +109,8 @@ class Gate {
 
   // A best-effort launch that no capture takes. `waiver`: the caller is the launcher thread; null: the program's own.
   Pass admit(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver = nullptr) noexcept {
-    if (call.is_graph) count.graphs.fetch_add(1, std::memory_order_relaxed);
+    // The launcher may admit one in slices, and counts it itself.
+    if (call.is_graph && waiver == nullptr) count.graphs.fetch_add(1, std::memory_order_relaxed);
     return latency_clients() ? admit_gated(call, count, waiver) : admit_ungated(call, count, waiver);
   }
 

@@ -47,6 +47,7 @@ void GateAdmission::trace(const Operation& operation, CUresult status) const noe
 std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
   refused_ = false;
   whole_ = launch.graph();
+  hot().counters.shard(this_thread().index).graphs.fetch_add(1, std::memory_order_relaxed);
   if (slices_ == nullptr || !slices_->on()) return 0;
   graph_ = slices_->begin(launch.graph(), launch.stream, launch.context, gate_.beside_latency());
   if (graph_.parts > 0) {
@@ -58,6 +59,12 @@ std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
 CUgraphExec GateAdmission::part(std::uint32_t index) noexcept {
   part_ = index;
   return graph_.sliced->pieces->pieces[index].exec;
+}
+
+bool GateAdmission::may_go_whole() noexcept { return graph_.sliced == nullptr || slices_->may_go_whole(graph_); }
+
+void GateAdmission::change_graph(const Operation& change) noexcept {
+  slices_->make_change(change.change.exec, change.change.bytes);
 }
 
 void GateAdmission::end_graph(const Operation& launch, CUresult status) noexcept {

@@ -18,7 +18,9 @@ class GateAdmission final : public queue::Admission {
   void submitted(const queue::Operation& launch, CUresult status, bool overlap_follows) noexcept override;
   std::uint32_t begin_graph(const queue::Operation& launch) noexcept override;
   CUgraphExec part(std::uint32_t index) noexcept override;
+  bool may_go_whole() noexcept override;
   void end_graph(const queue::Operation& launch, CUresult status) noexcept override;
+  void change_graph(const queue::Operation& change) noexcept override;
   void wake() noexcept override;
 
   // Before the first launch.

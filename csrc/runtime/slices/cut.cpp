@@ -110,7 +110,7 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
 // The half of a graph that holds the slices from `first` to before `end`.
 struct Half {
   CUgraph graph = nullptr;
-  std::vector<std::pair<std::uint32_t, CUgraphNode>> nodes;  // by place in the graph that is cut
+  std::vector<std::pair<std::uint32_t, CUgraphNode>> nodes;  // by place in the graph that is cut, in that order
   std::uint32_t first = 0;
   std::uint32_t end = 0;
 
@@ -124,13 +124,35 @@ struct Half {
     std::swap(end, other.end);
     return *this;
   }
+  // Of one of its nodes.
+  std::size_t index_of(std::uint32_t place) const noexcept {
+    const auto found = std::lower_bound(nodes.begin(), nodes.end(), place,
+                                        [](const auto& node, std::uint32_t wanted) { return node.first < wanted; });
+    return static_cast<std::size_t>(found - nodes.begin());
+  }
+
   ~Half() {
     if (graph != nullptr) table().graph_clone_destroy(graph);
   }
 };
 
+// Which of the two halves of a split has which of the nodes; a child graph's node is in both where the nodes inside
+// are.
+enum Side : unsigned { kEarlier = 1, kLater = 2 };
+
+std::vector<unsigned> sides_of(const ReadGraph& read, const graph::Plan& plan, const Half& half, std::uint32_t later) {
+  std::vector<unsigned> sides(half.nodes.size(), 0);
+  for (std::size_t i = half.nodes.size(); i-- > 0;) {
+    const std::uint32_t place = half.nodes[i].first;
+    if (sides[i] == 0) sides[i] = plan.slice_of[place] < later ? kEarlier : kLater;  // a node with nothing inside
+    const std::uint32_t parent = read.parents[place];
+    if (parent != ReadGraph::kNowhere) sides[half.index_of(parent)] |= sides[i];
+  }
+  return sides;
+}
+
 // Splits `half` in two; `other` is the later one.
-WholeReason split(const graph::Plan& plan, Half& half, Half& other) {
+WholeReason split(const ReadGraph& read, const graph::Plan& plan, Half& half, Half& other, bool& child_refused) {
   other.first = half.first + (half.end - half.first) / 2;
   other.end = half.end;
   half.end = other.first;
@@ -140,26 +162,96 @@ WholeReason split(const graph::Plan& plan, Half& half, Half& other) {
   }
   ReadGraph original;
   ReadGraph clone;
-  if (!read_graph(half.graph, original) || !read_graph(other.graph, clone) || !is_alike(original, clone)) {
+  if (!read_graph(half.graph, read.children, original) || !read_graph(other.graph, read.children, clone) ||
+      !is_alike(original, clone)) {
     return WholeReason::kCloneDiffers;
   }
   std::unordered_map<CUgraphNode, CUgraphNode> twin;
   twin.reserve(original.handles.size());
   for (std::size_t i = 0; i < original.handles.size(); ++i) twin.emplace(original.handles[i], clone.handles[i]);
+  const std::vector<unsigned> sides = sides_of(read, plan, half, other.first);
+  // Where the node of a child graph goes, what is inside goes with it.
+  const auto goes = [&](std::size_t i, Side side) {
+    const std::uint32_t parent = read.parents[half.nodes[i].first];
+    return (sides[i] & side) == 0 && (parent == ReadGraph::kNowhere || (sides[half.index_of(parent)] & side) != 0);
+  };
   std::vector<std::pair<std::uint32_t, CUgraphNode>> kept;
-  for (const auto& [place, node] : half.nodes) {
+  for (std::size_t i = 0; i < half.nodes.size(); ++i) {
+    const auto& [place, node] = half.nodes[i];
     const auto found = twin.find(node);
     if (found == twin.end()) return WholeReason::kCloneDiffers;
-    const bool stays = plan.slice_of[place] < other.first;
-    if (stays) {
-      kept.emplace_back(place, node);
-    } else {
-      other.nodes.emplace_back(place, found->second);
+    if ((sides[i] & kEarlier) != 0) kept.emplace_back(place, node);
+    if ((sides[i] & kLater) != 0) other.nodes.emplace_back(place, found->second);
+    if ((goes(i, kEarlier) && table().graph_node_destroy(node) != CUDA_SUCCESS) ||
+        (goes(i, kLater) && table().graph_node_destroy(found->second) != CUDA_SUCCESS)) {
+      child_refused = read.parents[place] != ReadGraph::kNowhere;
+      return WholeReason::kNotBuilt;
     }
-    if (table().graph_node_destroy(stays ? found->second : node) != CUDA_SUCCESS) return WholeReason::kNotBuilt;
   }
   half.nodes = std::move(kept);
   return WholeReason::kNone;
+}
+
+// `graph` behind what `read` has, inside of `parent`.
+bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) {
+  const auto& driver = table();
+  std::vector<CUgraphNode> nodes;
+  if (depth > kDeepest || !get_nodes(graph, nodes)) return false;
+  const auto here = [&] { return static_cast<std::uint32_t>(read.handles.size()); };
+  const auto add = [&](CUgraphNode handle, CUgraphNodeType type, std::uint32_t of) {
+    read.handles.push_back(handle);
+    read.types.push_back(type);
+    read.parents.push_back(of);
+  };
+  struct Ends {
+    std::uint32_t begin = 0;  // where edges to it go,
+    std::uint32_t end = 0;    // and where those from it come from
+    bool is_first = true;
+    bool is_last = true;
+  };
+  std::unordered_map<CUgraphNode, Ends> known;
+  known.reserve(nodes.size());
+  for (CUgraphNode node : nodes) {
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) return false;
+    const std::uint32_t place = here();
+    Ends ends{.begin = place, .end = place};
+    add(node, type, parent);
+    if (read.children && type == CU_GRAPH_NODE_TYPE_GRAPH) {
+      CUgraph child = nullptr;
+      if (driver.graph_child_node_get == nullptr || driver.graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+        return false;
+      }
+      ends.begin = here();
+      add(nullptr, CU_GRAPH_NODE_TYPE_EMPTY, place);
+      if (!add_graph(child, place, depth + 1, read)) return false;
+      if (here() == ends.begin + 1) read.edges.push_back({ends.begin, place, false});
+    }
+    known.emplace(node, ends);
+  }
+  std::size_t count = 0;
+  if (driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &count) != CUDA_SUCCESS) return false;
+  std::vector<CUgraphNode> from(count);
+  std::vector<CUgraphNode> to(count);
+  std::vector<CUgraphEdgeData> data(count);
+  if (count > 0 && driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &count) != CUDA_SUCCESS) {
+    return false;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto begin = known.find(from[i]);
+    const auto end = known.find(to[i]);
+    if (begin == known.end() || end == known.end()) return false;
+    begin->second.is_last = end->second.is_first = false;
+    const bool programmatic = data[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC || data[i].from_port != 0;
+    read.edges.push_back({begin->second.end, end->second.begin, programmatic});
+  }
+  if (parent == ReadGraph::kNowhere) return true;
+  for (CUgraphNode node : nodes) {
+    const Ends& ends = known.at(node);
+    if (ends.is_first) read.edges.push_back({parent + 1, ends.begin, false});
+    if (ends.is_last) read.edges.push_back({ends.end, parent, false});
+  }
+  return true;
 }
 
 WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
@@ -189,34 +281,10 @@ bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
   return count == 0 || table().graph_get_nodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
 }
 
-bool read_graph(CUgraph graph, ReadGraph& read) {
-  const auto& driver = table();
-  if (!get_nodes(graph, read.handles)) return false;
-  read.types.resize(read.handles.size());
-  std::unordered_map<CUgraphNode, std::uint32_t> place;
-  place.reserve(read.handles.size());
-  for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
-    place.emplace(read.handles[i], i);
-    if (driver.graph_node_get_type(read.handles[i], &read.types[i]) != CUDA_SUCCESS) return false;
-  }
-  std::size_t count = 0;
-  if (driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &count) != CUDA_SUCCESS) return false;
-  std::vector<CUgraphNode> from(count);
-  std::vector<CUgraphNode> to(count);
-  std::vector<CUgraphEdgeData> data(count);
-  if (count > 0 && driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &count) != CUDA_SUCCESS) {
-    return false;
-  }
-  read.edges.clear();
-  read.edges.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto begin = place.find(from[i]);
-    const auto end = place.find(to[i]);
-    if (begin == place.end() || end == place.end()) return false;
-    const bool programmatic = data[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC || data[i].from_port != 0;
-    read.edges.push_back({begin->second, end->second, programmatic});
-  }
-  return true;
+bool read_graph(CUgraph graph, bool children, ReadGraph& read) {
+  read = {};
+  read.children = children;
+  return add_graph(graph, ReadGraph::kNowhere, 0, read);
 }
 
 WholeReason why_whole(CUgraph graph) noexcept {
@@ -230,6 +298,7 @@ WholeReason why_whole(CUgraph graph) noexcept {
 std::vector<graph::Node> planned_nodes(const ReadGraph& read, CUcontext context, const Graphs::Estimate& estimate) {
   std::vector<graph::Node> nodes(read.handles.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (read.is_mark(i)) continue;
     nodes[i].predicted_ns = predicted_node_ns(read.handles[i], estimate);
     look_at_kernels(read.handles[i], read.types[i], context, nodes[i], 0);
   }
@@ -246,48 +315,13 @@ bool is_alike(const ReadGraph& read, const ReadGraph& other) {
     });
     return edges;
   };
-  if (read.types != other.types || read.edges.size() != other.edges.size()) return false;
+  if (read.types != other.types || read.parents != other.parents || read.edges.size() != other.edges.size()) {
+    return false;
+  }
   if (std::equal(read.edges.begin(), read.edges.end(), other.edges.begin(), same)) return true;
   const auto left = sorted(read.edges);
   const auto right = sorted(other.edges);
   return std::equal(left.begin(), left.end(), right.begin(), same);
-}
-
-bool is_alike(const ReadGraph& read, CUgraph other) {
-  ReadGraph found;
-  return read_graph(other, found) && is_alike(read, found);
-}
-
-bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept {
-  const driver::Driver& driver = table();
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  if (driver.graph_node_get_type(from, &type) != CUDA_SUCCESS) return false;
-  const auto set = [&](auto parameters, auto* get, auto&& with) {
-    return get != nullptr && get(from, &parameters) == CUDA_SUCCESS && with(&parameters) == CUDA_SUCCESS;
-  };
-  constexpr CUresult kNone = CUDA_ERROR_NOT_SUPPORTED;
-  switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-      return set(CUDA_KERNEL_NODE_PARAMS{}, driver.graph_kernel_node_get, [&](const auto* parameters) {
-        return driver.graph_exec_kernel_set == nullptr ? kNone : driver.graph_exec_kernel_set(exec, node, parameters);
-      });
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return set(CUDA_MEMCPY3D{}, driver.graph_copy_node_get, [&](const auto* parameters) {
-        return driver.graph_exec_copy_set == nullptr ? kNone
-                                                     : driver.graph_exec_copy_set(exec, node, parameters, context);
-      });
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      return set(CUDA_MEMSET_NODE_PARAMS{}, driver.graph_set_node_get, [&](const auto* parameters) {
-        return driver.graph_exec_fill_set == nullptr ? kNone
-                                                     : driver.graph_exec_fill_set(exec, node, parameters, context);
-      });
-    case CU_GRAPH_NODE_TYPE_HOST:
-      return set(CUDA_HOST_NODE_PARAMS{}, driver.graph_host_node_get, [&](const auto* parameters) {
-        return driver.graph_exec_host_set == nullptr ? kNone : driver.graph_exec_host_set(exec, node, parameters);
-      });
-    default:
-      return false;
-  }
 }
 
 bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
@@ -316,7 +350,7 @@ bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
   }
 }
 
-Pieces::~Pieces() {
+void Pieces::clear() noexcept {
   for (const Piece& piece : pieces) {
     if (piece.exec != nullptr) {
       driver::registry().forget(piece.exec);
@@ -324,9 +358,23 @@ Pieces::~Pieces() {
     }
     if (piece.graph != nullptr) table().graph_clone_destroy(piece.graph);
   }
+  pieces.clear();
+  piece_of.clear();
+  handles.clear();
 }
 
-WholeReason cut(CUgraph clone, const graph::Plan& plan, const Instantiation& how, const Step& step, Pieces& pieces) {
+bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept {
+  if (table().graph_update == nullptr) return false;
+  if (priority) {
+    driver::NodePriorities priorities(piece.graph);
+    if (priorities.complete() && !priorities.set_for_good(*priority)) return false;
+  }
+  CUgraphExecUpdateResultInfo info{};
+  return table().graph_update(piece.exec, piece.graph, &info) == CUDA_SUCCESS;
+}
+
+WholeReason cut(CUgraph clone, const ReadGraph& read, const graph::Plan& plan, const Instantiation& how,
+                const Step& step, Pieces& pieces) {
   WholeReason result = WholeReason::kNone;
   std::vector<Half> open(1);
   open.front().graph = clone;
@@ -337,21 +385,17 @@ WholeReason cut(CUgraph clone, const graph::Plan& plan, const Instantiation& how
   };
   pieces.pieces.resize(plan.slices.size());
   pieces.piece_of = plan.slice_of;
+  pieces.children = read.children;
   pieces.handles.resize(plan.slice_of.size());
-  in_step([&] {
-    std::vector<CUgraphNode> nodes;
-    if (!get_nodes(clone, nodes) || nodes.size() != plan.slice_of.size()) {
-      result = WholeReason::kCloneDiffers;
-      return;
-    }
-    for (std::uint32_t i = 0; i < nodes.size(); ++i) open.front().nodes.emplace_back(i, nodes[i]);
-  });
+  for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
+    if (read.handles[i] != nullptr) open.front().nodes.emplace_back(i, read.handles[i]);
+  }
   while (!open.empty() && !stopped()) {
     if (open.back().end - open.back().first > 1) {
       open.emplace_back();  // the earlier half comes first, so it is the one behind
       Half& other = open[open.size() - 2];
       std::swap(other, open.back());
-      in_step([&] { result = split(plan, open.back(), other); });
+      in_step([&] { result = split(read, plan, open.back(), other, pieces.child_refused); });
       continue;
     }
     Half half = std::move(open.back());

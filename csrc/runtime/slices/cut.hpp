@@ -1,6 +1,7 @@
 // Cutting a private clone of a graph into executable slices: what a graph's nodes are to the planner, and the slices
 // made by halving: a clone, and in each of the two the nodes of the other half destroyed, until each has one slice. So
-// each node is copied log2(slices) times, and nothing of a node has to be read and written anew.
+// each node is copied log2(slices) times, and nothing of a node has to be read and written anew. A child graph is in
+// each slice that has nodes of it, without the others.
 //
 // The graphs are ours: no program knows them. Called by the thread that builds slices, with the graph's context
 // current. Every call of the driver's is made inside a step (below), so that the program's threads can have it stopped.
@@ -19,16 +20,27 @@
 
 namespace cudasched::runtime {
 
-// A graph as the planner wants it. The nodes are in the order of cuGraphGetNodes.
+// A graph as the planner wants it. The nodes are in the order of cuGraphGetNodes. With `children`, child graphs are cut,
+// too: what stands for one is its node, which is its end; behind that in the order its beginning, which has no handle;
+// and then the nodes inside.
 struct ReadGraph {
+  static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
+
   std::vector<CUgraphNode> handles;
   std::vector<CUgraphNodeType> types;
+  std::vector<std::uint32_t> parents;  // by node: the child graph's node that it is inside of; else kNowhere
   std::vector<graph::Edge> edges;
+  bool children = false;
+
+  // Takes no time by itself.
+  bool is_mark(std::size_t place) const noexcept {
+    return handles[place] == nullptr || (children && types[place] == CU_GRAPH_NODE_TYPE_GRAPH);
+  }
 };
 
 // False where the driver does not answer, and of more than a million nodes.
 bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes);
-bool read_graph(CUgraph graph, ReadGraph& read);
+bool read_graph(CUgraph graph, bool children, ReadGraph& read);
 
 // Why a graph is not cut, as far as its nodes say by themselves; kNone: it may be. Reads it alone, so that it may be
 // the program's own graph, on the program's thread.
@@ -48,19 +60,20 @@ class Pieces {
   };
 
   Pieces() = default;
-  ~Pieces();
+  ~Pieces() { clear(); }
   Pieces(const Pieces&) = delete;
   Pieces& operator=(const Pieces&) = delete;
 
-  // A context went, and what it had.
-  void abandon() noexcept { pieces.clear(); }
+  void clear() noexcept;
 
   // Where a node of the graph that was cut, by its place there, is now.
   CUgraphExec exec_of(std::uint32_t node) const noexcept { return pieces[piece_of[node]].exec; }
 
   std::vector<Piece> pieces;
   std::vector<std::uint32_t> piece_of;  // by node
-  std::vector<CUgraphNode> handles;     // by node: in its piece's graph
+  bool children = false;                // see ReadGraph
+  bool child_refused = false;           // the driver would not destroy a node inside of a child graph
+  std::vector<CUgraphNode> handles;     // by node: in its piece's graph; null: see ReadGraph
 };
 
 // Does something with the driver, unless building is not to go on; says whether it is. `always`: whether or not it is,
@@ -74,19 +87,18 @@ struct Instantiation {
   CUstream upload = nullptr;    // null: slices are not uploaded
 };
 
-// Gives a node of an executable slice the parameters that `from` has: a node of the same type, of a graph of ours.
-// False where the driver refuses.
-bool set_like(CUgraphExec exec, CUgraphNode node, CUgraphNode from, CUcontext context) noexcept;
-
-// The same for a node of a graph of ours; a kernel node's attributes, too.
+// Gives a node of a graph of ours the parameters that `from` has, another one's of the same type; a kernel node's
+// attributes, too. False where the driver refuses.
 bool copy_node(CUgraphNode to, CUgraphNode from) noexcept;
 
-// Does `other` have the nodes and edges of `read`, in the same order?
+// Do they have the same nodes and edges, in the same order?
 bool is_alike(const ReadGraph& read, const ReadGraph& other);
-bool is_alike(const ReadGraph& read, CUgraph other);
 
-// Cuts `clone`, which is used up, by `plan`. Not kNone: why there are no slices.
-graph::WholeReason cut(CUgraph clone, const graph::Plan& plan, const Instantiation& how, const Step& step,
-                       Pieces& pieces);
+// Makes an executable slice what its graph is now. False where the driver refuses.
+bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept;
+
+// Cuts `clone`, which `read` was read of and which is used up, by `plan`. Not kNone: why there are no slices.
+graph::WholeReason cut(CUgraph clone, const ReadGraph& read, const graph::Plan& plan, const Instantiation& how,
+                       const Step& step, Pieces& pieces);
 
 }  // namespace cudasched::runtime

@@ -60,6 +60,24 @@ bool can_cut() noexcept {
          driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
 }
 
+bool is_followed(Sliced& sliced) noexcept {
+  const std::scoped_lock turn(sliced.turn);
+  return sliced.following > 0;
+}
+
+bool is_broken(Sliced& sliced) noexcept {
+  const std::scoped_lock turn(sliced.turn);
+  return sliced.broken;
+}
+
+// No change is queued for its slices, or will be.
+bool stop_following(Sliced& sliced) noexcept {
+  const std::scoped_lock turn(sliced.turn);
+  if (sliced.following > 0) return false;
+  sliced.state.store(Sliced::State::kIdle);
+  return true;
+}
+
 // A fault, rather than what the graph is.
 bool is_failure(WholeReason reason) noexcept {
   switch (reason) {
@@ -111,10 +129,9 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
   if (facts.nodes <= 1) return WholeReason::kOneNode;
   // What is predicted of graphs that never ran may be wrong by much.
   if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
-  if (table().graph_clone(&sliced.clone, graph) != CUDA_SUCCESS) {
-    sliced.clone = nullptr;
-    return WholeReason::kNotCloned;
-  }
+  CUgraph made = nullptr;
+  if (table().graph_clone(&made, graph) != CUDA_SUCCESS) return WholeReason::kNotCloned;
+  sliced.clone = own(made);
   sliced.identity = facts.identity;
   return WholeReason::kNone;
 }
@@ -124,9 +141,7 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
   if (!on() || exec == nullptr || !can_cut()) return;
   const driver::RelaxedCapture relaxed;
   try {
-    std::shared_ptr<Sliced> sliced = find(exec);
-    if (sliced != nullptr) return updated(*sliced, graph);
-    sliced = std::make_shared<Sliced>();
+    auto sliced = std::make_shared<Sliced>();
     sliced->exec = exec;
     sliced->context = driver::shareable_context();
     sliced->flags = flags;
@@ -135,7 +150,7 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     WholeReason why = clone(*sliced, graph);
     if (why == WholeReason::kNone &&
         (!get_nodes(graph, sliced->program_nodes) || !driver::registry().has_slices(exec, sliced.get()))) {
-      table().graph_clone_destroy(std::exchange(sliced->clone, nullptr));
+      sliced->clone.reset();
       why = WholeReason::kNoMemory;
     }
     if (why != WholeReason::kNone) note_whole(*sliced, why);
@@ -146,168 +161,200 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
   }
 }
 
-// To another graph of the same nodes and edges, as the driver has verified; driving_ is not held.
-void Slices::updated(Sliced& sliced, CUgraph graph) {
+bool Slices::follow(CUgraphExec exec) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return false;
+  const std::scoped_lock turn(sliced->turn);
+  if (sliced->goes_whole || sliced->broken || !sliced->ordered.load(std::memory_order_relaxed) ||
+      sliced->state.load() != Sliced::State::kReady) {
+    return false;
+  }
+  ++sliced->following;
+  return true;
+}
+
+void Slices::followed(CUgraphExec exec) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return;
+  const std::scoped_lock turn(sliced->turn);
+  --sliced->following;
+}
+
+// prepare(sliced, told) does the change to our clone and says what slices are told. The ring may make a thread wait for
+// the gate, so nothing is held there.
+template <typename Prepare>
+void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept {
+  const std::shared_ptr<Sliced> sliced = on() ? find(exec) : nullptr;
+  if (sliced == nullptr) return;
+  const driver::RelaxedCapture relaxed;
+  Told told;
+  bool may_wait = false;
+  {
+    const Driving driving(*this);
+    try {
+      prepare(*sliced, told);
+      may_wait = told.fits && told.change.can_wait() && !told.change.bytes().empty() && sliced->proven.contains(told.of);
+    } catch (const std::exception&) {
+      told.fits = false;
+    }
+  }
+  const bool waits = behind != nullptr && may_wait && behind->push(exec, sliced->context, told.change.bytes());
+  if (waits) told.change.release();
+  if (behind != nullptr && !waits) {
+    behind->drain();
+    followed(exec);
+  }
   const Driving driving(*this);
-  if (sliced.misfits == kMostMisfits) return;
+  try {
+    if (!waits) told.fits = told.fits && change_pieces(*sliced, told);
+  } catch (const std::exception&) {
+    told.fits = false;
+  }
+  if (!told.fits) did_not_follow(*sliced, told);
+  // A change is no reason for the driver to refuse a launch.
+  if (told.defers && sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
+}
+
+// driving_ is held.
+bool Slices::change_pieces(Sliced& sliced, Told& told) {
+  if (sliced.pieces == nullptr || told.change.bytes().empty()) return true;
+  {
+    const Taken taken(sliced);
+    if (!told.change.make(*sliced.pieces, sliced.priority, sliced.context)) return false;
+  }
+  sliced.proven.insert(told.of);
+  return true;
+}
+
+// driving_ is held. After an update, our clone is what the graph is now; after any other change it may not be.
+void Slices::did_not_follow(Sliced& sliced, const Told& told) noexcept {
+  if (told.of != Sliced::kGraph) return give_up(sliced);
+  WholeReason why = told.why;
+  if (why == WholeReason::kNone && ++sliced.misfits >= kMostMisfits) why = WholeReason::kUpdated;
+  sliced.generation.fetch_add(1);
+  drop(sliced);
+  sliced.least_launches.store(sliced.launches.load(std::memory_order_relaxed) + kSettled, std::memory_order_relaxed);
+  if (why == WholeReason::kNone) return;
+  sliced.clone.reset();
+  note_whole(sliced, why);
+}
+
+// To another graph of the same nodes and edges, as the driver has verified.
+void Slices::updated(CUgraphExec exec, CUgraph graph, Behind* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, Told& told) { prepare_update(sliced, graph, told); });
+}
+
+// driving_ is held.
+void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
+  if (sliced.misfits >= kMostMisfits) return;
   const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
   const Sliced::State state = sliced.state.load();
   const bool has_pieces = sliced.pieces != nullptr && state != Sliced::State::kWhole;
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
   sliced.updated = true;
-  const auto destroy = [](const CUgraph of) {
-    if (of != nullptr) table().graph_clone_destroy(of);
-  };
-  CUgraph const old = std::exchange(sliced.clone, nullptr);
+  told.defers = true;
+  sliced.clone.reset();
   sliced.clone_nodes.clear();
   sliced.changed_meanwhile.clear();
   // Of a graph that changes at nearly each launch, a clone is of use only where slices are wanted.
-  const bool wanted = has_pieces || state == Sliced::State::kWanted || state == Sliced::State::kBuilding ||
-                      sliced.wants_clone || !often;
-  WholeReason why = wanted ? clone(sliced, graph) : WholeReason::kNone;
-  if (why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) why = WholeReason::kNoMemory;
-  bool fits = why == WholeReason::kNone;
-  if (fits && (has_pieces || state == Sliced::State::kBuilding)) {
-    fits = is_alike(sliced.shape, sliced.clone);
-    if (has_pieces) {
-      const Taken taken(sliced);
-      fits = fits && take_over(sliced, *sliced.pieces);
-    }
-    if (fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
-    if (!fits) ++sliced.misfits;
+  if (!has_pieces && state != Sliced::State::kWanted && state != Sliced::State::kBuilding && !sliced.wants_clone &&
+      often) {
+    return;
   }
-  destroy(old);
-  if (fits) {
-    if (state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
-  } else {
-    sliced.generation.fetch_add(1);
-    drop(sliced);
-    sliced.least_launches.store(launches + kSettled, std::memory_order_relaxed);
-    if (sliced.misfits == kMostMisfits && why == WholeReason::kNone) why = WholeReason::kUpdated;
-    if (why != WholeReason::kNone) {
-      destroy(std::exchange(sliced.clone, nullptr));
-      note_whole(sliced, why);
-    }
+  told.why = clone(sliced, graph);
+  if (told.why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) {
+    told.why = WholeReason::kNoMemory;
   }
-  if (why == WholeReason::kNone && launches > 0) driver::registry().launched(sliced.exec);
+  told.fits = told.defers = told.why == WholeReason::kNone;
+  if (told.fits && (has_pieces || state == Sliced::State::kBuilding)) {
+    ReadGraph now;
+    told.fits = read_graph(sliced.clone.get(), sliced.shape.children, now) && is_alike(sliced.shape, now);
+    if (told.fits && has_pieces) told.change = Change::of_graph(sliced.clone);
+    if (told.fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
+  }
+  if (told.fits && state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
 }
 
-// Slices take over what the clone has now.
-bool Slices::take_over(Sliced& sliced, const Pieces& pieces) {
-  std::vector<CUgraphNode> nodes;
-  if (table().graph_update == nullptr || !get_nodes(sliced.clone, nodes) || nodes.size() != pieces.handles.size()) {
-    return false;
-  }
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    if (!copy_node(pieces.handles[i], nodes[i])) return false;
-  }
-  for (const Pieces::Piece& piece : pieces.pieces) {
-    CUgraphExecUpdateResultInfo info{};
-    if (sliced.priority) {
-      driver::NodePriorities priorities(piece.graph);
-      if (priorities.complete() && !priorities.set_for_good(*sliced.priority)) return false;
-    }
-    if (table().graph_update(piece.exec, piece.graph, &info) != CUDA_SUCCESS) return false;
-  }
-  return true;
-}
-
-bool Slices::find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place) {
+bool Slices::find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number) {
   // Which of its nodes the driver has paired with which, it does not say.
-  if (sliced.updated) return false;
-  if (sliced.place_of.empty()) {
-    for (std::uint32_t i = 0; i < sliced.program_nodes.size(); ++i) sliced.place_of.emplace(sliced.program_nodes[i], i);
+  if (sliced.updated || sliced.clone == nullptr) return false;
+  if (sliced.number_of.empty()) {
+    for (std::uint32_t i = 0; i < sliced.program_nodes.size(); ++i)
+      sliced.number_of.emplace(sliced.program_nodes[i], i);
   }
-  const auto found = sliced.place_of.find(node);
-  if (found == sliced.place_of.end()) return false;
-  place = found->second;
-  if (sliced.clone_nodes.empty() && !get_nodes(sliced.clone, sliced.clone_nodes)) return false;
-  return place < sliced.clone_nodes.size();
+  const auto found = sliced.number_of.find(node);
+  if (found == sliced.number_of.end()) return false;
+  number = found->second;
+  if (sliced.clone_nodes.empty() && !get_nodes(sliced.clone.get(), sliced.clone_nodes)) return false;
+  return number < sliced.clone_nodes.size() && (sliced.pieces == nullptr || number < sliced.places.size());
 }
 
-bool Slices::set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept {
-  return set_like(pieces.exec_of(place), pieces.handles[place], sliced.clone_nodes[place], sliced.context);
-}
-
-// What has been queued was drained, so slices may be changed at once.
-void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Change& change) noexcept {
-  if (!on()) return;
-  const std::shared_ptr<Sliced> sliced = find(exec);
-  if (sliced == nullptr || sliced->clone == nullptr) return;
-  const driver::RelaxedCapture relaxed;
-  const Driving driving(*this);
-  try {
-    std::uint32_t place = 0;
-    if ((context != nullptr && context != sliced->context) || !find_place(*sliced, node, place) ||
-        change(sliced->clone_nodes[place]) != CUDA_SUCCESS) {
-      return give_up(*sliced);
+void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set,
+                          Behind* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+    if (sliced.clone == nullptr) return;
+    told.of = 0;
+    told.defers = true;
+    told.fits = (context == nullptr || context == sliced.context) && find_number(sliced, node, told.of) &&
+                set(sliced.clone_nodes[told.of]) == CUDA_SUCCESS;
+    if (!told.fits) return;
+    if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
+    if (sliced.pieces != nullptr) {
+      told.change = Change::of_node(sliced.clone_nodes[told.of], sliced.places[told.of]);
     }
-    if (sliced->state.load() == Sliced::State::kBuilding) sliced->changed_meanwhile.insert(place);
-    if (sliced->pieces != nullptr) {
-      bool follows = false;
-      {
-        const Taken taken(*sliced);
-        follows = set_piece(*sliced, *sliced->pieces, place);
-      }
-      if (!follows) return give_up(*sliced);
-    }
-    if (sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
-  } catch (const std::exception&) {
-    give_up(*sliced);
-  }
+  });
 }
 
-void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noexcept {
-  if (!on()) return;
-  const std::shared_ptr<Sliced> sliced = find(exec);
-  if (sliced == nullptr) return;
-  const driver::RelaxedCapture relaxed;
-  const Driving driving(*this);
-  try {
-    std::uint32_t place = 0;
-    if (sliced->clone == nullptr || !find_place(*sliced, node, place)) {
+void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+    if (sliced.clone == nullptr) return;
+    told.of = 0;
+    CUgraph ours = nullptr;
+    ReadGraph to;
+    ReadGraph from;
+    told.defers = true;
+    told.fits = find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
+                table().graph_child_node_get(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
+                read_graph(ours, true, to) && read_graph(child, true, from) && is_alike(to, from);
+    for (std::size_t i = 0; i < to.handles.size() && told.fits; ++i) {
+      told.fits = to.is_mark(i) || copy_node(to.handles[i], from.handles[i]);
+    }
+    if (!told.fits) return;
+    if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
+    CUgraph copy = nullptr;
+    if (sliced.pieces == nullptr) return;
+    told.fits = table().graph_clone(&copy, child) == CUDA_SUCCESS;
+    if (told.fits) told.change = Change::of_graph(own(copy), sliced.places[told.of]);
+  });
+}
+
+void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+    told.of = Sliced::kSwitch;
+    told.defers = sliced.clone != nullptr;
+    std::uint32_t number = 0;
+    if (!find_number(sliced, node, number)) {
       // It outlives updates, and the next one would bring slices back that do not know of it.
-      sliced->misfits = kMostMisfits;
+      sliced.misfits = kMostMisfits;
       // One that was taken for short has a clone, too, and is cut when it turns out to be long.
-      if (sliced->clone != nullptr || sliced->state.load() != Sliced::State::kWhole) give_up(*sliced);
+      told.fits = sliced.clone == nullptr && sliced.state.load() == Sliced::State::kWhole;
       return;
     }
     if (enabled) {
-      sliced->disabled.erase(place);
+      sliced.disabled.erase(number);
     } else {
-      sliced->disabled.insert(place);
+      sliced.disabled.insert(number);
     }
-    if (sliced->pieces != nullptr) {
-      bool follows = false;
-      {
-        const Taken taken(*sliced);
-        const Pieces& pieces = *sliced->pieces;
-        follows =
-            table().graph_exec_enable(pieces.exec_of(place), pieces.handles[place], enabled ? 1 : 0) == CUDA_SUCCESS;
-      }
-      if (!follows) return give_up(*sliced);
-    }
-    if (sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
-  } catch (const std::exception&) {
-    give_up(*sliced);
-  }
-}
-
-void Slices::changed(CUgraphExec exec) noexcept {
-  if (!on()) return;
-  const std::shared_ptr<Sliced> sliced = find(exec);
-  if (sliced == nullptr || sliced->clone == nullptr) return;
-  const driver::RelaxedCapture relaxed;
-  const Driving driving(*this);
-  give_up(*sliced);
+    if (sliced.pieces != nullptr) told.change = Change::of_switch(sliced.places[number], enabled);
+  });
 }
 
 // The clone is not what the graph is now. driving_ is held.
 void Slices::give_up(Sliced& sliced) noexcept {
   sliced.generation.fetch_add(1);
   drop(sliced);
-  if (sliced.clone != nullptr) table().graph_clone_destroy(std::exchange(sliced.clone, nullptr));
+  sliced.clone.reset();
   sliced.clone_nodes.clear();
   note_whole(sliced, WholeReason::kUpdated);
 }
@@ -345,7 +392,7 @@ void Slices::context_ends(CUcontext context) noexcept {
 void Slices::end(Sliced& sliced) noexcept {
   sliced.generation.fetch_add(1);
   drop(sliced);
-  if (sliced.clone != nullptr) table().graph_clone_destroy(std::exchange(sliced.clone, nullptr));
+  sliced.clone.reset();
   const Taken taken(sliced);
   if (sliced.event != nullptr) table().event_destroy(std::exchange(sliced.event, nullptr));
   sliced.last = {};
@@ -355,7 +402,12 @@ void Slices::end(Sliced& sliced) noexcept {
 std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced) noexcept {
   bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
   sliced.slices.store(0, std::memory_order_relaxed);
-  sliced.state.store(Sliced::State::kIdle);
+  sliced.proven.clear();
+  {
+    const std::scoped_lock turn(sliced.turn);
+    sliced.broken = false;
+    sliced.state.store(Sliced::State::kIdle);
+  }
   if (sliced.pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
   return std::move(sliced.pieces);
 }
@@ -386,6 +438,7 @@ bool Slices::is_last(const Sliced& sliced, CUstream stream, CUcontext context) c
 
 void Slices::note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept {
   sliced.last = {stream, context, streams_ended_.load(std::memory_order_relaxed), ordered};
+  sliced.ordered.store(ordered, std::memory_order_relaxed);
 }
 
 void Slices::order(Sliced& sliced, CUstream stream, CUcontext context) noexcept {
@@ -421,20 +474,35 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
   sliced->launched_epoch.store(unloads_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   const bool wants = settings_.when == SliceSettings::When::kAlways || beside_latency;
   Launch launch{.sliced = sliced};
-  const Sliced::State state = sliced->state.load(std::memory_order_relaxed);
-  if (wants && state == Sliced::State::kIdle && launches >= sliced->least_launches.load(std::memory_order_relaxed)) {
+  {
+    const std::scoped_lock turn(sliced->turn);
+    const Sliced::State state = sliced->state.load(std::memory_order_relaxed);
+    const bool settled = launches >= sliced->least_launches.load(std::memory_order_relaxed);
     Sliced::State idle = Sliced::State::kIdle;
-    if (sliced->state.compare_exchange_strong(idle, Sliced::State::kWanted)) wanted_.store(true);
-  }
-  if (wants && sliced->pieces != nullptr && state != Sliced::State::kWhole && context == sliced->context) {
-    launch.orders = true;
-    if (sliced->last.ordered || is_last(*sliced, stream, context)) {
-      launch.parts = static_cast<std::uint32_t>(sliced->pieces->pieces.size());
-      sliced->was_sliced.store(true, std::memory_order_relaxed);
+    if (wants && settled && state == idle && sliced->state.compare_exchange_strong(idle, Sliced::State::kWanted)) {
+      wanted_.store(true);
     }
+    const bool is_followed = sliced->following > 0;  // the whole graph is what it will be after that
+    const bool fits = sliced->pieces != nullptr && state != Sliced::State::kWhole && !sliced->broken;
+    if (fits && (is_followed || (wants && context == sliced->context))) {
+      launch.orders = true;
+      if (is_followed || sliced->last.ordered || is_last(*sliced, stream, context)) {
+        launch.parts = static_cast<std::uint32_t>(sliced->pieces->pieces.size());
+        sliced->was_sliced.store(true, std::memory_order_relaxed);
+      }
+    }
+    launch.is_lost = is_followed && launch.parts == 0;
+    sliced->goes_whole = launch.parts == 0;
   }
   order(*sliced, stream, context);
   return launch;
+}
+
+bool Slices::may_go_whole(const Launch& launch) noexcept {
+  if (launch.sliced == nullptr || launch.parts == 0) return !launch.is_lost;
+  const std::scoped_lock turn(launch.sliced->turn);
+  launch.sliced->goes_whole = launch.sliced->following == 0;
+  return launch.sliced->goes_whole;
 }
 
 void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUresult status, bool refused) noexcept {
@@ -444,8 +512,32 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
   const bool ran = status == CUDA_SUCCESS || launch.parts > 0;
   const bool ordered = launch.orders && ran && table().event_record(sliced.event, stream) == CUDA_SUCCESS;
   if (ran) note_last(sliced, stream, context, ordered);
-  if (refused) note_whole(sliced, WholeReason::kRefused);
+  bool is_followed = false;
+  bool went_whole = false;
+  {
+    const std::scoped_lock turn(sliced.turn);
+    is_followed = sliced.following > 0;
+    went_whole = std::exchange(sliced.goes_whole, false);
+  }
+  // The next one goes in slices whatever its stream.
+  if (is_followed && ran && !ordered) table().stream_synchronize.legacy(stream);
+  if (refused && went_whole) note_whole(sliced, WholeReason::kRefused);
   sliced.release();
+}
+
+void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
+  auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
+  if (sliced == nullptr) return;
+  bool made = false;
+  {
+    std::optional<Driving> driving;
+    if (Change::has_graph(change)) driving.emplace(*this);
+    const Taken taken(*sliced);
+    if (sliced->pieces != nullptr) made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context);
+  }
+  const std::scoped_lock turn(sliced->turn);
+  --sliced->following;
+  sliced->broken = sliced->broken || !made;
 }
 
 // ---- the builder
@@ -575,13 +667,18 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
     bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
     sliced->pieces.swap(pieces);
+    sliced->proven.clear();
+    const std::scoped_lock turn(sliced->turn);
+    sliced->broken = false;
     sliced->state.store(Sliced::State::kReady);
   };
-  // The launcher has it for as long as the gate holds a launch of it.
+  // The launcher has it for as long as the gate holds a launch of it. What the ring holds for the slices that it has is
+  // not for these; no more is put there, because it is not ready.
   for (bool done = false; !done; sleep_ns(done ? 1 : kPollNs)) {
     step(
         [&] {
           if (!sliced->take()) return;
+          if (is_followed(*sliced)) return sliced->release();
           put_in_place();
           sliced->release();
           pieces.reset();
@@ -592,6 +689,21 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
 }
 
 WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& pieces) {
+  const WholeReason reason = build_pieces(sliced, !children_stay_.load(std::memory_order_relaxed), step, pieces);
+  if (reason != WholeReason::kNotBuilt || !pieces.child_refused) return reason;
+  children_stay_.store(true);
+  step([&] { pieces.clear(); }, true);
+  return build_pieces(sliced, false, step, pieces);
+}
+
+void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
+  sliced.places.clear();
+  for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
+    if (read.parents[i] == ReadGraph::kNowhere) sliced.places.push_back(i);
+  }
+}
+
+WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces) {
   CUgraph own = nullptr;
   CUstream upload = nullptr;
   ReadGraph read;
@@ -614,22 +726,23 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
         sliced.changed_meanwhile.clear();
         sliced.updated_meanwhile = false;
         sliced.wants_clone = sliced.clone == nullptr;
-        if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone) != CUDA_SUCCESS) {
+        if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone.get()) != CUDA_SUCCESS) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
-        } else if (reason = why_whole(own); reason == WholeReason::kNone && !read_graph(own, read)) {
+        } else if (reason = why_whole(own); reason == WholeReason::kNone && !read_graph(own, children, read)) {
           reason = WholeReason::kCloneDiffers;
         } else {
           sliced.shape = read;
+          set_numbers(sliced, read);
         }
       })) {
     return give_back();
   }
   if (stopped([&] {
         nodes = planned_nodes(read, sliced.context, sliced.times.kernel_ns);
-        for (std::size_t i = 0; i < std::min(nodes.size(), sliced.scale.size()); ++i) {
-          nodes[i].predicted_ns =
-              static_cast<std::int64_t>(static_cast<double>(nodes[i].predicted_ns) * sliced.scale[i]);
+        for (std::size_t i = 0; i < nodes.size() && !sliced.scale.empty(); ++i) {
+          const double scale = sliced.scale[sliced.scale.size() == nodes.size() ? i : 0];
+          nodes[i].predicted_ns = static_cast<std::int64_t>(static_cast<double>(nodes[i].predicted_ns) * scale);
         }
       })) {
     return give_back();
@@ -660,7 +773,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   const Instantiation how{.flags = (sliced.flags & kUseNodePriority) | (sliced.priority ? kUseNodePriority : 0),
                           .priority = sliced.priority,
                           .upload = upload};
-  reason = cut(std::exchange(own, nullptr), plan, how, step, pieces);
+  reason = cut(std::exchange(own, nullptr), read, plan, how, step, pieces);
   stopped([&] {
     for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
       const Pieces::Piece& piece = pieces.pieces[i];
@@ -725,21 +838,27 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
     }
   }
   if (!is_long) return false;
-  const std::size_t nodes = was_short ? sliced.program_nodes.size() : sliced.pieces->piece_of.size();
-  sliced.scale.resize(nodes, 1.0);
-  for (std::size_t i = 0; i < nodes; ++i)
-    sliced.scale[i] *= was_short ? factors[0] : factors[sliced.pieces->piece_of[i]];
+  const double before = sliced.scale.empty() ? 1.0 : sliced.scale.front();
+  if (was_short) {
+    sliced.scale = {before * factors.front()};
+    return true;
+  }
+  const std::vector<std::uint32_t>& piece_of = sliced.pieces->piece_of;
+  if (sliced.scale.size() != piece_of.size()) sliced.scale.assign(piece_of.size(), before);
+  for (std::size_t i = 0; i < piece_of.size(); ++i) sliced.scale[i] *= factors[piece_of[i]];
   return true;
 }
 
 // What was changed since the clone was cloned, and what a clone does not carry.
 bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
-  if (sliced.updated_meanwhile && !take_over(sliced, pieces)) return false;
+  const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
+  if (sliced.updated_meanwhile && !make(Change::of_graph(sliced.clone))) return false;
   return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),
-                     [&](std::uint32_t place) { return set_piece(sliced, pieces, place); }) &&
-         std::all_of(sliced.disabled.begin(), sliced.disabled.end(), [&](std::uint32_t place) {
-           return table().graph_exec_enable != nullptr && place < pieces.handles.size() &&
-                  table().graph_exec_enable(pieces.exec_of(place), pieces.handles[place], 0) == CUDA_SUCCESS;
+                     [&](std::uint32_t node) {
+                       return make(Change::of_node(sliced.clone_nodes[node], sliced.places[node]));
+                     }) &&
+         std::all_of(sliced.disabled.begin(), sliced.disabled.end(), [&](std::uint32_t node) {
+           return node < sliced.places.size() && make(Change::of_switch(sliced.places[node], false));
          });
 }
 
@@ -762,7 +881,7 @@ void Slices::drop_idle() noexcept {
       const std::uint64_t now = sliced->launches.load(std::memory_order_relaxed);
       looks = now == launches ? looks + 1 : 0;
       launches = now;
-      if (looks >= kIdleLooks) idle.push_back(sliced);
+      if (looks >= kIdleLooks || is_broken(*sliced)) idle.push_back(sliced);
     }
   } catch (const std::exception&) {
     return;  // no memory: another time
@@ -773,7 +892,8 @@ void Slices::drop_idle() noexcept {
     while (stopping_.load()) sleep_ns(kNsPerSecond);
     // Not one that the launcher is at: the gate may hold it for long, and others wait for driving_.
     if (sliced->state.load() != Sliced::State::kReady || !sliced->take()) continue;
-    const std::unique_ptr<Pieces> pieces = take_pieces(*sliced);
+    std::unique_ptr<Pieces> pieces;
+    if (stop_following(*sliced)) pieces = take_pieces(*sliced);
     sliced->release();
   }
 }

@@ -7,14 +7,20 @@
 // (cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
 // gate. Until slices are there, and while no latency client is, the graph goes whole.
 //
+// Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices get
+// them at once, too, where no launch of the graph is queued; else in the ring, behind these launches (Behind, follow()):
+// until it has made the last such change, these go in slices, because the whole graph is what it will be after them. A
+// change is queued only where its like was made directly before, so that the driver has no reason to refuse it.
+//
 // Order: CUDA runs launches of one executable graph one after another, on whichever streams; slices do not share that.
 // So a launch on another stream than the last one's waits for an event behind that, and where there is none, it goes
 // whole, and has one for the next.
 //
 // Locks: mutex_ guards the list; driving_ is held for each step of the builder's that calls the driver, so that a
 // thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
-// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place or
-// taken away. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
+// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place, changed
+// or taken away; Sliced::turn is held for a moment, by who decides whether a launch goes whole and whether a change may
+// follow it. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
 // after_direct().
 #pragma once
 
@@ -29,13 +35,16 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/spin_lock.hpp"
 #include "driver/registry.hpp"
 #include "graph/reason.hpp"
 #include "runtime/graphs.hpp"
+#include "runtime/slices/change.hpp"
 #include "runtime/slices/cut.hpp"
 #include "runtime/slices/settings.hpp"
 
@@ -65,6 +74,9 @@ struct Sliced {
     bool ordered = false;     // `event` is behind it
   };
 
+  // What a change is of, where it is not a node.
+  enum : std::uint32_t { kGraph = ~std::uint32_t{0}, kSwitch = kGraph - 1 };
+
   CUgraphExec exec = nullptr;
   CUcontext context = nullptr;
   unsigned long long flags = 0;
@@ -81,14 +93,22 @@ struct Sliced {
   std::atomic<std::uint64_t> generation{0};      // changes where it is changed or destroyed: what is built is not it
   std::atomic<std::uint64_t> least_launches{0};  // before it is built
 
+  // Under `turn`.
+  SpinLock turn;
+  std::uint32_t following = 0;  // changes that the ring holds for its slices, or may get
+  bool goes_whole = false;      // the launch that the launcher is at
+  bool broken = false;          // a change that the ring held could not be made
+
   // Under driving_.
-  CUgraph clone = nullptr;                 // null: it cannot be built. As the graph is now
+  OwnedGraph clone;                        // null: it cannot be built. As the graph is now
   std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; found when the first is changed
   std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
-  std::unordered_map<CUgraphNode, std::uint32_t> place_of;  // of these; made when the first is changed
-  std::set<std::uint32_t> disabled;                         // nodes
-  ReadGraph shape;                                          // what slices were, or are being, made of
-  std::vector<double> scale;  // by node: what it takes in terms of its prediction; empty: as predicted
+  std::unordered_map<CUgraphNode, std::uint32_t> number_of;  // of these; made when the first is changed
+  std::set<std::uint32_t> disabled;                          // nodes, by their numbers
+  ReadGraph shape;                                           // what slices were, or are being, made of
+  std::vector<std::uint32_t> places;                         // there, by the numbers of the graph's own nodes
+  std::set<std::uint32_t> proven;  // whose changes slices have followed: nodes, kGraph, kSwitch
+  std::vector<double> scale;  // by place: what it takes in terms of its prediction. One: of each; empty: as predicted
   unsigned recuts = 0;
   std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
   std::optional<int> priority;
@@ -101,6 +121,7 @@ struct Sliced {
   std::unique_ptr<Pieces> pieces;
   std::uint64_t bytes = 0;
   Last last;
+  std::atomic<bool> ordered{false};  // as last.ordered
   CUevent event = nullptr;
 
   bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
@@ -126,16 +147,37 @@ class Slices {
   bool on() const noexcept { return settings_.when != SliceSettings::When::kOff; }
 
   // ---- the program's threads, off the launch path
-  // `exec` was instantiated from `graph`, or updated to it.
+  // `exec` was instantiated from `graph`.
   void made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
             const GraphTimes& times) noexcept;
-  // The driver has changed a node of it. `change` does the same to that node in our clone, and slices get it from
-  // there.
-  using Change = std::function<CUresult(CUgraphNode)>;
-  void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Change& change) noexcept;
-  void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled) noexcept;
-  // It was changed in a way that its slices do not follow.
-  void changed(CUgraphExec exec) noexcept;
+
+  // Launches of a graph that are queued when it is changed, and that follow() was true of.
+  class Behind {
+   public:
+    virtual ~Behind() = default;
+    // Puts the change behind them; false: it cannot be queued.
+    virtual bool push(CUgraphExec exec, CUcontext context, std::span<const std::byte> change) noexcept = 0;
+    // Waits until they are submitted.
+    virtual void drain() noexcept = 0;
+  };
+  // Before the driver changes `exec`, of which launches are queued: go all of these in slices, as it was? Then it may
+  // be changed at once, and what changed is told with these launches, or followed() where the driver refuses. False:
+  // they are to be submitted first.
+  bool follow(CUgraphExec exec) noexcept;
+  void followed(CUgraphExec exec) noexcept;
+
+  bool has_slices(CUgraphExec exec) const noexcept {
+    const auto* const sliced = static_cast<const Sliced*>(driver::registry().slices(exec));
+    return sliced != nullptr && sliced->slices.load(std::memory_order_relaxed) != 0;
+  }
+  // The driver has updated it to another graph; null `behind`: nothing of it is queued.
+  void updated(CUgraphExec exec, CUgraph graph, Behind* behind) noexcept;
+  // The driver has changed a node of it. `set` does the same to that node in our clone.
+  using Set = std::function<CUresult(CUgraphNode)>;
+  void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set, Behind* behind) noexcept;
+  // Those in a child graph, to what another graph has.
+  void child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept;
+  void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept;
   // Before the driver destroys it.
   void forget(CUgraphExec exec) noexcept;
   // Before the driver ends a context; null: any.
@@ -186,8 +228,12 @@ class Slices {
     Sliced* sliced = nullptr;  // taken; null: nothing is known of the graph
     std::uint32_t parts = 0;   // 0: it goes whole
     bool orders = false;       // an event goes behind it
+    bool is_lost = false;      // its slices are not what they should be, and neither is the whole graph
   };
   Launch begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept;
+  // See queue::Admission.
+  bool may_go_whole(const Launch& launch) noexcept;
+  void make_change(CUgraphExec exec, std::byte* change) noexcept;
   // `refused`: the driver would not have the first slice.
   void end(const Launch& launch, CUstream stream, CUcontext context, CUresult status, bool refused) noexcept;
 
@@ -200,6 +246,15 @@ class Slices {
   void reset_in_child() noexcept;
 
  private:
+  // What slices are told of a change.
+  struct Told {
+    std::uint32_t of = Sliced::kGraph;
+    bool fits = true;  // else they are given up
+    Change change;     // without bytes: there are no slices
+    graph::WholeReason why = graph::WholeReason::kNone;  // it stays whole from now on
+    bool defers = false;                                 // its next launch may be deferred, as those before it
+  };
+
   static constexpr std::int64_t kLookNs = kNsPerSecond;  // between two looks at what there is
   static constexpr int kIdleLooks = 20;                  // without a launch: its slices are dropped
   static constexpr unsigned kMostRecuts = 3;
@@ -213,16 +268,20 @@ class Slices {
   std::shared_ptr<Sliced> next_wanted() noexcept;
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
+  graph::WholeReason build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces);
   bool catch_up(Sliced& sliced, const Pieces& pieces);
   std::unique_ptr<Pieces> take_pieces(Sliced& sliced) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
   graph::WholeReason clone(Sliced& sliced, CUgraph graph);
-  void updated(Sliced& sliced, CUgraph graph);
-  bool take_over(Sliced& sliced, const Pieces& pieces);
-  bool find_place(Sliced& sliced, CUgraphNode node, std::uint32_t& place);
-  bool set_piece(Sliced& sliced, const Pieces& pieces, std::uint32_t place) noexcept;
+  template <typename Prepare>
+  void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
+  void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
+  void did_not_follow(Sliced& sliced, const Told& told) noexcept;
+  bool find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number);
+  bool change_pieces(Sliced& sliced, Told& told);
+  static void set_numbers(Sliced& sliced, const ReadGraph& read);
   void give_up(Sliced& sliced) noexcept;
   void drop_idle() noexcept;
   void look_at_times() noexcept;
@@ -249,6 +308,7 @@ class Slices {
   std::atomic<std::uint64_t> builds_{0};
   std::atomic<std::uint64_t> build_ns_{0};
   std::atomic<std::uint64_t> dropped_{0};
+  std::atomic<bool> children_stay_{false};  // the driver destroys no node inside of a child graph
   std::atomic<graph::WholeReason> failed_{graph::WholeReason::kNone};  // the first of them
   bool said_failed_ = false;                                           // the ticker's
 };

@@ -310,6 +310,14 @@ class FakeGate : public Admission {
     const std::scoped_lock lock(mutex_);
     return parts_[index];
   }
+  bool may_go_whole() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    return may_go_whole_;
+  }
+  void change_graph(const Operation& change) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    changes_.emplace_back(change.change.exec, static_cast<unsigned>(change.change.bytes[0]), asked_);
+  }
   void end_graph(const Operation& launch, CUresult status) noexcept override {
     const std::scoped_lock lock(mutex_);
     ended_.emplace_back(launch.graph(), status);
@@ -337,6 +345,15 @@ class FakeGate : public Admission {
     const std::scoped_lock lock(mutex_);
     parts_ = std::move(parts);
   }
+  void forbid_whole() {
+    const std::scoped_lock lock(mutex_);
+    may_go_whole_ = false;
+  }
+  // What was changed: the graph, the first byte, and behind how many admissions.
+  std::vector<std::tuple<CUgraphExec, unsigned, int>> changes() {
+    const std::scoped_lock lock(mutex_);
+    return changes_;
+  }
   std::vector<std::pair<CUgraphExec, CUresult>> ended() {
     const std::scoped_lock lock(mutex_);
     return ended_;
@@ -360,6 +377,8 @@ class FakeGate : public Admission {
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<CUgraphExec> parts_;
+  bool may_go_whole_ = true;
+  std::vector<std::tuple<CUgraphExec, unsigned, int>> changes_;
   std::vector<std::pair<CUgraphExec, CUresult>> ended_;
   int asked_ = 0;
   int forced_ = 0;

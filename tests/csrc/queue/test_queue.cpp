@@ -411,6 +411,39 @@ TEST_F(QueueTest, AGraphWhoseFirstPartIsRefusedGoesWhole) {
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x91, 0xa1));
 }
 
+TEST_F(QueueTest, AChangeOfAGraphIsMadeBehindTheLaunchesBeforeItAndAheadOfThoseBehindIt) {
+  make_graph(kGraph);
+  gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
+  gate_.close();
+  const std::array<std::byte, 3> first{std::byte{7}};
+  const std::array<std::byte, 3> second{std::byte{8}};
+  ASSERT_TRUE(push_graph(kGraph));
+  ASSERT_TRUE(queue().push_change(caller_, kGraph, nullptr, first));
+  ASSERT_TRUE(push_graph(kGraph));
+  ASSERT_TRUE(queue().push_change(caller_, kGraph, nullptr, second));
+  EXPECT_NE(queue().before(Scope::kGraph, nullptr, nullptr, nullptr, kGraph), 0U);
+  EXPECT_TRUE(gate_.changes().empty());
+  gate_.open();
+  finish();
+  EXPECT_THAT(gate_.changes(), ElementsAre(std::tuple(kGraph, 7U, 2), std::tuple(kGraph, 8U, 4)));
+  EXPECT_EQ(queue().before(Scope::kGraph, nullptr, nullptr, nullptr, kGraph), 0U);
+}
+
+// Behind it a change is queued that the whole graph has already.
+TEST_F(QueueTest, AGraphThatMayNotGoWholeIsAnErrorWhereItsPartsCannotGo) {
+  make_graph(kGraph);
+  gate_.forbid_whole();
+  ASSERT_TRUE(push_graph(kGraph));
+  finish();
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
+  driver_.on_call = [](const DriverCall&) { return CUDA_ERROR_INVALID_VALUE; };
+  ASSERT_TRUE(push_graph(kGraph));
+  finish();
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1));
+}
+
 TEST_F(QueueTest, WhatNothingOrdersBehindAGraphIsMadeBetweenItsParts) {
   make_graph(kGraph);
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});

@@ -84,6 +84,13 @@ class GraphProgram : public ::testing::Test {
     return nodes;
   }
 
+  CUgraphNode child(CUgraph graph, CUgraph of, const std::vector<CUgraphNode>& after = {}) {
+    CUgraphNode node = nullptr;
+    Program::check(call<decltype(cuGraphAddChildGraphNode)>("cuGraphAddChildGraphNode")(&node, graph, after.data(),
+                                                                                         after.size(), of));
+    return node;
+  }
+
   CUgraphExec instantiate(CUgraph graph, unsigned long long flags = 0) {
     CUgraphExec exec = nullptr;
     Program::check(call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(&exec, graph, flags));

@@ -487,5 +487,247 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
   EXPECT_EQ(ran(), numbers(1, 40));
 }
 
+// ---- changes of graphs whose launches are queued
+
+void enable(CUgraphExec exec, CUgraphNode node, bool enabled) {
+  Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, node, enabled ? 1 : 0));
+}
+
+class Changed : public Sliced {
+ protected:
+  void set_value(CUgraphExec exec, CUgraphNode node, std::uint64_t value) {
+    const Parameters parameters(program_, value);
+    Program::check(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(
+        exec, node, &parameters.node));
+  }
+  // Slices have followed such a change before, directly.
+  template <typename Change>
+  void prove(CUgraphExec exec, Change&& change) {
+    ASSERT_TRUE(has_slices(exec));
+    change();
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    ran();
+    clear_log();
+  }
+};
+
+TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  const cudasched_state before = state();
+  std::vector<std::uint64_t> wanted;
+  {
+    OtherClient other(/*active=*/true);
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      set_value(exec, nodes[5], 1'000 + i);  // comes back, although a launch of it waits
+      const std::vector<std::uint64_t> one = numbers(1, 40);
+      wanted.insert(wanted.end(), one.begin(), one.end());
+      wanted[wanted.size() - 35] = i == 0 ? 6 : 999 + i;
+    }
+    EXPECT_EQ(state().slice_launches, before.slice_launches);
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 20U);
+  clear_log();
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran()[5], 1'019U);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto update_to = [&](std::uint64_t first) {
+    CUgraph changed = new_graph();
+    chain(changed, first, 40);
+    Program::check(update(exec, changed));
+  };
+  prove(exec, [&] { update_to(1); });
+  const cudasched_state before = state();
+  std::vector<std::uint64_t> wanted;
+  {
+    OtherClient other(/*active=*/true);
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      update_to(100 * (i + 1));
+      const std::vector<std::uint64_t> one = numbers(i == 0 ? 1 : 100 * i, 40);
+      wanted.insert(wanted.end(), one.begin(), one.end());
+    }
+    CUgraph longer = new_graph();
+    chain(longer, 1, 41);
+    EXPECT_NE(update(exec, longer), CUDA_SUCCESS);  // refused: nothing has changed
+    EXPECT_EQ(state().slice_launches, before.slice_launches);
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 10U);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+// Nor does it wait for what else is queued.
+TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  CUgraph other_graph = new_graph();
+  const std::vector<CUgraphNode> other_nodes = chain(other_graph, 101, 2);
+  CUgraphExec other_exec = instantiate(other_graph);
+  prove(exec, [&] {
+    enable(exec, nodes[3], false);
+    enable(exec, nodes[3], true);
+  });
+  ASSERT_EQ(launch(other_exec, program_.stream()), CUDA_SUCCESS);
+  ran();
+  clear_log();
+  std::vector<std::uint64_t> wanted;
+  {
+    OtherClient other(/*active=*/true);
+    for (std::size_t i = 0; i < 10; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      enable(exec, nodes[i], false);
+      enable(other_exec, other_nodes[0], false);
+      for (std::uint64_t each : numbers(1, 40)) {
+        if (each > i) wanted.push_back(each);
+      }
+    }
+  }
+  EXPECT_EQ(ran(), wanted);
+}
+
+// What goes whole is submitted before the whole graph changes.
+TEST_F(Changed, ALaunchThatIsQueuedAndGoesWholeRunsAsItWas) {
+  configure(When::kAuto, 1'000'000'000);  // no slice is so long
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ran();
+  clear_log();
+  OtherClient other(/*active=*/true);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::thread opens([&] {
+    std::this_thread::sleep_for(50ms);
+    other.kill();
+  });
+  set_value(exec, nodes[0], 999);  // waits
+  opens.join();
+  EXPECT_EQ(ran(), numbers(1, 40));
+}
+
+// ---- child graphs
+
+TEST_F(Sliced, ChildGraphsAreCutInside) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph inner = new_graph();
+  chain(inner, 100, 10);
+  CUgraph middle = new_graph();
+  CUgraphNode last = chain(middle, 200, 5).back();
+  last = child(middle, inner, {last});
+  kernel(middle, 205, {last});
+  CUgraph graph = new_graph();
+  last = chain(graph, 1, 3).back();
+  last = child(graph, middle, {last});
+  last = child(graph, new_graph(), {last});  // an empty one
+  last = child(graph, inner, {last});
+  kernel(graph, 4, {last});
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  EXPECT_GE(slices().counts().slices, 5U);
+  std::vector<std::uint64_t> one = numbers(1, 3);
+  const auto add = [&](std::uint64_t first, std::uint64_t count) {
+    for (const std::uint64_t each : numbers(first, count)) one.push_back(each);
+  };
+  add(200, 5);
+  add(100, 10);
+  add(205, 1);
+  add(100, 10);
+  add(4, 1);
+  std::vector<std::uint64_t> wanted;
+  const std::uint64_t before = state().sliced_launches;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    wanted.insert(wanted.end(), one.begin(), one.end());
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before, 5U);
+}
+
+TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph inner = new_graph();
+  chain(inner, 100, 10);
+  CUgraph graph = new_graph();
+  CUgraphNode const first = chain(graph, 1, 3).back();
+  CUgraphNode const node = child(graph, inner, {first});
+  kernel(graph, 4, {node});
+  CUgraphExec exec = instantiate(graph);
+  const auto set_child = [&](std::uint64_t value) {
+    CUgraph changed = new_graph();
+    chain(changed, value, 10);
+    Program::check(call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node,
+                                                                                                           changed));
+  };
+  set_child(110);  // before there are slices
+  prove(exec, [&] { set_child(120); });
+  const std::uint64_t before = state().sliced_launches;
+  std::vector<std::uint64_t> wanted;
+  {
+    OtherClient other(/*active=*/true);
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
+      for (const std::uint64_t each : numbers(i == 0 ? 120 : 1'000 * i, 10)) wanted.push_back(each);
+      wanted.push_back(4);
+      set_child(1'000 * (i + 1));
+    }
+    EXPECT_EQ(state().sliced_launches, before);
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before, 5U);
+}
+
+TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const auto make = [&](std::uint64_t first) {
+    CUgraph inner = new_graph();
+    chain(inner, first + 3, 20);
+    CUgraph graph = new_graph();
+    CUgraphNode const node = child(graph, inner, {chain(graph, first, 3).back()});
+    kernel(graph, first + 23, {node});
+    return graph;
+  };
+  CUgraphExec exec = instantiate(make(1));
+  ASSERT_TRUE(has_slices(exec));
+  const cudasched_state before = state();
+  std::vector<std::uint64_t> wanted;
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    ASSERT_EQ(update(exec, make(100 * i)), CUDA_SUCCESS);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    for (const std::uint64_t each : numbers(100 * i, 24)) wanted.push_back(each);
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 5U);
+}
+
+TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  const std::uint64_t before = runtime::hot().counters.totals().graphs;
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran().size(), 7U * 40U);
+  EXPECT_EQ(runtime::hot().counters.totals().graphs - before, 7U);
+}
+
 }  // namespace
 }  // namespace cudasched::test
