@@ -125,7 +125,8 @@ TEST(EntryPoints, AsTheDocumentSays) {
   expect(Treatment::kDefer, {"cuLaunchKernel", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch",
                              "cuMemsetD8Async", "cuMemsetD2D32Async", "cuMemcpyAsync", "cuMemcpyHtoDAsync_v2",
                              "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuEventRecord", "cuEventRecordWithFlags",
-                             "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2", "cuMemFreeAsync"});
+                             "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2", "cuMemFreeAsync",
+                             "cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled"});
   expect(Treatment::kDrain, {"cuMemcpy",
                              "cuMemcpyDtoH_v2",
                              "cuMemcpyHtoD_v2",
@@ -144,8 +145,6 @@ TEST(EntryPoints, AsTheDocumentSays) {
                              "cuStreamBeginCaptureToGraph",
                              "cuGraphInstantiateWithFlags",
                              "cuGraphInstantiateWithParams",
-                             "cuGraphExecUpdate_v2",
-                             "cuGraphExecKernelNodeSetParams_v2",
                              "cuFuncSetAttribute",
                              "cuKernelSetAttribute",
                              "cuCtxSetLimit",

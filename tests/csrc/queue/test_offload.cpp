@@ -313,7 +313,7 @@ TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
   EXPECT_EQ(driver_.flag_queries, 2);  // the handle may mean another stream
   make_graph(kGraph);
   ASSERT_TRUE(push_graph(kGraph));
-  EXPECT_EQ(guard("cuGraphExecUpdate_v2", fine)(kGraph), CUDA_SUCCESS);
+  EXPECT_EQ(guard("cuGraphExecBatchMemOpNodeSetParams", fine)(kGraph), CUDA_SUCCESS);
   EXPECT_FALSE(push_graph(kGraph));
 }
 
@@ -321,7 +321,7 @@ TEST_F(OffloadTest, HandlesThatGoAreForgotten) {
 TEST_F(OffloadTest, AChangeOfAGraphWaitsForItsOwnLaunchesAlone) {
   const auto fine = +[](void*) { return CUDA_SUCCESS; };
   const CUgraphExec other = handle<CUgraphExec>(0x6bad);
-  for (const char* const change : {"cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecDestroy"}) {
+  for (const char* const change : {"cuGraphExecBatchMemOpNodeSetParams", "cuGraphExecDestroy"}) {
     make_graph(kGraph);
     make_graph(other);
     queue().latency_came();
@@ -337,6 +337,28 @@ TEST_F(OffloadTest, AChangeOfAGraphWaitsForItsOwnLaunchesAlone) {
     EXPECT_FALSE(push_graph(kGraph)) << change;
     finish();
   }
+}
+
+TEST_F(OffloadTest, WhoChangesAGraphKnowsWhatIsQueuedOfItAndWaitsForThatAlone) {
+  const CUgraphExec other = handle<CUgraphExec>(0x6bad);
+  make_graph(kGraph);
+  make_graph(other);
+  EXPECT_FALSE(Offload::has_queued(kGraph));
+  queue().latency_came();
+  block();
+  ASSERT_TRUE(push_graph(kGraph));
+  ASSERT_TRUE(launch());
+  const Position passed = queue().passed();
+  EXPECT_TRUE(Offload::has_queued(kGraph));
+  EXPECT_EQ(Offload::queue_of(kGraph), &queue());
+  EXPECT_FALSE(Offload::has_queued(other));
+  EXPECT_EQ(Offload::queue_of(other), nullptr);
+  Offload::drain_changed(kGraph);
+  EXPECT_EQ(queue().passed(), passed + 2);  // what is behind its launch waits on
+  EXPECT_FALSE(Offload::has_queued(kGraph));
+  driver::registry().forget(other);
+  EXPECT_TRUE(Offload::has_queued(other));  // not plain: it may wait for anything
+  finish();
 }
 
 // What graphs with memory nodes have allocated may be in use by anything.
