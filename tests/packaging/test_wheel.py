@@ -75,6 +75,7 @@ def test_holds_the_python_sources_types_data_and_licence(wheel: pathlib.Path) ->
     assert sources <= names
     assert {"cudasched/py.typed", "cudasched/_core.pyi"} <= names
     assert {"cudasched/advise/origins.toml", "cudasched/advise/report.html.j2"} <= names
+    assert {"cudasched/observe/baseline/report.html.j2", "pytest_cudasched/__init__.py"} <= names
     models = {str(path.relative_to(package)) for path in package.glob("cudasched/predictor/models/*.ubj")}
     assert models and models <= names
     assert any(re.fullmatch(r"cudasched-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
@@ -95,6 +96,7 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
         r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
         r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/observe/dashboard\.json|cudasched/observe/trace/flame\.html"
+        r"|cudasched/observe/baseline/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"
         r"|cudasched/include/cudasched/(counts\.h|engine\.h|scheduler\.hpp)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
     )
     assert [name for name in names if not allowed.fullmatch(name)] == []

@@ -26,7 +26,7 @@ SLOWER = 3
 
 _FORMATS = (".html", ".json")
 _TIMINGS = ("cupti", "events")
-_RUNS = 8
+_RUNS = 6
 _MOST_RUNS = 1000
 
 app = typer.Typer(

@@ -5,7 +5,7 @@
     from cudasched.observe import baseline
 
     before = baseline.load("baseline.json")                       # of `cudasched baseline save`
-    now = baseline.record(["python", "train.py"], runs=8)
+    now = baseline.record(["python", "train.py"], runs=6)
     found = baseline.check(before, now)
     [one.label for one in found.compared if one.verdict == "slower"]
 

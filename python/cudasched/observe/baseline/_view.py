@@ -100,7 +100,7 @@ def _power(found: Comparison) -> str:
 
 # ---- plots: SVG of our own -------------------------------------------------------------------------------------------
 
-_LEFT, _RIGHT, _ROW, _TOP = 8, 8, 22, 26
+_LEFT, _RIGHT, _ROW, _TOP = 8, 28, 22, 26
 _WIDTH = 760
 _NAMES = 300
 

@@ -1,0 +1,156 @@
+"""A pytest plugin: the fixture ``gpu_baseline`` fails a test where a program got slower than its saved baseline.
+
+::
+
+    def test_training_step(gpu_baseline):
+        gpu_baseline([sys.executable, "train.py", "--steps", "50"])
+
+``pytest --gpu-baselines=save`` records baselines anew, ``add`` adds runs to them, ``skip`` leaves such tests out; the
+default checks. Baselines are in ``gpu-baselines/`` beside the test's file, one a test. docs/baselines.md says more.
+
+The package is apart from ``cudasched`` because pytest imports each plugin in every session: importing ``cudasched`` would
+put its hook into all of them. Runs are recorded by the command ``python -m cudasched baseline``, in processes of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["GpuBaseline", "gpu_baseline", "pytest_addoption"]
+
+_SLOWER = 3
+_MODES = ("check", "save", "add", "skip")
+_MOST_SHOWN = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    group = parser.getgroup("cudasched", "cudasched: GPU baselines")
+    group.addoption(
+        "--gpu-baselines",
+        choices=_MODES,
+        default="check",
+        help="What tests with the fixture gpu_baseline do: check, save anew, add runs, or skip.",
+    )
+    group.addoption(
+        "--gpu-baseline-runs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="How often such a test runs its program; the default is the command's.",
+    )
+    group.addoption(
+        "--gpu-baseline-reports",
+        default=None,
+        metavar="DIRECTORY",
+        help="Also write each check's HTML report there.",
+    )
+
+
+def _name(node: str) -> str:
+    """A test's name as a file's: a parameter may be anything, and two may differ in what a file's name cannot have."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", node).strip("-.")[:120]
+    return plain if plain == node else f"{plain}-{zlib.crc32(node.encode(errors='surrogateescape')):08x}"
+
+
+class GpuBaseline:
+    """The fixture; call it with a program."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._mode = str(request.config.getoption("--gpu-baselines"))
+        self._runs = request.config.getoption("--gpu-baseline-runs")
+        self._reports = request.config.getoption("--gpu-baseline-reports")
+        self._name = f"{_name(request.node.path.stem)}.{_name(request.node.name)}"
+        self._file = Path(request.node.path).parent / "gpu-baselines" / f"{self._name}.json"
+
+    def __call__(
+        self,
+        program: Sequence[str | os.PathLike[str]],
+        *,
+        runs: int | None = None,
+        least_percent: float | None = None,
+        timing: str = "cupti",
+        baseline: str | os.PathLike[str] | None = None,
+    ) -> dict[str, Any] | None:
+        """Runs a program several times, and fails the test if a kernel, a region or a wait got slower.
+
+        Args:
+            program: Its name and arguments.
+            runs: How often; ``--gpu-baseline-runs`` goes first. None: as the command does.
+            least_percent: A smaller change is no regression. None: as the command has it.
+            timing: "cupti" or "events".
+            baseline: The file; None: one of the test's own.
+
+        Returns:
+            The comparison, as ``cudasched baseline check --json`` has it; None where a baseline was saved.
+        """
+        __tracebackhide__ = True
+        if self._mode == "skip":
+            pytest.skip("--gpu-baselines=skip")
+        file = Path(baseline) if baseline is not None else self._file
+        options = ["--timing", timing]
+        chosen = self._runs if self._runs is not None else runs
+        if chosen is not None:
+            options += ["--runs", str(chosen)]
+        words = ["--", *map(os.fspath, program)]
+        if self._mode in ("save", "add"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            more = ["--add"] if self._mode == "add" and file.exists() else []
+            self._command("save", "-o", str(file), *more, *options, *words)
+            return None
+        if not file.exists():
+            pytest.fail(f"there is no baseline at {file}: pytest --gpu-baselines=save records it", pytrace=False)
+        if least_percent is not None:
+            options += ["--least", str(least_percent)]
+        if self._reports is not None:
+            Path(self._reports).mkdir(parents=True, exist_ok=True)
+            options += ["-o", str(Path(self._reports) / f"{self._name}.html")]
+        code, output = self._command("check", str(file), "--json", *options, *words)
+        found: dict[str, Any] = json.loads(output)["data"]
+        if code == _SLOWER:
+            pytest.fail(_said(found), pytrace=False)
+        return found
+
+    @staticmethod
+    def _command(*arguments: str) -> tuple[int, str]:
+        __tracebackhide__ = True
+        done = subprocess.run(
+            [sys.executable, "-m", "cudasched", "baseline", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        said = done.stderr.decode(errors="replace")
+        sys.stderr.write(said)
+        if done.returncode not in (0, _SLOWER):
+            lines = said.strip().splitlines()
+            pytest.fail(f"cudasched baseline {arguments[0]}: {lines[-1] if lines else done.returncode}", pytrace=False)
+        return done.returncode, done.stdout.decode(errors="replace")
+
+
+def _said(found: dict[str, Any]) -> str:
+    """What got slower, a line each."""
+    slower = [one for one in found["compared"] if one["verdict"] == "slower"]
+    lines = [f"{len(slower)} got slower than the baseline, beyond the noise from run to run:"]
+    for one in slower[:_MOST_SHOWN]:
+        lines.append(
+            f"  {one['label']} ({one['kind']}): {one['before_ns'] / 1e3:.4g} -> {one['after_ns'] / 1e3:.4g} us, "
+            f"{100 * one['change']:+.1f}% ({100 * one['low']:+.1f}% to {100 * one['high']:+.1f}%)"
+        )
+    if len(slower) > _MOST_SHOWN:
+        lines.append(f"  and {len(slower) - _MOST_SHOWN} more")
+    lines += [f"  note: {note}" for note in found["notes"]]
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def gpu_baseline(request: pytest.FixtureRequest) -> GpuBaseline:
+    """Fails a test where a program got slower than its saved baseline; see `GpuBaseline.__call__`."""
+    return GpuBaseline(request)

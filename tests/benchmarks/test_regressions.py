@@ -1,0 +1,103 @@
+"""The benchmark of regressions, rehearsed on the simulated driver, and what it makes of what was recorded."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy", reason="baselines need SciPy")
+pytest.importorskip("pyarrow", reason="recordings are read with pyarrow")
+
+from benchmarks.regressions import __main__ as regressions
+from benchmarks.results.schema import FigureRow, load
+
+
+@pytest.fixture
+def measured(simulated_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One measurement of two processes of each kind."""
+    monkeypatch.setenv("CUDASCHED_DRIVER", str(simulated_driver))
+    monkeypatch.setenv("CUDASCHED_SIM_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "1")
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    tmp_path.chmod(0o700)
+    out = tmp_path / "out"
+    options = ["measure", "--out", str(out), "--simulate", "--processes", "2", "--only", "1"]
+    assert regressions.main(options) == 0
+    return out
+
+
+def test_a_rehearsal_records_each_process_once_and_goes_on_where_it_stopped(measured: Path) -> None:
+    path = measured / "measurement-1.json"
+    first = regressions.read_measurement(path)
+    assert sorted(first.runs) == ["changed 00", "changed 01", "plain 00", "plain 01"]
+    assert len(first.runs["plain 00"].runs[0].measured) == 14
+    before = path.stat().st_mtime_ns
+    assert regressions.main(["measure", "--out", str(measured), "--simulate", "--processes", "2", "--only", "1"]) == 0
+    assert path.stat().st_mtime_ns == before
+    names = {one.name for one in first.runs["plain 00"].runs[0].measured}
+    assert set(regressions.VICTIMS) <= names
+
+
+def many(measured: Path, shift: float) -> list[Path]:
+    """Three measurements of eight processes of each kind, each a little different from the recorded ones."""
+    content = json.loads((measured / "measurement-1.json").read_text())
+    places = []
+    for number in range(1, 4):
+        made = copy.deepcopy(content)
+        made["victim"] = victim = regressions.VICTIMS[number - 1]
+        made["runs"] = {}
+        for arm in regressions.ARMS:
+            for process in range(8):
+                one = copy.deepcopy(content["runs"]["plain 00"])
+                for place, each in enumerate(one["runs"][0]["measured"]):
+                    each["each_ns"] *= 1 + 0.0005 * ((process * 7 + place * 3 + number) % 8)
+                    if arm == regressions.CHANGED and each["name"] == victim:
+                        each["each_ns"] *= 1 + shift
+                made["runs"][f"{arm} {process:02d}"] = one
+        place = measured / f"machine-{number}"
+        place.mkdir()
+        (place / f"measurement-{number}.json").write_text(json.dumps(made))
+        places.append(place)
+    return places
+
+
+def test_figures_are_of_all_ordered_pairs_and_others_stay(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "observe.json"
+    places = [str(place) for place in many(measured, 0.05)]
+    options = ["evaluate", *places, "--sizes", "5", "--comparisons", "3", "--out", str(out)]
+    assert regressions.main(options) == 0
+    rows = {row.figure: row for row in load(out).rows if isinstance(row, FigureRow)}
+    assert (rows["regressions_found"].value, rows["regressions_found"].n) == (1.0, 48)
+    assert rows["false_alarms"].value == 0.0
+    assert all(row.met and row.limited_by == "" for row in rows.values())
+    said = capsys.readouterr().out
+    assert "over 9 ordered pairs of measurements, 27 checks" in said
+    assert "over 6 ordered pairs of measurements, 18 checks" in said  # 8 processes make no two groups of 5
+    assert regressions.main([*options[:-2], "--out", str(out)]) == 0
+    assert len(load(out).rows) == 2
+
+
+def test_what_is_not_found_is_a_missed_goal(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "observe.json"
+    places = [str(place) for place in many(measured, 0.001)]
+    assert regressions.main(["evaluate", *places, "--sizes", "5", "--comparisons", "2", "--out", str(out)]) == 0
+    (row,) = [row for row in load(out).rows if isinstance(row, FigureRow) and row.figure == "regressions_found"]
+    assert row.value == 0 and not row.met and "5 runs a side" in row.limited_by
+
+
+def test_what_cannot_be_evaluated_is_said(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert regressions.main(["evaluate", str(measured)]) == 1
+    assert "1 measurements, and it takes 3" in capsys.readouterr().err
+    for number in (2, 3):
+        (measured / f"measurement-{number}.json").write_text((measured / "measurement-1.json").read_text())
+    assert regressions.main(["evaluate", str(measured)]) == 1
+    assert "too few processes" in capsys.readouterr().err
+    (measured / "measurement-2.json").write_text("{")
+    assert regressions.main(["evaluate", str(measured)]) == 1
+    assert "measurement-2.json is no measurement" in capsys.readouterr().err
