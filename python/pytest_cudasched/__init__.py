@@ -8,8 +8,8 @@
 ``pytest --gpu-baselines=save`` records baselines anew, ``add`` adds runs to them, ``skip`` leaves such tests out; the
 default checks. Baselines are in ``gpu-baselines/`` beside the test's file, one a test. docs/baselines.md says more.
 
-The package is apart from ``cudasched`` because pytest imports each plugin in every session: importing ``cudasched`` would
-put its hook into all of them. Runs are recorded by the command ``python -m cudasched baseline``, in processes of its own.
+The package is apart from ``cudasched`` because pytest imports each plugin in every session: importing ``cudasched``
+would put its hook into all of them. Runs are recorded by ``python -m cudasched baseline``, in processes of its own.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class GpuBaseline:
         chosen = self._runs if self._runs is not None else runs
         if chosen is not None:
             options += ["--runs", str(chosen)]
-        words = ["--", *map(os.fspath, program)]
+        words = ["--", *(os.fspath(word) for word in program)]
         if self._mode in ("save", "add"):
             file.parent.mkdir(parents=True, exist_ok=True)
             more = ["--add"] if self._mode == "add" and file.exists() else []
@@ -124,9 +124,7 @@ class GpuBaseline:
     @staticmethod
     def _command(*arguments: str) -> tuple[int, str]:
         __tracebackhide__ = True
-        done = subprocess.run(
-            [sys.executable, "-m", "cudasched", "baseline", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        done = subprocess.run([sys.executable, "-m", "cudasched", "baseline", *arguments], capture_output=True)
         said = done.stderr.decode(errors="replace")
         sys.stderr.write(said)
         if done.returncode not in (0, _SLOWER):

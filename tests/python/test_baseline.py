@@ -28,7 +28,7 @@ from test_advise import launch, recording  # noqa: E402
 
 HERE = Path(__file__).parent
 
-# Kernels of known lengths on the simulated driver, which differ a little from run to run: program.py FACTOR [in a region]
+# Kernels of known lengths on the simulated driver, a little different in each run: program.py FACTOR [in a region]
 PROGRAM = """
 import contextlib, ctypes, random, sys
 import cudasched
@@ -236,7 +236,7 @@ def test_a_damaged_value_is_refused_with_its_place(tmp_path: Path, field: str, v
 
 
 def test_a_baseline_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(Error, match="there is no baseline at .*`cudasched baseline save"):
+    with pytest.raises(Error, match=r"there is no baseline at .*`cudasched baseline save"):
         baseline.load(tmp_path / "b.json")
     with pytest.raises(Error, match="cannot be read: Is a directory"):
         baseline.load(tmp_path)
@@ -330,7 +330,7 @@ def test_kernels_that_hardly_take_time_are_left_out_whichever_side_they_grew_on(
 
 
 def test_too_few_runs_say_how_many_it_takes() -> None:
-    with pytest.raises(Error, match="6 runs in the baseline and 2 now cannot show any difference.*it takes 4 now"):
+    with pytest.raises(Error, match=r"6 runs in the baseline and 2 now cannot show any difference.*it takes 4 now"):
         baseline.check(made(), made(seed=2, runs=2))
 
 
@@ -400,8 +400,11 @@ def test_in_a_browser_the_report_fits_and_logs_nothing(tmp_path: Path) -> None:
     page.write_text(baseline.html(baseline.check(made(), made({"c": 1.05}, seed=2))))
     picture = tmp_path / "report.png"
     done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--window-size=1000,900"]
-        + [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", page.as_uri()],
+        [
+            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
+            *("--window-size=1000,900", f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}"),
+            page.as_uri(),
+        ],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -530,6 +533,9 @@ def test_the_plugin_saves_checks_and_fails_what_got_slower(program: Path, tmp_pa
 
 def test_the_plugin_puts_no_hook_into_a_session(tmp_path: Path) -> None:
     test = tmp_path / "test_it.py"
-    test.write_text("import sys\ndef test_it():\n    assert 'pytest_cudasched' in sys.modules\n    assert 'cudasched' not in sys.modules\n")
+    test.write_text(
+        "import sys\ndef test_it():\n"
+        "    assert 'pytest_cudasched' in sys.modules\n    assert 'cudasched' not in sys.modules\n"
+    )
     done = run_pytest(tmp_path)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""The test of what got slower: exact where nothing changed, and it finds what did. Cannot flake: all seeds are fixed."""
+"""The test of what got slower: exact where nothing changed, and it finds what did. All seeds are fixed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def noisy(generator: np.random.Generator, runs: int, quantities: int = 25) -> np
 def test_unchanged_programs_raise_no_more_alarms_than_said() -> None:
     generator = np.random.default_rng(7)
     alarms = sum(
-        any(one.p <= ALPHA and one.ratio >= 1.03 for one in compare(noisy(generator, 6), noisy(generator, 6), alpha=ALPHA))
+        any(
+            one.p <= ALPHA and one.ratio >= 1.03
+            for one in compare(noisy(generator, 6), noisy(generator, 6), alpha=ALPHA)
+        )
         for _ in range(150)
     )
     # At 1% more than 6 of 150 have a probability of 0.0009; the least change makes alarms rarer still.

@@ -49,9 +49,7 @@ _Runs = Annotated[
 ]
 
 
-def _measured(
-    program: list[str] | None, data: list[Path] | None, *, runs: int, timing: str, quiet: bool
-) -> Baseline:
+def _measured(program: list[str] | None, data: list[Path] | None, *, runs: int, timing: str, quiet: bool) -> Baseline:
     from cudasched.observe import baseline
 
     if data:
@@ -118,7 +116,10 @@ def check(
     false_alarms: Annotated[
         float,
         typer.Option(
-            min=0.01, max=20, metavar="PERCENT", help="In how many checks of an unchanged program something is found, %."
+            min=0.01,
+            max=20,
+            metavar="PERCENT",
+            help="In how many checks of an unchanged program something is found, %.",
         ),
     ] = 1.0,
     top: Annotated[int, typer.Option(min=0, help="Show so many rows, 0: all.")] = 20,

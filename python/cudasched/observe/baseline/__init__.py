@@ -73,7 +73,9 @@ def load(path: str | os.PathLike[str]) -> Baseline:
             raise Error(f"{file} is no baseline: it has over {_MOST_BYTES >> 20} MiB")
         document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Error(f"there is no baseline at {file}; `cudasched baseline save -o {file} -- PROGRAM` makes one") from None
+        raise Error(
+            f"there is no baseline at {file}; `cudasched baseline save -o {file} -- PROGRAM` makes one"
+        ) from None
     except OSError as error:
         raise Error(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -159,7 +159,8 @@ def check(
     chosen = [key for key in keys if not why[key]]
 
     def logarithms(side: Sequence[dict[_Key, Measured]]) -> NDArray[np.float64]:
-        return np.log(np.array([[run[key].each_ns for key in chosen] for run in side]))
+        found: NDArray[np.float64] = np.log(np.array([[run[key].each_ns for key in chosen] for run in side]))
+        return found
 
     first, second = logarithms(then), logarithms(now)
     groups = [int(key[0] in ("region", "wait")) for key in chosen]
@@ -211,9 +212,7 @@ def check(
         alpha=alpha,
         least_change=least_change,
         slower=sum(one.verdict == "slower" for one in compared),
-        runs_for_5_percent=None
-        if noisiest is None
-        else runs_needed(noisiest, len(compared), change=0.05, alpha=alpha),
+        runs_for_5_percent=None if noisiest is None else runs_needed(noisiest, len(compared), change=0.05, alpha=alpha),
         notes=tuple(_notes(before, after, uncompared, found_in_every)),
         compared=tuple(compared),
         uncompared=tuple(uncompared),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def of_launches(table: pa.Table) -> tuple[Measured, ...]:
     begins = np.flatnonzero(np.any(np.diff(columns, axis=0) != 0, axis=1)) + 1
     edges = [0, *begins.tolist(), len(durations)]
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         function, graph, rank = (int(value) for value in columns[begin, :3])
         name = names[function] if function >= 0 else f"graph {graph}" + (f" of process {rank + 1}" if rank else "")
         key = ("kernel" if function >= 0 else "graph", name)

@@ -46,7 +46,9 @@ def _p(probability: float) -> str:
 
 def headline(found: Comparison) -> str:
     """The outcome in one line."""
-    what = f"{len(found.compared)} kernels, regions and waits, {found.before_runs} runs before and {found.after_runs} now"
+    what = (
+        f"{len(found.compared)} kernels, regions and waits, {found.before_runs} runs before and {found.after_runs} now"
+    )
     if not found.slower:
         return f"nothing got slower beyond noise, of {what}"
     return f"{found.slower} got slower beyond noise, of {what}"
@@ -93,9 +95,8 @@ def _power(found: Comparison) -> str:
     """How many runs it takes."""
     if found.runs_for_5_percent is None:
         return "5% in the compared kernel with the most noise would not be found by 200 runs a side"
-    return (
-        f"5% in the compared kernel with the most noise is found in 95% of checks by {found.runs_for_5_percent} runs a side"
-    )
+    runs = found.runs_for_5_percent
+    return f"5% in the compared kernel with the most noise is found in 95% of checks by {runs} runs a side"
 
 
 # ---- plots: SVG of our own -------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ _NAMES = 300
 def _nice_step(span: float) -> float:
     """A step that gives about five ticks."""
     raw = max(span, 1e-9) / 5
-    size = 10 ** math.floor(math.log10(raw))
+    size = float(10 ** math.floor(math.log10(raw)))
     return next((factor * size for factor in (1, 2, 5) if factor * size >= raw), 10 * size)
 
 
