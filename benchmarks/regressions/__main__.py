@@ -12,8 +12,8 @@ call it with a DIR for each, and give `evaluate` all of them.
 `evaluate` needs no GPU. Of each ordered pair of measurements it draws groups of processes, as a baseline and a check
 would have recorded them: the baseline from the first, the check from the second. Each goes through the test of
 `cudasched baseline`. `false_alarms` is the share of checks of the unchanged program in which something was found,
-anything; `regressions_found` the share of checks of the changed one in which that kernel was found. `low` and `high` are
-the least and the most of a pair of measurements, `n` the processes.
+anything; `regressions_found` the share of checks of the changed one in which that kernel was found. `low` and `high`
+are the least and the most of a pair of measurements, `n` the processes.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ def evaluate(options: argparse.Namespace) -> int:
             checks = sum(one.checks for one in outcomes)
             print(
                 f"{size} runs a side: {row.figure} {row.value:.4f} (goal {row.goal:g}), {row.low:.4f} to "
-                f"{row.high:.4f} over {len(outcomes)} ordered pairs of measurements, {checks} checks, {processes} processes"
+                f"{row.high:.4f} over {len(outcomes)} ordered pairs of measurements, {checks} checks, {processes} "
+                "processes"
             )
         for place, one in enumerate(measurements):
             of_victim = [found for found in findings[place :: len(measurements)] if found.changes]

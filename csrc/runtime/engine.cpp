@@ -289,6 +289,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
   std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (variable == "CUDASCHED_LOG") return log::set_level(value);
+  if (variable == "CUDASCHED_LOG_FILE") return log::set_file(value);
 
   const std::scoped_lock lock(mutex_);
   Settings().set(variable, value);  // is there such a setting, and has the value a meaning?

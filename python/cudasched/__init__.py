@@ -22,7 +22,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from cudasched import _text, config, hook
+from cudasched import _text, config, hook, log
 from cudasched._cpp import get_cmake_dir, get_include
 from cudasched._region import bind_stream, expect, region, set_class, unbind_stream
 from cudasched._version import __version__
@@ -103,6 +103,7 @@ def install() -> None:
     """
     hook.install()
     note_not_installed("")
+    log.logger.debug("cudasched %s stands in front of the driver", __version__)
 
 
 def _is_command_line() -> bool:
@@ -128,12 +129,14 @@ def _configure() -> None:
         said = config.untold([*refused, *resolved.notes], os.environ)
     except Exception as error:  # what nobody has thought of costs the settings, not the program
         said = [f"{type(error).__name__}: {_text.printable(str(error))[:200]}; settings of files have no effect here"]
+    log.configure()  # as the file of settings has it, if one does
     for text in said:
         warnings.warn(text, ConfigWarning, stacklevel=4)
 
 
 def _activate() -> None:
     if hook.switched_off() or _is_command_line():
+        log.configure()
         return
     _configure()
     try:

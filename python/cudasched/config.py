@@ -87,7 +87,8 @@ class Config:
         cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
             ``~/.cache/cudasched`` by default.
         run_dir: Directory of the shared tables; ``/dev/shm/cudasched-<uid>`` by default.
-        log: What the engine says on standard error.
+        log: The least level of what cudasched says.
+        log_file: Where it says so, a file that is appended to; standard error by default.
         driver: Path of the real ``libcuda.so.1``; searched for by default.
         name: How ``cudasched status`` calls this program, at most 63 bytes; the program's own name by default.
     """
@@ -119,6 +120,7 @@ class Config:
     cache_dir: str | None = None
     run_dir: str | None = None
     log: Literal["error", "warning", "info", "debug"] = "warning"
+    log_file: str | None = None
     driver: str | None = None
     name: str | None = None
 
@@ -267,6 +269,7 @@ SETTINGS: Mapping[str, Setting] = {
     "cache_dir": Setting(_text, is_path=True),
     "run_dir": Setting(_text, is_path=True),
     "log": _choice("error", "warning", "info", "debug"),
+    "log_file": Setting(_text, is_path=True),
     "driver": Setting(_text, is_path=True),
     "name": Setting(_name),
 }

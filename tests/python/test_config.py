@@ -46,6 +46,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "cache_dir": st.just("/var/cache/x") | st.just("off"),
     "run_dir": st.just("/dev/shm/x") | st.just("/tmp/a b"),
     "log": st.sampled_from(["error", "warning", "info", "debug"]),
+    "log_file": st.just("/var/log/cudasched.log"),
     "driver": st.just("/usr/lib/libcuda.so.1"),
     "name": st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=63),
 }

@@ -14,7 +14,7 @@ HEADER = "".join(
 )
 SOURCE = (ROOT / "csrc/runtime/settings.cpp").read_text(encoding="utf-8")
 
-ELSEWHERE = {"log", "driver"}
+ELSEWHERE = {"log", "log_file", "driver"}
 """Fields that are no part of the engine's settings: of csrc/base/log and csrc/hook/find_driver."""
 
 NO_FIELD = {"CUDASCHED_COVERAGE_DIR", "CUDASCHED_CUPTI"}
