@@ -14,7 +14,7 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import advise, baseline, collect, doctor, metrics, simulate, top, torch, trace, train
+from cudasched.cli import advise, baseline, collect, doctor, metrics, simulate, top, torch, trace, train, tune
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -148,6 +148,7 @@ app.add_typer(metrics.app)
 app.add_typer(baseline.app)
 app.command("top", epilog=top.EXAMPLE)(top.command)
 app.add_typer(torch.app)
+app.command("tune", epilog=tune.EXAMPLE)(tune.command)
 app.command("train", context_settings=_RUNS_A_PROGRAM)(train.command)
 
 

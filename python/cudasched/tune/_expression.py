@@ -77,8 +77,7 @@ class Expression:
                 raise ConfigError(f"{where}: '{self.text}' calls what is none of {', '.join(_FUNCTIONS)}")
             if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
                 if node.id not in known:
-                    near = closest(node.id, known)
-                    hint = f"; did you mean {near}?" if near else f"; there are {', '.join(sorted(known))}"
+                    hint = closest(node.id, known) or f"; there are {', '.join(sorted(known))}"
                     raise ConfigError(f"{where}: '{self.text}' has the name {node.id}, which is not known{hint}")
                 names.add(node.id)
         self.names = frozenset(names)

@@ -324,9 +324,8 @@ def make(name: str, features: NDArray[float64], seed: int, prior: NDArray[float6
         Error: What it needs is not installed.
     """
     if name not in STRATEGIES:
-        near = closest(name, STRATEGIES)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(STRATEGIES)}"
-        raise ConfigError(f"no strategy {name!r}; {hint}")
+        hint = closest(name, STRATEGIES) or f"; there are {', '.join(STRATEGIES)}"
+        raise ConfigError(f"no strategy {name!r}{hint}")
     if name in ("bayesian", "botorch"):
         return STRATEGIES[name](features, seed, prior=prior)
     return STRATEGIES[name](features, seed)

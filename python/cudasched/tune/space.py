@@ -153,9 +153,8 @@ def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) 
     known = list(known)
     for key in table:
         if key not in known:
-            near = closest(key, known)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{where}: {key} is not known; {hint}")
+            hint = closest(key, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"{where}: {key} is not known{hint}")
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -422,7 +421,10 @@ class Problem:
         refused: dict[str, int] = {}
         for values in itertools.product(*self.space.parameters.values()):
             configuration = dict(zip(names, values, strict=True))
-            why = self._refusal(configuration, architecture)
+            try:
+                why = self._refusal(configuration, architecture)
+            except ConfigError as error:
+                raise ConfigError(f"{self.space.path}: {error}") from None
             if why:
                 refused[why] = refused.get(why, 0) + 1
             else:

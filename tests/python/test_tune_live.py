@@ -1,0 +1,272 @@
+"""Compiling and measuring in worker processes, over the simulated driver, whose kernels are text (double.hpp)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cudasched.errors import ConfigError, Error
+from cudasched.tune import Settings, as_header, read, tune
+from cudasched.tune import compile as compilation
+from cudasched.tune import profile as tools
+from cudasched.tune.measurement import Measurement
+from cudasched.tune.workers import Limits, Live, Request
+from support import PATIENCE_S, Run
+
+pytest.importorskip("cuda.bindings", reason="needs cuda-bindings")
+
+IMAGE = """cudasched-sim 1
+kernel axpy params=8,8,4,4 regs=32 threads_max=256 block_us=2 effect=axpy
+kernel none params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=none
+kernel slow params=8,8,4,4 block_us=900000 effect=axpy
+"""
+SPACE = """
+kernel = "axpy"
+source = "axpy.cubin"
+work = "12 * n"
+[shape]
+n = 512
+[parameters]
+THREADS = [64, 256, 512]
+PER = [1, 2]
+[launch]
+block = "THREADS"
+grid = "ceil_div(n, THREADS * PER)"
+[[arguments]]
+name = "y"
+role = "inout"
+size = "n"
+[[arguments]]
+name = "x"
+role = "input"
+size = "n"
+[[arguments]]
+name = "a"
+role = "scalar"
+type = "float32"
+value = "2.5"
+[[arguments]]
+name = "count"
+role = "scalar"
+type = "uint32"
+value = "n"
+[check]
+reference = "reference.py:axpy"
+"""
+REFERENCE = """
+def axpy(inputs, shape):
+    return {"y": inputs["y"] + 2.5 * inputs["x"]}
+"""
+
+
+@pytest.fixture
+def axpy(tmp_path: Path, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the kernel, its space and its reference; the device is as fast as a real one."""
+    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "1")
+    (tmp_path / "axpy.cubin").write_text(IMAGE)
+    (tmp_path / "axpy.toml").write_text(SPACE)
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    return tmp_path
+
+
+def measured(directory: Path, space: str = SPACE, **options: object) -> dict[tuple[int, int], Measurement]:
+    (directory / "axpy.toml").write_text(space)
+    chosen = read(directory / "axpy.toml")
+    assert chosen.source is not None
+    with Live(chosen, chosen.source, processes=2, **options) as live:  # type: ignore[arg-type]
+        requests = [Request(i, 3) for i in range(len(live.problem.configurations))]
+        found = {}
+        for request, made in live.measure(requests):
+            configuration = live.problem.configurations[request.index]
+            found[int(configuration["THREADS"]), int(configuration["PER"])] = made
+    return found
+
+
+def test_each_configuration_is_checked_and_timed_and_what_does_not_fit_is_said(axpy: Path) -> None:
+    found = measured(axpy)
+    assert len(found) == 6
+    for (threads, _), made in found.items():
+        if threads == 512:
+            assert made.status == "does_not_fit" and "512 threads" in made.message
+        else:
+            assert made.status == "ok" and len(made.samples_us) == 3 and made.time_us, made
+            assert made.registers == 32 and 0 < made.occupancy <= 1 and made.run_s > 0
+
+
+def test_a_wrong_result_is_never_timed(axpy: Path) -> None:
+    found = measured(axpy, SPACE.replace('"axpy"', '"none"', 1))
+    assert {made.status for made in found.values()} == {"wrong"}
+    assert "elements of y are wrong: [" in found[64, 1].message and not found[64, 1].samples_us
+    with pytest.raises(Error, match=r"none of 6 configurations can be used \(6 wrong\).*THREADS.*are wrong"):
+        tune(space=axpy / "axpy.toml", settings=Settings(warm=False), database=axpy / "d.sqlite")
+
+
+def test_what_writes_behind_its_array_is_found(axpy: Path) -> None:
+    beyond = SPACE.replace('value = "n"', 'value = "n + 64"')
+    assert {made.status for made in measured(axpy, beyond).values()} == {"out_of_bounds", "does_not_fit"}
+
+
+def test_without_a_reference_the_first_result_is_it(axpy: Path) -> None:
+    text = SPACE.replace('[check]\nreference = "reference.py:axpy"\n', "")
+    assert measured(axpy, text)[64, 1].status == "ok"
+
+
+def test_a_fault_ends_one_configuration_and_its_worker_alone(axpy: Path) -> None:
+    faulty = SPACE.replace('value = "n"', 'value = "n + 1000000000"').replace("THREADS = [64, 256, 512]", "THREADS = [64]")
+    found = measured(axpy, faulty)
+    assert {made.status for made in found.values()} == {"fault"} and "ILLEGAL_ADDRESS" in found[64, 1].message
+
+
+def test_a_hang_ends_one_configuration_and_its_worker_alone(axpy: Path) -> None:
+    slow = SPACE.replace('"axpy"', '"slow"', 1).replace("THREADS = [64, 256, 512]", "THREADS = [64, 256]").replace("[1, 2]", "[1]")
+    found = measured(axpy, slow.replace("n = 512", "n = 65536"), limits=Limits(run_s=0.5))
+    assert [made.status for made in found.values()] == ["hang", "hang"] and "0.5 s" in found[64, 1].message
+
+
+def test_a_worker_that_is_killed_costs_one_configuration(axpy: Path) -> None:
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    with Live(chosen, chosen.source, processes=1) as live:
+        process = live._gpu_worker._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        statuses = [made.status for _, made in live.measure([Request(i, 1) for i in range(3)])]
+    assert statuses.count("crashed") == 1 and statuses.count("ok") == 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("def axpy(inputs, shape):\n    return {'y': inputs['y'][:3]}", "gives 3 elements of y, not 512"),
+        ("def axpy(inputs, shape):\n    return {}", "axpy gives no y"),
+        ("def axpy(inputs, shape):\n    return 1 / 0", "axpy failed: ZeroDivisionError"),
+        ("import nothing_of_this_name", "the reference cannot be run: ModuleNotFoundError"),
+        ("def other(): pass", "has no function axpy"),
+    ],
+)
+def test_a_reference_that_does_not_serve_is_an_error(axpy: Path, reference: str, said: str) -> None:
+    (axpy / "reference.py").write_text(reference)
+    with pytest.raises(Error, match=said):
+        measured(axpy)
+
+
+def test_nan_where_there_should_be_none_is_wrong_and_elsewhere_right(axpy: Path) -> None:
+    (axpy / "reference.py").write_text(REFERENCE + "\n    # never\n")
+    text = SPACE.replace('value = "2.5"', 'value = "power(10.0, 38) * 100"')  # infinite, and infinity less infinity
+    found = measured(axpy, text.replace("THREADS = [64, 256, 512]", "THREADS = [64]"))
+    assert {made.status for made in found.values()} == {"wrong"}
+
+
+def test_the_command_tunes_and_writes_a_header_and_goes_on(axpy: Path, cudasched: Run) -> None:
+    arguments = ("tune", "axpy.cubin", "--space", "axpy.toml", "--database", "d.sqlite", "--evaluations", "4", "--json")
+    done = cudasched(*arguments, "-o", "tuned.h", "-o", "tuned.json", cwd=axpy)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["kind"], said["data"]["evaluations"]) == ("tune", 4)
+    assert json.loads((axpy / "tuned.json").read_text())["best"] == said["data"]["best"]
+    header = (axpy / "tuned.h").read_text()
+    assert f"#define THREADS {said['data']['best']['THREADS']}\n" in header and "CUDASCHED_TUNED_AXPY_H" in header
+    again = cudasched(*arguments[:-2], "6", cwd=axpy)
+    assert again.returncode == 0 and "2 of 6 configurations were tried" in again.stdout, again.stderr
+    assert "best: THREADS=" in again.stdout
+
+
+def test_times_taken_while_a_latency_client_is_active_are_thrown_away(axpy: Path) -> None:
+    """The tuner is a best-effort client; a server holds a request open, and one configuration waits until it ends."""
+    server = (
+        "import sys, cudasched\n"
+        "from cuda.bindings import driver as cu\n"
+        "cu.cuInit(0)\n"
+        "_, context = cu.cuDevicePrimaryCtxRetain(0)\n"
+        "cu.cuCtxSetCurrent(context)\n"
+        "for line in sys.stdin:\n"
+        "    with cudasched.region('latency'):\n"
+        "        _, memory = cu.cuMemAlloc(64)\n"
+        "        cu.cuMemsetD8(memory, 0, 64)\n"
+        "        print('in', flush=True)\n"
+        "        sys.stdin.readline()\n"
+        "    print('out', flush=True)\n"
+    )
+    environment = {**os.environ, "CUDASCHED_MAX_IDLE_HOLD_MS": "60000"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdin is not None and process.stdout is not None
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    try:
+        with Live(chosen, chosen.source, processes=1) as live:
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "in\n"
+            ended = threading.Timer(0.5, lambda: (process.stdin.write("end\n"), process.stdin.flush()))  # type: ignore[union-attr]
+            began = time.monotonic()
+            ended.start()
+            ((_, made),) = live.measure([Request(0, 2)])
+            # Whatever was measured, was so after the request: before, there is no time to take.
+            assert made.status == "ok" and time.monotonic() - began > 0.4
+            ended.join()
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_nvrtc() -> None:
+        raise Error("no NVRTC: it is not installed")
+
+    monkeypatch.setattr(compilation, "_nvrtc", no_nvrtc)
+    monkeypatch.setattr(compilation, "_nvcc", lambda: None)
+    with pytest.raises(Error, match="nothing here compiles kernels: no NVRTC.*nvcc.*pip install cuda-bindings nvidia-cuda-nvrtc"):
+        compilation.choose()
+    with pytest.raises(ConfigError, match="auto, nvrtc or nvcc"):
+        compilation.choose("clang")
+
+
+def test_without_a_driver_it_says_so(axpy: Path, no_driver: Path, cudasched: Run) -> None:
+    done = cudasched("tune", "axpy.cubin", "--space", "axpy.toml", cwd=axpy)
+    assert done.returncode == 1 and "nothing can be measured here" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_tools_that_are_not_there_are_named(axpy: Path, monkeypatch: pytest.MonkeyPatch, cudasched: Run) -> None:
+    for option, tool in (("--sanitize", "compute-sanitizer"), ("--profile", "ncu")):
+        done = cudasched("tune", "axpy.cubin", "--space", "axpy.toml", option, cwd=axpy, env={**os.environ, "PATH": "/nowhere"})
+        assert done.returncode == 1 and f"no {tool} on the PATH" in done.stderr
+
+
+def test_the_tools_run_a_configuration_in_a_process_of_its_own(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the tools, which say what the real ones say."""
+    tool = axpy / "tools"
+    tool.mkdir()
+    counters = '"ID","Metric Name","Metric Value"\n"0","lts__t_sector_hit_rate.pct","62.5"\n'
+    (tool / "ncu").write_text(f"#!/bin/sh\necho '==PROF== connected'\ncat <<'END'\n{counters}END\nexec true\n")
+    (tool / "compute-sanitizer").write_text(
+        "#!/bin/sh\necho '========= Invalid __global__ write of size 4 bytes'\n"
+        'test -e "$PWD/clean" && while [ "$1" != "--once" ]; do shift; done && exit 0\nexit 86\n'
+    )
+    for name in ("ncu", "compute-sanitizer"):
+        (tool / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool}:{os.environ['PATH']}")
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    with Live(chosen, chosen.source, processes=1) as live:
+        assert tools.profile(live, 0) == {"l2_hit_percent": 62.5}
+        assert tools.sanitize(live, 0) == "compute-sanitizer: Invalid __global__ write of size 4 bytes"
+        (axpy / "clean").touch()
+        monkeypatch.chdir(axpy)
+        assert tools.sanitize(live, 0) == ""
+        assert live.under(lambda command: command, 0, 1, PATIENCE_S)[0] == 0
+    with pytest.raises(Error, match="ERR_NVGPUCTRPERM"):
+        tools.parse("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
+
+
+def test_a_header_has_the_macros_and_no_line_of_the_gpus_name(axpy: Path) -> None:
+    tuned = tune(space=axpy / "axpy.toml", settings=Settings(evaluations=2, warm=False), database=axpy / "d.sqlite")
+    assert as_header(tuned).count("//") == 2 and tuned.work_per_s > 0

@@ -1,0 +1,311 @@
+"""The strategies, the tuner's loop over replayed spaces, the database. The spaces are synthetic."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cudasched.errors import ConfigError, Error
+from cudasched.tune import warm
+from cudasched.tune.bandit import Bandit
+from cudasched.tune.database import Database, Key
+from cudasched.tune.measurement import Measurement, robust
+from cudasched.tune.recording import Recording, Replay
+from cudasched.tune.search import STRATEGIES, make
+from cudasched.tune.space import configuration_key
+from cudasched.tune.tuner import Objective, Progress, Settings, run
+from cudasched.tune.workers import Request
+from synthetic_spaces import of_kernel, recording, small
+
+SMALL = recording(small())
+
+
+@pytest.fixture(scope="module")
+def layernorm() -> Recording:
+    return recording(of_kernel("layernorm"))
+
+
+def gap(recorded: Recording, strategy: str, seed: int, evaluations: int = 60) -> float:
+    settings = Settings(strategy=strategy, seed=seed, evaluations=evaluations, warm=False)
+    return recorded.time_us(run(Replay(recorded, seed), settings).index) / recorded.best()[1] - 1
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "botorch"])
+def test_a_strategy_proposes_each_configuration_once_until_none_is_left(name: str) -> None:
+    if name == "optuna":
+        pytest.importorskip("optuna")
+    features = np.random.default_rng(0).standard_normal((23, 3))
+    search = make(name, features, seed=1)
+    seen: list[int] = []
+    while places := search.ask(4):
+        seen += places
+        for place in places:
+            search.tell(place, None if place % 5 == 0 else 1.0 + place)
+    assert sorted(seen) == list(range(23))
+
+
+def test_the_default_is_better_than_chance(layernorm: Recording) -> None:
+    ours = [gap(layernorm, "bayesian", seed) for seed in range(3)]
+    random = [gap(layernorm, "random", seed) for seed in range(9)]
+    assert statistics.median(ours) <= 0.5 * statistics.median(random)
+
+
+def test_an_exhaustive_search_finds_the_best() -> None:
+    tuned = run(Replay(SMALL), Settings(strategy="exhaustive", evaluations=10_000, warm=False))
+    assert len(tuned.measurements) == len(SMALL.measurements)
+    assert SMALL.time_us(tuned.index) <= SMALL.best()[1] * 1.02
+    assert tuned.failures() == {"does_not_fit": sum(one.status == "does_not_fit" for one in SMALL.measurements)}
+    assert all(later <= earlier * 1.05 for earlier, later in zip(tuned.trace, tuned.trace[1:], strict=False))
+
+
+def test_an_unknown_strategy_or_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'random'"):
+        run(Replay(SMALL), Settings(strategy="randon"))
+    for wrong in ({"evaluations": 0}, {"few": 5, "many": 2}, {"seconds": math.nan}, {"batch": 0}):
+        with pytest.raises(ConfigError):
+            Settings(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="min_occupancy"):
+        Settings(objective=Objective(min_occupancy=2))
+
+
+class Watched(Replay):
+    """Notes what is asked for."""
+
+    def __init__(self, recorded: Recording) -> None:
+        super().__init__(recorded)
+        self.requests: list[Request] = []
+
+    def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+        for request in requests:
+            self.requests.append(request)
+            yield from super().measure([request])
+
+
+def test_few_samples_first_and_more_for_what_is_near_the_best() -> None:
+    watched = Watched(SMALL)
+    tuned = run(watched, Settings(strategy="random", evaluations=40, few=2, many=7, finalists=3, warm=False))
+    first = [one for one in watched.requests if one.check]
+    more = {one.index for one in watched.requests if not one.check}
+    assert len(first) == 40 and all(one.samples == 2 for one in first)
+    assert tuned.index in more and len(more) < 20
+    samples = {index: len(one.samples_us) for index, one in tuned.measurements.items() if one.status == "ok"}
+    assert all(samples[index] > 2 for index in more) and min(samples.values()) <= 2
+    assert samples[tuned.index] >= 7 + 2 * 7
+
+
+def test_a_batch_is_asked_for_at_once_and_has_no_place_twice() -> None:
+    tuned = run(Replay(SMALL), Settings(evaluations=32, batch=8, warm=False))
+    assert len(tuned.measurements) == 32
+
+
+class Failing(Replay):
+    """Every configuration ends in the same way."""
+
+    def __init__(self, recorded: Recording, made: Measurement) -> None:
+        super().__init__(recorded)
+        self._made = made
+
+    def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+        for request in requests:
+            yield request, self._made
+
+
+@pytest.mark.parametrize("status", ["compile_error", "wrong", "hang", "fault", "out_of_bounds", "crashed"])
+def test_where_nothing_runs_the_error_has_the_reason_and_a_configuration(status: str) -> None:
+    made = Measurement(status, message="the log of it")  # type: ignore[arg-type]
+    with pytest.raises(Error, match=f"none of 5 .*5 {status}.*THREADS.*the log of it"):
+        run(Failing(SMALL, made), Settings(evaluations=5, warm=False))
+
+
+def test_no_time_is_taken_while_a_latency_client_is_active_and_it_is_tried_again() -> None:
+    class Disturbed(Watched):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            for request in requests:
+                seen = sum(one.index == request.index for one in self.requests)
+                for _, made in super().measure([request]):
+                    yield request, made if seen or made.status != "ok" else Measurement("disturbed", discarded=2)
+
+    tuned = run(Disturbed(SMALL), Settings(strategy="random", evaluations=10, finalists=1, warm=False))
+    assert "disturbed" not in tuned.failures() and len(tuned.measurements) == 10
+
+
+def test_memory_counts_as_the_objective_says() -> None:
+    hungry = SMALL.best()[0]
+    size = 8 * 1048576
+    measurements = list(SMALL.measurements)
+    measurements[hungry] = replace(measurements[hungry], workspace_bytes=size)
+    recorded = replace(SMALL, measurements=tuple(measurements))
+    settings = Settings(strategy="exhaustive", evaluations=10_000, warm=False)
+    assert recorded.time_us(run(Replay(recorded), settings).index) <= SMALL.best()[1] * 1.02
+    frugal = run(Replay(recorded), replace(settings, objective=Objective(memory=0.5)))
+    assert frugal.index != hungry
+
+
+def test_low_occupancy_is_passed_over_before_the_run() -> None:
+    watched = Watched(SMALL)
+    settings = Settings(strategy="exhaustive", evaluations=10_000, warm=False, objective=Objective(min_occupancy=0.6))
+    run(watched, settings)
+    asked = {int(SMALL.problem.configurations[one.index]["THREADS"]) for one in watched.requests}
+    assert asked == {64, 128, 256, 512}
+    with pytest.raises(ConfigError, match="the space is empty"):
+        run(Replay(recording(small(n=32))), replace(settings, objective=Objective(min_occupancy=1.0), evaluations=3))
+
+
+def test_a_warm_start_needs_a_part_of_the_evaluations() -> None:
+    known = recording(of_kernel("gemm"))
+    new = recording(of_kernel("gemm", {"m": 1024, "n": 4096, "k": 1024}))
+    keys = [configuration_key(one) for one in known.problem.configurations]
+    other = dict(zip(keys, known.measurements, strict=True))
+    prior = warm.from_runs(new.problem, {known.problem.key(): other})
+    assert prior is not None
+
+    def needed(given: object) -> int:
+        tuned = run(Replay(new), Settings(evaluations=80, warm=False), prior=given)  # type: ignore[arg-type]
+        order = list(tuned.measurements)
+        limit = new.best()[1] * 1.05
+        return next((i for i, index in enumerate(order, 1) if new.time_us(index) <= limit), 81)
+
+    assert needed(prior) <= needed(None) / 3
+
+
+def test_a_part_of_a_run_is_filled_in_by_trees_and_a_nearer_shape_weighs_more() -> None:
+    recorded = recording(small())
+    keys = [configuration_key(one) for one in recorded.problem.configurations]
+    part = {key: one for i, (key, one) in enumerate(zip(keys, recorded.measurements, strict=True)) if i % 2}
+    prior = warm.from_runs(recorded.problem, {"n=1048576": part})
+    assert prior is not None and np.isfinite(prior).all()
+    true = np.array([recorded.time_us(i) for i in range(0, len(keys), 2)])
+    ok = np.isfinite(true)
+    assert np.corrcoef(prior[::2][ok], true[ok])[0, 1] > 0.5
+    assert warm.from_runs(recorded.problem, {"n=4": dict(list(part.items())[:3])}) is None
+    swapped = {key: replace(one, samples_us=tuple(1e4 / t for t in one.samples_us)) for key, one in part.items()}
+    near = warm.from_runs(recorded.problem, {"n=1048576": part, "n=1": swapped})
+    assert near is not None and np.corrcoef(near, prior)[0, 1] > 0.9
+
+
+def test_the_predictor_is_asked_what_to_expect() -> None:
+    prior = warm.from_predictor(of_kernel("layernorm"))
+    assert prior is not None and (prior > 0).all() and len(set(prior.round(6))) > 10
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    class Interrupted(Watched):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            for one in super().measure(requests):
+                if len(self.requests) > 12:
+                    raise KeyboardInterrupt
+                yield one
+
+    settings = Settings(strategy="random", evaluations=30, many=3, finalists=1, warm=False)
+    with Database(tmp_path / "tune.sqlite") as database:
+        first = run(Interrupted(SMALL), settings, database=database)
+        assert first.interrupted and len(first.measurements) == 12
+    with Database(tmp_path / "tune.sqlite") as database:
+        watched = Watched(SMALL)
+        second = run(watched, settings, database=database)
+        assert len(second.measurements) == 30 and second.evaluations == 18 and not second.interrupted
+        assert not {one.index for one in watched.requests} & (set(first.measurements) - {second.index})
+        ends = [(one.evaluations, one.ended is not None) for one in database.runs()]
+        assert ends == [(30, True), (12, False)]
+
+
+def test_two_tuners_on_one_database_share_what_they_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudasched.tune.tuner._SHARED_EVERY_S", 0.0)
+    path = tmp_path / "tune.sqlite"
+    other = Database(path)
+    told: list[int] = []
+
+    def beside(progress: Progress) -> None:
+        """The other tuner, which measures a configuration whenever the first one has."""
+        if len(told) < 10:
+            index = len(SMALL.measurements) - 1 - len(told)
+            told.append(index)
+            key = Key.of(SMALL.problem, SMALL.fingerprint)
+            other.put(key, SMALL.problem.configurations[index], SMALL.measurements[index])
+
+    with Database(path) as database:
+        tuned = run(
+            Replay(SMALL),
+            Settings(strategy="exhaustive", evaluations=40, warm=False),
+            database=database,
+            on_progress=beside,
+        )
+    other.close()
+    assert set(told) <= set(tuned.measurements) and tuned.evaluations == 40 - 10
+
+
+def test_a_measurement_with_more_samples_is_kept(tmp_path: Path) -> None:
+    key = Key("gpu", "k", "f", "n=1")
+    with Database(tmp_path / "d.sqlite") as database:
+        database.put(key, {"A": 1}, Measurement("ok", samples_us=(1.0, 2.0, 3.0), registers=9, profile={"l2": 5.0}))
+        database.put(key, {"A": 1}, Measurement("ok", samples_us=(9.0,)))
+        database.put(key, {"A": 1}, Measurement("disturbed"))
+        (found,) = database.get(key).values()
+        assert found.samples_us == (1.0, 2.0, 3.0) and found.registers == 9 and found.profile == {"l2": 5.0}
+        assert database.keys() == [key] and database.others(replace(key, shape="n=2")).keys() == {"n=1"}
+
+
+def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database" * 100)
+    with pytest.raises(Error, match="cannot be opened"):
+        Database(tmp_path / "text")
+    newer = sqlite3.connect(tmp_path / "newer")
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    with pytest.raises(Error, match="version 99"):
+        Database(tmp_path / "newer")
+
+
+def test_a_recording_comes_back_from_its_file(tmp_path: Path) -> None:
+    SMALL.save(tmp_path / "small.npz")
+    loaded = Recording.load(tmp_path / "small.npz")
+    assert loaded.is_synthetic and loaded.problem.configurations == SMALL.problem.configurations
+    assert loaded.best() == pytest.approx(SMALL.best(), rel=1e-5)
+    times = [(one.time_us(i), other) for one in [loaded] for i, other in enumerate(map(SMALL.time_us, range(120)))]
+    assert all(a == b or a == pytest.approx(b, rel=1e-5) for a, b in times)
+    (tmp_path / "text.npz").write_text("nothing")
+    with pytest.raises(Error, match="no recording"):
+        Recording.load(tmp_path / "text.npz")
+    with pytest.raises(Error, match="cannot be read"):
+        Recording.load(tmp_path / "missing.npz")
+
+
+def test_a_replay_counts_the_time_that_it_took(tmp_path: Path) -> None:
+    replay = Replay(SMALL)
+    index = SMALL.best()[0]
+    recorded = SMALL.measurements[index]
+    list(replay.measure([Request(index, 7)]))
+    whole = replay.clock_s
+    assert whole == pytest.approx(recorded.compile_s + recorded.run_s, rel=0.1)
+    list(replay.measure([Request(index, 7, check=False)]))
+    assert replay.clock_s - whole < 0.01 and replay.evaluations == 1
+
+
+def test_outliers_do_not_move_a_time() -> None:
+    assert robust([10.0, 10.1, 9.9, 10.0, 55.0, 80.0, 10.05]) == pytest.approx(10.0, abs=0.06)
+    assert robust([3.0]) == 3.0 and robust([2.0, 2.0, 2.0, 9.0]) == 2.0
+
+
+def test_a_bandit_learns_which_arm_is_for_which_shape() -> None:
+    bandit = Bandit(2, ["n"], seed=3)
+    random = np.random.default_rng(0)
+
+    def time_of(n: int, arm: int) -> float:
+        return n * (1.0 if (arm == 0) == (n < 1000) else 1.5)
+
+    for _ in range(200):
+        n = int(2 ** random.uniform(5, 15))
+        arm = bandit.choose({"n": n})
+        bandit.tell({"n": n}, arm, time_of(n, arm), n)
+    right = [bandit.choose({"n": n}) for n in (64, 128, 8192, 16384)]
+    assert right == [0, 0, 1, 1]
+    with pytest.raises(ConfigError):
+        bandit.tell({"n": 3}, 0, math.nan, 1.0)
+    with pytest.raises(ConfigError):
+        Bandit(0, ["n"])

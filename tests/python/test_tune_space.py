@@ -1,0 +1,121 @@
+"""Space files: what is enumerated, and what is refused, with the place and the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cudasched.errors import ConfigError
+from cudasched.tune._expression import Expression
+from cudasched.tune.space import Gpu, Space, parse_shape, read
+from synthetic_spaces import GPU, KERNELS, SMALL, small
+
+
+def test_configurations_meet_the_constraints_and_what_a_block_may_have() -> None:
+    problem = small()
+    assert len(problem.configurations) == 5 * 3 * 4 * 2  # not those of 1,024 threads
+    for one in problem.configurations:
+        launch = problem.launch(one)
+        assert launch.threads == one["THREADS"] <= 512
+        assert launch.blocks * launch.threads * int(one["VECTOR"]) * int(one["UNROLL"]) >= 1048576
+        assert ("THREADS", str(one["THREADS"])) in launch.macros
+    assert problem.features.shape[0] == len(problem.configurations)
+    assert abs(problem.features.mean(axis=0)).max() < 1e-9
+    few = small(n=64)
+    assert all(int(one["VECTOR"]) * int(one["THREADS"]) <= 64 for one in few.configurations)
+
+
+def test_shared_memory_that_no_block_may_have_is_known_before_the_run() -> None:
+    text = SMALL.replace('block = "THREADS"', 'block = "THREADS"\nshared_bytes = "THREADS * 512"')
+    sizes = {
+        capability: max(
+            problem.launch(one).shared_bytes
+            for problem in [Space(text, Path("s.toml")).problem(Gpu("x", capability, 1))]
+            for one in problem.configurations
+        )
+        for capability in ("8.6", "9.0")
+    }
+    assert sizes == {"8.6": 64 * 1024, "9.0": 128 * 1024}
+
+
+@pytest.mark.parametrize("kernel", ["layernorm", "softmax", "gemm"])
+def test_the_spaces_of_the_kernels_have_a_thousand_to_five_thousand_configurations(kernel: str) -> None:
+    problem = read(KERNELS / f"{kernel}.toml").problem(GPU)
+    assert 1000 <= len(problem.configurations) <= 5000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('kernel = "scale"', "", "names no kernel"),
+        ("THREADS = [32, 64, 128, 256, 512, 1024]", "THREADS = []", "THREADS has no value: the space is empty"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = [1, 1]", "UNROLL has a value twice"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = [nan]", "UNROLL: nan is no finite number"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = {from = 1, to = inf}", "the range has no end"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = {from = 1, to = 9, step = 0}", "the range has no end"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = {from = 0, to = 9, times = 2}", "the range has no end"),
+        ("UNROLL = [1, 2, 4, 8]", "UNROLL = {from = 1, to = 9e9}", "more than"),
+        ("UNROLL = [1, 2, 4, 8]", 'UNROLL = ["a; rm -rf /"]', "no plain text"),
+        ('"threads <= 512"', '"thread <= 512"', "did you mean 'threads'?"),
+        ('"threads <= 512"', "\"__import__('os')\"", "calls what is none of"),
+        ('"threads <= 512"', '"THREADS.real"', "Attribute, which expressions may not have"),
+        ('"threads <= 512"', '"THREADS // (VECTOR - VECTOR)"', "cannot be computed"),
+        ('grid = "ceil_div(n, THREADS * VECTOR * UNROLL)"', 'grid = "n / 3"', "ceil_div(a, b) rounds up"),
+        ('role = "output"', 'role = "result"', "role is one of"),
+        ('role = "output"', 'role = "input"', "nothing could be checked"),
+        ('size = "n"', 'sizes = "n"', "did you mean 'size'?"),
+        ("[shape]", "[shape]\nTHREADS = 1", "THREADS is in shape and in parameters"),
+        ("[launch]", "[launch]\ncolour = 1", "colour is not known"),
+        ('source = "scale.cu"', "source = [", "it is no TOML"),
+    ],
+)
+def test_a_wrong_space_is_refused_with_its_reason(old: str, new: str, said: str) -> None:
+    text = SMALL.replace(old, new, 1)
+    assert text != SMALL
+    with pytest.raises(ConfigError) as refused:
+        _ = Space(text, Path("wrong.toml")).problem(GPU).configurations
+    assert said in str(refused.value) and "wrong.toml" in str(refused.value)
+
+
+def test_an_empty_space_says_which_constraint_emptied_it() -> None:
+    with pytest.raises(ConfigError, match="the space is empty: .* by 'VECTOR \\* threads <= n'"):
+        _ = small(n=1).configurations
+
+
+def test_too_many_combinations_are_refused_before_they_are_made() -> None:
+    more = "\n".join(f"P{i} = {{from = 1, to = 100}}" for i in range(6))
+    with pytest.raises(ConfigError, match="combinations, more than"):
+        Space(SMALL.replace("[launch]", f"{more}\n[launch]"), Path("s.toml"))
+
+
+def test_shapes_are_checked() -> None:
+    assert parse_shape(["rows=16", "scale=0.5"]) == {"rows": 16, "scale": 0.5}
+    for wrong in ("rows", "rows=", "rows=nan", "=3", "a b=3"):
+        with pytest.raises(ConfigError, match="NAME=NUMBER"):
+            parse_shape([wrong])
+    with pytest.raises(ConfigError, match="the shape has no m; it has n"):
+        small(m=3)
+    with pytest.raises(ConfigError, match="a number over 0"):
+        small(n=-1)
+
+
+def test_expressions_compute_what_they_say() -> None:
+    def value(text: str) -> object:
+        return Expression(text, where="here", known=["a", "b"])({"a": 7, "b": 2})
+
+    assert value("ceil_div(a, b)") == 4 and value("a // b if b > 1 else 0") == 3
+    assert value("min(a, b) + max(a, b)") == 9 and value("log2(b)") == 1 and value("power(b, 10)") == 1024
+    assert value("a in (7, 8) and not b == 3") is True
+    with pytest.raises(ConfigError, match="too large"):
+        value("power(a, 1000000)")
+
+
+def test_the_fingerprint_follows_the_source_and_not_the_ranges(tmp_path: Path) -> None:
+    source = tmp_path / "scale.cu"
+    source.write_text("kernel")
+    (tmp_path / "common.cuh").write_text("header")
+    first = Space(SMALL, tmp_path / "s.toml").fingerprint(source)
+    assert Space(SMALL.replace("[1, 2, 4, 8]", "[1, 2]"), tmp_path / "s.toml").fingerprint(source) == first
+    assert Space(SMALL.replace('"THREADS"', '"THREADS // 1"'), tmp_path / "s.toml").fingerprint(source) != first
+    (tmp_path / "common.cuh").write_text("another header")
+    assert Space(SMALL, tmp_path / "s.toml").fingerprint(source) != first
