@@ -31,7 +31,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
               offsetof(Slot, job) == 304 && offsetof(Slot, segment) == 328);
 static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13240 && sizeof(SharedCounts) == 26496 &&
-              sizeof(Layout) == 25024 + kSlotCount * sizeof(SharedCounts));
+              sizeof(SlotMemory) == 128 && sizeof(MemoryBoard) == 64 + kSlotCount * sizeof(SlotMemory) &&
+              sizeof(Layout) == 25024 + kSlotCount * sizeof(SharedCounts) + sizeof(MemoryBoard));
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
               offsetof(Layout, slots) == 448 && offsetof(Layout, counts) == 25024);
@@ -139,6 +140,7 @@ bool follow(Registry& registry, File& file) {
     const int target = to[static_cast<std::size_t>(slot)];
     clear_slot(*layout, target);
     layout->counts[static_cast<std::size_t>(target)].clear();
+    layout->memory.slots[static_cast<std::size_t>(target)].clear();
     Slot& entry = layout->slots[static_cast<std::size_t>(target)];
     copy_slot(entry, before.slots[static_cast<std::size_t>(slot)]);
     now_own |= bit_of(target);
@@ -317,6 +319,7 @@ int Table::claim(const ClientInfo& client) {
         count->store(0);
       }
       counts(index).clear();
+      memory(index).clear();
       state_->claims.claimed.fetch_or(bit_of(index));
       file.mine.slots().fetch_or(bit_of(index));
       write_client(file, index);
@@ -474,6 +477,12 @@ void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
 }
 
 void Table::wake_all() noexcept { wake(*layout_); }
+
+void Table::sleep_for_memory(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
+  if (timeout_ns > 0) futex_sleep(layout_->memory.sequence, seen, timeout_ns, Sharing::kShared);
+}
+
+void Table::wake_for_memory() noexcept { wake_memory(*layout_); }
 
 void Table::abandon() noexcept {
   state_->abandoned.store(true);

@@ -31,12 +31,13 @@
 #include <string_view>
 
 #include "arbiter/counters.hpp"
+#include "arbiter/memory_board.hpp"
 #include "base/class.hpp"
 
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr int kTurnSlotShift = 56;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
@@ -108,6 +109,7 @@ struct Layout {
   alignas(64) std::atomic<std::int64_t> admitted_ns;  // best-effort work let in beside latency work, ever; all add
   std::array<Slot, kSlotCount> slots;
   std::array<SharedCounts, kSlotCount> counts;  // of each slot's process; nothing is decided by them
+  MemoryBoard memory;
 };
 
 // The text of a fixed field, which in a damaged file may have no NUL.
@@ -198,12 +200,17 @@ class Table {
   void sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept;
   void wake_all() noexcept;
 
+  // The same for MemoryBoard::sequence.
+  void sleep_for_memory(std::uint32_t seen, std::int64_t timeout_ns) noexcept;
+  void wake_for_memory() noexcept;
+
   // In a forked child: forget the parent's slots without touching the file.
   void abandon() noexcept;
 
   Layout& layout() noexcept { return *layout_; }
   const Layout& layout() const noexcept { return *layout_; }
   Slot& slot(int index) noexcept { return layout_->slots[static_cast<std::size_t>(index)]; }
+  SlotMemory& memory(int index) noexcept { return layout_->memory.slots[static_cast<std::size_t>(index)]; }
   SharedCounts& counts(int index) noexcept { return layout_->counts[static_cast<std::size_t>(index)]; }
   const std::string& path() const noexcept { return path_; }
 

@@ -13,7 +13,8 @@ int turn_owner(std::uint64_t turn) noexcept { return static_cast<int>(turn >> kT
 
 // Slots that anything in the table speaks of.
 std::uint64_t slots_in_use(const Layout& layout) noexcept {
-  std::uint64_t used = layout.active.load() | layout.latency.load() | layout.best_effort.load() | layout.waiting.load();
+  std::uint64_t used = layout.active.load() | layout.latency.load() | layout.best_effort.load() | layout.waiting.load() |
+                       layout.memory.requests.load();
   for (int slot = 0; slot < kSlotCount; ++slot) {
     if (layout.slots[static_cast<std::size_t>(slot)].occupied.load() != 0) used |= bit_of(slot);
   }
@@ -47,6 +48,12 @@ void wake(Layout& layout) noexcept {
   futex_wake_all(layout.wake_sequence, Sharing::kShared);
 }
 
+// A request for memory began, was answered, or is over.
+void wake_memory(Layout& layout) noexcept {
+  layout.memory.sequence.fetch_add(1);
+  futex_wake_all(layout.memory.sequence, Sharing::kShared);
+}
+
 // The gate may have opened. Clients of other GPUs say only that there are some; the client that wakes them takes that
 // back, so that one that was killed in its sleep costs one wake-up.
 void wake_waiters(Layout& layout) noexcept {
@@ -63,8 +70,10 @@ void clear_slot(Layout& layout, int slot) noexcept {
   layout.latency.fetch_and(others);
   layout.best_effort.fetch_and(others);
   layout.waiting.fetch_and(others);
+  const bool asked = (layout.memory.requests.fetch_and(others) & bit_of(slot)) != 0;
   layout.slots[static_cast<std::size_t>(slot)].occupied.store(0, std::memory_order_release);
   wake_waiters(layout);
+  if (asked) wake_memory(layout);
 }
 
 namespace {

@@ -13,6 +13,9 @@ void wake(Layout& layout) noexcept;
 // The gate may have opened: wakes those that wait for it, if there are any.
 void wake_waiters(Layout& layout) noexcept;
 
+// Wakes all that wait for memory, or are asked for it.
+void wake_memory(Layout& layout) noexcept;
+
 // The caller holds the slot's lock.
 void clear_slot(Layout& layout, int slot) noexcept;
 

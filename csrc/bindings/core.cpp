@@ -140,6 +140,11 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("gate_wait_ns", &cudasched_client::gate_wait_ns)
       .def_readonly("process", &cudasched_client::process)
       .def_readonly("normal_beside_best_effort", &cudasched_client::normal_beside_best_effort)
+      .def_readonly("memory_bytes", &cudasched_client::memory_bytes)
+      .def_readonly("memory_peak_bytes", &cudasched_client::memory_peak_bytes)
+      .def_readonly("memory_limit_bytes", &cudasched_client::memory_limit_bytes)
+      .def_readonly("memory_given_bytes", &cudasched_client::memory_given_bytes)
+      .def_readonly("memory_refusals", &cudasched_client::memory_refusals)
       .def_property_readonly(
           "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
       .def_property_readonly(

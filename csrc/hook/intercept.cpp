@@ -22,6 +22,7 @@
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/last_error.hpp"
+#include "runtime/memory/memory.hpp"
 #include "runtime/tracing.hpp"
 #include "symbol_names.h"
 
@@ -272,15 +273,26 @@ void context_ends(CUcontext context) noexcept {
   context_invalidated(context);
 }
 
+// Memory that went with a context, or, null, with those of the device.
+void memory_gone(int device, CUcontext context) noexcept {
+  runtime::Memory& memory = runtime::memory();
+  memory.holdings.context_ended(device, context);
+  for_each_device([&](runtime::Device& each) { memory.publish(each); });
+}
+
 CUresult context_destroy(CUcontext context) noexcept {
   context_ends(context);
-  return table().context_destroy(context);
+  const CUresult status = table().context_destroy(context);
+  if (status == CUDA_SUCCESS) memory_gone(-1, context);
+  return status;
 }
 
 // Deprecated, and what PyCUDA ends its contexts by.
 CUresult context_detach(CUcontext context) noexcept {
   context_ends(context);
-  return table().context_detach(context);
+  const CUresult status = table().context_detach(context);
+  if (status == CUDA_SUCCESS) memory_gone(-1, context);
+  return status;
 }
 
 // From here on a current context may be one that no other thread may use.
@@ -302,7 +314,9 @@ CUresult primary_context_reset(CUdevice device) noexcept {
   primary_context_ends(device);
   primary_context_ended(device);
   driver::registry().primary_context_ends(device);
-  return table().primary_context_reset(device);
+  const CUresult status = table().primary_context_reset(device);
+  if (status == CUDA_SUCCESS) memory_gone(device, nullptr);
+  return status;
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
@@ -313,6 +327,7 @@ CUresult primary_context_release(CUdevice device) noexcept {
   int lives_on = 0;  // others have it too
   if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
     primary_context_ended(device);
+    memory_gone(device, nullptr);
   } else {
     driver::registry().restore(ended);
   }

@@ -1,17 +1,26 @@
-// Calls that make memory known to CUDA: each goes to the driver and is then noted. And calls that end handles of
-// kernels: those are forgotten first.
+// Calls that make memory known to CUDA: each goes to the driver and is then noted, counted against the limit, and tried
+// again when others have given memory back (runtime/memory). And calls that free memory, or end handles of kernels:
+// those are forgotten first.
 #include "hook/memory.hpp"
+
+#include <algorithm>
+#include <string>
 
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
+#include "driver/registry.hpp"
 #include "hook/offload.hpp"
 #include "hook/taken_over.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/memory/memory.hpp"
 
 namespace cudasched::hook {
 namespace {
 
 using driver::table;
+using runtime::Holdings;
+
+Holdings& holdings() noexcept { return runtime::memory().holdings; }
 
 // Memory whose free is queued is not free yet: before a program hears that there is none, everything queued is
 // submitted.
@@ -21,28 +30,121 @@ CUresult allocate_or_again(Allocate&& allocate) noexcept {
   return status == CUDA_ERROR_OUT_OF_MEMORY && Offload::submit_everything() ? allocate() : status;
 }
 
-template <typename Pointer>
-CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexcept {
-  if (status == CUDA_SUCCESS && pointer != nullptr) {
-    runtime::engine().note_memory((std::uint64_t)*pointer, bytes);  // a CUdeviceptr or a void*
+// Where an allocation counts: the device, -1 for none, and the class of the thread that asks.
+struct Asked {
+  int device = -1;
+  Class client_class = Class::kNormal;
+  const void* context = nullptr;
+
+  Holdings::Held of(std::uint64_t bytes) const noexcept { return {bytes, device, client_class, context}; }
+};
+
+Asked asked_on(int device) noexcept {
+  Asked asked{device, runtime::Memory::class_of_thread()};
+  CUcontext context = nullptr;
+  if (table().context_get_current(&context) == CUDA_SUCCESS) asked.context = context;
+  return asked;
+}
+
+Asked asked_here() noexcept { return asked_on(driver::current_device()); }
+
+// Before a latency client's program hears that there is no memory, other processes are asked for what they only keep.
+// Who holds what is said where that did not help.
+template <typename Allocate>
+CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
+  runtime::memory().yield(asked.device, asked.client_class);
+  CUresult status = allocate_or_again(allocate);
+  if (status != CUDA_ERROR_OUT_OF_MEMORY || asked.device < 0) return status;
+  std::string unanswered;
+  if (asked.client_class == Class::kLatency) {
+    runtime::MemoryRequest request(asked.device, bytes);
+    while (status == CUDA_ERROR_OUT_OF_MEMORY && request.next()) status = allocate();
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) unanswered = request.unanswered();
+  }
+  if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+    runtime::memory().report_failure(asked.device, asked.client_class, bytes, unanswered);
   }
   return status;
 }
 
-CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
-  return noted(allocate_or_again([&] { return table().memory_allocate(pointer, bytes); }), pointer, bytes);
+// With the limit. The bytes count as held from before the call; done() says what became of them.
+template <typename Allocate, typename Done>
+CUresult allocate_counted(const Asked& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
+  if (!holdings().reserve(asked.device, asked.client_class, bytes)) {
+    runtime::memory().report_limit(asked.device, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  const CUresult status = allocate_or_ask(asked, bytes, allocate);
+  if (status == CUDA_SUCCESS) {
+    done();
+  } else {
+    holdings().give_up(asked.device, asked.client_class, bytes);
+  }
+  runtime::memory().publish(asked.device);
+  return status;
 }
 
+template <typename Handle>
+std::uint64_t word_of(Handle handle) noexcept {
+  return (std::uint64_t)handle;  // a CUdeviceptr or a pointer
+}
+
+template <typename Pointer>
+CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexcept {
+  if (status == CUDA_SUCCESS && pointer != nullptr) runtime::engine().note_memory(word_of(*pointer), bytes);
+  return status;
+}
+
+// What is allocated under an address or a handle of its own, and freed by it.
+template <typename Handle, typename Allocate>
+CUresult allocate_held(Handle* handle, std::uint64_t bytes, Allocate&& allocate) noexcept {
+  const Asked asked = asked_here();
+  return allocate_counted(asked, bytes, allocate, [&] {
+    if (handle != nullptr) holdings().hold(word_of(*handle), asked.of(bytes));
+  });
+}
+
+template <typename Handle, typename Free>
+CUresult free_held(Handle handle, Free&& free) noexcept {
+  const Holdings::Held held = holdings().forget(word_of(handle));
+  const CUresult status = free();
+  if (held.device < 0) return status;
+  if (status == CUDA_SUCCESS) {
+    holdings().give_up(held.device, held.client_class, held.bytes);
+  } else {
+    holdings().hold(word_of(handle), held);
+  }
+  runtime::memory().publish(held.device);
+  return status;
+}
+
+CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
+  return noted(allocate_held(pointer, bytes, [&] { return table().memory_allocate(pointer, bytes); }), pointer, bytes);
+}
+
+// How wide the rows become, the driver decides: they count as asked until they are there.
 CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width_bytes, std::size_t height,
                         unsigned element_bytes) noexcept {
-  const CUresult status = allocate_or_again(
-      [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); });
-  return noted(status, pointer, status == CUDA_SUCCESS && pitch != nullptr ? *pitch * height : 0);
+  const Asked asked = asked_here();
+  const std::size_t bytes = width_bytes * height;
+  const auto real_bytes = [&] { return pitch != nullptr ? std::max(bytes, *pitch * height) : bytes; };
+  const CUresult status = allocate_counted(
+      asked, bytes,
+      [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); },
+      [&] {
+        if (!holdings().reserve(asked.device, asked.client_class, real_bytes() - bytes)) {
+          holdings().hold(word_of(*pointer), asked.of(bytes));  // by less than a row's padding over the limit
+        } else {
+          holdings().hold(word_of(*pointer), asked.of(real_bytes()));
+        }
+      });
+  return noted(status, pointer, status == CUDA_SUCCESS ? real_bytes() : 0);
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(allocate_or_again([&] { return table().memory_allocate_managed(pointer, bytes, flags); }), pointer,
-               bytes);
+  return noted(
+      allocate_held(pointer, bytes, [&] { return table().memory_allocate_managed(pointer, bytes, flags); }), pointer,
+      bytes);
 }
 
 CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {
@@ -57,17 +159,121 @@ CUresult host_register(void* pointer, std::size_t bytes, unsigned flags) noexcep
   return noted(allocate_or_again([&] { return table().memory_host_register(pointer, bytes, flags); }), &pointer, bytes);
 }
 
+CUresult free_memory(CUdeviceptr pointer) noexcept {
+  return free_held(pointer, [&] { return table().memory_free(pointer); });
+}
+
+// ---- pools: what counts is what the pool has of the device
+
+cuuint64_t pool_bytes(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept {
+  cuuint64_t bytes = 0;
+  auto* const get = table().pool_get_attribute;
+  return get != nullptr && get(pool, attribute, &bytes) == CUDA_SUCCESS ? bytes : 0;
+}
+
+void hold_pool(const Asked& asked, CUmemoryPool pool) noexcept {
+  holdings().hold_pool(word_of(pool), asked.device, asked.client_class,
+                       pool_bytes(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+}
+
+int device_of(CUstream stream) noexcept {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) {
+    return driver::current_device();
+  }
+  driver::StreamFacts facts;
+  return driver::registry().look_up(stream, facts) && facts.device >= 0 ? facts.device : driver::current_device();
+}
+
+bool is_capturing(CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return runtime::hot().may_capture() && table().stream_is_capturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// A pool takes memory of the device as it needs some; how much, it decides. So the limit is asked with what it lacks,
+// and looked at again afterwards.
+template <bool kPerThread, typename Allocate>
+CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream,
+                          Allocate&& allocate) noexcept {
+  const CUstream meant = driver::meant_stream<kPerThread>(stream);
+  // An allocation node of a graph has its memory from another place, when the graph is launched.
+  if (is_capturing(meant)) return noted(allocate_or_again(allocate), pointer, bytes);
+  Asked asked = asked_on(device_of(meant));
+  if (pool == nullptr && (table().device_get_pool == nullptr || asked.device < 0 ||
+                          table().device_get_pool(&pool, asked.device) != CUDA_SUCCESS)) {
+    pool = nullptr;
+  }
+  if (pool == nullptr) return noted(allocate_or_ask(asked, bytes, allocate), pointer, bytes);
+  if (const int of_pool = holdings().device_of_pool(word_of(pool)); of_pool >= 0) asked.device = of_pool;
+  std::uint64_t lacks = bytes;
+  if (holdings().limit() != 0) {
+    hold_pool(asked, pool);
+    const std::uint64_t has = pool_bytes(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    const std::uint64_t used = pool_bytes(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    const std::uint64_t free = has > used ? has - used : 0;
+    lacks = bytes > free ? bytes - free : 0;
+    if (!holdings().reserve(asked.device, asked.client_class, lacks)) {
+      runtime::memory().report_limit(asked.device, bytes);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  CUresult status = allocate_or_ask(asked, bytes, allocate);
+  if (holdings().limit() != 0) holdings().give_up(asked.device, asked.client_class, lacks);
+  if (status == CUDA_SUCCESS) {
+    hold_pool(asked, pool);
+    const std::uint64_t limit = holdings().limit();
+    auto* const free_again = table().memory_free_async.template get<kPerThread>();
+    if (limit != 0 && lacks != 0 && holdings().held(asked.device) > limit && free_again != nullptr) {
+      free_again(*pointer, stream);
+      runtime::memory().report_limit(asked.device, bytes);
+      status = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  runtime::memory().publish(asked.device);
+  return noted(status, pointer, bytes);
+}
+
 template <bool kPerThread>
 CUresult allocate_async(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) noexcept {
-  const auto call = [&] { return table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream); };
-  return noted(allocate_or_again(call), pointer, bytes);
+  return allocate_of_pool<kPerThread>(pointer, bytes, nullptr, stream, [&] {
+    return table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream);
+  });
 }
 
 template <bool kPerThread>
 CUresult allocate_from_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream) noexcept {
-  const auto call = [&] { return table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream); };
-  return noted(allocate_or_again(call), pointer, bytes);
+  return allocate_of_pool<kPerThread>(pointer, bytes, pool, stream, [&] {
+    return table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream);
+  });
 }
+
+CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps* properties) noexcept {
+  const CUresult status = table().pool_create(pool, properties);
+  if (status == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    holdings().hold_pool(word_of(*pool), properties->location.id, runtime::Memory::class_of_thread(), 0);
+  }
+  return status;
+}
+
+CUresult destroy_pool(CUmemoryPool pool) noexcept {
+  const int device = holdings().device_of_pool(word_of(pool));
+  const CUresult status = table().pool_destroy(pool);
+  if (status == CUDA_SUCCESS) holdings().forget_pool(word_of(pool));
+  runtime::memory().publish(device);
+  return status;
+}
+
+CUresult trim_pool(CUmemoryPool pool, std::size_t keep_bytes) noexcept {
+  const CUresult status = table().pool_trim(pool, keep_bytes);
+  const int device = holdings().device_of_pool(word_of(pool));
+  if (device >= 0) {
+    hold_pool({device, runtime::Memory::class_of_thread()}, pool);
+    runtime::memory().publish(device);
+  }
+  return status;
+}
+
+// ---- physical memory, and the addresses that it is mapped at
 
 CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr address,
                  unsigned long long flags) noexcept {
@@ -76,20 +282,109 @@ CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment,
 
 CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
                 unsigned long long flags) noexcept {
-  return allocate_or_again([&] { return table().memory_create(handle, bytes, properties, flags); });
+  const auto call = [&] { return table().memory_create(handle, bytes, properties, flags); };
+  if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return allocate_or_again(call);
+  Asked asked{properties->location.id, runtime::Memory::class_of_thread()};
+  return allocate_counted(asked, bytes, call, [&] { holdings().hold_physical(*handle, asked.of(bytes)); });
+}
+
+CUresult retain_physical(CUmemGenericAllocationHandle* handle, void* address) noexcept {
+  const CUresult status = table().memory_retain(handle, address);
+  if (status == CUDA_SUCCESS) holdings().retain_physical(*handle);
+  return status;
+}
+
+CUresult release_physical(CUmemGenericAllocationHandle handle) noexcept {
+  const int device = holdings().release_physical(handle);
+  const CUresult status = table().memory_release(handle);
+  runtime::memory().publish(device);
+  return status;
+}
+
+CUresult map_physical(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
+                      unsigned long long flags) noexcept {
+  const CUresult status = table().memory_map(address, bytes, offset, handle, flags);
+  if (status == CUDA_SUCCESS) holdings().map_physical(address, bytes, handle);
+  return status;
+}
+
+CUresult unmap_physical(CUdeviceptr address, std::size_t bytes) noexcept {
+  const int device = holdings().unmap_physical(address, bytes);
+  const CUresult status = table().memory_unmap(address, bytes);
+  runtime::memory().publish(device);
+  return status;
+}
+
+// ---- arrays
+
+std::uint64_t element_bytes(CUarray_format format) noexcept {
+  switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8:
+      return 1;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+      return 2;
+    default:  // and those of blocks of texels, which are smaller
+      return 4;
+  }
+}
+
+std::uint64_t array_bytes(std::uint64_t width, std::uint64_t height, std::uint64_t depth, unsigned channels,
+                          CUarray_format format) noexcept {
+  return width * std::max<std::uint64_t>(height, 1) * std::max<std::uint64_t>(depth, 1) * channels *
+         element_bytes(format);
+}
+
+// Nothing of a sparse or a deferred one is there before it is mapped, and that is counted as physical memory.
+std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR* description, unsigned level) noexcept {
+  constexpr unsigned kWithoutMemory = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
+  if (description == nullptr || (description->Flags & kWithoutMemory) != 0) return 0;
+  return array_bytes(std::max<std::uint64_t>(description->Width >> level, 1), description->Height >> level,
+                     (description->Flags & CUDA_ARRAY3D_LAYERED) != 0 ? description->Depth : description->Depth >> level,
+                     description->NumChannels, description->Format);
 }
 
 CUresult create_array(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* description) noexcept {
-  return allocate_or_again([&] { return table().array_create(array, description); });
+  const std::uint64_t bytes =
+      description == nullptr
+          ? 0
+          : array_bytes(description->Width, description->Height, 1, description->NumChannels, description->Format);
+  return allocate_held(array, bytes, [&] { return table().array_create(array, description); });
 }
 
 CUresult create_array_3d(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* description) noexcept {
-  return allocate_or_again([&] { return table().array_3d_create(array, description); });
+  return allocate_held(array, array_bytes(description, 0),
+                       [&] { return table().array_3d_create(array, description); });
 }
 
 CUresult create_mipmapped_array(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* description,
                                 unsigned levels) noexcept {
-  return allocate_or_again([&] { return table().mipmapped_array_create(array, description, levels); });
+  std::uint64_t bytes = 0;
+  for (unsigned level = 0; level < std::min(levels, 32U); ++level) bytes += array_bytes(description, level);
+  return allocate_held(array, bytes, [&] { return table().mipmapped_array_create(array, description, levels); });
+}
+
+CUresult destroy_array(CUarray array) noexcept {
+  return free_held(array, [&] { return table().array_destroy(array); });
+}
+
+CUresult destroy_mipmapped_array(CUmipmappedArray array) noexcept {
+  return free_held(array, [&] { return table().mipmapped_array_destroy(array); });
+}
+
+// ---- what a program is told
+
+// Under a limit the GPU is as large as that, and what the program holds is used of it.
+CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
+  const CUresult status = table().memory_get_info(free, total);
+  const std::uint64_t limit = holdings().limit();
+  if (status != CUDA_SUCCESS || limit == 0) return status;
+  const std::uint64_t held = holdings().held(driver::current_device());
+  *free = std::min<std::size_t>(*free, limit > held ? limit - held : 0);
+  *total = std::min<std::size_t>(*total, limit);
+  return status;
 }
 
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
@@ -130,6 +425,17 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuMemAllocFromPoolAsync", address(&allocate_from_pool<false>), address(&allocate_from_pool<true>)},
       TakenOver{"cuMemAddressReserve", address(&reserve)},
       TakenOver{"cuMemCreate", address(&create)},
+      TakenOver{"cuMemFree_v2", address(&free_memory)},
+      TakenOver{"cuMemRetainAllocationHandle", address(&retain_physical)},
+      TakenOver{"cuMemRelease", address(&release_physical)},
+      TakenOver{"cuMemMap", address(&map_physical)},
+      TakenOver{"cuMemUnmap", address(&unmap_physical)},
+      TakenOver{"cuMemPoolCreate", address(&create_pool)},
+      TakenOver{"cuMemPoolDestroy", address(&destroy_pool)},
+      TakenOver{"cuMemPoolTrimTo", address(&trim_pool)},
+      TakenOver{"cuArrayDestroy", address(&destroy_array)},
+      TakenOver{"cuMipmappedArrayDestroy", address(&destroy_mipmapped_array)},
+      TakenOver{"cuMemGetInfo_v2", address(&get_info)},
       TakenOver{"cuArrayCreate_v2", address(&create_array)},
       TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},
       TakenOver{"cuMipmappedArrayCreate", address(&create_mipmapped_array)},

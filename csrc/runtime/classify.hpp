@@ -49,6 +49,7 @@ struct ThreadState {
   const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
   bool normal_registered = false;
+  bool empties_cache = false;  // for a latency client that waits for memory: what it drains passes the gate
 
   Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }
 };

@@ -22,6 +22,7 @@
 #include "runtime/collecting.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine_policy.hpp"
+#include "runtime/memory/memory.hpp"
 #include "runtime/partitions.hpp"
 #include "runtime/tracing.hpp"
 #include "telemetry/collector.hpp"
@@ -74,6 +75,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   for (const std::string& complaint : complaints) log::warning(complaint);
   hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
   slices_.configure(settings_.slices);
+  memory().configure(settings_);
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -219,6 +221,8 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
         if (latency && each.queue() != nullptr) each.queue()->latency_came();
       });
       ticker_.start();
+      memory().publish(device);
+      memory().start_givers();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
     if (launch_class == Class::kLatency && thread.depth > 0) {
@@ -285,14 +289,22 @@ void Engine::configure(const std::string& name, const std::string& value) {
   // What the engine looks at anew after it has begun.
   static constexpr std::string_view kAtAnyTime[] = {
       "CUDASCHED_POLICY",    "CUDASCHED_LEAD_US",   "CUDASCHED_MAX_INFLATION",  "CUDASCHED_LONG_US",
-      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_HOST_BACKOFF_MS"};
+      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_HOST_BACKOFF_MS", "CUDASCHED_MEMORY_LIMIT",
+      "CUDASCHED_GIVE_BACK_MS"};
   std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (variable == "CUDASCHED_LOG") return log::set_level(value);
   if (variable == "CUDASCHED_LOG_FILE") return log::set_file(value);
 
   const std::scoped_lock lock(mutex_);
-  Settings().set(variable, value);  // is there such a setting, and has the value a meaning?
+  Settings checked;
+  checked.set(variable, value);  // is there such a setting, and has the value a meaning?
+  const bool of_memory = variable == "CUDASCHED_MEMORY_LIMIT" || variable == "CUDASCHED_GIVE_BACK_MS";
+  if (of_memory) {
+    checked = settings_;
+    checked.set(variable, value);
+    memory().configure(checked);
+  }
   const bool at_any_time = std::find(std::begin(kAtAnyTime), std::end(kAtAnyTime), variable) != std::end(kAtAnyTime);
   if (attached() && !at_any_time) {
     throw ConfigError(name + " is decided by the program's first CUDA call, which has been made; set it before");
@@ -300,7 +312,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
   if (!attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
   hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
-  if (variable == "CUDASCHED_HOST_BACKOFF_MS") return;
+  if (variable == "CUDASCHED_HOST_BACKOFF_MS" || of_memory) return;
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();
   for_each_device([&](Device& device) {
@@ -471,6 +483,7 @@ void Engine::reset_in_child() noexcept {
   graphs_.reset_in_child();
   slices_.reset_in_child();
   partitions().reset_in_child();
+  memory().reset_in_child();
   started_ = false;
   job_.reset();
   LatencyActivity::reset_in_child();

@@ -119,6 +119,12 @@ class Engine {
   // first sight.
   static Device* current_device(ThreadState& thread) noexcept;
 
+  // The device of this number, if the process has used it; null else.
+  Device* known_device(int ordinal) const noexcept {
+    if (ordinal < 0 || ordinal >= kMaxDevices) return nullptr;
+    return devices_[static_cast<std::size_t>(ordinal)].load(std::memory_order_acquire);
+  }
+
   // The launch slow path: a class's first launch on a device, a region's first launch on a device. False if
   // the launch is to pass unscheduled.
   bool prepare(Device& device, Class launch_class, ThreadState& thread) noexcept;
@@ -201,7 +207,7 @@ inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcep
   const bool scheduling = state.scheduling.load(std::memory_order_relaxed);
   if (scheduling) site.call_class = stream != nullptr ? classify(stream, thread) : classify_event(event, thread);
   const bool best_effort = site.call_class == Class::kBestEffort;
-  site.caller.latency = !best_effort || in_latency_region(thread);
+  site.caller.latency = !best_effort || thread.empties_cache || in_latency_region(thread);
   if (stream == nullptr) return;
   const bool collecting = telemetry::collecting();
   site.captured = (best_effort || collecting || state.may_capture()) && is_capturing(stream);

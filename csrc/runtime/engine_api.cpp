@@ -17,6 +17,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
+#include "runtime/memory/memory.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace {
@@ -94,6 +95,12 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.device_launches = slot.device_launches.load();
   client.gate_waits = slot.gate_waits.load();
   client.gate_wait_ns = slot.gate_wait_ns.load();
+  const cudasched::arbiter::SlotMemory& memory = table.memory(index);
+  client.memory_bytes = memory.held_bytes.load();
+  client.memory_peak_bytes = memory.peak_bytes.load();
+  client.memory_limit_bytes = memory.limit_bytes.load();
+  client.memory_given_bytes = memory.given_bytes.load();
+  client.memory_refusals = memory.refusals.load();
   client.process = table.counts(index).process();
   copy_text(client.name, sizeof client.name, cudasched::arbiter::text(slot.name));
   copy_text(client.version, sizeof client.version, cudasched::arbiter::text(slot.version));
@@ -248,6 +255,10 @@ int cudasched_configure(const char* name, const char* value) {
     if (name == nullptr || value == nullptr) throw cudasched::ConfigError("a setting has a name and a value");
     cudasched::runtime::engine().configure(name, value);
   });
+}
+
+int cudasched_use_cache(cudasched_release_cache release, void* context) {
+  return guarded([&] { cudasched::runtime::memory().use_cache(release, context); });
 }
 
 int cudasched_expect(double within_ms) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/switch.h"
@@ -53,6 +54,27 @@ std::int32_t priority(const std::string& value) {
     throw Problem("an integer from " + std::to_string(-kMost) + " to " + std::to_string(kMost));
   }
   return result;
+}
+
+// "20GiB", "1.5 GB" or a number of bytes; "none" and "0" are 0. As python/cudasched/config.py.
+std::uint64_t size(const std::string& value) {
+  const Problem wanted = "a size of at least 1 MiB, such as 20GiB, 500MB or a number of bytes, or none";
+  if (value == "none" || value == "0") return 0;
+  double amount = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), amount);
+  if (error != std::errc() || !std::isfinite(amount)) throw wanted;
+  std::string_view unit(end, static_cast<std::size_t>(value.data() + value.size() - end));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},     {"B", 1},        {"KB", 1e3},      {"MB", 1e6},      {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  for (const auto& [name, factor] : kUnits) {
+    if (unit != name) continue;
+    const double bytes = amount * factor;
+    if (bytes < 0x1p20 || bytes > 0x1p60) throw wanted;
+    return static_cast<std::uint64_t>(bytes);
+  }
+  throw wanted;
 }
 
 bool one_of(const std::string& value, const char* no, const char* yes) {
@@ -137,6 +159,12 @@ constexpr Variable kVariables[] = {
      }},
     {"CUDASCHED_GRAPH_BUILD_MS",
      [](Settings& s, const std::string& value) { s.slices.most_build_ns = duration(value, kNsPerMs, 1); }},
+    {"CUDASCHED_MEMORY_LIMIT", [](Settings& s, const std::string& value) { s.memory_limit = size(value); }},
+    {"CUDASCHED_GIVE_BACK_MS",
+     [](Settings& s, const std::string& value) {
+       s.give_back_ns =
+           static_cast<std::int64_t>(number(value, 0, 60'000, "a number of ms, from 0 to 60000") * double(kNsPerMs));
+     }},
     {"CUDASCHED_JOB", [](Settings& s, const std::string& value) { s.job = value; }},
     {"CUDASCHED_RUN_DIR", [](Settings& s, const std::string& value) { s.run_directory = value; }},
     {"CUDASCHED_NAME", [](Settings& s, const std::string& value) { s.name = value; }},

@@ -34,6 +34,8 @@ struct Settings {
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
   std::int64_t turn_ns = 3 * kNsPerMs;               // CUDASCHED_TURN_MS
+  std::uint64_t memory_limit = 0;                    // CUDASCHED_MEMORY_LIMIT, of each GPU; 0: none
+  std::int64_t give_back_ns = 1000 * kNsPerMs;       // CUDASCHED_GIVE_BACK_MS, 0: off
   SliceSettings slices;                              // of CUDA graphs
   std::string job = "auto";                          // CUDASCHED_JOB, see job_peers.hpp
   std::string run_directory;                         // CUDASCHED_RUN_DIR, empty: the default

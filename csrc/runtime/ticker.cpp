@@ -21,6 +21,7 @@
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
+#include "runtime/memory/memory.hpp"
 #include "runtime/tracing.hpp"
 #include "telemetry/coverage.hpp"
 
@@ -182,6 +183,8 @@ bool Ticker::tick(std::int64_t now) noexcept {
       active = active || device.latency.imminent(now);
     }
     if (device.gate.registered()) device.peers.refresh(now);
+    memory().refresh_pools(device.ordinal());
+    memory().publish(device);
     device.gate.report_overdue(now);
     if (device.gate.registered()) {
       watch_policy(device, now);
@@ -199,6 +202,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  memory().start_givers();
   if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
     traced_ns_ = now;
     engine().for_each_device([](Device& device) { trace_counters(device); });

@@ -109,6 +109,14 @@ CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
  * must be current, and is the same for the same part. Never destroy it. */
 CUDASCHED_EXPORT int cudasched_partition_stream(double fraction, uint64_t* stream);
 
+/* Empties the program's cache of memory on this device, as another process of a higher class needs it. Called on a
+ * thread of cudasched's own, with the device's primary context current, at most once at a time for each device. */
+typedef void (*cudasched_release_cache)(int32_t device, void* context);
+
+/* From here on best-effort clients of this process give memory back when a latency client of another process asks for
+ * it (docs/pytorch.md). Null: they give nothing. `release` and `context` must stay for the rest of the process. */
+CUDASCHED_EXPORT int cudasched_use_cache(cudasched_release_cache release, void* context);
+
 /* Counts what the device runs with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
  * a libcupti that is loaded, else the loader's search. flush: waits for the device's records. */
 CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
@@ -138,6 +146,11 @@ struct cudasched_client {
   uint64_t gate_wait_ns;
   uint64_t process; /* drawn when its process started: the clients of one process have the same; 0: not said yet */
   uint64_t normal_beside_best_effort; /* of its process (counts.h) */
+  uint64_t memory_bytes;              /* what it has allocated on the GPU and not freed */
+  uint64_t memory_peak_bytes;         /* the most that its process had, ever */
+  uint64_t memory_limit_bytes;        /* of its process; 0: none */
+  uint64_t memory_given_bytes;        /* given back to latency clients that asked, ever */
+  uint64_t memory_refusals;           /* times that it was asked, and could not */
   char name[64];
   char version[32];
 };

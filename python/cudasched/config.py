@@ -82,6 +82,10 @@ class Config:
         job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
             ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
             name: the processes that have the same; ``off``: each GPU by itself.
+        memory_limit: Most bytes that the program may allocate on each GPU, as a number or as ``20GiB``; 0 or ``none``: no
+            limit.
+        give_back_ms: How long a failed allocation of latency work waits for best-effort programs to empty their
+            caches, ms, and whether this program empties its own for others; 0: neither.
         model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),
             or ``off``; the models that the package ships by default.
         cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
@@ -116,6 +120,8 @@ class Config:
     stale_heartbeat_ms: float = 100.0
     turn_ms: float = 3.0
     job: str = "auto"
+    memory_limit: int = 0
+    give_back_ms: float = 1000.0
     model: str = str(_MODELS)
     cache_dir: str | None = None
     run_dir: str | None = None
@@ -193,6 +199,37 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == int(number) else repr(number)
 
 
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{kind}": base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for kind, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?) *([A-Za-z]*)")
+_LEAST_SIZE, _MOST_SIZE = 2**20, 2**60
+
+
+def parse_size(value: object, text: bool = True) -> int:
+    """``20GiB``, ``1.5 GB`` or a number of bytes; 0 or ``none``: no limit, which is 0.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    amount = float("nan")
+    if isinstance(value, str):
+        if value in ("none", "0"):
+            return 0
+        found = _SIZE.fullmatch(value)
+        if found and found[2] in _UNITS:
+            amount = float(found[1]) * _UNITS[found[2]]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value == 0:
+            return 0
+        amount = float(value) if abs(value) <= _MOST_SIZE else float("nan")
+    if not _LEAST_SIZE <= amount <= _MOST_SIZE:
+        raise ValueError("must be a size of at least 1 MiB, such as 20GiB, 500MB or a number of bytes, or none")
+    return value if isinstance(value, int) else int(amount)
+
+
 def _integer(least: int, most: int) -> Setting:
     def parse(value: object, text: bool) -> object:
         if text and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,20}", value):
@@ -265,6 +302,8 @@ SETTINGS: Mapping[str, Setting] = {
     "stale_heartbeat_ms": _time("ms", 1),
     "turn_ms": _time("ms", 0.1),
     "job": Setting(_text),
+    "memory_limit": Setting(parse_size),
+    "give_back_ms": _number("ms", 0, 60_000),
     "model": Setting(_text, is_path=True),
     "cache_dir": Setting(_text, is_path=True),
     "run_dir": Setting(_text, is_path=True),

@@ -55,6 +55,12 @@ class Client:
             not said yet.
         normal_beside_best_effort: Launches of its process that went as ``normal`` on streams that best effort uses
             (`State` says more): as of some milliseconds ago.
+        memory_bytes: What it has allocated on the GPU and not freed, as the driver was asked for; contexts and modules are
+            not in it. What its process allocated in a class that is no client stands with another client of it.
+        memory_peak_bytes: The most that its process had allocated on the GPU.
+        memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
+        memory_given_bytes: What it has given back to latency clients that asked for memory.
+        memory_refusals: How often it was asked and could not, because it captured a graph.
         version: The client's version of cudasched.
     """
 
@@ -81,6 +87,11 @@ class Client:
     gate_wait_ms: float
     process: int
     normal_beside_best_effort: int
+    memory_bytes: int
+    memory_peak_bytes: int
+    memory_limit_bytes: int | None
+    memory_given_bytes: int
+    memory_refusals: int
     version: str
 
     @property
@@ -266,6 +277,11 @@ def client_of(seen: stub.Client) -> Client:
         gate_wait_ms=seen.gate_wait_ns / _NS_PER_MS,
         process=seen.process,
         normal_beside_best_effort=seen.normal_beside_best_effort,
+        memory_bytes=seen.memory_bytes,
+        memory_peak_bytes=seen.memory_peak_bytes,
+        memory_limit_bytes=seen.memory_limit_bytes or None,
+        memory_given_bytes=seen.memory_given_bytes,
+        memory_refusals=seen.memory_refusals,
         version=seen.version,
     )
 

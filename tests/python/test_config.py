@@ -41,6 +41,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),
+    "memory_limit": st.integers(2**20, 2**60) | st.just(0),
+    "give_back_ms": st.floats(0, 60_000),
     "job": st.just("auto") | st.just("off") | st.just("resnet 8"),
     "model": st.just("/models/sm_90.ubj") | st.just("off"),
     "cache_dir": st.just("/var/cache/x") | st.just("off"),
@@ -107,6 +109,31 @@ def test_the_engine_gets_what_was_set_and_the_model_and_nothing_else(values: dic
     again = config.resolve(environment=environment, directory=Path("/nonexistent"))
     assert again.config == resolved.config
     assert again.environment() == environment
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("20GiB", 20 << 30),
+        ("1.5 GB", 1_500_000_000),
+        ("500MB", 500_000_000),
+        ("1TiB", 1 << 40),
+        ("2e9", 2_000_000_000),
+        ("1048576", 1 << 20),
+        ("none", 0),
+        ("0", 0),
+    ],
+)
+def test_a_size_is_a_number_with_a_unit(text: str, size: int) -> None:
+    resolved = config.resolve({"memory_limit": text}, environment={}, directory=Path("/nonexistent"))
+    assert resolved.config.memory_limit == size
+    assert resolved.environment()["CUDASCHED_MEMORY_LIMIT"] == str(size)
+
+
+@pytest.mark.parametrize("text", ["much", "20", "1048575", "-5GiB", "20GiBs", "20 G", "0x10", "nan", "inf", "1e400"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^memory_limit = .*such as 20GiB"):
+        config.resolve({"memory_limit": text}, environment={}, directory=Path("/nonexistent"))
 
 
 @given(

@@ -41,6 +41,11 @@ RAW = {
     "gate_wait_ns": 3_000_000,
     "process": 77,
     "normal_beside_best_effort": 0,
+    "memory_bytes": 3 << 30,
+    "memory_peak_bytes": 4 << 30,
+    "memory_limit_bytes": 20 << 30,
+    "memory_given_bytes": 0,
+    "memory_refusals": 0,
     "name": "serve.py",
     "version": "0.1.0",
 }

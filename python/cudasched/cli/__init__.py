@@ -106,6 +106,10 @@ def run(
             help="Best effort holds back on all GPUs of the job together; auto: by MASTER_ADDR and MASTER_PORT.",
         ),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most memory that it may allocate on each GPU, such as 20GiB."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
     check_coverage: Annotated[
@@ -133,6 +137,7 @@ def run(
         "policy": policy,
         "lead_us": lead_us,
         "job": job,
+        "memory_limit": memory_limit,
         "name": name,
     }
     return run_program(program, settings, config_file=config, check_coverage=check_coverage, as_json=json, with_mps=mps)

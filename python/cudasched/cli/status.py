@@ -67,6 +67,10 @@ def _time(ms: float) -> str:
     return f"{ms / 1e3:.1f} s" if ms >= 10_000 else f"{ms:.1f} ms"
 
 
+def _size(memory_bytes: int) -> str:
+    return _gib(memory_bytes) if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
+
+
 def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
     def waits(process: Sequence[Client]) -> str:
         count = sum(client.gate_waits for client in process)
@@ -80,12 +84,22 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
         known = [client.coverage for client in process if client.coverage is not None]
         return f"{100 * min(known):.2f} %" if known else "-"
 
+    def memory(process: Sequence[Client]) -> str:
+        held = sum(client.memory_bytes for client in process)
+        limit = process[0].memory_limit_bytes
+        of = "" if limit is None else f" of {_size(limit)}"
+        if sum(1 for client in process if client.memory_bytes) < 2:
+            return f"{_size(held)}{of}" if held or limit else "-"
+        parts = (f"{_size(each.memory_bytes)} {each.client_class}" for each in process if each.memory_bytes)
+        return f"{' + '.join(parts)}{of}"
+
     return [
         Column("pid", [str(process[0].pid) for process in processes], is_number=True),
         Column("name", [process[0].name for process in processes], may_shorten=True),
         Column("class", [" + ".join(client.client_class for client in process) for process in processes]),
         Column("state", [_each(process, [_state(client) for client in process]) for process in processes]),
         Column("gate wait", [waits(process) for process in processes], 10, is_number=True),
+        Column("memory", [memory(process) for process in processes], 9, is_number=True),
         Column("SLO ms", [slo(process) for process in processes], 9, is_number=True),
         Column(
             "in flight ms",

@@ -1,0 +1,218 @@
+#include "runtime/memory/holdings.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <new>
+
+namespace cudasched::runtime {
+
+template <typename Change>
+void Holdings::record(Change&& change) noexcept {
+  const SpinGuard guard(lock_);
+  if (!guard.owns() || records_ == nullptr) {
+    unrecorded_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  try {
+    change(*records_);
+  } catch (const std::exception&) {
+    unrecorded_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Holdings::add(int device, Class client_class, std::uint64_t bytes) noexcept {
+  Totals& of = totals(device);
+  const std::uint64_t now = of.all.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  of.by_class[static_cast<std::size_t>(client_class)].fetch_add(bytes, std::memory_order_relaxed);
+  std::uint64_t peak = of.peak.load(std::memory_order_relaxed);
+  while (peak < now && !of.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+  }
+}
+
+bool Holdings::reserve(int device, Class client_class, std::uint64_t bytes) noexcept {
+  if (!known(device)) return true;
+  const std::uint64_t most = limit();
+  if (most == 0) {
+    add(device, client_class, bytes);
+    return true;
+  }
+  Totals& of = totals(device);
+  std::uint64_t now = of.all.load(std::memory_order_relaxed);
+  do {
+    if (bytes > most || now > most - bytes) {
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+  } while (!of.all.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
+  of.by_class[static_cast<std::size_t>(client_class)].fetch_add(bytes, std::memory_order_relaxed);
+  std::uint64_t peak = of.peak.load(std::memory_order_relaxed);
+  while (peak < now + bytes && !of.peak.compare_exchange_weak(peak, now + bytes, std::memory_order_relaxed)) {
+  }
+  return true;
+}
+
+void Holdings::give_up(int device, Class client_class, std::uint64_t bytes) noexcept {
+  if (!known(device)) return;
+  totals(device).all.fetch_sub(bytes, std::memory_order_relaxed);
+  totals(device).by_class[static_cast<std::size_t>(client_class)].fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+void Holdings::hold(std::uint64_t address, const Held& held) noexcept {
+  if (!known(held.device)) return;
+  record([&](Records& records) { records.by_address[address] = held; });
+}
+
+Holdings::Held Holdings::forget(std::uint64_t address) noexcept {
+  Held found;
+  record([&](Records& records) {
+    const auto place = records.by_address.find(address);
+    if (place == records.by_address.end()) return;
+    found = place->second;
+    records.by_address.erase(place);
+  });
+  return found;
+}
+
+void Holdings::hold_physical(std::uint64_t handle, const Held& held) noexcept {
+  if (!known(held.device)) return;
+  record([&](Records& records) { records.physical[handle] = {held}; });
+}
+
+void Holdings::retain_physical(std::uint64_t handle) noexcept {
+  record([&](Records& records) {
+    const auto place = records.physical.find(handle);
+    if (place != records.physical.end()) ++place->second.references;
+  });
+}
+
+void Holdings::map_physical(std::uint64_t address, std::uint64_t bytes, std::uint64_t handle) noexcept {
+  record([&](Records& records) {
+    const auto place = records.physical.find(handle);
+    if (place == records.physical.end()) return;  // another process's, which holds it
+    records.mappings[address] = {bytes, handle};
+    ++place->second.mappings;
+  });
+}
+
+// The caller holds the lock.
+void Holdings::end_if_unused(std::unordered_map<std::uint64_t, Physical>::iterator which) noexcept {
+  const Physical& physical = which->second;
+  if (physical.references > 0 || physical.mappings > 0) return;
+  give_up(physical.held.device, physical.held.client_class, physical.held.bytes);
+  records_->physical.erase(which);
+}
+
+int Holdings::release_physical(std::uint64_t handle) noexcept {
+  int device = -1;
+  record([&](Records& records) {
+    const auto place = records.physical.find(handle);
+    if (place == records.physical.end() || place->second.references == 0) return;
+    device = place->second.held.device;
+    --place->second.references;
+    end_if_unused(place);
+  });
+  return device;
+}
+
+int Holdings::unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept {
+  int device = -1;
+  record([&](Records& records) {
+    for (auto at = records.mappings.lower_bound(address);
+         at != records.mappings.end() && at->first - address < bytes;) {
+      const auto place = records.physical.find(at->second.handle);
+      at = records.mappings.erase(at);
+      if (place == records.physical.end()) continue;
+      device = place->second.held.device;
+      --place->second.mappings;
+      end_if_unused(place);
+    }
+  });
+  return device;
+}
+
+void Holdings::hold_pool(std::uint64_t pool, int device, Class client_class, std::uint64_t bytes) noexcept {
+  if (!known(device)) return;
+  record([&](Records& records) {
+    auto place = std::ranges::find(records.pools, pool, &Pool::pool);
+    if (place == records.pools.end()) {
+      records.pools.push_back({pool, device, client_class, 0});
+      place = records.pools.end() - 1;
+    }
+    if (bytes >= place->bytes) {
+      add(place->device, place->client_class, bytes - place->bytes);
+    } else {
+      give_up(place->device, place->client_class, place->bytes - bytes);
+    }
+    place->bytes = bytes;
+  });
+}
+
+void Holdings::forget_pool(std::uint64_t pool) noexcept {
+  record([&](Records& records) {
+    const auto place = std::ranges::find(records.pools, pool, &Pool::pool);
+    if (place == records.pools.end()) return;
+    give_up(place->device, place->client_class, place->bytes);
+    records.pools.erase(place);
+  });
+}
+
+int Holdings::device_of_pool(std::uint64_t pool) const noexcept {
+  const SpinGuard guard(lock_);
+  if (!guard.owns() || records_ == nullptr) return -1;
+  const auto place = std::ranges::find(records_->pools, pool, &Pool::pool);
+  return place == records_->pools.end() ? -1 : place->device;
+}
+
+void Holdings::list_pools(int device, std::vector<Pool>& pools) const {
+  const SpinGuard guard(lock_);
+  if (!guard.owns() || records_ == nullptr) return;
+  std::ranges::copy_if(records_->pools, std::back_inserter(pools),
+                       [&](const Pool& each) { return each.device == device; });
+}
+
+void Holdings::context_ended(int device, const void* context) noexcept {
+  record([&](Records& records) {
+    std::erase_if(records.by_address, [&](const auto& entry) {
+      const Held& held = entry.second;
+      if (held.context == nullptr || (context != nullptr ? held.context != context : held.device != device)) {
+        return false;
+      }
+      give_up(held.device, held.client_class, held.bytes);
+      return true;
+    });
+  });
+}
+
+std::uint64_t Holdings::held(int device) const noexcept {
+  return known(device) ? totals(device).all.load(std::memory_order_relaxed) : 0;
+}
+
+std::uint64_t Holdings::held(int device, Class client_class) const noexcept {
+  if (!known(device)) return 0;
+  return totals(device).by_class[static_cast<std::size_t>(client_class)].load(std::memory_order_relaxed);
+}
+
+std::uint64_t Holdings::peak(int device) const noexcept {
+  return known(device) ? totals(device).peak.load(std::memory_order_relaxed) : 0;
+}
+
+std::uint64_t Holdings::most_held() const noexcept {
+  std::uint64_t most = 0;
+  for (int device = 0; device < kDevices; ++device) most = std::max(most, held(device));
+  return most;
+}
+
+void Holdings::reset_in_child() noexcept {
+  new (&lock_) SpinLock;  // the parent's thread may hold it
+  records_ = new (std::nothrow) Records;
+  for (Totals& of : totals_) {
+    of.all.store(0);
+    of.peak.store(0);
+    for (auto& each : of.by_class) each.store(0);
+  }
+  refused_.store(0);
+  unrecorded_.store(0);
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,128 @@
+// What this process holds of each GPU's memory, by class: every allocation that the hook saw succeed, until its free.
+// Pure bookkeeping: no call of the driver, no clock.
+//
+// Four kinds. Plain ones, by address (cuMemAlloc, pitched, managed, arrays by handle). Physical memory, by handle, which
+// is held until it is released and mapped nowhere. Pools, whose size is told as the driver says it. What a context ends
+// takes with it is forgotten with it.
+//
+// The limit is a device's: reserve() is asked before the driver, so that threads that allocate at once cannot pass it
+// together. Bytes that are reserved count as held.
+//
+// Threads: any. Totals are atomics; the records are behind a spin lock, for some tens of nanoseconds and at times an
+// allocation of the host's. Nothing here is on the launch path.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "base/class.hpp"
+#include "base/spin_lock.hpp"
+
+namespace cudasched::runtime {
+
+class Holdings {
+ public:
+  static constexpr int kDevices = 32;
+
+  // Of one allocation, and what takes it out again.
+  struct Held {
+    std::uint64_t bytes = 0;
+    int device = -1;  // -1: nothing is known of it
+    Class client_class = Class::kNormal;
+    const void* context = nullptr;  // null: it outlives contexts
+  };
+
+  // 0: none. Of each device.
+  void set_limit(std::uint64_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
+  std::uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
+
+  // Counts what is about to be allocated. False: that would pass the limit, and nothing is counted.
+  bool reserve(int device, Class client_class, std::uint64_t bytes) noexcept;
+  // The driver refused it, or it is freed.
+  void give_up(int device, Class client_class, std::uint64_t bytes) noexcept;
+
+  // What was reserved is there, by address or handle.
+  void hold(std::uint64_t address, const Held& held) noexcept;
+  // Before the driver frees it, because another thread may be given the address at once; put back where the driver
+  // refuses. The bytes count until give_up().
+  Held forget(std::uint64_t address) noexcept;
+
+  void hold_physical(std::uint64_t handle, const Held& held) noexcept;
+  void retain_physical(std::uint64_t handle) noexcept;  // another reference of the program's
+  void map_physical(std::uint64_t address, std::uint64_t bytes, std::uint64_t handle) noexcept;
+  // Before the driver does it, as forget(). Say of which device that is, -1 if nothing is known of it.
+  int release_physical(std::uint64_t handle) noexcept;
+  int unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept;
+
+  // A pool has so many bytes of the device now.
+  void hold_pool(std::uint64_t pool, int device, Class client_class, std::uint64_t bytes) noexcept;
+  void forget_pool(std::uint64_t pool) noexcept;
+  struct Pool {
+    std::uint64_t pool = 0;
+    int device = -1;
+    Class client_class = Class::kNormal;
+    std::uint64_t bytes = 0;
+  };
+  // -1 where it is not known.
+  int device_of_pool(std::uint64_t pool) const noexcept;
+  // Appends the pools of a device; allocates.
+  void list_pools(int device, std::vector<Pool>& pools) const;
+
+  // What is of this context, or, null, of this device's contexts, is gone.
+  void context_ended(int device, const void* context) noexcept;
+
+  std::uint64_t held(int device) const noexcept;
+  std::uint64_t held(int device, Class client_class) const noexcept;
+  std::uint64_t peak(int device) const noexcept;
+  std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // by the limit
+  // What is held on the device that has the most.
+  std::uint64_t most_held() const noexcept;
+  // Allocations that no record could be made of, for want of host memory: their free is not seen.
+  std::uint64_t unrecorded() const noexcept { return unrecorded_.load(std::memory_order_relaxed); }
+
+  // In a forked child, which has none of it.
+  void reset_in_child() noexcept;
+
+ private:
+  struct Totals {
+    std::atomic<std::uint64_t> all{0};
+    std::atomic<std::uint64_t> peak{0};
+    std::array<std::atomic<std::uint64_t>, kClassCount> by_class{};
+  };
+  struct Physical {
+    Held held;
+    int references = 1;
+    int mappings = 0;
+  };
+  struct Mapping {
+    std::uint64_t bytes = 0;
+    std::uint64_t handle = 0;
+  };
+  struct Records {
+    std::unordered_map<std::uint64_t, Held> by_address;
+    std::unordered_map<std::uint64_t, Physical> physical;
+    std::map<std::uint64_t, Mapping> mappings;
+    std::vector<Pool> pools;
+  };
+
+  static bool known(int device) noexcept { return device >= 0 && device < kDevices; }
+  Totals& totals(int device) noexcept { return totals_[static_cast<std::size_t>(device)]; }
+  const Totals& totals(int device) const noexcept { return totals_[static_cast<std::size_t>(device)]; }
+  void add(int device, Class client_class, std::uint64_t bytes) noexcept;
+  void end_if_unused(std::unordered_map<std::uint64_t, Physical>::iterator which) noexcept;
+  template <typename Change>
+  void record(Change&& change) noexcept;
+
+  std::atomic<std::uint64_t> limit_{0};
+  std::atomic<std::uint64_t> refused_{0};
+  std::atomic<std::uint64_t> unrecorded_{0};
+  std::array<Totals, kDevices> totals_;
+  mutable SpinLock lock_;
+  Records* records_ = new Records;  // never destroyed: other threads may still free while the process exits
+};
+
+}  // namespace cudasched::runtime

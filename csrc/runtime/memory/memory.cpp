@@ -1,0 +1,417 @@
+#include "runtime/memory/memory.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "arbiter/table.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "driver/driver.hpp"
+#include "runtime/engine.hpp"
+#include "runtime/hot.hpp"
+#include "runtime/settings.hpp"
+#include "schedule/give_back.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
+constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
+constexpr std::int64_t kDeadLookNs = 5 * kNsPerMs;       // between two looks for dead clients, while waiting
+
+constexpr std::uint64_t bit_of(int slot) noexcept { return std::uint64_t{1} << slot; }
+
+template <typename Visit>
+void for_each_slot(std::uint64_t slots, Visit&& visit) {
+  for (; slots != 0; slots &= slots - 1) visit(std::countr_zero(slots));
+}
+
+schedule::MemoryRequest request_of(arbiter::Table& table, int slot) noexcept {
+  const arbiter::SlotMemory& words = table.memory(slot);
+  return {words.request.load(std::memory_order_acquire), words.request_until_ns.load(std::memory_order_acquire)};
+}
+
+schedule::MemoryGiver giver_of(arbiter::Table& table, int slot) noexcept {
+  const arbiter::SlotMemory& words = table.memory(slot);
+  return {true, words.gives.load(std::memory_order_acquire) != 0, words.answered.load(std::memory_order_acquire)};
+}
+
+std::string size_text(std::uint64_t bytes) {
+  std::array<char, 32> text{};
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  std::snprintf(text.data(), text.size(), mib >= 1024 ? "%.1f GiB" : "%.1f MiB", mib >= 1024 ? mib / 1024 : mib);
+  return text.data();
+}
+
+std::string client_text(arbiter::Table& table, int slot) {
+  const arbiter::Slot& entry = table.slot(slot);
+  return arbiter::text(entry.name) + " (" + std::to_string(entry.pid.load()) + ")";
+}
+
+// "train.py (4711) 40.2 GiB best_effort, ...", the largest first.
+std::string holders_text(arbiter::Table& table) {
+  struct Holder {
+    std::uint64_t bytes;
+    int slot;
+  };
+  constexpr std::size_t kMostNamed = 6;
+  std::vector<Holder> holders;
+  for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+    const std::uint64_t bytes = table.memory(slot).held_bytes.load(std::memory_order_relaxed);
+    if (table.slot(slot).occupied.load() != 0 && bytes != 0) holders.push_back({bytes, slot});
+  }
+  std::ranges::sort(holders, std::greater<>(), &Holder::bytes);
+  std::string text;
+  for (std::size_t i = 0; i < holders.size() && i < kMostNamed; ++i) {
+    const std::uint32_t value = table.slot(holders[i].slot).client_class.load();
+    text += (text.empty() ? "" : ", ") + client_text(table, holders[i].slot) + " " + size_text(holders[i].bytes);
+    if (value < static_cast<std::uint32_t>(kClassCount)) {
+      text += " " + std::string(class_name(static_cast<Class>(value)));
+    }
+  }
+  if (holders.size() > kMostNamed) text += " and " + std::to_string(holders.size() - kMostNamed) + " more";
+  return text;
+}
+
+}  // namespace
+
+Memory& memory() noexcept {
+  // Never destroyed: other threads may still free while the process exits.
+  alignas(Memory) static unsigned char storage[sizeof(Memory)];
+  static Memory* const instance = new (storage) Memory();
+  return *instance;
+}
+
+void Memory::configure(const Settings& settings) {
+  const std::uint64_t held = holdings.most_held();
+  if (settings.memory_limit != 0 && settings.memory_limit < held) {
+    throw ConfigError("memory_limit=" + std::to_string(settings.memory_limit) + " is below the " + size_text(held) +
+                      " that this program holds on a GPU: free some first, or set it higher");
+  }
+  holdings.set_limit(settings.memory_limit);
+  give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
+}
+
+Class Memory::class_of_thread() noexcept {
+  const ThreadState& thread = this_thread();
+  if (thread.depth > 0) return thread.innermost().region_class;
+  return hot().process_class.load(std::memory_order_relaxed);
+}
+
+// ---- what others are told
+
+void Memory::publish(int device) noexcept {
+  if (Device* const known = engine().known_device(device)) publish(*known);
+}
+
+void Memory::publish(Device& device) noexcept {
+  if (device.table().lost()) return;
+  std::uint64_t elsewhere = 0;  // in classes that are no clients
+  int first = -1;
+  for (int i = 0; i < kClassCount; ++i) {
+    const auto each = static_cast<Class>(i);
+    if (!device.registered(each)) {
+      elsewhere += holdings.held(device.ordinal(), each);
+    } else if (first < 0) {
+      first = i;
+    }
+  }
+  for (int i = std::max(first, 0); first >= 0 && i < kClassCount; ++i) {
+    const auto each = static_cast<Class>(i);
+    const int slot = device.slot(each);
+    if (slot < 0) continue;
+    arbiter::SlotMemory& words = device.table().memory(slot);
+    const std::uint64_t held = holdings.held(device.ordinal(), each) + (i == first ? elsewhere : 0);
+    words.held_bytes.store(held, std::memory_order_relaxed);
+    words.peak_bytes.store(holdings.peak(device.ordinal()), std::memory_order_relaxed);
+    words.limit_bytes.store(holdings.limit(), std::memory_order_relaxed);
+  }
+}
+
+bool Memory::may_say(std::atomic<std::int64_t>& said_ns) noexcept {
+  const std::int64_t now = now_ns();
+  std::int64_t said = said_ns.load(std::memory_order_relaxed);
+  return (said == 0 || now - said >= kSayAgainNs) && said_ns.compare_exchange_strong(said, now);
+}
+
+void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
+                            const std::string& unanswered) noexcept {
+  Device* const known = engine().known_device(device);
+  if (known == nullptr || known->table().lost()) return;
+  try {
+    bool beside_others = !unanswered.empty() || client_class == Class::kLatency;
+    for (int slot = 0; slot < arbiter::kSlotCount && !beside_others; ++slot) {
+      bool own = false;
+      for (int i = 0; i < kClassCount; ++i) own = own || known->slot(static_cast<Class>(i)) == slot;
+      beside_others = !own && known->table().slot(slot).occupied.load() != 0 &&
+                      known->table().memory(slot).held_bytes.load() != 0;
+    }
+    if (!beside_others || !may_say(said_failure_ns_)) return;
+    publish(*known);
+    std::string text = "GPU " + std::to_string(device) + " has no " + size_text(bytes) + " left for this program (" +
+                       std::string(class_name(client_class)) + ")";
+    std::size_t free_bytes = 0;
+    std::size_t all_bytes = 0;
+    auto* const get_info = driver::table().memory_get_info;
+    if (get_info != nullptr && get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
+      text += "; " + size_text(free_bytes) + " of " + size_text(all_bytes) + " are free";
+    }
+    const std::string holders = holders_text(known->table());
+    text += ". Who holds what: " + (holders.empty() ? "no client of cudasched holds any" : holders);
+    if (!unanswered.empty()) text += ". Did not give memory back in time: " + unanswered;
+    log::warning(text);
+  } catch (const std::exception&) {  // no memory for a message
+  }
+}
+
+void Memory::report_limit(int device, std::uint64_t bytes) noexcept {
+  if (!may_say(said_limit_ns_)) return;
+  try {
+    log::warning("an allocation of " + size_text(bytes) + " on GPU " + std::to_string(device) +
+                 " was refused by the memory limit of this program, " + size_text(holdings.limit()) + ": it holds " +
+                 size_text(holdings.held(device)));
+  } catch (const std::exception&) {
+  }
+}
+
+void Memory::refresh_pools(int device) noexcept {
+  auto* const get = driver::table().pool_get_attribute;
+  if (get == nullptr) return;
+  try {
+    std::vector<Holdings::Pool> pools;
+    holdings.list_pools(device, pools);
+    for (const Holdings::Pool& each : pools) {
+      cuuint64_t bytes = 0;
+      if (get(reinterpret_cast<CUmemoryPool>(each.pool), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
+          CUDA_SUCCESS) {
+        holdings.hold_pool(each.pool, each.device, each.client_class, bytes);
+      }
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+// ---- going after others
+
+void Memory::yield(int device, Class client_class) noexcept {
+  if (client_class != Class::kBestEffort) return;
+  Device* const known = engine().known_device(device);
+  if (known == nullptr || known->table().layout().memory.requests.load(std::memory_order_relaxed) == 0) return;
+  wait_for_requests(*known);
+}
+
+// A process with latency work of its own waits for nobody: its requests may need what this thread holds.
+void Memory::wait_for_requests(Device& device) noexcept {
+  arbiter::Table& table = device.table();
+  std::int64_t looked_ns = now_ns();
+  while (!table.lost() && !device.registered(Class::kLatency)) {
+    const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
+    const int slot = device.slot(Class::kBestEffort);
+    const std::int64_t now = now_ns();
+    const schedule::MemoryGiver own = slot < 0 ? schedule::MemoryGiver{} : giver_of(table, slot);
+    const std::uint64_t asking = table.layout().memory.requests.load(std::memory_order_acquire);
+    bool waits = false;
+    for_each_slot(asking, [&](int other) { waits = waits || schedule::yields(request_of(table, other), own, now); });
+    if (!waits) return;
+    if (now - looked_ns >= kDeadLookNs) {
+      looked_ns = now;
+      table.reap(asking);
+      continue;
+    }
+    table.sleep_for_memory(seen, kDeadLookNs);
+  }
+}
+
+// ---- giving
+
+void Memory::use_cache(cudasched_release_cache release, void* context) {
+  release_context_.store(context);
+  release_.store(release, std::memory_order_release);
+  start_givers();
+}
+
+bool Memory::can_give(const Device& device) noexcept {
+  if (!device.registered(Class::kBestEffort) || device.registered(Class::kLatency)) return false;
+  if (release_.load(std::memory_order_acquire) != nullptr) return true;
+  try {
+    std::vector<Holdings::Pool> pools;
+    holdings.list_pools(device.ordinal(), pools);
+    return !pools.empty();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void Memory::start_givers() noexcept {
+  if (give_back_ns() == 0) return;
+  engine().for_each_device([&](Device& device) {
+    const int ordinal = device.ordinal();
+    if (ordinal < 0 || ordinal >= Holdings::kDevices || !can_give(device)) return;
+    if (giver_runs_[static_cast<std::size_t>(ordinal)].exchange(true)) return;
+    // The host program's signals are for its own threads.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    try {
+      std::thread([this, &device] { run_giver(device); }).detach();
+    } catch (const std::exception&) {  // it gives nothing, which is said of it
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  });
+}
+
+void Memory::run_giver(Device& device) noexcept {
+  pthread_setname_np(pthread_self(), "cudasched-mem");
+  this_thread().empties_cache = true;
+  arbiter::Table& table = device.table();
+  while (hot().scheduling.load(std::memory_order_relaxed) && !table.lost()) {
+    const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
+    const int slot = device.slot(Class::kBestEffort);
+    arbiter::SlotMemory& words = table.memory(slot);
+    words.gives.store(can_give(device) ? 1 : 0, std::memory_order_release);
+    std::uint64_t number = 0;
+    const schedule::MemoryGiver own = giver_of(table, slot);
+    for_each_slot(table.layout().memory.requests.load(std::memory_order_acquire), [&](int other) {
+      number = std::max(number, schedule::answer_for(request_of(table, other), own, now_ns()));
+    });
+    if (number == 0) {
+      table.sleep_for_memory(seen, kGiverLookNs);
+      continue;
+    }
+    // A capture may not be disturbed, and what it allocates is not to be taken from it.
+    if (hot().may_capture()) {
+      words.refusals.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      const std::uint64_t before = holdings.held(device.ordinal());
+      empty_caches(device);
+      const std::uint64_t after = holdings.held(device.ordinal());
+      words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
+      publish(device);
+    }
+    words.answered.store(number, std::memory_order_release);
+    table.wake_for_memory();
+  }
+}
+
+// With the device's primary context current, as the allocators that give have it.
+void Memory::empty_caches(const Device& device) noexcept {
+  const driver::RelaxedCapture relaxed;
+  CUcontext context = nullptr;
+  if (driver::table().primary_context_retain(&context, device.ordinal()) != CUDA_SUCCESS) return;
+  {
+    const driver::CurrentContext current(context);
+    if (current.ok()) {
+      if (const cudasched_release_cache release = release_.load(std::memory_order_acquire); release != nullptr) {
+        release(device.ordinal(), release_context_.load());
+      }
+      try {
+        std::vector<Holdings::Pool> pools;
+        holdings.list_pools(device.ordinal(), pools);
+        for (const Holdings::Pool& each : pools) {
+          if (driver::table().pool_trim != nullptr) {
+            driver::table().pool_trim(reinterpret_cast<CUmemoryPool>(each.pool), 0);
+          }
+        }
+      } catch (const std::exception&) {
+      }
+      refresh_pools(device.ordinal());
+    }
+  }
+  driver::table().primary_context_release(device.ordinal());
+}
+
+void Memory::reset_in_child() noexcept {
+  holdings.reset_in_child();
+  for (auto& runs : giver_runs_) runs.store(false);
+  said_failure_ns_.store(0);
+  said_limit_ns_.store(0);
+}
+
+// ---- asking
+
+MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept {
+  const std::int64_t longest = memory().give_back_ns();
+  Device* const known = engine().known_device(device);
+  if (longest == 0 || known == nullptr || !hot().scheduling.load(std::memory_order_relaxed)) return;
+  // A client asks; one that has launched nothing yet becomes one here.
+  if (!engine().prepare(*known, Class::kLatency, this_thread()) || known->table().lost()) return;
+  arbiter::Table& table = known->table();
+  if (const int own = known->slot(Class::kBestEffort); own >= 0) table.memory(own).gives.store(0);
+  table.reap();
+  std::uint64_t givers = 0;
+  for_each_slot(table.layout().best_effort.load(std::memory_order_acquire), [&](int slot) {
+    if (table.memory(slot).gives.load(std::memory_order_acquire) != 0) givers |= bit_of(slot);
+  });
+  if (givers == 0) return;
+  slot_ = known->slot(Class::kLatency);
+  device_ = known;
+  asked_ = owed_ = givers;
+  until_ns_ = now_ns() + longest;
+  number_ = table.layout().memory.made.fetch_add(1) + 1;
+  arbiter::SlotMemory& words = table.memory(slot_);
+  words.request_bytes.store(bytes, std::memory_order_relaxed);
+  words.request_until_ns.store(until_ns_, std::memory_order_relaxed);
+  words.request.store(number_, std::memory_order_release);
+  table.layout().memory.requests.fetch_or(bit_of(slot_));
+  table.wake_for_memory();
+}
+
+MemoryRequest::~MemoryRequest() {
+  if (device_ == nullptr || device_->table().lost()) return;
+  arbiter::Table& table = device_->table();
+  // Another thread of the process may have asked since.
+  if (table.memory(slot_).request.load() == number_) table.layout().memory.requests.fetch_and(~bit_of(slot_));
+  table.wake_for_memory();
+}
+
+std::uint64_t MemoryRequest::owing() const noexcept {
+  arbiter::Table& table = device_->table();
+  std::uint64_t found = 0;
+  for_each_slot(owed_, [&](int slot) {
+    schedule::MemoryGiver giver = giver_of(table, slot);
+    giver.alive = table.slot(slot).occupied.load() != 0;
+    if (schedule::owes_answer({number_, until_ns_}, giver)) found |= bit_of(slot);
+  });
+  return found;
+}
+
+bool MemoryRequest::next() noexcept {
+  if (device_ == nullptr || owed_ == 0) return false;
+  arbiter::Table& table = device_->table();
+  std::int64_t looked_ns = now_ns();
+  while (true) {
+    const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
+    const std::uint64_t left = owing();
+    if (left != owed_) {
+      owed_ = left;
+      return true;
+    }
+    const std::int64_t now = now_ns();
+    if (now >= until_ns_ || table.lost()) return false;
+    if (now - looked_ns >= kDeadLookNs) {
+      looked_ns = now;
+      if (table.reap(owed_) > 0) continue;
+    }
+    table.sleep_for_memory(seen, std::min(kDeadLookNs, until_ns_ - now));
+  }
+}
+
+std::string MemoryRequest::unanswered() const {
+  std::string text;
+  if (device_ == nullptr) return text;
+  for_each_slot(owed_, [&](int slot) {
+    text += (text.empty() ? "" : ", ") + client_text(device_->table(), slot);
+  });
+  return text;
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,102 @@
+// Memory of the GPUs as this process uses it: what it holds (holdings.hpp), its limit, what others are told of it in the
+// shared tables, and how memory is given back (schedule/give_back.hpp).
+//
+// The door (hook/memory.cpp) calls it around each call that allocates or frees, on the program's threads; these may hold
+// the locks of the program's allocator, so every wait here is bounded. A thread a GPU empties caches when another
+// process asks for memory; it makes no call of Python and holds no lock of the engine meanwhile.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "cudasched/engine.h"
+#include "runtime/memory/holdings.hpp"
+
+namespace cudasched::runtime {
+
+class Device;
+struct Settings;
+
+class Memory {
+ public:
+  Holdings holdings;
+
+  // The limit and how long others are waited for. Throws ConfigError: the limit is below what is held.
+  void configure(const Settings& settings);
+
+  // The class in which the calling thread allocates.
+  static Class class_of_thread() noexcept;
+
+  // Before an allocation of this class: lets a request of another process go first. One load where there is none.
+  void yield(int device, Class client_class) noexcept;
+
+  // What the process holds of a device, for others to read. Also the ticker's.
+  void publish(int device) noexcept;
+  void publish(Device& device) noexcept;
+
+  // The allocator's own cache, which a thread of the engine's empties when another process asks. Null: there is none.
+  void use_cache(cudasched_release_cache release, void* context);
+  // Starts that thread for each GPU with a best-effort client and something to give. The ticker's, too.
+  void start_givers() noexcept;
+
+  // What is said when an allocation has failed: who holds what. A line at most every ten seconds.
+  void report_failure(int device, Class client_class, std::uint64_t bytes, const std::string& unanswered) noexcept;
+  void report_limit(int device, std::uint64_t bytes) noexcept;
+
+  std::int64_t give_back_ns() const noexcept { return give_back_ns_.load(std::memory_order_relaxed); }
+
+  // The pools of a device, as the driver says how large they are.
+  void refresh_pools(int device) noexcept;
+
+  void reset_in_child() noexcept;
+
+ private:
+  void run_giver(Device& device) noexcept;
+  bool can_give(const Device& device) noexcept;
+  void empty_caches(const Device& device) noexcept;
+  void wait_for_requests(Device& device) noexcept;
+  bool may_say(std::atomic<std::int64_t>& said_ns) noexcept;
+
+  std::atomic<std::int64_t> give_back_ns_{0};
+  std::atomic<cudasched_release_cache> release_{nullptr};
+  std::atomic<void*> release_context_{nullptr};
+  std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
+  std::atomic<std::int64_t> said_failure_ns_{0};
+  std::atomic<std::int64_t> said_limit_ns_{0};
+};
+
+Memory& memory() noexcept;
+
+// A latency client's request for memory that an allocation of its did not get: asks from its construction to its
+// destruction. Where nobody can give anything, it asks nobody.
+class MemoryRequest {
+ public:
+  MemoryRequest(int device, std::uint64_t bytes) noexcept;
+  ~MemoryRequest();
+  MemoryRequest(const MemoryRequest&) = delete;
+  MemoryRequest& operator=(const MemoryRequest&) = delete;
+
+  // Waits until another client has answered: the allocation is to be tried again. False: all have, and it was tried
+  // since, or its time is over.
+  bool next() noexcept;
+
+  // Who has not answered, "train.py (4711)"; empty: all have.
+  std::string unanswered() const;
+
+ private:
+  std::uint64_t owing() const noexcept;
+
+  Device* device_ = nullptr;
+  int slot_ = -1;
+  std::uint64_t number_ = 0;
+  std::uint64_t asked_ = 0;  // slots
+  std::uint64_t owed_ = 0;   // of these, those that had not answered at the last look
+  std::int64_t until_ns_ = 0;
+};
+
+}  // namespace cudasched::runtime

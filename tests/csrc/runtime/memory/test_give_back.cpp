@@ -1,0 +1,339 @@
+// Giving memory back, between the engine of this process and another client: a process that stands in the same table.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/hooked_driver.hpp"
+#include "runtime/memory/memory.hpp"
+#include "runtime/other_client.hpp"
+#include "schedule/give_back.hpp"
+
+namespace cudasched {
+namespace {
+
+using namespace std::chrono_literals;
+using test::eventually;
+using test::HookedDriver;
+using test::InRegion;
+using test::Program;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+// A process with a slot, which does `act` with it until it is killed.
+class Neighbour {
+ public:
+  Neighbour(Class client_class, const std::function<void(arbiter::Table&, int)>& act) {
+    int ready[2];
+    if (pipe(ready) != 0) throw std::runtime_error("pipe");
+    const std::string directory = HookedDriver::instance().run_directory();
+    const std::string uuid = driver::device_uuid(0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      auto table = arbiter::Table::open(directory, uuid, "test");
+      arbiter::ClientInfo client;
+      client.client_class = client_class;
+      client.name = "neighbour";
+      const int slot = table->claim(client);
+      table->memory(slot).held_bytes.store(512 * kMiB);
+      if (client_class == Class::kBestEffort) table->memory(slot).gives.store(1);
+      const auto byte = static_cast<char>(slot);
+      if (write(ready[1], &byte, 1) != 1) _exit(1);
+      for (;;) {
+        table->slot(slot).heartbeat_ns.store(now_ns());
+        act(*table, slot);
+        usleep(500);
+      }
+    }
+    char slot = -1;
+    if (read(ready[0], &slot, 1) != 1) throw std::runtime_error("the neighbour did not start");
+    slot_ = slot;
+    close(ready[0]);
+    close(ready[1]);
+  }
+  ~Neighbour() {
+    kill();
+    HookedDriver::instance().table().reap();
+  }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  arbiter::SlotMemory& words() const { return HookedDriver::instance().table().memory(slot_); }
+
+ private:
+  pid_t pid_ = -1;
+  int slot_ = -1;
+};
+
+// The numbers of the open requests, the greatest.
+std::uint64_t open_request(arbiter::Table& table) {
+  std::uint64_t found = 0;
+  for (std::uint64_t rest = table.layout().memory.requests.load(); rest != 0; rest &= rest - 1) {
+    found = std::max(found, table.memory(std::countr_zero(rest)).request.load());
+  }
+  return found;
+}
+
+void answer(arbiter::Table& table, int slot) {
+  const std::uint64_t number = open_request(table);
+  if (number <= table.memory(slot).answered.load()) return;
+  table.memory(slot).answered.store(number);
+  table.wake_for_memory();
+}
+
+void silent(arbiter::Table&, int) {}
+
+// The driver's, until enough of this many allocations have failed.
+std::atomic<int> failures_left{0};
+std::atomic<int> attempts{0};
+decltype(driver::table().memory_allocate) real_allocate = nullptr;
+
+class ScarceMemory {
+ public:
+  explicit ScarceMemory(int failures) {
+    failures_left.store(failures);
+    attempts.store(0);
+    real_allocate = driver::table().memory_allocate;
+    driver::driver_table.memory_allocate = [](CUdeviceptr* pointer, std::size_t bytes) {
+      attempts.fetch_add(1);
+      return failures_left.fetch_sub(1) > 0 ? CUDA_ERROR_OUT_OF_MEMORY : real_allocate(pointer, bytes);
+    };
+  }
+  ~ScarceMemory() { driver::driver_table.memory_allocate = real_allocate; }
+};
+
+CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
+  return HookedDriver::instance().function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&pointer, bytes);
+}
+CUresult free_memory(CUdeviceptr pointer) {
+  return HookedDriver::instance().function<CUresult(CUdeviceptr)>("cuMemFree_v2")(pointer);
+}
+
+CUresult allocate_in_a_latency_region(CUdeviceptr& pointer) {
+  const InRegion region(CUDASCHED_LATENCY);
+  return allocate(pointer, kMiB);
+}
+
+class GiveBack : public ::testing::Test {
+ protected:
+  ~GiveBack() override { cudasched_configure("give_back_ms", "1000"); }
+  Program program_;
+};
+
+TEST_F(GiveBack, ALatencyClientTriesAgainWhenTheOtherHasAnswered) {
+  const Neighbour giver(Class::kBestEffort, &answer);
+  const ScarceMemory scarce(1);
+  cudasched_configure("give_back_ms", "60000");
+  CUdeviceptr pointer = 0;
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_SUCCESS);
+  EXPECT_EQ(attempts.load(), 2);
+  EXPECT_EQ(HookedDriver::instance().table().layout().memory.requests.load(), 0u) << "the request is over";
+  EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+}
+
+TEST_F(GiveBack, NobodyElseAsks) {
+  const Neighbour giver(Class::kBestEffort, &answer);
+  const ScarceMemory scarce(1);
+  CUdeviceptr pointer = 0;
+  EXPECT_EQ(allocate(pointer, kMiB), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(attempts.load(), 1);
+  EXPECT_EQ(giver.words().answered.load(), 0u);
+}
+
+TEST_F(GiveBack, IsOffWhereTheSettingSaysSo) {
+  cudasched_configure("give_back_ms", "0");
+  const Neighbour giver(Class::kBestEffort, &answer);
+  const ScarceMemory scarce(1);
+  CUdeviceptr pointer = 0;
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(attempts.load(), 1);
+}
+
+// Without a cache that is known there is nobody to wait for.
+TEST_F(GiveBack, AClientWithoutACacheSaysNoAtOnce) {
+  const Neighbour other(Class::kBestEffort, [](arbiter::Table& table, int slot) { table.memory(slot).gives.store(0); });
+  ASSERT_TRUE(eventually([&] { return other.words().gives.load() == 0; }));
+  const ScarceMemory scarce(1);
+  cudasched_configure("give_back_ms", "60000");
+  CUdeviceptr pointer = 0;
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(attempts.load(), 1);
+}
+
+TEST_F(GiveBack, AClientThatDoesNotAnswerIsWaitedForNoLongerThanAllowed) {
+  const Neighbour giver(Class::kBestEffort, &silent);
+  const ScarceMemory scarce(1);
+  cudasched_configure("give_back_ms", "30");
+  CUdeviceptr pointer = 0;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_ERROR_OUT_OF_MEMORY);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("Did not give memory back in time: neighbour ("), std::string::npos) << said;
+  EXPECT_NE(said.find("512.0 MiB best_effort"), std::string::npos) << said;
+  EXPECT_EQ(HookedDriver::instance().table().layout().memory.requests.load(), 0u);
+}
+
+TEST_F(GiveBack, AGiverThatIsKilledIsWaitedForNoLonger) {
+  Neighbour giver(Class::kBestEffort, &silent);
+  const ScarceMemory scarce(1);
+  cudasched_configure("give_back_ms", "60000");
+  CUdeviceptr pointer = 0;
+  std::thread killer([&] {
+    EXPECT_TRUE(eventually([] { return HookedDriver::instance().table().layout().memory.requests.load() != 0; }));
+    giver.kill();
+  });
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_SUCCESS) << "what it held went with it";
+  killer.join();
+  EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+}
+
+// ---- this process gives
+
+struct Cache {
+  std::atomic<int> emptied{0};
+  std::function<void()> also;
+};
+
+void empty(std::int32_t, void* context) {
+  auto& cache = *static_cast<Cache*>(context);
+  if (cache.also) cache.also();
+  cache.emptied.fetch_add(1);
+}
+
+void ask(arbiter::Table& table, int slot) {
+  if ((table.layout().memory.requests.load() >> slot & 1) != 0) return;
+  auto& words = table.memory(slot);
+  words.request_until_ns.store(now_ns() + 50'000'000'000);
+  words.request.store(table.layout().memory.made.fetch_add(1) + 1);
+  table.layout().memory.requests.fetch_or(std::uint64_t{1} << slot);
+  table.wake_for_memory();
+}
+
+class Gives : public ::testing::Test {
+ protected:
+  static void become_best_effort(const Program& program) {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    ASSERT_EQ(program.launch(1), CUDA_SUCCESS);
+    ASSERT_EQ(program.synchronize(), CUDA_SUCCESS);
+  }
+};
+
+TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
+  const Program program;
+  become_best_effort(program);
+  if (HookedDriver::instance().table().latency_clients() != 0) GTEST_SKIP() << "this process has latency work";
+  static Cache cache;
+  CUdeviceptr kept = 0;
+  ASSERT_EQ(allocate(kept, 7 * kMiB), CUDA_SUCCESS);
+  cache.also = [&] {
+    EXPECT_EQ(free_memory(kept), CUDA_SUCCESS);
+    CUcontext current = nullptr;
+    EXPECT_EQ(driver::table().context_get_current(&current), CUDA_SUCCESS);
+    EXPECT_EQ(current, program.context());
+  };
+  ASSERT_EQ(cudasched_use_cache(&empty, &cache), CUDASCHED_OK);
+  auto& table = HookedDriver::instance().table();
+  int own = -1;
+  for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+    if (table.slot(slot).occupied.load() != 0 && table.slot(slot).client_class.load() == 2) own = slot;
+  }
+  ASSERT_GE(own, 0);
+  ASSERT_TRUE(eventually([&] { return table.memory(own).gives.load() == 1; }));
+  {
+    const Neighbour asker(Class::kLatency, &ask);
+    EXPECT_TRUE(eventually([&] { return table.memory(own).answered.load() == asker.words().request.load(); }));
+    EXPECT_EQ(cache.emptied.load(), 1);
+    EXPECT_EQ(table.memory(own).given_bytes.load(), 7 * kMiB);
+    // What was freed is reserved: a best-effort allocation waits until the request is over.
+    std::atomic<bool> done{false};
+    std::thread waits([&] {
+      program.use_on_this_thread();
+      const InRegion region(CUDASCHED_BEST_EFFORT);
+      CUdeviceptr pointer = 0;
+      EXPECT_EQ(allocate(pointer, kMiB), CUDA_SUCCESS);
+      done.store(true);
+      EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+    });
+    std::this_thread::sleep_for(30ms);
+    EXPECT_FALSE(done.load());
+    CUdeviceptr normal = 0;
+    EXPECT_EQ(allocate(normal, kMiB), CUDA_SUCCESS) << "other classes do not wait";
+    EXPECT_EQ(free_memory(normal), CUDA_SUCCESS);
+    const_cast<Neighbour&>(asker).kill();  // in the middle of its request
+    waits.join();
+    EXPECT_TRUE(done.load());
+  }
+  // While a stream captures, it says no at once.
+  cache.also = nullptr;
+  const std::uint64_t refusals = table.memory(own).refusals.load();
+  const int emptied = cache.emptied.load();
+  ASSERT_EQ(HookedDriver::instance().function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(
+                program.stream(), CU_STREAM_CAPTURE_MODE_GLOBAL),
+            CUDA_SUCCESS);
+  {
+    const Neighbour asker(Class::kLatency, &ask);
+    EXPECT_TRUE(eventually([&] { return table.memory(own).answered.load() == asker.words().request.load(); }));
+  }
+  CUgraph graph = nullptr;
+  EXPECT_EQ(HookedDriver::instance().function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program.stream(),
+                                                                                                &graph),
+            CUDA_SUCCESS);
+  EXPECT_GT(table.memory(own).refusals.load(), refusals);
+  EXPECT_EQ(cache.emptied.load(), emptied);
+  cudasched_use_cache(nullptr, nullptr);
+}
+
+// What the cache's frees wait for stands behind the gate, which latency work keeps closed. Other frees of best effort wait.
+TEST_F(Gives, TheDrainsOfGivingPassTheClosedGate) {
+  const Program program;
+  become_best_effort(program);
+  auto& table = HookedDriver::instance().table();
+  if (table.latency_clients() != 0) GTEST_SKIP() << "this process has latency work";
+  CUdeviceptr kept = 0;
+  CUdeviceptr another = 0;
+  ASSERT_EQ(allocate(kept, 7 * kMiB), CUDA_SUCCESS);
+  ASSERT_EQ(allocate(another, kMiB), CUDA_SUCCESS);
+  Neighbour active(Class::kLatency, [](arbiter::Table& shared, int slot) { shared.set_active(slot, now_ns()); });
+  ASSERT_TRUE(eventually([&] { return table.active() != 0; }));
+  const std::uint64_t before = program.ran();
+  constexpr std::uint64_t kLaunches = 20;
+  std::atomic<bool> freed{false};
+  std::thread frees([&] {
+    program.use_on_this_thread();
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    for (std::uint64_t i = 0; i < kLaunches; ++i) EXPECT_EQ(program.launch(i + 2), CUDA_SUCCESS);
+    EXPECT_EQ(free_memory(another), CUDA_SUCCESS);
+    freed.store(true);
+  });
+  std::this_thread::sleep_for(50ms);
+  EXPECT_FALSE(freed.load());
+  static Cache cache;
+  static std::uint64_t ran_when_freed = 0;
+  cache.also = [&] {
+    EXPECT_EQ(free_memory(kept), CUDA_SUCCESS);
+    ran_when_freed = program.ran();
+  };
+  ASSERT_EQ(cudasched_use_cache(&empty, &cache), CUDASCHED_OK);
+  const Neighbour asker(Class::kLatency, &ask);
+  EXPECT_TRUE(eventually([&] { return cache.emptied.load() >= 1; }));
+  EXPECT_EQ(ran_when_freed - before, kLaunches) << "the free waited for what was launched before it";
+  frees.join();
+  EXPECT_NE(table.active(), 0u) << "nobody but the drain opened the gate";
+  cudasched_use_cache(nullptr, nullptr);
+}
+
+}  // namespace
+}  // namespace cudasched

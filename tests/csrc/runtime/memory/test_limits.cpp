@@ -1,0 +1,178 @@
+// The door of memory, over the simulated driver: what is counted, where, and what a limit does.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "runtime/hooked_driver.hpp"
+#include "runtime/memory/memory.hpp"
+#include "runtime/other_client.hpp"
+
+namespace cudasched {
+namespace {
+
+using test::HookedDriver;
+using test::InRegion;
+using test::Program;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+template <typename Function, typename... Arguments>
+CUresult call(const char* name, Arguments... arguments) {
+  return HookedDriver::instance().function<Function>(name)(arguments...);
+}
+
+CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
+  return call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2", &pointer, bytes);
+}
+CUresult free_memory(CUdeviceptr pointer) { return call<CUresult(CUdeviceptr)>("cuMemFree_v2", pointer); }
+
+std::uint64_t held() { return runtime::memory().holdings.held(0); }
+
+class Limit {
+ public:
+  explicit Limit(const std::string& value) { EXPECT_EQ(set(value), CUDASCHED_OK) << cudasched_last_error(); }
+  ~Limit() { set("none"); }
+  static int set(const std::string& value) { return cudasched_configure("memory_limit", value.c_str()); }
+};
+
+TEST(MemoryDoor, CountsWhatAProgramAllocatesUntilItIsFreed) {
+  const Program program;
+  const std::uint64_t before = held();
+  CUdeviceptr plain = 0;
+  ASSERT_EQ(allocate(plain, 3 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before + 3 * kMiB);
+  CUdeviceptr pitched = 0;
+  std::size_t pitch = 0;
+  ASSERT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>(
+                "cuMemAllocPitch_v2", &pitched, &pitch, 100, 4, 4)),
+            CUDA_SUCCESS);
+  EXPECT_EQ(held(), before + 3 * kMiB + 4 * pitch);
+  EXPECT_EQ(free_memory(pitched), CUDA_SUCCESS);
+  EXPECT_EQ(free_memory(plain), CUDA_SUCCESS);
+  EXPECT_NE(free_memory(plain), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before);
+}
+
+TEST(MemoryDoor, AFailedFreeIsNone) {
+  const Program program;
+  CUdeviceptr plain = 0;
+  ASSERT_EQ(allocate(plain, kMiB), CUDA_SUCCESS);
+  const std::uint64_t before = held();
+  auto* const real = driver::table().memory_free;
+  driver::driver_table.memory_free = [](CUdeviceptr) { return CUDA_ERROR_LAUNCH_FAILED; };
+  EXPECT_EQ(free_memory(plain), CUDA_ERROR_LAUNCH_FAILED);
+  driver::driver_table.memory_free = real;
+  EXPECT_EQ(held(), before);
+  EXPECT_EQ(free_memory(plain), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before - kMiB);
+}
+
+TEST(MemoryDoor, CountsPhysicalMemoryAndPools) {
+  const Program program;
+  const std::uint64_t before = held();
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CUmemGenericAllocationHandle handle = 0;
+  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 2 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap", CUdeviceptr{0x7000'0000}, 2 * kMiB, std::size_t{0}, handle, 0ULL)),
+            CUDA_SUCCESS);
+  EXPECT_EQ(call<decltype(cuMemRelease)>("cuMemRelease", handle), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before + 2 * kMiB);
+  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap", CUdeviceptr{0x7000'0000}, 2 * kMiB)), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before);
+  CUdeviceptr pointer = 0;
+  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &pointer, 5 * kMiB, program.stream())), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before + 5 * kMiB);
+  EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", pointer, program.stream())), CUDA_SUCCESS);
+  EXPECT_EQ(program.synchronize(), CUDA_SUCCESS);
+  runtime::memory().refresh_pools(0);
+  EXPECT_EQ(held(), before);
+}
+
+TEST(MemoryDoor, TellsOthersByClientAndClass) {
+  const Program program;
+  ASSERT_EQ(program.launch(1), CUDA_SUCCESS);
+  CUdeviceptr of_best_effort = 0;
+  {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    ASSERT_EQ(program.launch(2), CUDA_SUCCESS);
+    ASSERT_EQ(allocate(of_best_effort, 6 * kMiB), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(program.synchronize(), CUDA_SUCCESS);
+  auto& table = HookedDriver::instance().table();
+  const auto in_table = [&](Class wanted) {
+    for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+      if (table.slot(slot).occupied.load() != 0 &&
+          table.slot(slot).client_class.load() == static_cast<std::uint32_t>(wanted)) {
+        return table.memory(slot).held_bytes.load();
+      }
+    }
+    return ~std::uint64_t{0};
+  };
+  EXPECT_EQ(in_table(Class::kBestEffort), 6 * kMiB);
+  EXPECT_EQ(free_memory(of_best_effort), CUDA_SUCCESS);
+  EXPECT_EQ(in_table(Class::kBestEffort), 0u);
+}
+
+TEST(MemoryDoor, ALimitRefusesEveryKindOfAllocation) {
+  const Program program;
+  const std::uint64_t before = held();
+  const Limit limit(std::to_string(before + 4 * kMiB));
+  CUdeviceptr first = 0;
+  CUdeviceptr other = 0;
+  ASSERT_EQ(allocate(first, 3 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(allocate(other, 2 * kMiB), CUDA_ERROR_OUT_OF_MEMORY);
+  std::size_t pitch = 0;
+  EXPECT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>(
+                "cuMemAllocPitch_v2", &other, &pitch, kMiB, 2, 4)),
+            CUDA_ERROR_OUT_OF_MEMORY);
+  CUmemAllocationProp properties{};
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CUmemGenericAllocationHandle handle = 0;
+  EXPECT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 2 * kMiB, &properties, 0ULL)),
+            CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &other, 2 * kMiB, program.stream())),
+            CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ((call<decltype(cuMemAllocFromPoolAsync)>("cuMemAllocFromPoolAsync", &other, 2 * kMiB,
+                                                     static_cast<CUmemoryPool>(nullptr), program.stream())),
+            CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(held(), before + 3 * kMiB);
+  EXPECT_EQ(free_memory(first), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &other, 2 * kMiB, program.stream())), CUDA_SUCCESS);
+  EXPECT_EQ(free_memory(other), CUDA_SUCCESS);
+  runtime::memory().refresh_pools(0);
+  EXPECT_EQ(held(), before);
+}
+
+TEST(MemoryDoor, UnderALimitTheGpuIsAsLargeAsThat) {
+  const Program program;
+  const std::uint64_t before = held();
+  const Limit limit(std::to_string(before + 10 * kMiB));
+  CUdeviceptr pointer = 0;
+  ASSERT_EQ(allocate(pointer, 4 * kMiB), CUDA_SUCCESS);
+  std::size_t free_bytes = 0;
+  std::size_t all_bytes = 0;
+  ASSERT_EQ((call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2", &free_bytes, &all_bytes)), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes, 6 * kMiB);
+  EXPECT_EQ(all_bytes, before + 10 * kMiB);
+  EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+}
+
+TEST(MemoryDoor, ALimitBelowWhatIsHeldIsRefusedAndChangesNothing) {
+  const Program program;
+  CUdeviceptr pointer = 0;
+  ASSERT_EQ(allocate(pointer, 8 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(Limit::set("2MiB"), CUDASCHED_CONFIG_ERROR);
+  EXPECT_NE(std::string(cudasched_last_error()).find("below the"), std::string::npos) << cudasched_last_error();
+  EXPECT_EQ(runtime::memory().holdings.limit(), 0u);
+  for (const char* const wrong : {"much", "20 gigabytes", "-5GiB", "12", "", "1e400", "nan", "20GiBs"}) {
+    EXPECT_EQ(Limit::set(wrong), CUDASCHED_CONFIG_ERROR) << wrong;
+  }
+  EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+}
+
+}  // namespace
+}  // namespace cudasched
