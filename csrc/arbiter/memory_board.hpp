@@ -29,8 +29,8 @@ struct alignas(64) SlotMemory {
 
   // The slot has a new owner.
   void clear() noexcept {
-    for (auto* const word : {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes,
-                             &refusals}) {
+    for (auto* const word :
+         {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes, &refusals}) {
       word->store(0, std::memory_order_relaxed);
     }
     request_until_ns.store(0, std::memory_order_relaxed);
@@ -39,9 +39,9 @@ struct alignas(64) SlotMemory {
 };
 
 struct alignas(64) MemoryBoard {
-  std::atomic<std::uint64_t> requests;   // slots that ask now
-  std::atomic<std::uint64_t> made;       // requests, ever: where their numbers come from
-  std::atomic<std::uint32_t> sequence;   // futex: changes with each request, answer and end of a request
+  std::atomic<std::uint64_t> requests;  // slots that ask now
+  std::atomic<std::uint64_t> made;      // requests, ever: where their numbers come from
+  std::atomic<std::uint32_t> sequence;  // futex: changes with each request, answer and end of a request
   std::array<SlotMemory, 64> slots;
 };
 

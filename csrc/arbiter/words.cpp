@@ -13,8 +13,8 @@ int turn_owner(std::uint64_t turn) noexcept { return static_cast<int>(turn >> kT
 
 // Slots that anything in the table speaks of.
 std::uint64_t slots_in_use(const Layout& layout) noexcept {
-  std::uint64_t used = layout.active.load() | layout.latency.load() | layout.best_effort.load() | layout.waiting.load() |
-                       layout.memory.requests.load();
+  std::uint64_t used = layout.active.load() | layout.latency.load() | layout.best_effort.load() |
+                       layout.waiting.load() | layout.memory.requests.load();
   for (int slot = 0; slot < kSlotCount; ++slot) {
     if (layout.slots[static_cast<std::size_t>(slot)].occupied.load() != 0) used |= bit_of(slot);
   }

@@ -129,8 +129,7 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
   const std::size_t bytes = width_bytes * height;
   const auto real_bytes = [&] { return pitch != nullptr ? std::max(bytes, *pitch * height) : bytes; };
   const CUresult status = allocate_counted(
-      asked, bytes,
-      [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); },
+      asked, bytes, [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); },
       [&] {
         if (!holdings().reserve(asked.device, asked.client_class, real_bytes() - bytes)) {
           holdings().hold(word_of(*pointer), asked.of(bytes));  // by less than a row's padding over the limit
@@ -142,9 +141,8 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(
-      allocate_held(pointer, bytes, [&] { return table().memory_allocate_managed(pointer, bytes, flags); }), pointer,
-      bytes);
+  return noted(allocate_held(pointer, bytes, [&] { return table().memory_allocate_managed(pointer, bytes, flags); }),
+               pointer, bytes);
 }
 
 CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {
@@ -341,22 +339,21 @@ std::uint64_t array_bytes(std::uint64_t width, std::uint64_t height, std::uint64
 std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR* description, unsigned level) noexcept {
   constexpr unsigned kWithoutMemory = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
   if (description == nullptr || (description->Flags & kWithoutMemory) != 0) return 0;
-  return array_bytes(std::max<std::uint64_t>(description->Width >> level, 1), description->Height >> level,
-                     (description->Flags & CUDA_ARRAY3D_LAYERED) != 0 ? description->Depth : description->Depth >> level,
-                     description->NumChannels, description->Format);
+  return array_bytes(
+      std::max<std::uint64_t>(description->Width >> level, 1), description->Height >> level,
+      (description->Flags & CUDA_ARRAY3D_LAYERED) != 0 ? description->Depth : description->Depth >> level,
+      description->NumChannels, description->Format);
 }
 
 CUresult create_array(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* description) noexcept {
-  const std::uint64_t bytes =
-      description == nullptr
-          ? 0
-          : array_bytes(description->Width, description->Height, 1, description->NumChannels, description->Format);
+  const std::uint64_t bytes = description == nullptr ? 0
+                                                     : array_bytes(description->Width, description->Height, 1,
+                                                                   description->NumChannels, description->Format);
   return allocate_held(array, bytes, [&] { return table().array_create(array, description); });
 }
 
 CUresult create_array_3d(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* description) noexcept {
-  return allocate_held(array, array_bytes(description, 0),
-                       [&] { return table().array_3d_create(array, description); });
+  return allocate_held(array, array_bytes(description, 0), [&] { return table().array_3d_create(array, description); });
 }
 
 CUresult create_mipmapped_array(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* description,

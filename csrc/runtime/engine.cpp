@@ -288,9 +288,9 @@ void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind
 void Engine::configure(const std::string& name, const std::string& value) {
   // What the engine looks at anew after it has begun.
   static constexpr std::string_view kAtAnyTime[] = {
-      "CUDASCHED_POLICY",    "CUDASCHED_LEAD_US",   "CUDASCHED_MAX_INFLATION",  "CUDASCHED_LONG_US",
-      "CUDASCHED_LINGER_US", "CUDASCHED_MARGIN_US", "CUDASCHED_HOST_BACKOFF_MS", "CUDASCHED_MEMORY_LIMIT",
-      "CUDASCHED_GIVE_BACK_MS"};
+      "CUDASCHED_POLICY",          "CUDASCHED_LEAD_US",      "CUDASCHED_MAX_INFLATION",
+      "CUDASCHED_LONG_US",         "CUDASCHED_LINGER_US",    "CUDASCHED_MARGIN_US",
+      "CUDASCHED_HOST_BACKOFF_MS", "CUDASCHED_MEMORY_LIMIT", "CUDASCHED_GIVE_BACK_MS"};
   std::string variable = "CUDASCHED_" + (name == "client_class" ? "class" : name);
   for (char& c : variable) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   if (variable == "CUDASCHED_LOG") return log::set_level(value);

@@ -66,7 +66,7 @@ std::uint64_t size(const std::string& value) {
   std::string_view unit(end, static_cast<std::size_t>(value.data() + value.size() - end));
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1},     {"B", 1},        {"KB", 1e3},      {"MB", 1e6},      {"GB", 1e9},
+      {"", 1},      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
       {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   for (const auto& [name, factor] : kUnits) {
     if (unit != name) continue;

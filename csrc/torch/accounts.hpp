@@ -12,6 +12,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "torch/timeline.hpp"
+
 namespace cudasched::torch_memory {
 
 enum class Action : std::uint8_t { kAllocate, kFree, kReserve, kRelease, kSnapshot };
@@ -24,6 +26,7 @@ struct Record {
   std::uint64_t address;
   std::uint64_t bytes;
   std::uint64_t stream;
+  std::int64_t time_ns = 0;  // CLOCK_MONOTONIC; 0: not told, and nothing of it is in the timeline
 };
 
 struct Amount {
@@ -43,7 +46,7 @@ class Device {
 
   // Before the first record, and for what the snapshot has: of class normal, or of their stream's.
   void begin_with(std::uint64_t address, std::uint64_t bytes, std::uint64_t stream) {
-    allocate({Action::kAllocate, 0, 0, 0, address, bytes, stream});
+    allocate({Action::kAllocate, 0, 0, 0, address, bytes, stream, 0});
   }
   void begin_with_reserved(std::uint64_t bytes) { reserved.add(bytes); }
 
@@ -73,6 +76,7 @@ class Device {
       case Action::kSnapshot:
         break;
     }
+    if (record.time_ns != 0) note(record.time_ns);
   }
 
   Amount requested;
@@ -80,6 +84,7 @@ class Device {
   std::array<Amount, kClasses> by_class;
   std::map<std::uint64_t, Amount> by_stream;
   std::map<std::uint32_t, Amount> by_region;
+  Timeline timeline;
   std::uint64_t unknown_frees = 0;  // of blocks that no record told of: some were lost
 
  private:
@@ -101,6 +106,7 @@ class Device {
     by_class[client_class].add(record.bytes);
     by_stream[record.stream].add(record.bytes);
     by_region[record.region].add(record.bytes);
+    count(place->second, true);
   }
 
   void free(const Record& record) {
@@ -114,10 +120,21 @@ class Device {
     by_class[block.client_class].take(block.bytes);
     by_stream[block.stream].take(block.bytes);
     by_region[block.region].take(block.bytes);
+    count(block, false);
     blocks_.erase(found);
   }
 
+  void note(std::int64_t time_ns) { timeline.add({time_ns, reserved.bytes, held_by_class_, held_by_region_}); }
+  void count(const Block& block, bool there) {
+    std::uint64_t& of_class = held_by_class_[block.client_class];
+    std::uint64_t& of_region = held_by_region_[Timeline::place_of(block.region)];
+    of_class = there ? of_class + block.bytes : of_class - std::min(of_class, block.bytes);
+    of_region = there ? of_region + block.bytes : of_region - std::min(of_region, block.bytes);
+  }
+
   bool begun_ = false;
+  std::array<std::uint64_t, Timeline::kClasses> held_by_class_{};
+  std::array<std::uint64_t, Timeline::kRegions> held_by_region_{};
   std::unordered_map<std::uint64_t, Block> blocks_;
   std::unordered_map<std::uint64_t, std::uint8_t> stream_classes_;
 };

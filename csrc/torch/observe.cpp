@@ -3,13 +3,19 @@
 // ctypes.
 //
 // The allocator calls the tracker under its mutex, on whichever thread allocates: the tracker reads the thread's scope,
-// puts a record into a ring and returns. It calls nothing of PyTorch, takes no lock and no GIL. All else is called by
-// Python, and holds `accounts_lock`.
+// puts a record into a ring and returns. It calls nothing of PyTorch, takes no lock and no GIL. All else holds
+// `accounts_lock`: calls of Python, and a thread that empties the ring, so that a program that never asks loses no
+// record. The cache is emptied by the engine's own thread, without the GIL (cudasched_use_cache in engine.h).
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <time.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
+#include <thread>
 
 #include "torch/accounts.hpp"
 #include "torch/ring.hpp"
@@ -21,9 +27,11 @@ using cudasched::torch_memory::Amount;
 using cudasched::torch_memory::Device;
 using cudasched::torch_memory::Record;
 using cudasched::torch_memory::Ring;
+using cudasched::torch_memory::Timeline;
 
 constexpr std::size_t kCapacity = std::size_t{1} << 17;
 constexpr std::size_t kDevices = 64;
+constexpr auto kDrainEvery = std::chrono::milliseconds(50);
 
 struct State {
   Ring<Record> ring{kCapacity};
@@ -39,6 +47,12 @@ State& state() {
 
 thread_local std::uint8_t thread_class = 0;
 thread_local std::uint32_t thread_region = 0;
+
+std::int64_t now_ns() noexcept {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
 
 template <typename Entry>
 void track(const Entry& entry) noexcept {
@@ -70,6 +84,7 @@ void track(const Entry& entry) noexcept {
   record.address = static_cast<std::uint64_t>(entry.addr_);
   record.bytes = entry.size_;
   record.stream = reinterpret_cast<std::uint64_t>(entry.stream_);
+  record.time_ns = now_ns();
   state().ring.push(record);
 }
 
@@ -84,6 +99,8 @@ void drain(State& mine) {
 
 }  // namespace
 
+// What Python and the engine call; the library is compiled with all else hidden.
+#pragma GCC visibility push(default)
 extern "C" {
 
 struct cudasched_torch_amount {
@@ -106,6 +123,20 @@ void cudasched_torch_begin_with(int device, std::uint64_t address, std::uint64_t
   State& mine = state();
   const std::scoped_lock lock(mine.accounts_lock);
   mine.devices.at(static_cast<std::size_t>(device)).begin_with(address, bytes, stream);
+}
+
+// What there was is told. From here on a thread takes the records out of the ring.
+void cudasched_torch_begin() {
+  State& mine = state();
+  std::thread([&mine] {
+    while (true) {
+      {
+        const std::scoped_lock lock(mine.accounts_lock);
+        drain(mine);
+      }
+      std::this_thread::sleep_for(kDrainEvery);
+    }
+  }).detach();
 }
 
 void cudasched_torch_begin_with_reserved(int device, std::uint64_t bytes) {
@@ -162,4 +193,33 @@ int cudasched_torch_read_parts(int device, int by_region, cudasched_torch_amount
   return count;
 }
 
+struct cudasched_torch_point {
+  std::int64_t begin_ns;
+  std::uint64_t reserved, by_class[Timeline::kClasses], by_region[Timeline::kRegions];
+};
+
+// Writes at most `room` points, the oldest first; returns how many there are.
+int cudasched_torch_timeline(int device, cudasched_torch_point* out, int room) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  drain(mine);
+  const auto& points = mine.devices.at(static_cast<std::size_t>(device)).timeline.points();
+  for (std::size_t i = 0; i < points.size() && i < static_cast<std::size_t>(room); ++i) {
+    out[i].begin_ns = points[i].begin_ns;
+    out[i].reserved = points[i].reserved;
+    std::copy(points[i].by_class.begin(), points[i].by_class.end(), out[i].by_class);
+    std::copy(points[i].by_region.begin(), points[i].by_region.end(), out[i].by_region);
+  }
+  return static_cast<int>(points.size());
+}
+
+// For cudasched_use_cache. What fails gives nothing back; the program that asks goes on without.
+void cudasched_torch_release_cache(std::int32_t, void*) {
+  try {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  } catch (const std::exception&) {
+  }
+}
+
 }  // extern "C"
+#pragma GCC visibility pop

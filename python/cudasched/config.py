@@ -82,8 +82,8 @@ class Config:
         job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
             ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
             name: the processes that have the same; ``off``: each GPU by itself.
-        memory_limit: Most bytes that the program may allocate on each GPU, as a number or as ``20GiB``; 0 or ``none``: no
-            limit.
+        memory_limit: Most bytes that the program may allocate on each GPU, as a number or as ``20GiB``; 0 or ``none``:
+            no limit.
         give_back_ms: How long a failed allocation of latency work waits for best-effort programs to empty their
             caches, ms, and whether this program empties its own for others; 0: neither.
         model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),

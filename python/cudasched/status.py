@@ -55,8 +55,8 @@ class Client:
             not said yet.
         normal_beside_best_effort: Launches of its process that went as ``normal`` on streams that best effort uses
             (`State` says more): as of some milliseconds ago.
-        memory_bytes: What it has allocated on the GPU and not freed, as the driver was asked for; contexts and modules are
-            not in it. What its process allocated in a class that is no client stands with another client of it.
+        memory_bytes: What it has allocated on the GPU and not freed, as the driver was asked for; contexts and modules
+            are not in it. What its process allocated in a class that is no client stands with another client of it.
         memory_peak_bytes: The most that its process had allocated on the GPU.
         memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
         memory_given_bytes: What it has given back to latency clients that asked for memory.

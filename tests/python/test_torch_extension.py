@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import cudasched
 import cudasched.torch
 import pytest
-from cudasched.torch import _adapter, _extension, _observe, _regions
+from cudasched import hook
+from cudasched.torch import _adapter, _extension, _give_back, _observe, _regions
 from support import PATIENCE_S, ROOT
 from test_torch_regions import Engine, Torch, engine, torch
 
@@ -48,7 +50,8 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("extension") / "libcudasched_torch.so"
     compiler = shutil.which("g++") or "c++"
     include = ["-I", str(ROOT / "tests/python/c10_double"), "-I", str(ROOT / "csrc")]
-    command = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", *include]
+    # Hidden as in the product: what Python calls must be visible all the same.
+    command = [compiler, "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", *include]
     subprocess.run([*command, str(ROOT / "csrc/torch/observe.cpp"), "-o", str(output)], check=True)
     return output
 
@@ -127,6 +130,90 @@ def test_allocations_have_the_class_of_their_stream_and_the_region_of_their_thre
     assert found.by_class == {"normal": 161, "latency": 32, "best_effort": 5}
     assert found.by_region == {"": 166, "answer": 32}
     assert found.by_stream[0x99] == 8
+
+
+def test_the_timeline_has_classes_regions_and_what_is_reserved(does: Does) -> None:
+    with cudasched.region("best_effort", stream="inherit", name="train"):
+        does(ALLOC, 0x5000, 30, stream=0x99)
+        does(SEGMENT_ALLOC, 0x10000, 2048)
+    does(FREE_COMPLETED, 0x5000, 30)
+    found = cudasched.torch.memory_timeline()
+    assert 1 <= len(found.seconds) <= 3 and found.seconds == sorted(found.seconds)
+    assert max(found.by_class["best_effort"]) == 30
+    assert max(found.by_region["train"]) == 30 and max(found.by_region[""]) == 160
+    assert max(found.reserved_bytes) == 5024 + 2048
+    assert {len(each) for each in [*found.by_class.values(), *found.by_region.values()]} == {len(found.seconds)}
+
+
+def test_a_program_that_never_asks_loses_no_record(does: Does) -> None:
+    for _ in range(6):
+        for _ in range(30_000):
+            does(ALLOC, 0x5000, 30)
+        time.sleep(0.2)
+    assert cudasched.torch.memory().lost == 0
+
+
+def test_the_timeline_before_observe_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_observe, "_library", None)
+    with pytest.raises(cudasched.StateError, match=r"cudasched\.torch\.observe"):
+        cudasched.torch.memory_timeline()
+
+
+class Cdll:
+    """The engine, as ctypes loads it."""
+
+    def __init__(self) -> None:
+        self.given: list[object] = []
+
+    def cudasched_use_cache(self, function: ctypes.c_void_p, context: object) -> None:
+        self.given.append(function.value)
+
+
+def test_the_engine_empties_pytorchs_cache(
+    double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / double.name
+    shutil.copy(double, own)
+    library, engines, real = _extension.Library(own), Cdll(), ctypes.CDLL
+    monkeypatch.setattr(_extension, "load", lambda: library)
+    monkeypatch.setattr(torch, "get_allocator_backend", lambda: "native", raising=False)
+    monkeypatch.setattr(hook, "installed", lambda: True)
+    monkeypatch.setattr(_give_back, "_begun", False)
+    monkeypatch.setattr(_give_back, "_library", None)
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "CDLL", lambda path: engines)
+        cudasched.torch.give_back()
+        cudasched.torch.give_back()
+    assert len(engines.given) == 1
+    ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p)(engines.given[0])(0, None)
+    assert real(str(own)).double_emptied() == 1
+
+
+@pytest.mark.parametrize(("built", "times"), [(True, 1), (False, 0)])
+def test_best_effort_regions_give_back_by_themselves_where_the_extension_is_built(
+    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch, built: bool, times: int
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(_give_back, "_looked", False)
+    monkeypatch.setattr(_give_back, "give_back", lambda: called.append(1))
+    monkeypatch.setattr(_extension, "built", lambda torch: built)
+    with cudasched.region("latency"):
+        pass
+    assert called == []
+    for _ in range(2):
+        with cudasched.region("best_effort"):
+            pass
+    assert len(called) == times
+
+
+def test_check_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_extension, "_cuda_include", lambda: "/usr/include")
+    found = _extension.check(a_pytorch("2.3.1"))
+    assert [well for well, _ in found] == [False, True, True, True]
+    assert "for PyTorch 2.4 to 2.13" in found[0][1] and "cudasched torch build" in found[3][1]
+    found = _extension.check(a_pytorch(cuda=None))
+    assert not found[0][0] and "without CUDA" in found[0][1]
 
 
 def test_the_second_call_does_nothing(does: Does) -> None:

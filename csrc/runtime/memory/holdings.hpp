@@ -1,9 +1,9 @@
 // What this process holds of each GPU's memory, by class: every allocation that the hook saw succeed, until its free.
 // Pure bookkeeping: no call of the driver, no clock.
 //
-// Four kinds. Plain ones, by address (cuMemAlloc, pitched, managed, arrays by handle). Physical memory, by handle, which
-// is held until it is released and mapped nowhere. Pools, whose size is told as the driver says it. What a context ends
-// takes with it is forgotten with it.
+// Four kinds. Plain ones, by address (cuMemAlloc, pitched, managed, arrays by handle). Physical memory, by handle,
+// which is held until it is released and mapped nowhere. Pools, whose size is told as the driver says it. What a
+// context ends takes with it is forgotten with it.
 //
 // The limit is a device's: reserve() is asked before the driver, so that threads that allocate at once cannot pass it
 // together. Bytes that are reserved count as held.

@@ -151,8 +151,8 @@ void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
     for (int slot = 0; slot < arbiter::kSlotCount && !beside_others; ++slot) {
       bool own = false;
       for (int i = 0; i < kClassCount; ++i) own = own || known->slot(static_cast<Class>(i)) == slot;
-      beside_others = !own && known->table().slot(slot).occupied.load() != 0 &&
-                      known->table().memory(slot).held_bytes.load() != 0;
+      beside_others =
+          !own && known->table().slot(slot).occupied.load() != 0 && known->table().memory(slot).held_bytes.load() != 0;
     }
     if (!beside_others || !may_say(said_failure_ns_)) return;
     publish(*known);
@@ -408,9 +408,7 @@ bool MemoryRequest::next() noexcept {
 std::string MemoryRequest::unanswered() const {
   std::string text;
   if (device_ == nullptr) return text;
-  for_each_slot(owed_, [&](int slot) {
-    text += (text.empty() ? "" : ", ") + client_text(device_->table(), slot);
-  });
+  for_each_slot(owed_, [&](int slot) { text += (text.empty() ? "" : ", ") + client_text(device_->table(), slot); });
   return text;
 }
 

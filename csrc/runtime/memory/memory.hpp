@@ -1,8 +1,8 @@
-// Memory of the GPUs as this process uses it: what it holds (holdings.hpp), its limit, what others are told of it in the
-// shared tables, and how memory is given back (schedule/give_back.hpp).
+// Memory of the GPUs as this process uses it: what it holds (holdings.hpp), its limit, what others are told of it in
+// the shared tables, and how memory is given back (schedule/give_back.hpp).
 //
-// The door (hook/memory.cpp) calls it around each call that allocates or frees, on the program's threads; these may hold
-// the locks of the program's allocator, so every wait here is bounded. A thread a GPU empties caches when another
+// The door (hook/memory.cpp) calls it around each call that allocates or frees, on the program's threads; these may
+// hold the locks of the program's allocator, so every wait here is bounded. A thread a GPU empties caches when another
 // process asks for memory; it makes no call of Python and holds no lock of the engine meanwhile.
 #pragma once
 

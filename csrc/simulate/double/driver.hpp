@@ -196,9 +196,9 @@ struct Driver {
   std::map<std::uintptr_t, Allocation> allocations;  // by address
   std::map<CUmemGenericAllocationHandle, PhysicalMemory> physical;
   std::map<CUdeviceptr, CUmemGenericAllocationHandle> mappings;
-  std::deque<Applied> completed;                     // by the model, in order; effects still to come
-  bool applying = false;                             // a thread is at it
-  std::mutex submitting;                             // taken before `mutex`: whole submissions, one at a time
+  std::deque<Applied> completed;  // by the model, in order; effects still to come
+  bool applying = false;          // a thread is at it
+  std::mutex submitting;          // taken before `mutex`: whole submissions, one at a time
 };
 
 inline constexpr std::size_t kLargestBytes = std::size_t{64} << 30;  // of one allocation or fill

@@ -164,8 +164,8 @@ struct Exec {
   unsigned long long flags = 0;
   std::size_t device_bytes = 0;
   std::shared_ptr<Context> memory_of;  // whose these are
-  std::shared_ptr<Context> context;  // where it was launched last
-  Ticket last = 0;                   // operation of that launch
+  std::shared_ptr<Context> context;    // where it was launched last
+  Ticket last = 0;                     // operation of that launch
 
   Exec() = default;
   Exec(const Exec&) = delete;

@@ -23,7 +23,8 @@ class SharedDevice {
   // 0, or an errno: the directory is someone else's or cannot be made, no space, the file is in use with another layout
   // (EPROTO).
   // `memory_bytes`: of the device; of the first process that opens it.
-  int open(const std::string& directory, int ordinal, double scale, std::uint64_t memory_bytes = std::uint64_t{64} << 30);
+  int open(const std::string& directory, int ordinal, double scale,
+           std::uint64_t memory_bytes = std::uint64_t{64} << 30);
 
   // Holds the lock; on the way in dead contexts are removed (at most once a millisecond) and the model runs up to now.
   class Guard {

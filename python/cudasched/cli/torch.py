@@ -15,11 +15,6 @@ __all__ = ["app"]
 app = typer.Typer(name="torch", help="What belongs to PyTorch: its extension.", no_args_is_help=True)
 
 
-@app.callback()
-def _start() -> None:
-    """Has one command, which is named all the same."""
-
-
 @app.command(epilog="Example: cudasched torch build")
 def build(
     again: Annotated[bool, typer.Option("--again", help="Compile it though it is there.")] = False,
@@ -32,3 +27,18 @@ def build(
     except ImportError as error:
         raise HookError(f"PyTorch is not installed here: {error}") from error
     print(_text.printable(str(_extension.build(torch, again=again))))
+
+
+@app.command(epilog="Example: cudasched torch check")
+def check() -> int:
+    """Say whether the PyTorch extension can be had here, and what is missing; the exit code is 1 if something is."""
+    from cudasched.torch import _extension
+
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise HookError(f"PyTorch is not installed here: {error}") from error
+    found = _extension.check(torch)
+    for well, text in found:
+        print(_text.printable(f"{'ok' if well else 'problem':<9}{text}"))
+    return 0 if all(well for well, _ in found) else 1

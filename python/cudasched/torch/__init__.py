@@ -17,19 +17,23 @@ from __future__ import annotations
 from cudasched.torch._callbacks import lightning_callback, trainer_callback
 from cudasched.torch._check import StreamOrderWarning
 from cudasched.torch._extension import ExtensionError
+from cudasched.torch._give_back import give_back
 from cudasched.torch._handover import Handover, handover
 from cudasched.torch._install import install
-from cudasched.torch._observe import Memory, memory, observe
+from cudasched.torch._observe import Memory, Timeline, memory, memory_timeline, observe
 
 __all__ = [
     "ExtensionError",
     "Handover",
     "Memory",
     "StreamOrderWarning",
+    "Timeline",
+    "give_back",
     "handover",
     "install",
     "lightning_callback",
     "memory",
+    "memory_timeline",
     "observe",
     "trainer_callback",
 ]

@@ -22,11 +22,11 @@ from typing import Any
 from cudasched import _text
 from cudasched.errors import Error
 
-__all__ = ["ExtensionError", "build", "command", "load", "place"]
+__all__ = ["REGIONS", "ExtensionError", "build", "built", "check", "command", "load", "place"]
 
 _OLDEST, _NEWEST = (2, 4), (2, 13)
 _LOST = (
-    "Without it there is no memory by class (cudasched.torch.memory); regions, streams, handover and scheduling do not "
+    "Without it there is no memory by class (cudasched.torch.memory), and PyTorch's cache is not given back; regions, streams, handover and scheduling do not "
     "need it"
 )
 _HERE = Path(__file__).resolve().parent
@@ -103,7 +103,15 @@ def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
         raise ExtensionError("there is no C++ compiler (g++); install one")
     sources = _sources()
     home = Path(torch.__file__).parent
-    arguments = [compiler, "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    arguments = [
+        compiler,
+        "-std=c++20",
+        "-O2",
+        "-fPIC",
+        "-pthread",
+        "-fvisibility=hidden",
+        "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",
+    ]
     arguments += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", f"-I{sources}"]
     arguments += ["-isystem", str(home / "include"), "-isystem", _cuda_include()]
     arguments += [str(sources / "torch" / "observe.cpp"), "-o", str(output)]
@@ -154,6 +162,20 @@ class Totals(ctypes.Structure):
     ]
 
 
+_CLASSES, REGIONS = 3, 16
+
+
+class Point(ctypes.Structure):
+    """As ``cudasched_torch_point`` in csrc/torch/observe.cpp."""
+
+    _fields_ = [
+        ("begin_ns", ctypes.c_int64),
+        ("reserved", ctypes.c_uint64),
+        ("by_class", ctypes.c_uint64 * _CLASSES),
+        ("by_region", ctypes.c_uint64 * REGIONS),
+    ]
+
+
 class Library:
     """The extension's functions."""
 
@@ -167,10 +189,14 @@ class Library:
         self.begin_with = self._function(library, "begin_with", number, size, size, size)
         self.begin_with_reserved = self._function(library, "begin_with_reserved", number, size)
         self.name_stream = self._function(library, "name_stream", number, size, number)
+        self.begin = self._function(library, "begin")
         self.scope = self._function(library, "scope", number, ctypes.c_uint32)
         self._read = self._function(library, "read", number, ctypes.POINTER(Totals))
         self._parts = self._function(library, "read_parts", number, number, ctypes.POINTER(_Amount), number)
         self._parts.restype = number
+        self._timeline = self._function(library, "timeline", number, ctypes.POINTER(Point), number)
+        self._timeline.restype = number
+        self.release_cache = self._function(library, "release_cache", ctypes.c_int32, ctypes.c_void_p)
 
     @staticmethod
     def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
@@ -184,6 +210,12 @@ class Library:
         self._read(device, ctypes.byref(totals))
         return totals
 
+    def timeline(self, device: int) -> list[Point]:
+        """What was held when, the oldest first."""
+        room = 4096
+        points = (Point * room)()
+        return list(points[: min(room, self._timeline(device, points, room))])
+
     def parts(self, device: int, by_region: bool) -> dict[int, tuple[int, int]]:
         """Bytes and their peak by stream or by region."""
         room = 256
@@ -193,6 +225,38 @@ class Library:
             if count <= room:
                 return {int(each.key): (int(each.bytes), int(each.peak)) for each in amounts[:count]}
             room = count
+
+
+def built(torch: Any) -> bool:
+    """Whether the library of this PyTorch is there already."""
+    try:
+        _check_version(torch)
+        return torch.version.cuda is not None and place(torch).is_file()
+    except (ExtensionError, OSError):
+        return False
+
+
+def check(torch: Any) -> list[tuple[bool, str]]:
+    """What there is of what the extension needs, and where it is: whether all is well, and what is said of it."""
+    found: list[tuple[bool, str]] = []
+
+    def look(what: str, find: Any) -> None:
+        try:
+            found.append((True, f"{what}: {find()}"))
+        except ExtensionError as error:
+            found.append((False, f"{what}: {error}"))
+
+    def version() -> str:
+        _check_version(torch)
+        if torch.version.cuda is None:
+            raise ExtensionError("this PyTorch was built without CUDA")
+        return f"{_version(torch)}, CUDA {torch.version.cuda}"
+
+    look("PyTorch", version)
+    look("CUDA's headers", _cuda_include)
+    look("compiler", lambda: command(torch, Path("unused"))[0])
+    look("extension", lambda: place(torch) if built(torch) else "not built yet: cudasched torch build")
+    return found
 
 
 def load() -> Library:

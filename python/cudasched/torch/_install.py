@@ -11,7 +11,7 @@ from cudasched import hook
 from cudasched._region import set_class
 from cudasched.config import check_region
 from cudasched.errors import ConfigError, HookWarning
-from cudasched.torch import _adapter
+from cudasched.torch import _adapter, _give_back
 
 __all__ = ["install"]
 
@@ -65,6 +65,8 @@ def install(default: str = "best_effort") -> None:
             streams = _adapter.streams() if threading.get_ident() == caller else None
             if streams is not None:
                 streams.leave_default()
+            if client_class == "best_effort":
+                _give_back.begin_if_built()
         except Exception as error:
             warnings.warn(
                 f"work stays on the default stream: {type(error).__name__}: {error}", HookWarning, stacklevel=2

@@ -10,7 +10,7 @@ from typing import Any
 from cudasched.errors import StateError
 from cudasched.torch import _adapter, _extension, _regions
 
-__all__ = ["Memory", "memory", "observe"]
+__all__ = ["Memory", "Timeline", "memory", "memory_timeline", "observe"]
 
 _CLASSES = ("normal", "latency", "best_effort")  # as include/cudasched/engine.h counts them
 
@@ -50,6 +50,23 @@ class Memory:
     lost: int
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """What PyTorch's allocator held when; each value is the most in the time from its point to the next.
+
+    Attributes:
+        seconds: When each point begins, as ``time.monotonic()``.
+        by_class: `Memory.by_class` at each point.
+        by_region: `Memory.by_region` at each point; regions beyond the first 15 stand together in the last name.
+        reserved_bytes: `Memory.reserved_bytes` at each point.
+    """
+
+    seconds: list[float]
+    by_class: dict[str, list[int]]
+    by_region: dict[str, list[int]]
+    reserved_bytes: list[int]
+
+
 def observe() -> None:
     """Begins to count PyTorch's memory by class, on all devices; `memory` tells. Does nothing the second time.
 
@@ -83,6 +100,7 @@ def observe() -> None:
                     library.begin_with(device, block["address"], asked, segment["stream"])
         _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
         _regions.on_change(lambda client_class, name: library.scope(_CLASSES.index(client_class), _number(name)))
+        library.begin()
         _library = library
 
 
@@ -91,6 +109,42 @@ def _number(name: str) -> int:
     if number is None:
         number = _regions_by_name.setdefault(name, len(_regions_by_name))
     return number
+
+
+def _observed(device: int | None) -> tuple[_extension.Library, int]:
+    library = _library
+    if library is None:
+        raise StateError("nothing is counted: call cudasched.torch.observe() first, where the program begins")
+    if device is None:
+        torch: Any = importlib.import_module("torch")
+        device = int(torch.cuda.current_device())
+    return library, device
+
+
+def memory_timeline(device: int | None = None) -> Timeline:
+    """What PyTorch held since `observe`, in at most 2,048 points: a millisecond each at first, longer in long programs.
+
+    Args:
+        device: Its number; None: the current one.
+
+    Raises:
+        StateError: `observe` was not called.
+    """
+    library, device = _observed(device)
+    points = library.timeline(device)
+    names: list[list[str]] = [[] for _ in range(_extension.REGIONS)]
+    for name, number in sorted(_regions_by_name.items(), key=lambda item: item[1]):
+        names[min(number, _extension.REGIONS - 1)].append(name)
+    return Timeline(
+        seconds=[point.begin_ns / 1e9 for point in points],
+        by_class={name: [int(point.by_class[i]) for point in points] for i, name in enumerate(_CLASSES)},
+        by_region={
+            ", ".join(together): [int(point.by_region[i]) for point in points]
+            for i, together in enumerate(names)
+            if together
+        },
+        reserved_bytes=[int(point.reserved) for point in points],
+    )
 
 
 def memory(device: int | None = None) -> Memory:
@@ -102,12 +156,8 @@ def memory(device: int | None = None) -> Memory:
     Raises:
         StateError: `observe` was not called.
     """
-    library = _library
-    if library is None:
-        raise StateError("nothing is counted: call cudasched.torch.observe() first, where the program begins")
+    library, device = _observed(device)
     torch: Any = importlib.import_module("torch")
-    if device is None:
-        device = int(torch.cuda.current_device())
     totals = library.read(device)
     names = {number: name for name, number in _regions_by_name.items()}
     free = [

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cudasched.errors import ConfigError, HookWarning
-from cudasched.torch import _adapter, _check
+from cudasched.torch import _adapter, _check, _give_back
 
 __all__ = ["enter", "entered", "leave", "on_change"]
 
@@ -39,6 +39,8 @@ def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], Non
 
     try:
         streams = _adapter.streams()
+        if streams is not None and client_class == "best_effort":
+            _give_back.begin_if_built()
         if streams is None or stream == "inherit":
             return
         chosen = None if stream == "own" else _adapter.chosen_stream(stream)

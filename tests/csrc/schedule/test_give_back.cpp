@@ -1,10 +1,10 @@
-#include "schedule/give_back.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <random>
+
+#include "schedule/give_back.hpp"
 
 namespace cudasched::schedule {
 namespace {

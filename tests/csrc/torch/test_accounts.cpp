@@ -99,6 +99,50 @@ TEST(Accounts, AgreeWithASumOverWhatIsThere) {
   }
 }
 
+TEST(Timeline, HasTheMostOfEachIntervalByClassAndRegion) {
+  Device device = begun();
+  const auto at = [](Record made, std::int64_t time_ns) {
+    made.time_ns = time_ns;
+    return made;
+  };
+  device.apply(at(record(Action::kAllocate, 1, 100, 0, kLatency, 1), 1'000));
+  device.apply(at(record(Action::kAllocate, 2, 50, 0, kBestEffort, 99), 2'000));
+  device.apply(at(record(Action::kFree, 1, 100), 3'000));
+  device.apply(at(record(Action::kReserve, 0, 4096), 5'000'000));
+  const auto& points = device.timeline.points();
+  ASSERT_EQ(points.size(), 2u);
+  EXPECT_EQ(points[0].by_class[kLatency], 100u);
+  EXPECT_EQ(points[0].by_region[1], 100u);
+  EXPECT_EQ(points[0].by_region[Timeline::kRegions - 1], 50u) << "regions beyond stand together";
+  EXPECT_EQ(points[1].by_class[kLatency], 0u);
+  EXPECT_EQ(points[1].reserved, 4096u);
+}
+
+TEST(Timeline, IsBoundedAndForgetsNoPeak) {
+  Timeline timeline;
+  std::mt19937_64 random(3);
+  std::int64_t now = 1;
+  std::uint64_t most = 0;
+  for (int i = 0; i < 50'000; ++i) {
+    now += static_cast<std::int64_t>(random() % 10'000'000);
+    Timeline::Point point;
+    point.begin_ns = now;
+    point.reserved = random() % 1'000'000;
+    most = std::max(most, point.reserved);
+    timeline.add(point);
+    ASSERT_LE(timeline.points().size(), Timeline::kPoints);
+  }
+  std::uint64_t kept = 0;
+  std::int64_t before = 0;
+  for (const Timeline::Point& point : timeline.points()) {
+    kept = std::max(kept, point.reserved);
+    EXPECT_GT(point.begin_ns, before);
+    before = point.begin_ns;
+  }
+  EXPECT_EQ(kept, most);
+  EXPECT_GT(timeline.points().size(), Timeline::kPoints / 4);
+}
+
 TEST(Ring, GivesWhatItWasGivenInOrderAndCountsWhatHadNoPlace) {
   Ring<int> ring(4);
   for (int i = 0; i < 6; ++i) EXPECT_EQ(ring.push(i), i < 4);

@@ -288,15 +288,16 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
     EXPECT_TRUE(eventually([&] { return table.memory(own).answered.load() == asker.words().request.load(); }));
   }
   CUgraph graph = nullptr;
-  EXPECT_EQ(HookedDriver::instance().function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program.stream(),
-                                                                                                &graph),
-            CUDA_SUCCESS);
+  EXPECT_EQ(
+      HookedDriver::instance().function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program.stream(), &graph),
+      CUDA_SUCCESS);
   EXPECT_GT(table.memory(own).refusals.load(), refusals);
   EXPECT_EQ(cache.emptied.load(), emptied);
   cudasched_use_cache(nullptr, nullptr);
 }
 
-// What the cache's frees wait for stands behind the gate, which latency work keeps closed. Other frees of best effort wait.
+// What the cache's frees wait for stands behind the gate, which latency work keeps closed. Other frees of best effort
+// wait.
 TEST_F(Gives, TheDrainsOfGivingPassTheClosedGate) {
   const Program program;
   become_best_effort(program);

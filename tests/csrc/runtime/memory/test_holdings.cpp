@@ -1,11 +1,11 @@
-#include "runtime/memory/holdings.hpp"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <thread>
 #include <vector>
+
+#include "runtime/memory/holdings.hpp"
 
 namespace cudasched::runtime {
 namespace {
