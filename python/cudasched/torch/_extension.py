@@ -26,8 +26,8 @@ __all__ = ["REGIONS", "ExtensionError", "build", "built", "check", "command", "l
 
 _OLDEST, _NEWEST = (2, 4), (2, 13)
 _LOST = (
-    "Without it there is no memory by class (cudasched.torch.memory), and PyTorch's cache is not given back; regions, streams, handover and scheduling do not "
-    "need it"
+    "Without it there is no memory by class (cudasched.torch.memory), and PyTorch's cache is not given back; regions, "
+    "streams, handover and scheduling do not need it"
 )
 _HERE = Path(__file__).resolve().parent
 

@@ -1,0 +1,215 @@
+"""Memory of whole programs over a simulated GPU of 1 GB: what they hold, limits, and giving it back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
+from support import Run
+
+MIB = 2**20
+OUT_OF_MEMORY = 2
+
+#: Of a program: what allocates, what frees, and what its driver says is free.
+ALLOCATOR = """
+def allocate(bytes):
+    pointer = ctypes.c_uint64()
+    with_gil = gpu._library.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(bytes))
+    if with_gil:
+        return -with_gil
+    return pointer.value
+
+def free(pointer):
+    gpu.call("cuMemFree_v2", ctypes.c_uint64(pointer))
+
+def info():
+    free_bytes, all_bytes = ctypes.c_size_t(), ctypes.c_size_t()
+    gpu.call("cuMemGetInfo_v2", ctypes.byref(free_bytes), ctypes.byref(all_bytes))
+    return [free_bytes.value, all_bytes.value]
+
+gpu = Gpu()
+gpu.launch()
+gpu.synchronize()
+"""
+
+#: A cache, as an allocator keeps one, and the word to the engine that it can be emptied.
+CACHE = """
+kept = []
+emptied = 0
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_void_p)
+def empty(device, context):
+    global emptied
+    emptied += 1
+    while kept:
+        free(kept.pop())
+
+engine = next(line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("libcudasched.so"))
+assert ctypes.CDLL(engine).cudasched_use_cache(empty, None) == 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_device(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", "1000")
+
+
+def a_program(stage: Stage, client_class: str, **environment: str) -> Program:
+    program = stage.run(client_class, **PATIENT, **environment)
+    program.call(ALLOCATOR)
+    return program
+
+
+def a_giver(stage: Stage, mib: int = 700, **environment: str) -> Program:
+    """A best-effort program that keeps so much memory, which it does not need."""
+    giver = a_program(stage, "best_effort", **environment)
+    giver.call(CACHE)
+    assert giver.number(f"kept.append(allocate({mib * MIB})) or kept[-1]") > 0
+    return giver
+
+
+def test_status_shows_memory_by_client(stage: Stage, cudasched: Run) -> None:
+    server, training = a_program(stage, "latency"), a_program(stage, "best_effort", CUDASCHED_MEMORY_LIMIT="600MiB")
+    pointer = server.number(f"allocate({64 * MIB})")
+    training.number(f"allocate({512 * MIB})")
+    eventually(lambda: clients()[training.pid].memory_bytes == 512 * MIB, "the training's memory is told")
+    eventually(lambda: clients()[server.pid].memory_bytes == 64 * MIB, "the server's memory is told")
+    assert clients()[training.pid].memory_limit_bytes == 600 * MIB
+    assert clients()[server.pid].memory_limit_bytes is None
+    shown = cudasched("status", env={**os.environ, "COLUMNS": "160"}).stdout
+    assert "512 MiB of 600 MiB" in shown and "64 MiB" in shown
+    server.call(f"free({pointer})")
+    eventually(lambda: clients()[server.pid].memory_bytes == 0, "the free is told")
+    assert clients()[server.pid].memory_peak_bytes == 64 * MIB
+
+
+def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:
+    code = (
+        "from program import *\n"
+        + ALLOCATOR
+        + f"print(info(), allocate({300 * MIB}), allocate({100 * MIB}) > 0, info())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [command, "run", "--memory-limit", "256MiB", "--", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENCE_S,
+    )
+    all_bytes = 256 * MIB
+    assert done.stdout.split("\n")[0] == (
+        f"[{all_bytes}, {all_bytes}] -{OUT_OF_MEMORY} True [{156 * MIB}, {all_bytes}]"
+    ), done.stderr
+    assert "refused by the memory limit of this program, 256.0 MiB: it holds 0.0 MiB" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["much", "20", "20GiBs", "-1GiB"])
+def test_a_limit_that_is_no_size_starts_nothing(cudasched: Run, value: str) -> None:
+    done = cudasched("run", f"--memory-limit={value}", "--", "echo", "started")
+    assert done.returncode == 2
+    assert "--memory-limit" in done.stderr and "such as 20GiB" in done.stderr
+    assert "started" not in done.stdout
+
+
+def test_memory_that_only_caches_keep_goes_to_the_latency_client(stage: Stage) -> None:
+    giver, server = a_giver(stage), a_program(stage, "latency")
+    eventually(lambda: server.number(f"allocate({600 * MIB})") > 0, "it has a giver")
+    assert giver.number("emptied") >= 1
+    assert clients()[giver.pid].memory_given_bytes == 700 * MIB
+    assert server.stderr == ""
+
+
+def test_without_a_latency_class_nothing_is_asked_for(stage: Stage) -> None:
+    giver, other = a_giver(stage), a_program(stage, "normal")
+    assert other.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
+    assert giver.number("emptied") == 0
+
+
+def test_an_error_says_who_holds_what(stage: Stage) -> None:
+    training = a_program(stage, "best_effort", CUDASCHED_NAME="train.py")  # no cache that is known
+    assert training.number(f"allocate({700 * MIB})") > 0
+    server = a_program(stage, "latency")
+    assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
+    (line,) = [line for line in server.stderr.splitlines() if "Who holds what" in line]
+    assert f"train.py ({training.pid}) 700.0 MiB best_effort" in line
+    assert "has no 600.0 MiB left for this program (latency)" in line
+    assert "of 1000.0 MiB are free" in line
+
+
+def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(stage: Stage) -> None:
+    giver = a_giver(stage, CUDASCHED_NAME="train.py")
+    eventually(lambda: clients()[giver.pid].memory_bytes, "its memory is told")
+    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="300")
+    time.sleep(0.1)  # until its thread runs
+    os.kill(giver.pid, signal.SIGSTOP)
+    try:
+        assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
+    finally:
+        os.kill(giver.pid, signal.SIGCONT)
+    assert f"Did not give memory back in time: train.py ({giver.pid})" in server.stderr
+    eventually(lambda: server.number(f"allocate({600 * MIB})") > 0, "it answers again")
+
+
+def test_what_a_killed_giver_held_is_there_at_once(stage: Stage) -> None:
+    giver = a_giver(stage, CUDASCHED_NAME="train.py")
+    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="50000")
+    time.sleep(0.1)
+    os.kill(giver.pid, signal.SIGSTOP)
+    server.send(f"allocate({600 * MIB})")
+    time.sleep(0.1)
+    assert not server.answered()
+    giver.kill()  # in the middle
+    value = server.answer()
+    assert isinstance(value, int) and value > 0
+
+
+def test_a_killed_client_that_asked_holds_nobody_up(stage: Stage) -> None:
+    """It asks one that does not answer, so that its request is open; the other one waits only until it is dead."""
+    stuck = a_giver(stage, 300)
+    giver = a_giver(stage, 300)
+    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="50000")
+    time.sleep(0.1)
+    os.kill(stuck.pid, signal.SIGSTOP)
+    try:
+        server.send(f"allocate({900 * MIB})")
+        eventually(lambda: clients()[giver.pid].memory_given_bytes == 300 * MIB, "it has given")
+        giver.send(f"allocate({100 * MIB})")
+        time.sleep(0.2)
+        assert not giver.answered(), "what was freed is kept for the client that asked"
+        server.kill()
+        value = giver.answer()
+        assert isinstance(value, int) and value > 0
+    finally:
+        os.kill(stuck.pid, signal.SIGCONT)
+
+
+def test_a_limit_that_is_set_at_run_time_is_not_below_what_is_held(stage: Stage) -> None:
+    program = stage.importing(**PATIENT)
+    program.call(ALLOCATOR)
+    assert program.number(f"allocate({64 * MIB})") > 0
+    set_it = """
+def configure(value):
+    engine = next(line.split()[-1] for line in open("/proc/self/maps") if line.rstrip().endswith("libcudasched.so"))
+    library = ctypes.CDLL(engine)
+    library.cudasched_last_error.restype = ctypes.c_char_p
+    return "" if library.cudasched_configure(b"memory_limit", value) == 0 else library.cudasched_last_error().decode()
+"""
+    program.call(set_it)
+    assert "is below the 64.0 MiB that this program holds" in str(program.call("configure(b'32MiB')"))
+    assert program.call("configure(b'65MiB')") == ""
+    assert program.number(f"allocate({2 * MIB})") == -OUT_OF_MEMORY
+
+
+def test_a_forked_child_holds_nothing_of_its_parents(stage: Stage) -> None:
+    program = stage.importing(**PATIENT)
+    program.call(ALLOCATOR)
+    program.number(f"allocate({64 * MIB})")
+    assert program.call("os.fork() == 0 and os._exit(0) or os.wait()[1]") == 0
+    eventually(lambda: clients()[program.pid].memory_bytes == 64 * MIB, "the parent's stays")
