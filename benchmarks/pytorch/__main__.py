@@ -9,6 +9,8 @@ What is measured is kept after each run of a program in NAME.cells beside the re
     costs         entering and leaving a region, hot and after 16 ms idle; eager ResNet50 inference under `install`;
                   what counting memory adds to an allocation, and by how many bytes it differs from PyTorch's
     two_threads   BERT requests and transformer training in two threads of one process (threads.py)
+    give_back     a latency client's allocation of memory that another process only caches, over that process's bare
+                  `empty_cache()` (give_back.py); 40 GiB, of a GPU that has 70 GiB free at least
     four_threads  two servers and two trainings in four threads; with priority streams instead, in the same run
 
 Figures that are not measured have no row. One that misses its goal says what limits it: `--limited-by FIGURE=TEXT`.
@@ -38,7 +40,7 @@ from benchmarks.results.schema import FigureRow, Results, replace
 HERE = Path(__file__).parent
 RATE_HZ = 60.0
 NOT_EXPLAINED = "not explained yet"
-GROUPS = ("costs", "two_threads", "four_threads")
+GROUPS = ("costs", "give_back", "two_threads", "four_threads")
 
 #: The figures in the order of the results: the goal, and whether less or more is better.
 GOALS: dict[str, tuple[float, Literal["less", "more"]]] = {
@@ -131,6 +133,10 @@ def measure(lab: Lab, group: str) -> None:
                 arguments = ["inference", *samples, *inner, *extra]
                 lab.run(key, "costs.py", *arguments, managed=managed, needs_s=25)
         return
+    if group == "give_back":
+        arguments = ["--samples", str(options.samples), "--gib", str(options.gib)]
+        lab.run("give_back/processes", "give_back.py", *arguments, managed=True, needs_s=60)
+        return
     latency, training = LOADS[group]
     loads = ["--latency", *latency, "--training", *training, "--seconds", str(options.seconds)]
     loads += ["--simulate"] if options.simulate else []
@@ -160,6 +166,14 @@ def find_costs(done: Mapping[str, Any]) -> Found:
         ]
         found["install_overhead"] = (statistics.median(slower), min(slower), max(slower), len(slower))
     return found
+
+
+def find_give_back(done: Mapping[str, Any]) -> Found:
+    """How much longer than emptying the cache it takes until the other process has the memory: sample by sample."""
+    if not (said := done.get("give_back/processes")):
+        return {}
+    over = [took - bare for took, bare in zip(said["give_back"], said["bare"], strict=True)]
+    return {"give_back_over_empty_cache_ms": (statistics.median(over), min(over), max(over), len(over))}
 
 
 def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> Found:
@@ -204,7 +218,7 @@ def _parts(done: Mapping[str, Any], prefix: str) -> list[Any]:
 
 def figures(done: Mapping[str, Any], limited_by: Mapping[str, str]) -> list[FigureRow]:
     """What was measured, as rows."""
-    found = {**find_costs(done), **find_reserved(done)}
+    found = {**find_costs(done), **find_give_back(done), **find_reserved(done)}
     for group in LOADS:
         found.update(find_threads(done, group))
     rows = []
@@ -226,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="of each phase (8; 1 in a rehearsal)")
     parser.add_argument("--repeats", type=int, help="of each comparison (3; 1 in a rehearsal)")
     parser.add_argument("--samples", type=int, default=7, help="of each cost")
+    parser.add_argument("--gib", type=int, default=40, help="memory that is given back")
     parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT", help="what limits a figure")
     parser.add_argument("--rehearse", "--simulate", dest="simulate", action="store_true", help="no GPU, no results")
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
@@ -258,6 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group in LOADS:
         for name, (value, low, high, _) in find_threads(lab.done, group, "priority").items():
             print(f"with priority streams, no cudasched: {name} {value:.3g} ({low:.3g} to {high:.3g})")
+    if said := lab.done.get("give_back/processes"):
+        apart = ", ".join(f"{name} {statistics.median(times):.1f}" for name, times in said.items())
+        print(f"memory given back, ms, of which the figure is made: {apart}")
     if rows:
         made = Results(meta=described, rows=rows)
         made.write(options.out)

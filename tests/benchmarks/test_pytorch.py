@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pytorch.__main__ import GOALS, RATE_HZ, figures, find_costs, find_reserved, find_threads, main
+from benchmarks.pytorch import give_back
+from benchmarks.pytorch.__main__ import (
+    GOALS,
+    RATE_HZ,
+    figures,
+    find_costs,
+    find_give_back,
+    find_reserved,
+    find_threads,
+    main,
+)
 
 
 def phase(name: str, latency_ms: dict[str, float], per_s: dict[str, float]) -> dict[str, Any]:
@@ -56,6 +66,23 @@ def test_costs_and_memory() -> None:
     assert found["accounting_difference_bytes"] == (512.0, 0.0, 512.0, 3), "the worst counts"
     assert found["install_overhead"][0] == pytest.approx(0.01)
     assert find_reserved(two_threads())["reserved_ratio"] == pytest.approx((1.11, 1.10, 1.12, 3))
+
+
+def test_memory_given_back_is_compared_with_the_cache_emptied_sample_by_sample() -> None:
+    done = {"give_back/processes": {"bare": [10.0, 20.0, 10.0], "give_back": [14.0, 25.0, 13.0], "busy": [90.0]}}
+    assert find_give_back(done)["give_back_over_empty_cache_ms"] == (4.0, 3.0, 5.0, 3)
+    assert find_give_back({}) == {}
+
+
+def test_the_two_processes_of_giving_back_do_as_they_are_told() -> None:
+    pytest.importorskip("torch")
+    found = give_back.measure(4, 2)
+    assert {name: len(times) for name, times in found.items()} == {
+        "bare": 2,
+        "allocation": 2,
+        "give_back": 2,
+        "busy": 2,
+    }
 
 
 def test_what_was_not_measured_has_no_row_and_a_miss_says_why() -> None:

@@ -57,6 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen(
             command,
             env={**environment, **(settings or {})},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,0 +1,87 @@
+"""What PyTorch programs do with memory under cudasched; each prints `done` at its end.
+
+python memory.py limit GIB          # under `cudasched run --memory-limit`: GIB is the limit
+python memory.py keep GIB           # best effort: caches so much, then says `kept` and waits for a line
+python memory.py need GIB           # latency: allocates so much, and says in how many ms
+python memory.py accounts           # bytes at the driver's door against PyTorch's own
+"""
+
+import sys
+import time
+
+import cudasched
+import cudasched.torch
+import torch
+
+GIB = 1 << 30
+
+
+def empty(gib: float) -> torch.Tensor:
+    return torch.empty(int(gib * GIB), dtype=torch.uint8, device="cuda")
+
+
+def mine() -> cudasched.Client:
+    import os
+
+    time.sleep(0.1)  # the ticker's time
+    found = [c for device in cudasched.status() for c in device.clients if c.pid == os.getpid()]
+    return max(found, key=lambda client: client.memory_bytes)
+
+
+def limit(gib: float) -> None:
+    torch.ones(1, device="cuda").add_(1)
+    free, total = torch.cuda.mem_get_info()
+    assert total == int(gib * GIB) and free <= total, (free, total)
+    kept = empty(gib / 2)
+    try:
+        empty(gib)
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("no error beyond the limit")
+    again = empty(gib / 4)  # and it goes on
+    assert torch.cuda.mem_get_info()[0] <= gib * GIB / 4
+    del kept, again
+
+
+def keep(gib: float) -> None:
+    torch.ones(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    cudasched.torch.give_back()
+    blocks = [empty(1) for _ in range(int(gib))]
+    small = torch.arange(1 << 20, device="cuda")
+    del blocks
+    time.sleep(0.3)
+    print("kept", flush=True)
+    sys.stdin.readline()
+    assert torch.equal(small.cpu(), torch.arange(1 << 20)), "what is used stays"
+    assert torch.cuda.memory_reserved() < GIB, torch.cuda.memory_reserved()
+    given = mine().memory_given_bytes
+    assert given >= (gib - 1) * GIB, given
+    empty(1)  # and it can allocate again
+
+
+def need(gib: float) -> None:
+    began = time.perf_counter()
+    with cudasched.region("latency"):
+        block = empty(gib)
+    print(f"ms {(time.perf_counter() - began) * 1e3:.1f}")
+    block[::4096].fill_(7)
+    torch.cuda.synchronize()
+
+
+def accounts(_: float) -> None:
+    torch.ones(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    before = mine().memory_bytes - torch.cuda.memory_reserved()
+    for _round in range(20):
+        kept = [empty(0.1 * (1 + i % 5)) for i in range(10)]
+        del kept[::2]
+        if _round % 5 == 0:
+            torch.cuda.empty_cache()
+        assert mine().memory_bytes - torch.cuda.memory_reserved() == before
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](float(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    print("done")

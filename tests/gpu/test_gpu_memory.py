@@ -1,0 +1,50 @@
+"""Limits and giving memory back with PyTorch's own allocator; tests/python/test_memory.py is its twin without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import PATIENCE_S, Start, finish, line_of
+
+#: Each way in which PyTorch can have its memory.
+ALLOCATORS = ["", "expandable_segments:True", "backend:cudaMallocAsync"]
+
+
+def free_gib() -> int:
+    code = "import torch; print(torch.cuda.mem_get_info()[0] >> 30)"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_limit_holds_and_the_gpu_is_as_large_as_that(allocator: str, start: Start) -> None:
+    process = start(
+        "memory.py",
+        "limit",
+        "4",
+        client_class="normal",
+        options=("--memory-limit", "4GiB"),
+        settings={"PYTORCH_CUDA_ALLOC_CONF": allocator},
+    )
+    assert finish(process).splitlines()[-1] == "done"
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS[:2])
+def test_bytes_at_the_driver_are_what_pytorch_has_reserved(allocator: str, start: Start) -> None:
+    process = start("memory.py", "accounts", client_class="normal", settings={"PYTORCH_CUDA_ALLOC_CONF": allocator})
+    assert finish(process).splitlines()[-1] == "done"
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_a_best_effort_cache_goes_to_the_latency_client_that_needs_it(allocator: str, start: Start) -> None:
+    gib = str(free_gib() * 6 // 10)
+    keeper = start(
+        "memory.py", "keep", gib, client_class="best_effort", settings={"PYTORCH_CUDA_ALLOC_CONF": allocator}
+    )
+    line_of(keeper, "kept")
+    output = finish(start("memory.py", "need", gib, client_class="latency"))
+    assert output.splitlines()[-1] == "done" and re.search(r"^ms [\d.]+$", output, re.MULTILINE), output
+    answer = keeper.communicate("\n", timeout=PATIENCE_S)[0]
+    assert keeper.returncode == 0 and answer.splitlines()[-1] == "done", answer
