@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/torch_versions.py [VERSION...]
 
-Downloads one wheel of each version, one at a time, and unpacks its headers; nothing is installed. Compiles as `cudasched
-torch build` does, without linking. One line a version; the exit code is 1 if one fails. Pip's options come from its
-environment: PIP_INDEX_URL=https://download.pytorch.org/whl/cpu has wheels of 200 MB, the default ones have 800.
+Downloads one wheel of each version, one at a time, and unpacks its headers; nothing is installed. Compiles as
+`cudasched torch build` does, without linking. One line a version; the exit code is 1 if one fails. Pip's options come
+from its environment: the wheels of PIP_INDEX_URL=https://download.pytorch.org/whl/cpu have 200 MB, the default ones
+800.
 """
 
 from __future__ import annotations

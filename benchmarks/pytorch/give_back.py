@@ -4,9 +4,10 @@
 
 Two processes: one of best effort, whose PyTorch keeps so much memory that no tensor uses, and holds of the rest what
 makes it impossible to do without; and one of class latency, which allocates as much. Each sample has three times, in
-ms: `bare` of the first one's `torch.cuda.empty_cache()`, `allocation` of the second one's allocation where the memory
-is free, and `give_back` of the same where the other's cache has it. With `busy`, the first one computes meanwhile, so that
-its frees wait for what is on the GPU. Half a minute; on the host alone it rehearses, and its times mean nothing.
+ms: `bare` of the first one's `torch.cuda.empty_cache()`, `allocation` of the second one's allocation where the
+memory is free, and `give_back` of the same where the other's cache has it. With `busy`, the first one computes
+meanwhile, so that its frees wait for what is on the GPU. Half a minute; on the host alone it rehearses, and its times
+mean nothing.
 """
 
 from __future__ import annotations

@@ -53,6 +53,13 @@ class Device {
   // A stream of a class of its own: what is allocated on it is of that class, whichever thread does.
   void name_stream(std::uint64_t stream, std::uint8_t client_class) { stream_classes_[stream] = client_class; }
 
+  // What a region should hold at most, 0: anything. Beyond it nothing fails; each time that it comes to hold more counts.
+  void limit(std::uint32_t region, std::uint64_t bytes) { limits_[region].bytes = bytes; }
+  std::uint64_t over_limit(std::uint32_t region) const {
+    const auto found = limits_.find(region);
+    return found == limits_.end() ? 0 : found->second.times;
+  }
+
   // Until the snapshot's own record has come, what the records tell is in the snapshot.
   void apply(const Record& record) {
     if (record.action == Action::kSnapshot) {
@@ -105,7 +112,12 @@ class Device {
     requested.add(record.bytes);
     by_class[client_class].add(record.bytes);
     by_stream[record.stream].add(record.bytes);
-    by_region[record.region].add(record.bytes);
+    Amount& of_region = by_region[record.region];
+    of_region.add(record.bytes);
+    if (const auto limit = limits_.find(record.region); limit != limits_.end()) {
+      const std::uint64_t most = limit->second.bytes;
+      if (most != 0 && of_region.bytes > most && of_region.bytes - record.bytes <= most) ++limit->second.times;
+    }
     count(place->second, true);
   }
 
@@ -132,7 +144,13 @@ class Device {
     of_region = there ? of_region + block.bytes : of_region - std::min(of_region, block.bytes);
   }
 
+  struct Limit {
+    std::uint64_t bytes = 0;
+    std::uint64_t times = 0;
+  };
+
   bool begun_ = false;
+  std::unordered_map<std::uint32_t, Limit> limits_;
   std::array<std::uint64_t, Timeline::kClasses> held_by_class_{};
   std::array<std::uint64_t, Timeline::kRegions> held_by_region_{};
   std::unordered_map<std::uint64_t, Block> blocks_;

@@ -193,6 +193,26 @@ int cudasched_torch_read_parts(int device, int by_region, cudasched_torch_amount
   return count;
 }
 
+// Of a region, on each device.
+void cudasched_torch_limit(std::uint32_t region, std::uint64_t bytes) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  drain(mine);
+  for (Device& device : mine.devices) device.limit(region, bytes);
+}
+
+// `device`: -1: of all.
+std::uint64_t cudasched_torch_over_limit(int device, std::uint32_t region) {
+  State& mine = state();
+  const std::scoped_lock lock(mine.accounts_lock);
+  drain(mine);
+  std::uint64_t times = 0;
+  for (std::size_t i = 0; i < kDevices; ++i) {
+    if (device < 0 || static_cast<std::size_t>(device) == i) times += mine.devices[i].over_limit(region);
+  }
+  return times;
+}
+
 struct cudasched_torch_point {
   std::int64_t begin_ns;
   std::uint64_t reserved, by_class[Timeline::kClasses], by_region[Timeline::kRegions];

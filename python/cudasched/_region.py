@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cudasched import _partition, hook
 from cudasched._text import shown
-from cudasched.config import Config, check_region
+from cudasched.config import Config, check_region, parse_size
 from cudasched.errors import ConfigError, Error, HookWarning
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class region:  # noqa: N801  used like a function
         stream: Where PyTorch's work goes: ``"own"``, the thread's stream of the class; ``"inherit"``, the stream that
             is current; or a ``torch.cuda.Stream``. With `sm_fraction` it is that part's.
 
+        memory_limit: The most memory that PyTorch should hold for regions of this name, ``"20GiB"`` or a number of
+            bytes. Beyond it nothing fails: it is warned of once a name and counted (`cudasched.torch.memory`), which
+            needs `cudasched.torch.observe`. A limit that holds is the program's (``cudasched run --memory-limit``).
+
     Raises:
         ConfigError: An argument has no meaning; on entering, the stream is of another device than the current one.
         Error: On leaving: this thread has not entered the region, or has left it already, or it was held across an
@@ -93,11 +97,13 @@ class region:  # noqa: N801  used like a function
         sm_fraction: float | None = None,
         name: str = "",
         stream: Any = "own",
+        memory_limit: int | str | None = None,
     ) -> None:
         config = _checked(client_class, priority, slo_ms)
         self._name = _checked_name(name)
         self._sm_fraction = None if sm_fraction is None else _partition.check_fraction(config.client_class, sm_fraction)
         self._stream = stream if stream == "own" else _check_stream(stream, sm_fraction)
+        self._memory_limit = 0 if memory_limit is None else _checked_limit(memory_limit, name)
         self._class = config.client_class
         self._priority = config.priority
         self._slo_ms = config.slo_ms or 0.0
@@ -145,6 +151,8 @@ class region:  # noqa: N801  used like a function
                 "region belongs to the thread that entered it"
             )
         entries.pop(place).leave()
+        if exception and type(exception[1]).__name__ == "OutOfMemoryError":
+            _torch_side().note_holders(exception[1])
 
     def __call__(self, function: _Function) -> _Function:
         """Decorates `function`: its body runs in the region."""
@@ -205,6 +213,8 @@ class region:  # noqa: N801  used like a function
         else:
             torch_side.enter(entry, self._class, self._stream, lambda: entry.begin(deadline_ns))
             torch_side.entered(self._class, self._name)
+            if self._memory_limit:
+                torch_side.limit(self._name, self._memory_limit)
         _open_regions().append(entry)
         return entry
 
@@ -277,6 +287,8 @@ class _Entry:
         if self.stream_entry is not None:  # in the region still: what is queued for it stays queued
             _torch_side().leave(self)
         if _torch_regions is not None:
+            if self.region._memory_limit:
+                _torch_regions.check_limit(self.region._name)
             entries = _open_regions()
             inner = entries[-1].region if entries else None
             _torch_regions.entered(inner._class if inner else "normal", inner._name if inner else "")
@@ -332,6 +344,17 @@ def _torch_side() -> Any:
 
 
 _torch_regions: Any = None
+
+
+def _checked_limit(memory_limit: object, name: str) -> int:
+    """Raises ConfigError."""
+    try:
+        size = parse_size(memory_limit)
+    except ValueError as error:
+        raise ConfigError(f"memory_limit = {memory_limit!r}: {error}") from None
+    if not name:
+        raise ConfigError(f"memory_limit = {memory_limit!r}: a region with a limit has a name, by which it is counted")
+    return size
 
 
 def _check_stream(stream: object, sm_fraction: object) -> object:

@@ -93,6 +93,9 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
     monkeypatch.setattr(_adapter, "_tell", None)
     monkeypatch.setattr(_adapter, "_made", [])
     monkeypatch.setattr(_regions, "_tell", None)
+    for name, value in (("_limits", None), ("_limited", {}), ("_told", set())):
+        monkeypatch.setattr(_regions, name, value)
+    monkeypatch.setattr(_observe, "_limited", set())
     cudasched.torch.observe()
     yield play
 
@@ -143,6 +146,55 @@ def test_the_timeline_has_classes_regions_and_what_is_reserved(does: Does) -> No
     assert max(found.by_region["train"]) == 30 and max(found.by_region[""]) == 160
     assert max(found.reserved_bytes) == 5024 + 2048
     assert {len(each) for each in [*found.by_class.values(), *found.by_region.values()]} == {len(found.seconds)}
+
+
+def test_a_regions_limit_is_warned_of_once_and_counted(does: Does) -> None:
+    train = cudasched.region("best_effort", stream="inherit", name="train", memory_limit="1MiB")
+    with train:
+        does(ALLOC, 0x5000, 1 << 20)
+    with pytest.warns(cudasched.HookWarning, match=r"'train' have held more than their memory limit"), train:
+        does(ALLOC, 0x6000, 5)
+    does(FREE_COMPLETED, 0x5000)
+    with train:  # said already
+        does(ALLOC, 0x7000, 1 << 20)
+    assert cudasched.torch.memory().over_limit == {"train": 2}
+
+
+def test_a_regions_limit_without_observing_says_so_once(
+    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_limits", None), ("_limited", {}), ("_told", set())):
+        monkeypatch.setattr(_regions, name, value)
+    region = cudasched.region("best_effort", name="train", memory_limit=1 << 30)
+    with pytest.warns(cudasched.HookWarning, match=r"has no effect: call cudasched\.torch\.observe"), region:
+        pass
+    with cudasched.region("best_effort", name="test", memory_limit=1 << 30):
+        pass
+
+
+@pytest.mark.parametrize(("value", "name"), [("much", "train"), (-1, "train"), (5, "train"), (True, "x"), ("1GiB", "")])
+def test_a_regions_limit_without_meaning_is_refused(value: object, name: str) -> None:
+    with pytest.raises(cudasched.ConfigError, match=r"^memory_limit = "):
+        cudasched.region("best_effort", name=name, memory_limit=value)  # type: ignore[arg-type]
+
+
+def test_an_out_of_memory_error_says_who_holds_what(
+    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    clients = [
+        SimpleNamespace(name="serve.py", pid=1, memory_bytes=1 << 30, client_class="latency"),
+        SimpleNamespace(name="idle.py", pid=2, memory_bytes=0, client_class="normal"),
+        SimpleNamespace(name="train.py", pid=3, memory_bytes=40 << 30, client_class="best_effort"),
+    ]
+    monkeypatch.setattr(sys.modules["cudasched.status"], "status", lambda: [SimpleNamespace(clients=clients)])
+    with pytest.raises(OutOfMemoryError) as raised, cudasched.region("latency"):
+        raise OutOfMemoryError("CUDA out of memory")
+    if sys.version_info >= (3, 11):
+        (note,) = raised.value.__notes__
+        assert note == ("cudasched: who holds what: train.py (3) 40.0 GiB best_effort, serve.py (1) 1.0 GiB latency")
 
 
 def test_a_program_that_never_asks_loses_no_record(does: Does) -> None:

@@ -196,6 +196,9 @@ class Library:
         self._parts.restype = number
         self._timeline = self._function(library, "timeline", number, ctypes.POINTER(Point), number)
         self._timeline.restype = number
+        self.limit = self._function(library, "limit", ctypes.c_uint32, size)
+        self.over_limit = self._function(library, "over_limit", number, ctypes.c_uint32)
+        self.over_limit.restype = size
         self.release_cache = self._function(library, "release_cache", ctypes.c_int32, ctypes.c_void_p)
 
     @staticmethod

@@ -33,6 +33,7 @@ class Memory:
         peak_by_class: The most of each.
         by_stream: `requested_bytes` by CUstream; 0 is the default stream.
         by_region: `requested_bytes` by the name of the region; "" is outside, and of regions without a name.
+        over_limit: How often regions held more than their ``memory_limit``, by name: each time that they came to.
         fragmentation: 1 - the largest free block / all that is free in what is reserved; 0 where nothing is free.
         lost: Records that the ring had no room for: where it is not 0, the bytes above are about right.
     """
@@ -46,6 +47,7 @@ class Memory:
     peak_by_class: dict[str, int]
     by_stream: dict[int, int]
     by_region: dict[str, int]
+    over_limit: dict[str, int]
     fragmentation: float
     lost: int
 
@@ -101,7 +103,23 @@ def observe() -> None:
         _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
         _regions.on_change(lambda client_class, name: library.scope(_CLASSES.index(client_class), _number(name)))
         library.begin()
+        _regions.on_limits(_Limits(library))
         _library = library
+
+
+class _Limits:
+    def __init__(self, library: _extension.Library) -> None:
+        self._library = library
+
+    def limit(self, name: str, size: int) -> None:
+        _limited.add(name)
+        self._library.limit(_number(name), size)
+
+    def over(self, name: str) -> int:
+        return int(self._library.over_limit(-1, _number(name)))
+
+
+_limited: set[str] = set()
 
 
 def _number(name: str) -> int:
@@ -177,6 +195,7 @@ def memory(device: int | None = None) -> Memory:
         peak_by_class=dict(zip(_CLASSES, map(int, totals.class_peaks), strict=True)),
         by_stream={stream: bytes_ for stream, (bytes_, _) in library.parts(device, by_region=False).items()},
         by_region={names.get(k, ""): bytes_ for k, (bytes_, _) in library.parts(device, by_region=True).items()},
+        over_limit={name: int(library.over_limit(device, _number(name))) for name in sorted(_limited)},
         fragmentation=1 - max(free) / sum(free) if free else 0.0,
         lost=int(totals.lost),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from cudasched.errors import ConfigError, HookWarning
 from cudasched.torch import _adapter, _check, _give_back
 
-__all__ = ["enter", "entered", "leave", "on_change"]
+__all__ = ["check_limit", "enter", "entered", "leave", "limit", "note_holders", "on_change"]
 
 _warned = False
 _tell: Callable[[str, str], None] | None = None
@@ -66,6 +66,78 @@ def entered(client_class: str, name: str) -> None:
     """The calling thread is in this region now, or in none."""
     if _tell is not None:
         _tell(client_class, name)
+
+
+class Limits(Protocol):
+    """Who counts memory by region."""
+
+    def limit(self, name: str, size: int) -> None:
+        """Regions of this name should hold no more."""
+
+    def over(self, name: str) -> int:
+        """How often they held more."""
+
+
+_limits: Limits | None = None
+_limited: dict[str, int] = {}
+_told: set[str] = set()
+
+
+def on_limits(limits: Limits) -> None:
+    """Tells of the limits that there are, and of those to come."""
+    global _limits
+    _limits = limits
+    for name, size in _limited.items():
+        limits.limit(name, size)
+
+
+def limit(name: str, size: int) -> None:
+    """A region of this name, with this limit, is entered."""
+    if _limited.get(name) == size:
+        return
+    _limited[name] = size
+    if _limits is not None:
+        _limits.limit(name, size)
+    elif "" not in _told:
+        _told.add("")
+        warnings.warn(
+            f"the memory limit of the region {name!r} has no effect: call cudasched.torch.observe() first",
+            HookWarning,
+            stacklevel=5,
+        )
+
+
+def check_limit(name: str) -> None:
+    """It is left; said once where it has held more than its limit."""
+    if _limits is None or name in _told or not _limits.over(name):
+        return
+    _told.add(name)
+    warnings.warn(
+        f"regions named {name!r} have held more than their memory limit, {_limited[name] / 2**30:.1f} GiB; "
+        "cudasched.torch.memory().over_limit counts how often",
+        HookWarning,
+        stacklevel=5,
+    )
+
+
+def note_holders(error: BaseException) -> None:
+    """Who holds what of the GPUs, as a note of an out-of-memory error (Python 3.11 and later have notes)."""
+    add_note = getattr(error, "add_note", None)
+    if add_note is None:
+        return
+    try:
+        from cudasched.status import status
+
+        holders = [
+            f"{client.name} ({client.pid}) {client.memory_bytes / 2**30:.1f} GiB {client.client_class}"
+            for device in status()
+            for client in sorted(device.clients, key=lambda each: -each.memory_bytes)
+            if client.memory_bytes
+        ]
+        if holders:
+            add_note(f"cudasched: who holds what: {', '.join(holders)}")
+    except Exception:  # the program's own error goes on
+        return
 
 
 def leave(entry: Any) -> None:

@@ -63,6 +63,21 @@ TEST(Accounts, BeginWithTheSnapshotAndNotWithWhatItHas) {
   EXPECT_EQ(device.unknown_frees, 0u);
 }
 
+TEST(Accounts, ARegionsLimitCountsEachTimeThatItIsPassed) {
+  Device device = begun();
+  device.limit(1, 100);
+  device.apply(record(Action::kAllocate, 1, 100, 0, kLatency, 1));
+  EXPECT_EQ(device.over_limit(1), 0u);
+  device.apply(record(Action::kAllocate, 2, 1, 0, kLatency, 1));
+  device.apply(record(Action::kAllocate, 3, 1, 0, kLatency, 1));  // still over
+  device.apply(record(Action::kAllocate, 4, 500, 0, kLatency, 2));
+  EXPECT_EQ(device.over_limit(1), 1u);
+  device.apply(record(Action::kFree, 1, 100));
+  device.apply(record(Action::kAllocate, 5, 99, 0, kLatency, 1));
+  EXPECT_EQ(device.over_limit(1), 2u);
+  EXPECT_EQ(device.over_limit(2), 0u);
+}
+
 TEST(Accounts, AFreeThatNobodyKnowsIsCounted) {
   Device device = begun();
   device.apply(record(Action::kFree, 0x10, 100));
