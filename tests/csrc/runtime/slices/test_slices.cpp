@@ -517,7 +517,7 @@ TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
   const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> wanted;
   {
     OtherClient other(/*active=*/true);
@@ -549,7 +549,7 @@ TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
     Program::check(update(exec, changed));
   };
   prove(exec, [&] { update_to(1); });
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> wanted;
   {
     OtherClient other(/*active=*/true);
@@ -677,7 +677,7 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
   };
   set_child(110);  // before there are slices
   prove(exec, [&] { set_child(120); });
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> wanted;
   {
     OtherClient other(/*active=*/true);
@@ -706,7 +706,7 @@ TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
   };
   CUgraphExec exec = instantiate(make(1));
   ASSERT_TRUE(has_slices(exec));
-  const cudasched_state before = state();
+  const State before = state();
   std::vector<std::uint64_t> wanted;
   for (std::uint64_t i = 1; i <= 5; ++i) {
     ASSERT_EQ(update(exec, make(100 * i)), CUDA_SUCCESS);
@@ -723,10 +723,10 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const std::uint64_t before = runtime::hot().counters.totals().graphs;
+  const std::uint64_t before = runtime::hot().counters.total(&telemetry::Shard::graphs);
   for (int i = 0; i < 7; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran().size(), 7U * 40U);
-  EXPECT_EQ(runtime::hot().counters.totals().graphs - before, 7U);
+  EXPECT_EQ(runtime::hot().counters.total(&telemetry::Shard::graphs) - before, 7U);
 }
 
 }  // namespace
