@@ -1,10 +1,14 @@
-"""What it costs to be seen: counting on the launch path, and a scrape of 64 clients.
+"""What it costs to be seen: counting and tracing on the launch path, and a scrape of 64 clients.
 
     python -m benchmarks.observe --out benchmarks/results/observe.json
 
 `counters_ns`: what counting adds to a gated best-effort launch that the launcher thread makes (counters.cpp does what
 is counted on its way and nothing else), without a GPU or a driver. The least of many batches, which a machine that does
 other work beside it disturbs least; `low` is the same, `high` their median.
+
+`trace_ns`: what tracing adds to a best-effort launch that the launcher thread makes: two records, one on each thread
+(trace.cpp makes them and nothing else, while the tracer's own thread writes them to a file). As `counters_ns`.
+`trace_bytes_a_record`: what a record takes in memory, before it is written.
 
 `scrape_ms_64_clients`: from the request to the last byte of `cudasched metrics serve`, by HTTP on loopback, with 64
 processes that each have counted in every bucket (clients.cpp) and publish every 10 ms. The median of ten scrapes in a
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import os
 import platform
 import shutil
@@ -38,9 +43,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CLIENTS = 64
 #: What is promised.
-GOALS = {"counters_ns": 15.0, "scrape_ms_64_clients": 60.0}
+GOALS = {"counters_ns": 15.0, "trace_ns": 250.0, "trace_bytes_a_record": 48.0, "scrape_ms_64_clients": 60.0}
 LIMITS = {
     "counters_ns": "two atomic additions of about 5 ns each on this machine",
+    "trace_ns": "four looks at the clock, and what the writer's thread takes from the caches",
+    "trace_bytes_a_record": "what is said of a launch",
     "scrape_ms_64_clients": "Python's making of the text, a line at a time",
 }
 TIMEOUT_S = 300
@@ -48,6 +55,15 @@ TIMEOUT_S = 300
 
 class BenchmarkError(Exception):
     """The benchmark cannot be run; the text says why."""
+
+
+def cuda_headers() -> list[str]:
+    """Options of the compiler for cuda.h, from a toolkit or from PyPI."""
+    homes = [Path(os.environ[name]) / "include" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    nvidia = importlib.util.find_spec("nvidia")
+    homes += [Path(home) / "cu13" / "include" for home in (nvidia.submodule_search_locations or [] if nvidia else [])]
+    homes += [Path("/usr/local/cuda/include")]
+    return [option for home in homes if (home / "cuda.h").is_file() for option in ("-isystem", str(home))]
 
 
 def build(directory: Path, name: str, *sources: Path) -> Path:
@@ -61,7 +77,7 @@ def build(directory: Path, name: str, *sources: Path) -> Path:
         raise BenchmarkError("needs g++")
     program = directory / name
     command = [compiler, "-std=c++20", "-O2", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
-    command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}", str(HERE / f"{name}.cpp"), *map(str, sources)]
+    command += cuda_headers() + [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}", str(HERE / f"{name}.cpp"), *map(str, sources)]
     done = subprocess.run([*command, "-o", str(program), "-ldl"], capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchmarkError(f"{name}.cpp does not compile:\n{done.stderr}")
@@ -87,6 +103,37 @@ def counters(directory: Path, rounds: int) -> FigureRow:
     done = subprocess.run([str(program), str(10 * rounds)], capture_output=True, text=True, check=True)
     batches = [float(line) for line in done.stdout.split()]
     return row("counters_ns", min(batches), min(batches), statistics.median(batches), len(batches))
+
+
+def trace(directory: Path, rounds: int) -> list[FigureRow]:
+    """`trace_ns` and `trace_bytes_a_record`.
+
+    Raises:
+        BenchmarkError: Records were dropped, which costs less than keeping them.
+    """
+    sources = [ROOT / "csrc" / "telemetry" / f"{name}.cpp" for name in ("trace", "trace_file", "journal")]
+    sources += [ROOT / "csrc" / "base" / name for name in ("class.cpp", "log.cpp")]
+    program = build(directory, "trace", *sources)
+    batches: dict[str, list[float]] = {}
+    said: dict[str, int] = {}
+    for state in ("off", "on"):
+        place = directory / f"trace-{state}"
+        place.mkdir()
+        done = subprocess.run([str(program), str(10 * rounds), state, str(place)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BenchmarkError(f"trace.cpp: {done.stderr}")
+        lines = [line.split() for line in done.stdout.splitlines()]
+        batches[state] = [float(words[0]) for words in lines if len(words) == 1]
+        said = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    if said["dropped"]:
+        raise BenchmarkError(f"{said['dropped']} records were dropped: the machine is too busy to measure")
+    off, on = min(batches["off"]), batches["on"]
+    size = float(said["bytes"])
+    print(f"tracing off: {off:.1f} ns a launch", file=sys.stderr)
+    return [
+        row("trace_ns", min(on) - off, min(on) - off, statistics.median(on) - off, len(on)),
+        row("trace_bytes_a_record", size, size, size, 1),
+    ]
 
 
 def scrape(directory: Path, rounds: int, clients: int = CLIENTS) -> FigureRow:
@@ -149,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as place:
-            rows = [counters(Path(place), options.rounds), scrape(Path(place), options.rounds, options.clients)]
+            rows = [counters(Path(place), options.rounds), *trace(Path(place), options.rounds)]
+            rows.append(scrape(Path(place), options.rounds, options.clients))
     except BenchmarkError as error:
         print(f"observe: {error}", file=sys.stderr)
         return 1

@@ -19,14 +19,15 @@ def test_figures_are_written_and_others_stay(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "observe.json"
     assert observe.main(["--out", str(path), "--rounds", "1", "--clients", "3"]) == 0
     first = load(path)
-    kept = FigureRow(figure="trace_ns", value=1, goal=2, better="less", low=1, high=1, n=1, limited_by="")
+    kept = FigureRow(figure="page_kB", value=1, goal=2, better="less", low=1, high=1, n=1, limited_by="")
     Results(meta=first.meta, rows=[*first.rows, kept]).write(path)
     measured = [row for row in first.rows if isinstance(row, FigureRow)]
     monkeypatch.setattr(observe, "counters", lambda *_: measured[0])
-    monkeypatch.setattr(observe, "scrape", lambda *_: measured[1])
+    monkeypatch.setattr(observe, "trace", lambda *_: measured[1:3])
+    monkeypatch.setattr(observe, "scrape", lambda *_: measured[3])
     assert observe.main(["--out", str(path)]) == 0
     rows = {row.figure: row for row in load(path).rows if isinstance(row, FigureRow)}
-    assert set(rows) == {*observe.GOALS, "trace_ns"}
+    assert set(rows) == {*observe.GOALS, "page_kB"}
     for figure in observe.GOALS:
         row = rows[figure]
         assert 0 < row.low <= row.value <= row.high

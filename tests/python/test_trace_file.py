@@ -174,7 +174,10 @@ def test_a_flame_graph_has_measured_time_where_there_is_any() -> None:
     ]
     assert tree["ns"] == train["ns"] == flame.gpu_ns == 4070
     assert flame.without_time == 1
-    assert "1 launches have no GPU time" in flame.page("x")
+    page = flame.page("@DATA@ of <b>")
+    assert "1 launches have no GPU time" in page
+    assert page.count("@DATA@ of &lt;b&gt;") == 2, "in its title and its heading"
+    assert not re.search("@(TITLE|NOTE)@", page)
 
 
 # ---- files that are damaged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,9 @@ class Flame:
         # A name may hold whatever ends a script.
         data = json.dumps(self.tree()).replace("<", "\\u003c").replace("&", "\\u0026")
         text = _PAGE.read_text(encoding="utf-8")
-        for place, value in (("@TITLE@", html.escape(title)), ("@NOTE@", html.escape(note)), ("@DATA@", data)):
-            text = text.replace(place, value, 1)
-        return text
+        values = {"@TITLE@": html.escape(title), "@NOTE@": html.escape(note), "@DATA@": data}
+        # At once: a title or a name may look like one of the places.
+        return re.sub("|".join(values), lambda place: values[place[0]], text)
 
 
 def _listed(node: dict[str, Any]) -> dict[str, Any]:
