@@ -31,7 +31,8 @@ std::int64_t cpu_ns() {
 }
 
 // As runtime::trace_launch() and trace_push().
-[[gnu::noinline]] void record(telemetry::TraceKind kind, std::uint64_t handle, std::int64_t begin_ns, std::uint16_t thread) {
+[[gnu::noinline]] void record(telemetry::TraceKind kind, std::uint64_t handle, std::int64_t begin_ns,
+                              std::uint16_t thread) {
   telemetry::TraceRecord made;
   made.kind = kind;
   made.time_ns = begin_ns;

@@ -114,7 +114,9 @@ def record(part: Part, database: Database, options: argparse.Namespace, seconds:
         best = min((one.time_us or 1e30 for one in known.values()), default=1e30)
         ready = time.monotonic()
         count = len(live.problem.configurations)
-        print(f"{part.name}: {count} configurations, {len(wanted)} to measure; ready in {ready - begin:.1f} s", flush=True)
+        print(
+            f"{part.name}: {count} configurations, {len(wanted)} to measure; ready in {ready - begin:.1f} s", flush=True
+        )
         done = 0
         statuses: dict[str, int] = {}
 
@@ -134,7 +136,10 @@ def record(part: Part, database: Database, options: argparse.Namespace, seconds:
                 best = min(best, made.time_us or best)
                 done += 1
                 if made.status not in ("ok", "does_not_fit") and statuses[made.status] <= 2:
-                    print(f"  {made.status}: {dict(live.problem.configurations[request.index])}: {made.message[:300]}", flush=True)
+                    print(
+                        f"  {made.status}: {dict(live.problem.configurations[request.index])}: {made.message[:300]}",
+                        flush=True,
+                    )
             stopped = time.monotonic() - begin > seconds - 5
         rate = done / max(time.monotonic() - ready, 1e-9)
         print(f"{part.name}: {done} measured, {rate:.0f} a second, {statuses}; best {best:.2f} us", flush=True)
@@ -186,9 +191,7 @@ def _describe(options: argparse.Namespace, key: Key) -> None:
     (options.out / "about.txt").write_text("\n".join([f"gpu: {key.gpu}", *lines]) + "\n")
 
 
-def recording_of(
-    problem: Problem, database: Database, fingerprint: str, about: dict[str, str]
-) -> Recording | None:
+def recording_of(problem: Problem, database: Database, fingerprint: str, about: dict[str, str]) -> Recording | None:
     """The recording of a space; None where configurations are missing."""
     key = Key.of(problem, fingerprint)
     known, again = database.get(key), database.get(_again_key(key))

@@ -174,7 +174,9 @@ class Bench:
                 try:
                     self._buffers[one.name] = self.device.allocate(sizes[one.name] * TYPES[one.type])
                 except Refused as error:
-                    raise Error(f"there is no GPU memory for {one.name}, {sizes[one.name]:,} elements: {error}") from None
+                    raise Error(
+                        f"there is no GPU memory for {one.name}, {sizes[one.name]:,} elements: {error}"
+                    ) from None
             if one.role == "input":
                 self.device.upload(self._buffers[one.name], self._inputs[one.name])
         self._right = self._make_right()
@@ -281,9 +283,7 @@ class Bench:
     def _check(self) -> str:
         """What is wrong in the outputs; empty: nothing."""
         if self._right is None:
-            self._right = {
-                name: widened(self._download(name, kind), kind) for name, kind in self._outputs()
-            }
+            self._right = {name: widened(self._download(name, kind), kind) for name, kind in self._outputs()}
             self._keep_right(self._right)
             return ""
         for name, kind in self._outputs():

@@ -105,5 +105,7 @@ class Expression:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0:
             raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, not a whole number of 0 or more")
         if isinstance(value, float) and not value.is_integer():
-            raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, not a whole number; ceil_div(a, b) rounds up")
+            raise ConfigError(
+                f"{self._where}: '{self.text}' is {value!r}, not a whole number; ceil_div(a, b) rounds up"
+            )
         return int(value)

@@ -59,7 +59,9 @@ def serve(connection: Connection) -> int:
             connection.send(("compile_error", str(error)))
         except DriverError as error:
             compile_s = given.compile_s if isinstance(given, Job) else 0.0
-            connection.send(("done" if what == "run" else "error", _fault(error, compile_s) if what == "run" else str(error)))
+            connection.send(
+                ("done" if what == "run" else "error", _fault(error, compile_s) if what == "run" else str(error))
+            )
             return FAULT
         except Error as error:
             connection.send(("error", str(error)))

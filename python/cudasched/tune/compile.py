@@ -85,7 +85,9 @@ def choose(wanted: str = "auto") -> Compiler:
             reason = f"{error}, and {reason}"
     if _nvcc():
         return "nvcc"
-    raise Error(f"nothing here compiles kernels: {reason}. pip install cuda-bindings nvidia-cuda-nvrtc, or CUDA's toolkit")
+    raise Error(
+        f"nothing here compiles kernels: {reason}. pip install cuda-bindings nvidia-cuda-nvrtc, or CUDA's toolkit"
+    )
 
 
 def _cuda_headers() -> list[str]:

@@ -121,7 +121,9 @@ class Database:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise Error(f"{self.path}: a database of version {version}; this cudasched reads version {_VERSION}")
-            with contextlib.suppress(sqlite3.OperationalError):  # a file system without shared memory: slower, and right
+            with contextlib.suppress(
+                sqlite3.OperationalError
+            ):  # a file system without shared memory: slower, and right
                 self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)

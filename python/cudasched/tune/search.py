@@ -246,8 +246,9 @@ class Optuna(_Base):
         self._state = optuna.trial.TrialState
         values = [sorted(set(column.tolist())) for column in features.T]
         self._distributions = {
-            f"x{i}": optuna.distributions.CategoricalDistribution(tuple(range(len(one)))) if len(one) <= 2 else
-            optuna.distributions.IntDistribution(0, len(one) - 1)
+            f"x{i}": optuna.distributions.CategoricalDistribution(tuple(range(len(one))))
+            if len(one) <= 2
+            else optuna.distributions.IntDistribution(0, len(one) - 1)
             for i, one in enumerate(values)
         }
         self._values = values

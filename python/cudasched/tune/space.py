@@ -277,7 +277,9 @@ class Space:
             raise ConfigError("constraints is a list of expressions")
         self.constraints = [self._expression(one, f"constraint {i}") for i, one in enumerate(constraints, 1)]
         macros = _table(data.get("macros", {}), "macros")
-        self.macros = {self._name(name, "macro"): self._expression(one, f"macro {name}") for name, one in macros.items()}
+        self.macros = {
+            self._name(name, "macro"): self._expression(one, f"macro {name}") for name, one in macros.items()
+        }
         self._read_launch(_table(data.get("launch", {}), "launch"))
         arguments = data.get("arguments", [])
         if not isinstance(arguments, list) or not arguments:
@@ -291,7 +293,9 @@ class Space:
         self.relative = float(check.get("relative", 1e-4))
         self.absolute = float(check.get("absolute", 1e-5))
         self.work = self._expression(data.get("work", 0), "work")
-        self._digest_of = json.dumps({key: data[key] for key in sorted(data) if key not in ("parameters", "constraints", "shape")})
+        self._digest_of = json.dumps(
+            {key: data[key] for key in sorted(data) if key not in ("parameters", "constraints", "shape")}
+        )
 
     @staticmethod
     def _name(name: str, what: str) -> str:

@@ -287,7 +287,9 @@ class Live:
     def _collect(self, compiled: deque[tuple[Request, Compiled]]) -> Iterator[tuple[Request, Measurement]]:
         """Waits for an answer or a deadline."""
         busy = {
-            one.connection: one for one in [*self._compilers, self._gpu_worker] if one.busy and one.connection is not None
+            one.connection: one
+            for one in [*self._compilers, self._gpu_worker]
+            if one.busy and one.connection is not None
         }
         if not busy:
             return
@@ -340,7 +342,9 @@ class Live:
         while len(self._images) > self._keep:
             self._images.pop(next(iter(self._images)))
 
-    def under(self, tool: Callable[[list[str]], list[str]], index: int, samples: int, seconds: float) -> tuple[int, str]:
+    def under(
+        self, tool: Callable[[list[str]], list[str]], index: int, samples: int, seconds: float
+    ) -> tuple[int, str]:
         """Runs one configuration in a process of its own under a tool.
 
         Args:
