@@ -28,14 +28,14 @@ namespace cudasched::arbiter {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
                   std::atomic<std::uint32_t>::is_always_lock_free,
               "a lock inside an atomic would not reach another process");
-static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 384 && offsetof(Slot, name) == 208 &&
-              offsetof(Slot, job) == 304 && offsetof(Slot, segment) == 328);
+static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 448 && offsetof(Slot, name) == 232 &&
+              offsetof(Slot, job) == 328 && offsetof(Slot, segment) == 352);
 static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13240 && sizeof(SharedCounts) == 26496 &&
               sizeof(SlotMemory) == 128 && sizeof(MemoryBoard) == 64 + kSlotCount * sizeof(SlotMemory) &&
-              sizeof(Layout) == 25024 + kSlotCount * sizeof(SharedCounts) + sizeof(MemoryBoard));
+              sizeof(Layout) == 29120 + kSlotCount * sizeof(SharedCounts) + sizeof(MemoryBoard));
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&
-              offsetof(Layout, slots) == 448 && offsetof(Layout, counts) == 25024);
+              offsetof(Layout, slots) == 448 && offsetof(Layout, counts) == 29120);
 
 namespace {
 
@@ -168,6 +168,7 @@ bool follow(Registry& registry, File& file) {
     target.job = source.job;
     target.priority.store(source.priority.load());
     target.slo_ns.store(source.slo_ns.load());
+    target.weight_milli.store(source.weight_milli.load());
     target.name = source.name;
   };
   for (std::uint64_t rest = own; rest != 0; rest &= rest - 1) {
@@ -302,9 +303,12 @@ int Table::claim(const ClientInfo& client) {
       record.job = client.job;
       record.priority.store(client.priority);
       record.slo_ns.store(client.slo_ns);
+      record.weight_milli.store(client.weight_milli);
       copy_text(record.name, client.name);
       entry.client_class.store(static_cast<std::uint32_t>(client.client_class));
       entry.regions.store(0);
+      entry.process_class.store(static_cast<std::uint32_t>(client.client_class));
+      entry.policy.store(0);
       entry.heartbeat_ns.store(now);
       for (auto* const time :
            {&entry.active_since_ns,  &entry.deadline_ns,       &entry.in_flight_until_ns, &entry.overdue_since_ns,
@@ -320,6 +324,7 @@ int Table::claim(const ClientInfo& client) {
       }
       counts(index).clear();
       memory(index).clear();
+      control::renew(entry.control);
       state_->claims.claimed.fetch_or(bit_of(index));
       file.mine.slots().fetch_or(bit_of(index));
       write_client(file, index);
@@ -352,6 +357,12 @@ void Table::set_slo(int slot, std::int64_t slo_ns) noexcept {
   if (!state_->owns(slot)) return;
   state_->file.records[static_cast<std::size_t>(slot)].slo_ns.store(slo_ns);
   this->slot(slot).slo_ns.store(slo_ns, std::memory_order_relaxed);
+}
+
+void Table::set_weight(int slot, std::uint32_t weight_milli) noexcept {
+  if (!state_->owns(slot)) return;
+  state_->file.records[static_cast<std::size_t>(slot)].weight_milli.store(weight_milli);
+  this->slot(slot).weight_milli.store(weight_milli, std::memory_order_relaxed);
 }
 
 void Table::set_active(int slot, std::int64_t now_ns) noexcept {

@@ -30,6 +30,7 @@
 #include <string>
 #include <string_view>
 
+#include "arbiter/control.hpp"
 #include "arbiter/counters.hpp"
 #include "arbiter/memory_board.hpp"
 #include "base/class.hpp"
@@ -37,11 +38,13 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 6;
+inline constexpr std::uint32_t kLayoutVersion = 7;
 inline constexpr int kTurnSlotShift = 56;
+inline constexpr std::uint32_t kOwnPolicy = 255;
+inline constexpr std::uint32_t kEvenWeightMilli = 1000;
 
 // What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
-// gone). Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
+// gone), but for `control`. Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
 struct alignas(64) Slot {
   std::atomic<std::uint32_t> occupied;      // 1 from claim to release
   std::atomic<std::uint32_t> client_class;  // Class
@@ -49,6 +52,10 @@ struct alignas(64) Slot {
   std::atomic<std::int32_t> pid;       // for display only
   std::atomic<std::uint32_t> regions;  // regions open now
   std::atomic<std::uint32_t> hook_attached;
+  std::atomic<std::uint32_t> process_class;  // Class of the process's launches that no region and no stream decides
+  std::atomic<std::uint32_t> policy;         // its place in schedule::policies(); kOwnPolicy: the program's own
+  std::atomic<std::uint32_t> weight_milli;   // of its share among best-effort clients, in thousandths
+  std::atomic<std::uint64_t> control;        // changes that other processes ask for: all write (control.hpp)
   std::atomic<std::int64_t> claimed_ns;
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::int64_t> slo_ns;  // the client's own target, 0: none
@@ -121,6 +128,7 @@ std::string text(const std::array<char, N>& field) {
 struct ClientInfo {
   Class client_class = Class::kNormal;
   std::int32_t priority = 0;
+  std::uint32_t weight_milli = kEvenWeightMilli;
   std::int64_t slo_ns = 0;
   std::string name;
   bool hook_attached = true;
@@ -163,6 +171,7 @@ class Table {
   // Also when its words are written anew.
   void set_priority(int slot, std::int32_t priority) noexcept;
   void set_slo(int slot, std::int64_t slo_ns) noexcept;
+  void set_weight(int slot, std::uint32_t weight_milli) noexcept;
 
   // The client holds the gate closed from here on / no longer does. clear_active wakes the gates if it was the last.
   void set_active(int slot, std::int64_t now_ns) noexcept;

@@ -145,6 +145,7 @@ struct Record {
   std::uint64_t job = 0;
   std::atomic<std::int32_t> priority{0};
   std::atomic<std::int64_t> slo_ns{0};
+  std::atomic<std::uint32_t> weight_milli{kEvenWeightMilli};
   std::array<char, 64> name{};
 };
 

@@ -106,6 +106,7 @@ void write_client(File& file, int slot) noexcept {
   set_word(entry.hook_attached, record.hook_attached ? 1U : 0U);
   set_word(entry.claimed_ns, record.claimed_ns);
   set_word(entry.slo_ns, record.slo_ns.load());
+  set_word(entry.weight_milli, record.weight_milli.load());
   set_word(entry.job, record.job);
   set_text(entry.name, record.name);
   set_text(entry.version, version);

@@ -145,6 +145,9 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("memory_limit_bytes", &cudasched_client::memory_limit_bytes)
       .def_readonly("memory_given_bytes", &cudasched_client::memory_given_bytes)
       .def_readonly("memory_refusals", &cudasched_client::memory_refusals)
+      .def_property_readonly("process_class", [](const cudasched_client& c) { return class_name(c.process_class); })
+      .def_readonly("weight_milli", &cudasched_client::weight_milli)
+      .def_property_readonly("policy", [](const cudasched_client& c) { return std::string(c.policy); })
       .def_property_readonly(
           "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
       .def_property_readonly(
@@ -293,5 +296,22 @@ PYBIND11_MODULE(_core, module) {
     check(cudasched_get_counts(&counts));
     return counts;
   });
+  module.def(
+      "change",
+      [](const std::string& path, std::uint64_t process, const std::string& setting, const std::string& value,
+         std::int64_t timeout_ns) {
+        std::int32_t outcome = 0;
+        int status = CUDASCHED_OK;
+        {
+          const py::gil_scoped_release released;
+          status = cudasched_change(path.c_str(), process, setting.c_str(), value.c_str(), timeout_ns, &outcome);
+        }
+        check(status);
+        // In the order of enum cudasched_outcome.
+        constexpr std::array kOutcomes{"",          "applied",   "unknown", "regions", "policy_hangs",
+                                       "withdrawn", "no_client", "ended",   "busy",    "unclear"};
+        return std::string(kOutcomes[static_cast<std::size_t>(outcome) % kOutcomes.size()]);
+      },
+      py::arg("path"), py::arg("process"), py::arg("setting"), py::arg("value"), py::arg("timeout_ns"));
   module.def("in_flight_ns", [] { return cudasched_in_flight_ns(); });
 }

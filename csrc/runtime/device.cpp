@@ -92,6 +92,7 @@ void Device::register_client(Class client_class, const Settings& settings, const
   arbiter::ClientInfo client;
   client.client_class = client_class;
   client.priority = settings.priority;
+  client.weight_milli = settings.weight_milli();
   client.slo_ns = settings.slo_ns;
   client.name = settings.name.empty() ? program_name() : settings.name;
   if (client_class == Class::kBestEffort) client.job = job;

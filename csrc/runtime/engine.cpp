@@ -76,6 +76,7 @@ void Engine::attach(void* real_driver, const std::string& path) {
   hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
   slices_.configure(settings_.slices);
   memory().configure(settings_);
+  note_policy();
   hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
   if (!handlers_registered_) {
     handlers_registered_ = true;
@@ -250,6 +251,10 @@ bool Engine::wants_offload() const noexcept {
 void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns) {
   const std::scoped_lock lock(mutex_);
   class_was_set_ = true;
+  use_class(value, priority, slo_ns);
+}
+
+void Engine::use_class(Class value, std::int32_t priority, std::int64_t slo_ns) {
   settings_.process_class = value;
   settings_.priority = priority;
   settings_.slo_ns = slo_ns;
@@ -315,6 +320,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
   if (variable == "CUDASCHED_HOST_BACKOFF_MS" || of_memory) return;
   const schedule::Policy* const policy = variable == "CUDASCHED_POLICY" ? schedule::find_policy(value) : nullptr;
   if (policy != nullptr) user_policy_.reset();
+  note_policy();
   for_each_device([&](Device& device) {
     if (!device.gate.registered()) return;
     if (policy != nullptr) {
@@ -328,6 +334,7 @@ void Engine::configure(const std::string& name, const std::string& value) {
 void Engine::use_policy(schedule::UserPolicy policy) {
   const std::scoped_lock lock(mutex_);
   user_policy_ = policy;
+  note_policy();
   ticker_.policy_changed();
   for_each_device([&](Device& device) {
     if (device.gate.registered()) device.gate.use_policy(schedule::Decider(policy));

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "arbiter/control.hpp"
 #include "driver/driver.hpp"
 #include "predict/allocations.hpp"
 #include "queue/call.hpp"
@@ -86,6 +87,9 @@ class Engine {
   void configure(const std::string& name, const std::string& value);
   // Decides from now on, on every device, instead of the configured policy.
   void use_policy(schedule::UserPolicy policy);
+  // Looks whether another process has asked for a change of this one (arbiter/control.hpp), and makes it; says in each
+  // slot what holds now. The ticker's.
+  void serve_control() noexcept;
   void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
   // Streams that were bound with this context current, or with one of this device, which ends: their handles may come
@@ -142,6 +146,13 @@ class Engine {
   }
 
  private:
+  // For a change by another process. The caller holds mutex_.
+  arbiter::Outcome apply(const arbiter::Change& change);
+  arbiter::Outcome apply_policy(const schedule::Policy& policy);
+  void use_class(Class value, std::int32_t priority, std::int64_t slo_ns);  // the caller holds mutex_
+  void note_policy() noexcept;                                              // the caller holds mutex_
+  void publish_choices() noexcept;
+
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
   bool wants_offload() const noexcept;
@@ -158,6 +169,7 @@ class Engine {
   bool class_was_set_ = false;                                   // by a call, which goes before the environment
   std::vector<std::pair<std::string, std::string>> configured_;  // variables and values by configure(), likewise
   std::optional<schedule::UserPolicy> user_policy_;
+  std::atomic<std::uint32_t> policy_place_{0};  // as a slot has it
   bool started_ = false;
   std::atomic<bool> stopping_{false};
   bool handlers_registered_ = false;

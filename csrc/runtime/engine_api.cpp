@@ -18,6 +18,7 @@
 #include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
 #include "runtime/memory/memory.hpp"
+#include "schedule/policy.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace {
@@ -102,6 +103,14 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.memory_given_bytes = memory.given_bytes.load();
   client.memory_refusals = memory.refusals.load();
   client.process = table.counts(index).process();
+  client.process_class = static_cast<std::int32_t>(slot.process_class.load());
+  client.weight_milli = slot.weight_milli.load();
+  const auto policies = cudasched::schedule::policies();
+  const std::uint32_t policy = slot.policy.load();
+  copy_text(client.policy, sizeof client.policy,
+            policy < policies.size()                   ? policies[policy].name
+            : policy == cudasched::arbiter::kOwnPolicy ? "own"
+                                                       : "");
   copy_text(client.name, sizeof client.name, cudasched::arbiter::text(slot.name));
   copy_text(client.version, sizeof client.version, cudasched::arbiter::text(slot.version));
 }

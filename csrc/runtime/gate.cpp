@@ -77,6 +77,14 @@ void Gate::use_policy(const schedule::Decider& policy) noexcept {
   unbounded_ = policy.name() == "open";
 }
 
+bool Gate::try_use_policy(const schedule::Decider& policy) noexcept {
+  const std::unique_lock lock = lock_soon();
+  if (!lock.owns_lock()) return false;
+  admission_.use_policy(policy);
+  unbounded_ = policy.name() == "open";
+  return true;
+}
+
 std::string_view Gate::refused_policy() noexcept {
   const std::unique_lock lock = lock_soon();
   return lock.owns_lock() ? admission_.refused_policy() : std::string_view{};

@@ -95,6 +95,8 @@ class Gate {
 
   // Decides from the next launch on.
   void use_policy(const schedule::Decider& policy) noexcept;
+  // False: the lock cannot be had now.
+  bool try_use_policy(const schedule::Decider& policy) noexcept;
 
   // Why the user's policy was switched off; empty: it was not, or the lock cannot be had.
   std::string_view refused_policy() noexcept;

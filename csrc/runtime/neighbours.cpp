@@ -231,8 +231,8 @@ void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& sna
 }
 
 const std::int64_t* Neighbours::virtual_times(std::uint64_t slots, std::int64_t now) noexcept {
-  // All the time since the machine was started, at the lowest priority; more is a damaged word.
-  const std::int64_t most = schedule::charge_ns(now, -schedule::kLargestPriority);
+  // All the time since the machine was started, at the lowest priority and weight; more is a damaged word.
+  const std::int64_t most = schedule::charge_ns(now, -schedule::kLargestPriority, schedule::kLeastWeightMilli);
   for_each_slot(slots, [&](int slot) {
     const std::int64_t virtual_ns = table_->slot(slot).virtual_ns.load(std::memory_order_relaxed);
     virtual_ns_[static_cast<std::size_t>(slot)] = virtual_ns >= 0 && virtual_ns <= most ? virtual_ns : 0;
@@ -296,7 +296,8 @@ bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) 
   arbiter::Slot& self = table_->slot(slot_);
   const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
   // By atomic addition, which wraps where a damaged word would overflow.
-  const std::int64_t charge = schedule::charge_ns(seen.predicted_ns, priority);
+  const std::uint32_t weight_milli = self.weight_milli.load(std::memory_order_relaxed);
+  const std::int64_t charge = schedule::charge_ns(seen.predicted_ns, priority, weight_milli);
   self.virtual_ns.fetch_add(charge, std::memory_order_relaxed);
   own_virtual_ns_ += charge;
   turn_used_ns_ += seen.predicted_ns;

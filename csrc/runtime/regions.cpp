@@ -39,6 +39,7 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
     throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
                 " deep on this thread; leave some before entering another");
   }
+  if (!used()) used_.store(true, std::memory_order_relaxed);
   thread.stack = region_stack();
   ++thread.depth;
   Region& region = thread.innermost();

@@ -29,10 +29,14 @@ class Regions {
   // Error.
   void expect(std::int64_t within_ns);
 
+  // Has any thread ever entered one?
+  bool used() const noexcept { return used_.load(std::memory_order_relaxed); }
+
  private:
   void leave_devices(const Region& region) noexcept;
 
   std::atomic<std::uint64_t> next_token_{1};
+  std::atomic<bool> used_{false};
 };
 
 }  // namespace cudasched::runtime

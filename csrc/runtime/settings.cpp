@@ -77,6 +77,12 @@ std::uint64_t size(const std::string& value) {
   throw wanted;
 }
 
+double weight(const std::string& value) {
+  constexpr double kThousand = schedule::kEvenWeightMilli;
+  return number(value, schedule::kLeastWeightMilli / kThousand, schedule::kMostWeightMilli / kThousand,
+                "a number from 0.01 to 100");
+}
+
 bool one_of(const std::string& value, const char* no, const char* yes) {
   if (value != no && value != yes) throw Problem(std::string(no) + " or " + yes);
   return value == yes;
@@ -117,6 +123,7 @@ constexpr Variable kVariables[] = {
        s.process_class = *parsed;
      }},
     {"CUDASCHED_PRIORITY", [](Settings& s, const std::string& value) { s.priority = priority(value); }},
+    {"CUDASCHED_WEIGHT", [](Settings& s, const std::string& value) { s.weight = weight(value); }},
     {"CUDASCHED_SLO_MS", [](Settings& s, const std::string& value) { s.slo_ns = duration(value, kNsPerMs, 1e-3); }},
     {"CUDASCHED_POLICY", [](Settings& s, const std::string& value) { s.policy = policy(value); }},
     {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = on_or_off(value); }},

@@ -2,6 +2,7 @@
 // arguments, files and environment into them). Read once, at the program's first driver call.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -18,6 +19,7 @@ namespace cudasched::runtime {
 struct Settings {
   Class process_class = Class::kNormal;              // CUDASCHED_CLASS
   std::int32_t priority = 0;                         // CUDASCHED_PRIORITY
+  double weight = 1.0;                               // CUDASCHED_WEIGHT, of the share among best-effort clients
   std::int64_t slo_ns = 0;                           // CUDASCHED_SLO_MS, 0: none
   bool offload = true;                               // CUDASCHED_OFFLOAD
   std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
@@ -44,6 +46,8 @@ struct Settings {
   std::string cupti_path;                            // CUDASCHED_CUPTI
   std::string model_path;                            // CUDASCHED_MODEL, empty: what the package ships, "off": no trees
   std::string cache_directory;                       // CUDASCHED_CACHE_DIR, empty: the default, "off": nothing is kept
+
+  std::uint32_t weight_milli() const noexcept { return static_cast<std::uint32_t>(std::lround(1'000 * weight)); }
 
   // Where nothing is held back on the GPU, nothing is held back on the host. Under `harvest`, best-effort threads back
   // off for a whole request: what is queued feeds the GPU meanwhile.

@@ -157,6 +157,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
   bool active = false;
   sweep_marks();
   engine().slices().tick();
+  engine().serve_control();
   if (counters.total(&telemetry::Shard::contested_streams) > 0 && !std::exchange(said_contested_, true)) {
     log::warning(
         "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "

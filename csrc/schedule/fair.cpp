@@ -16,11 +16,16 @@ std::int64_t least_of(std::uint64_t slots, const std::int64_t* virtual_ns) noexc
 
 }  // namespace
 
-std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept {
-  constexpr std::int64_t kMostNs = std::numeric_limits<std::int64_t>::max() >> (kLargestPriority + 1);
+std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority, std::uint32_t weight_milli) noexcept {
+  constexpr std::int64_t kMostNs =
+      (std::numeric_limits<std::int64_t>::max() >> (kLargestPriority + 1)) / kEvenWeightMilli * kLeastWeightMilli;
   const int step = std::clamp(priority, -kLargestPriority, kLargestPriority);
   const std::int64_t bounded_ns = std::clamp<std::int64_t>(gpu_ns, 1, kMostNs);
-  return std::max<std::int64_t>(step >= 0 ? bounded_ns >> step : bounded_ns << -step, 1);
+  const std::int64_t even_ns = std::max<std::int64_t>(step >= 0 ? bounded_ns >> step : bounded_ns << -step, 1);
+  if (weight_milli == kEvenWeightMilli) return even_ns;
+  const std::int64_t weight = std::clamp(weight_milli, kLeastWeightMilli, kMostWeightMilli);
+  const std::int64_t whole = even_ns / weight;
+  return std::max<std::int64_t>(whole * kEvenWeightMilli + even_ns % weight * kEvenWeightMilli / weight, 1);
 }
 
 std::int64_t joined_ns(const JoinView& view) noexcept {

@@ -20,9 +20,15 @@ constexpr bool is_idle(std::int64_t in_flight_until_ns, std::int64_t now_ns) noe
   return in_flight_until_ns < now_ns - kIdleNs;
 }
 
-// What `gpu_ns` of GPU time add to the virtual time of a client with this priority. One step of priority doubles a
-// client's share. Never 0, so that a client that launches moves on.
-std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority) noexcept;
+// Weights of shares, in thousandths; those beyond count as these.
+inline constexpr std::uint32_t kEvenWeightMilli = 1'000;
+inline constexpr std::uint32_t kLeastWeightMilli = 10;
+inline constexpr std::uint32_t kMostWeightMilli = 100'000;
+
+// What `gpu_ns` of GPU time add to the virtual time of a client with this priority and weight. One step of priority
+// doubles a client's share, and its weight multiplies it. Never 0, so that a client that launches moves on.
+std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority,
+                       std::uint32_t weight_milli = kEvenWeightMilli) noexcept;
 
 struct JoinView {
   int self = 0;

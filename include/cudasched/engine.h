@@ -151,6 +151,9 @@ struct cudasched_client {
   uint64_t memory_limit_bytes;        /* of its process; 0: none */
   uint64_t memory_given_bytes;        /* given back to latency clients that asked, ever */
   uint64_t memory_refusals;           /* times that it was asked, and could not */
+  int32_t process_class;              /* of launches of its process that no region and no stream decides */
+  uint32_t weight_milli;              /* of its share among best-effort clients, in thousandths */
+  char policy[16];                    /* "strict", ...; "own": the program's; "": not known */
   char name[64];
   char version[32];
 };
@@ -258,6 +261,26 @@ enum cudasched_answer {
  * switches the policy off, which is said; every launch then goes at once. A policy that never returns cannot be
  * cancelled: the launch waits for it for ever, and `cudasched status` names the program. */
 typedef int32_t (*cudasched_policy)(const struct cudasched_snapshot* snapshot, void* context, int64_t* wait_ns);
+
+/* What became of a change (docs/control.md). */
+enum cudasched_outcome {
+  CUDASCHED_APPLIED = 1,
+  CUDASCHED_UNKNOWN_SETTING = 2, /* to that client */
+  CUDASCHED_HAS_REGIONS = 3,     /* its regions decide its class */
+  CUDASCHED_POLICY_HANGS = 4,    /* its own policy does not answer, and cannot be replaced */
+  CUDASCHED_WITHDRAWN = 5,       /* it did not take the change up in time; nothing was changed */
+  CUDASCHED_NO_CLIENT = 6,
+  CUDASCHED_ENDED = 7,
+  CUDASCHED_BUSY = 8,   /* another change of it was not over in time */
+  CUDASCHED_UNCLEAR = 9 /* it took the change up, and was stopped before it answered */
+};
+
+/* Changes a setting of the running client with that process number (cudasched_client::process) in the table at `path`,
+ * which must belong to this user: "class", "priority", "weight" or "policy". It holds on all of the client's GPUs and
+ * ends with it. Waits for its answer, `timeout_ns` at most and a second more where it was stopped in the middle; an
+ * idle client answers within a second. CUDASCHED_OK: *outcome says what became of it. */
+CUDASCHED_EXPORT int cudasched_change(const char* path, uint64_t process, const char* setting, const char* value,
+                                      int64_t timeout_ns, int32_t* outcome);
 
 /* This policy decides from here on, on every device of the process, in the place of the configured one. `policy` and
  * `context` must stay for the rest of the process. CUDASCHED_CONFIG_ERROR: it is null. */

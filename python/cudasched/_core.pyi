@@ -105,6 +105,12 @@ class Client:
     @property
     def memory_refusals(self) -> int: ...
     @property
+    def process_class(self) -> str: ...
+    @property
+    def weight_milli(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
+    @property
     def name(self) -> str: ...
     @property
     def version(self) -> str: ...
@@ -249,6 +255,12 @@ def read_counts(path: str) -> tuple[str, list[tuple[Client, Counts | None]]]:
 
 def counts() -> Counts:
     """What this process has counted. Raises Error."""
+
+def change(path: str, process: int, setting: str, value: str, timeout_ns: int) -> str:
+    """Changes a setting of the running client with that process number; what became of it, "applied" for one.
+
+    Raises ConfigError, ArbiterError.
+    """
 
 def in_flight_ns() -> int:
     """Predicted GPU time still to run of this process's best-effort launches."""

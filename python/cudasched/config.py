@@ -50,6 +50,7 @@ class Config:
     Attributes:
         client_class: Class of launches that no region and no stream decides.
         priority: Within the class, higher first; -8 to 8.
+        weight: Multiplies a best-effort client's share, beside its priority; 0.01 to 100.
         slo_ms: The program's own latency target, ms; none by default.
         offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
         policy: When a best-effort launch may go beside latency work: ``strict``, ``slack``, ``harvest`` or
@@ -99,6 +100,7 @@ class Config:
 
     client_class: ClientClass = "normal"
     priority: int = 0
+    weight: float = 1.0
     slo_ms: float | None = None
     offload: bool = True
     policy: Literal["strict", "slack", "harvest", "open"] = "strict"
@@ -281,6 +283,7 @@ def _time(unit: str, least: float) -> Setting:
 SETTINGS: Mapping[str, Setting] = {
     "client_class": Setting(_class),
     "priority": _integer(-_LARGEST_PRIORITY, _LARGEST_PRIORITY),
+    "weight": _number("", 0.01, 100),
     "slo_ms": _time("ms", 0.001),
     "offload": Setting(parse_switch),
     "policy": _choice("strict", "slack", "harvest", "open"),

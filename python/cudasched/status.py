@@ -62,6 +62,11 @@ class Client:
         memory_given_bytes: What it has given back to latency clients that asked for memory.
         memory_refusals: How often it was asked and could not, because it captured a graph.
         version: The client's version of cudasched.
+        process_class: Class of the launches of its process that no region and no stream decides; a client that a
+            process has in another class is of its regions, or from before its class was changed.
+        weight: Multiplies its share among best-effort clients.
+        policy: What decides over its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
+            program brings; empty: not known.
     """
 
     slot: int
@@ -93,6 +98,9 @@ class Client:
     memory_given_bytes: int
     memory_refusals: int
     version: str
+    process_class: str = "normal"
+    weight: float = 1.0
+    policy: str = ""
 
     @property
     def coverage(self) -> float | None:
@@ -283,6 +291,9 @@ def client_of(seen: stub.Client) -> Client:
         memory_given_bytes=seen.memory_given_bytes,
         memory_refusals=seen.memory_refusals,
         version=seen.version,
+        process_class=seen.process_class,
+        weight=seen.weight_milli / 1000,
+        policy=seen.policy,
     )
 
 

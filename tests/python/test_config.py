@@ -21,6 +21,7 @@ from support import Run
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "client_class": st.sampled_from(["latency", "normal", "best_effort"]),
     "priority": st.integers(-8, 8),
+    "weight": st.floats(0.01, 100),
     "slo_ms": st.floats(0.001, 3_600_000),
     "offload": st.booleans(),
     "policy": st.sampled_from(["strict", "slack", "harvest", "open"]),

@@ -46,6 +46,9 @@ RAW = {
     "memory_limit_bytes": 20 << 30,
     "memory_given_bytes": 0,
     "memory_refusals": 0,
+    "process_class": "latency",
+    "weight_milli": 1500,
+    "policy": "strict",
     "name": "serve.py",
     "version": "0.1.0",
 }
@@ -89,7 +92,8 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = device.clients
     assert (first.slot, first.slo_ms, first.deadline_in_ms, first.coverage) == (0, None, None, None)
     assert asdict(second) == {
-        **{key: value for key, value in RAW.items() if not key.endswith("_ns")},
+        **{key: value for key, value in RAW.items() if not key.endswith(("_ns", "_milli"))},
+        "weight": 1.5,
         "slo_ms": 5.0,
         "age_s": 2.5,
         "heartbeat_age_s": 0.02,

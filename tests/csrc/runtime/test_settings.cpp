@@ -59,10 +59,12 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_RUN_DIR", "/tmp/run"},
                             {"CUDASCHED_NAME", "trainer"},
                             {"CUDASCHED_COVERAGE_DIR", "/tmp/coverage"},
+                            {"CUDASCHED_WEIGHT", "2.5"},
                             {"CUDASCHED_CUPTI", "/opt/libcupti.so"}});
   EXPECT_TRUE(result.complaints.empty());
   EXPECT_EQ(result.settings.process_class, Class::kBestEffort);
   EXPECT_EQ(result.settings.priority, -3);
+  EXPECT_EQ(result.settings.weight_milli(), 2'500U);
   EXPECT_EQ(result.settings.slo_ns, 2'500'000);
   EXPECT_EQ(result.settings.lead_ns, 400'000);
   EXPECT_EQ(result.settings.policy, "slack");

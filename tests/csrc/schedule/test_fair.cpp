@@ -30,6 +30,20 @@ TEST(Fair, APriorityStepDoublesTheShareAndNothingOverflows) {
   }
 }
 
+TEST(Fair, AWeightMultipliesTheShareAndNothingOverflows) {
+  EXPECT_EQ(charge_ns(1'000, 0, 2'000), 500);
+  EXPECT_EQ(charge_ns(1'000, 0, 250), 4'000);
+  EXPECT_EQ(charge_ns(1'000, 1, 500), 1'000);
+  EXPECT_EQ(charge_ns(1'000'003, 0, 3'000), 333'334);
+  EXPECT_EQ(charge_ns(1, 8, kMostWeightMilli), 1);
+  // Of a damaged slot.
+  EXPECT_EQ(charge_ns(1'000, 0, 0), charge_ns(1'000, 0, kLeastWeightMilli));
+  EXPECT_EQ(charge_ns(1'000'000, 0, ~0U), charge_ns(1'000'000, 0, kMostWeightMilli));
+  for (const std::uint32_t weight : {0U, 1U, 999U, 1'000U, 1'001U, 100'000U, ~0U}) {
+    EXPECT_GT(charge_ns(std::numeric_limits<std::int64_t>::max(), -8, weight), 0);
+  }
+}
+
 TEST(Fair, AClientIsIdleAWhileAfterItsWorkIsDone) {
   EXPECT_FALSE(is_idle(1'000'000, 900'000));
   EXPECT_FALSE(is_idle(1'000'000, 1'000'000 + kIdleNs));

@@ -1,0 +1,100 @@
+// How another process changes a running client: one word in the client's slot, which carries one change of one setting
+// at a time from a controller to the client's ticker, and its outcome back.
+//
+//   free or over --(a controller)--> asked --(the client)--> taken --(the client)--> over, with the outcome
+//                                    asked --(the controller, which has waited enough)--> over, withdrawn
+//
+// Each step replaces the whole word by compare-and-swap, so that a process killed at any instruction leaves a word that
+// means something: a change is made or not, and a controller is never told that it was withdrawn when it was made. Two
+// controllers do not disturb each other: the second waits until the first one's change is over. The number in the word
+// differs for each change and each owner of the slot, so that no change reaches a client that it was not meant for.
+//
+// Permission is that of the table's file: its user's. Nothing here is on the launch path. The functions on words are
+// lock-free and make no system call; change() sleeps and asks for locks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+namespace cudasched::arbiter {
+
+class Table;
+
+// What can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in schedule::policies(). New ones
+// are added at the end.
+enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3 };
+
+enum class Outcome : std::uint8_t {
+  kNone = 0,
+  kApplied = 1,
+  kUnknown = 2,      // the client knows no such setting, or the value has no meaning to it
+  kRegions = 3,      // its class is decided by its regions
+  kPolicyHangs = 4,  // its own policy does not answer, and cannot be replaced
+  kWithdrawn = 5,    // it did not take the change up in time; nothing was changed
+  // Said by change() alone:
+  kNoClient = 6,  // there is none of that number
+  kEnded = 7,     // it ended before it answered
+  kBusy = 8,      // another controller's change was not over in time
+  kUnclear = 9,   // it took the change up and was stopped before it answered
+};
+
+struct Change {
+  Setting setting = Setting::kClass;
+  std::int32_t value = 0;
+};
+
+namespace control {
+
+enum class State : std::uint8_t { kFree = 0, kAsked = 1, kTaken = 2, kOver = 3 };
+
+struct Word {
+  std::uint16_t number = 0;
+  State state = State::kFree;
+  Outcome outcome = Outcome::kNone;
+  Change change;
+
+  static Word unpack(std::uint64_t word) noexcept;
+  std::uint64_t pack() const noexcept;
+};
+
+// The slot has a new owner: what was asked of the last one is void. After all else that says whose the slot is.
+void renew(std::atomic<std::uint64_t>& word) noexcept;
+
+// By a controller. `seen`: the word as it was before the controller made sure whose slot it is. The number of the
+// request; none: another change is under way, or the word is not as seen.
+std::optional<std::uint16_t> ask(std::atomic<std::uint64_t>& word, std::uint64_t seen, const Change& change) noexcept;
+
+// By the controller that asked. None: not over yet. kEnded: the word speaks of something else by now.
+std::optional<Outcome> answer(const std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept;
+
+// By the controller that asked. False: the client has taken it up.
+bool withdraw(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept;
+
+// By the client, one thread at a time. `apply(change)` returns the outcome, or none where the client cannot tell yet:
+// it is asked again at the next call then. A word that says taken is damaged, because none is between two calls.
+template <typename Ready, typename Apply>
+void serve(std::atomic<std::uint64_t>& word, Ready&& ready, Apply&& apply) noexcept {
+  std::uint64_t seen = word.load(std::memory_order_acquire);
+  Word said = Word::unpack(seen);
+  if (said.state == State::kFree || said.state == State::kOver) [[likely]]
+    return;
+  if (said.state == State::kAsked) {
+    if (!ready()) return;
+    said.state = State::kTaken;
+    if (!word.compare_exchange_strong(seen, said.pack(), std::memory_order_acq_rel)) return;  // withdrawn
+    said.outcome = apply(said.change);
+  } else {
+    said.outcome = Outcome::kUnknown;
+  }
+  said.state = State::kOver;
+  word.store(said.pack(), std::memory_order_release);
+}
+
+}  // namespace control
+
+// Changes one setting of the client whose process has this number (SharedCounts::process), and waits for its answer.
+// Makes system calls, allocates nothing. Where the table is lost: kNoClient.
+Outcome change(Table& table, std::uint64_t process, const Change& change, std::int64_t timeout_ns) noexcept;
+
+}  // namespace cudasched::arbiter

@@ -1,0 +1,205 @@
+// Changes of this process that other processes ask for, and asking for them: the client's side of arbiter/control.hpp,
+// and its C boundary.
+#include <cstddef>
+#include <exception>
+#include <iterator>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "arbiter/control.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "cudasched/engine.h"
+#include "runtime/engine.hpp"
+#include "runtime/engine_policy.hpp"
+#include "runtime/guarded.hpp"
+#include "schedule/fair.hpp"
+
+namespace cudasched::runtime {
+namespace {
+
+using arbiter::Change;
+using arbiter::Outcome;
+using arbiter::Setting;
+
+static_assert(CUDASCHED_APPLIED == static_cast<int>(Outcome::kApplied) &&
+              CUDASCHED_UNKNOWN_SETTING == static_cast<int>(Outcome::kUnknown) &&
+              CUDASCHED_HAS_REGIONS == static_cast<int>(Outcome::kRegions) &&
+              CUDASCHED_POLICY_HANGS == static_cast<int>(Outcome::kPolicyHangs) &&
+              CUDASCHED_WITHDRAWN == static_cast<int>(Outcome::kWithdrawn) &&
+              CUDASCHED_NO_CLIENT == static_cast<int>(Outcome::kNoClient) &&
+              CUDASCHED_ENDED == static_cast<int>(Outcome::kEnded) &&
+              CUDASCHED_BUSY == static_cast<int>(Outcome::kBusy) &&
+              CUDASCHED_UNCLEAR == static_cast<int>(Outcome::kUnclear));
+
+constexpr std::int64_t kLongestTimeoutNs = 60 * kNsPerSecond;
+
+// A policy's place in schedule::policies(), which crosses between processes.
+std::int32_t place_of(std::string_view policy) noexcept {
+  const auto* const found = schedule::find_policy(policy);
+  return found == nullptr ? 0 : static_cast<std::int32_t>(found - schedule::policies().data());
+}
+
+// Throws ConfigError, as the setting itself does.
+Change parse(std::string_view setting, const std::string& value) {
+  Settings settings;
+  if (setting == "class") {
+    settings.set("CUDASCHED_CLASS", value);
+    return {Setting::kClass, static_cast<std::int32_t>(settings.process_class)};
+  }
+  if (setting == "priority") {
+    settings.set("CUDASCHED_PRIORITY", value);
+    return {Setting::kPriority, settings.priority};
+  }
+  if (setting == "weight") {
+    settings.set("CUDASCHED_WEIGHT", value);
+    return {Setting::kWeight, static_cast<std::int32_t>(settings.weight_milli())};
+  }
+  if (setting == "policy") {
+    settings.set("CUDASCHED_POLICY", value);
+    return {Setting::kPolicy, place_of(settings.policy)};
+  }
+  throw ConfigError("\"" + std::string(setting) +
+                    "\" of a running client cannot be changed; class, priority, weight and policy can");
+}
+
+}  // namespace
+
+void Engine::note_policy() noexcept {
+  policy_place_.store(user_policy_ ? arbiter::kOwnPolicy : static_cast<std::uint32_t>(place_of(settings_.policy)),
+                      std::memory_order_relaxed);
+}
+
+void Engine::serve_control() noexcept {
+  for_each_device([&](Device& device) {
+    if (device.table().lost()) return;
+    for (int i = 0; i < kClassCount; ++i) {
+      const int index = device.slot(static_cast<Class>(i));
+      if (index < 0) continue;
+      arbiter::Slot& slot = device.table().slot(index);
+      std::unique_lock lock(mutex_, std::defer_lock);  // a registration may hold it for seconds
+      arbiter::control::serve(
+          slot.control, [&] { return lock.try_lock(); },
+          [&](const Change& change) {
+            try {
+              const Outcome outcome = apply(change);
+              publish_choices();  // before the controller has the answer
+              return outcome;
+            } catch (const std::exception& error) {
+              log::error(error.what());  // no memory for a policy's name
+              return Outcome::kUnknown;
+            }
+          });
+    }
+  });
+  publish_choices();
+}
+
+void Engine::publish_choices() noexcept {
+  const auto process_class = static_cast<std::uint32_t>(hot().process_class.load(std::memory_order_relaxed));
+  const std::uint32_t policy = policy_place_.load(std::memory_order_relaxed);
+  for_each_device([&](Device& device) {
+    if (device.table().lost()) return;
+    for (int i = 0; i < kClassCount; ++i) {
+      const int index = device.slot(static_cast<Class>(i));
+      if (index < 0) continue;
+      device.table().slot(index).process_class.store(process_class, std::memory_order_relaxed);
+      device.table().slot(index).policy.store(policy, std::memory_order_relaxed);
+    }
+  });
+}
+
+Outcome Engine::apply(const Change& change) {
+  switch (change.setting) {
+    case Setting::kClass:
+      if (change.value < 0 || change.value >= kClassCount) return Outcome::kUnknown;
+      if (regions_.used()) return Outcome::kRegions;
+      class_was_set_ = true;
+      use_class(static_cast<Class>(change.value), settings_.priority, settings_.slo_ns);
+      break;
+    case Setting::kPriority:
+      if (change.value < -schedule::kLargestPriority || change.value > schedule::kLargestPriority) {
+        return Outcome::kUnknown;
+      }
+      settings_.priority = change.value;
+      for_each_device([&](Device& device) {
+        if (device.table().lost()) return;
+        for (int i = 0; i < kClassCount; ++i) {
+          if (const int slot = device.slot(static_cast<Class>(i)); slot >= 0) {
+            device.table().set_priority(slot, change.value);
+          }
+        }
+        if (device.registered(Class::kLatency)) device.latency.set_priority(change.value);
+      });
+      break;
+    case Setting::kWeight: {
+      const auto weight_milli = static_cast<std::uint32_t>(change.value);
+      if (weight_milli < schedule::kLeastWeightMilli || weight_milli > schedule::kMostWeightMilli) {
+        return Outcome::kUnknown;
+      }
+      settings_.weight = weight_milli / 1e3;
+      for_each_device([&](Device& device) {
+        if (device.table().lost()) return;
+        for (int i = 0; i < kClassCount; ++i) {
+          if (const int slot = device.slot(static_cast<Class>(i)); slot >= 0) {
+            device.table().set_weight(slot, weight_milli);
+          }
+        }
+      });
+      break;
+    }
+    case Setting::kPolicy: {
+      const auto place = static_cast<std::size_t>(change.value);
+      if (change.value < 0 || place >= schedule::policies().size()) return Outcome::kUnknown;
+      return apply_policy(schedule::policies()[place]);
+    }
+    default:
+      return Outcome::kUnknown;  // of a later version, or a damaged word
+  }
+  return Outcome::kApplied;
+}
+
+// A gate's lock is held for a microsecond, but by a user's policy that does not return.
+Outcome Engine::apply_policy(const schedule::Policy& policy) {
+  std::string name(policy.name);  // may throw, before anything is changed
+  constexpr int kTries = 100;
+  bool had_locks = true;
+  for_each_device([&](Device& device) {
+    if (!device.gate.registered()) return;
+    bool had_lock = false;
+    for (int tries = 0; tries < kTries && !had_lock; ++tries) {
+      had_lock = device.gate.try_use_policy(schedule::Decider(policy));
+      if (!had_lock && policy_asked_since_ns() != 0 && now_ns() - policy_asked_since_ns() > kNsPerSecond) break;
+      if (!had_lock) std::this_thread::yield();
+    }
+    had_locks = had_locks && had_lock;
+  });
+  if (!had_locks) return Outcome::kPolicyHangs;
+  user_policy_.reset();
+  settings_.policy = std::move(name);
+  hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
+  note_policy();
+  return Outcome::kApplied;
+}
+
+}  // namespace cudasched::runtime
+
+extern "C" int cudasched_change(const char* path, std::uint64_t process, const char* setting, const char* value,
+                                std::int64_t timeout_ns, std::int32_t* outcome) {
+  using namespace cudasched;
+  return runtime::guarded([&] {
+    if (path == nullptr || setting == nullptr || value == nullptr) {
+      throw ConfigError("a change has a table, a setting and a value");
+    }
+    if (timeout_ns < 0 || timeout_ns > runtime::kLongestTimeoutNs) {
+      throw ConfigError("a client's answer is waited for from 0 to 60 seconds");
+    }
+    const arbiter::Change wanted = runtime::parse(setting, value);
+    const auto table = arbiter::Table::open_existing(path);
+    *outcome = static_cast<std::int32_t>(arbiter::change(*table, process, wanted, timeout_ns));
+  });
+}

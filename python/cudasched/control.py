@@ -1,0 +1,207 @@
+"""Changing running clients from outside: their class, priority, weight and policy.
+
+::
+
+    import cudasched.control
+
+    for client in cudasched.control.clients():
+        if client.name == "train.py":
+            cudasched.control.change(client.id, client_class="best_effort", weight=0.5)
+
+A change is asked for in the shared table of a GPU and made by the client's own ticker thread, at once while the client
+works and within a second where it is idle; the launch path knows nothing of it. It holds on all of the client's GPUs
+and ends with it. Permitted is what the table's file permits: the user whose clients these are. `cudasched top`,
+`cudasched serve` and its gRPC service change clients by these functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudasched import hook
+from cudasched._text import shown
+from cudasched.config import SETTINGS
+from cudasched.errors import ArbiterError, ConfigError, Error
+from cudasched.observe._metrics import Device, Process
+from cudasched.observe._metrics import clients as read_clients
+
+__all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients"]
+
+CHANGEABLE = ("client_class", "priority", "weight", "policy")
+"""Settings of a running client that can be changed, in the order in which several are."""
+
+_TIMEOUT_S = 5.0
+_LONGEST_TIMEOUT_S = 60.0
+
+_WHY = {
+    "no_client": "there is no such client; it may have ended",
+    "ended": "it ended before it answered",
+    "busy": "another change of it was not over in time; try again",
+    "withdrawn": "it did not answer in time (it may be stopped, or waiting for its disk), and nothing was changed",
+    "unclear": "it was stopped while it made the change, which may hold or not; look at it again",
+    "regions": "its regions decide its class; change them in the program",
+    "policy_hangs": "its own policy does not answer, and cannot be replaced",
+    "unknown": "it knows no such setting or value; it may be damaged",
+}
+
+
+class ControlError(Error):
+    """A change was not made.
+
+    Attributes:
+        reason: ``no_client``, ``ended``, ``busy``, ``withdrawn``, ``unclear``, ``regions``, ``policy_hangs`` or
+            ``unknown``.
+        applied: Of several settings, those that were changed before this one.
+    """
+
+    def __init__(self, client: str, setting: str, reason: str, applied: tuple[str, ...] = ()) -> None:
+        done = f"; {' and '.join(applied)} had been changed before" if applied else ""
+        super().__init__(f"client {client}: {setting} was not changed: {_WHY.get(reason, reason)}{done}")
+        self.reason = reason
+        self.applied = applied
+
+
+@dataclass(frozen=True)
+class Client:
+    """One process under cudasched, on all of its GPUs.
+
+    Attributes:
+        id: 16 hexadecimal digits, drawn when the process started; by this a client is changed.
+        pid: As its own pid namespace numbers it; for display only.
+        name: ``CUDASCHED_NAME``, else the program's name.
+        client_class: Of its launches that no region and no stream decides.
+        classes: Those that it has used so far.
+        priority: Within the class, higher first. While a latency region with a priority of its own is open: that.
+        weight: Multiplies its share among best-effort clients.
+        policy: What decides over its best-effort launches; ``own``: a policy that the program brings.
+        slo_ms: Its own latency target, ms; None: none.
+        gpus: UUIDs of its GPUs.
+        version: Its version of cudasched.
+    """
+
+    id: str
+    pid: int
+    name: str
+    client_class: str
+    classes: tuple[str, ...]
+    priority: int
+    weight: float
+    policy: str
+    slo_ms: float | None
+    gpus: tuple[str, ...]
+    version: str
+
+
+def client_of(process: Process) -> Client:
+    """A process as it can be changed."""
+    found = [client for _, client in process.clients]
+    own = next((client for client in found if client.client_class == client.process_class), found[0])
+    return Client(
+        id=f"{process.number:016x}",
+        pid=process.pid,
+        name=process.name,
+        client_class=own.process_class,
+        classes=tuple(sorted({client.client_class for client in found})),
+        priority=own.priority,
+        weight=own.weight,
+        policy=own.policy,
+        slo_ms=own.slo_ms,
+        gpus=tuple(dict.fromkeys(uuid for uuid, _ in process.clients)),
+        version=process.version,
+    )
+
+
+def _read(directory: str | os.PathLike[str] | None) -> tuple[list[Device], list[Process]]:
+    devices, processes = read_clients(directory)
+    # One that has said no number yet cannot be changed; it says one within some milliseconds.
+    return devices, [process for process in processes if process.number != 0]
+
+
+def clients(directory: str | os.PathLike[str] | None = None) -> list[Client]:
+    """Every client of this user that can be changed, by pid.
+
+    Args:
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+
+    Raises:
+        HookError: The package was not built, or two installations of cudasched are in this process.
+    """
+    return sorted(map(client_of, _read(directory)[1]), key=lambda client: (client.pid, client.id))
+
+
+def _checked(setting: str, value: object) -> str:
+    try:
+        parsed = SETTINGS[setting].parse(value, False)
+    except ValueError as error:
+        raise ConfigError(f"{setting} = {shown(value)} {error}") from None
+    return format(parsed, ".17g") if isinstance(parsed, float) else str(parsed)
+
+
+def _number(client: str) -> int:
+    number = int(client, 16) if re.fullmatch(r"[0-9a-f]{16}", client) else 0
+    if number == 0:
+        raise ConfigError(f"the id of a client has 16 hexadecimal digits; got {shown(client)}")
+    return number
+
+
+def change(
+    client: str,
+    *,
+    client_class: str | None = None,
+    priority: int | None = None,
+    weight: float | None = None,
+    policy: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> Client:
+    """Changes settings of a running client, one after the other, and waits until each holds.
+
+    Args:
+        client: Its `Client.id`.
+        client_class: ``latency``, ``normal`` or ``best_effort``: of its launches from now on. A program that has
+            entered regions says itself what class its work has, and is refused this.
+        priority: -8 to 8.
+        weight: 0.01 to 100.
+        policy: ``strict``, ``slack``, ``harvest`` or ``open``; also in the place of the program's own. `harvest` also
+            needs that the latency clients beside it were started with it (``docs/policies.md``).
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+        timeout_s: For each answer, at most a minute.
+
+    Returns:
+        The client as it is now.
+
+    Raises:
+        ConfigError: A value has no meaning; nothing was changed.
+        ControlError: The client cannot be changed, or not in this way. What was changed before stays, and is named.
+        ArbiterError: A table cannot be opened: it is another user's, damaged or of another version.
+        HookError: The package was not built, or two installations of cudasched are in this process.
+    """
+    number = _number(client)
+    wanted = {"client_class": client_class, "priority": priority, "weight": weight, "policy": policy}
+    values = {name: _checked(name, value) for name, value in wanted.items() if value is not None}
+    if not 0 <= timeout_s <= _LONGEST_TIMEOUT_S:
+        raise ConfigError(f"timeout_s = {shown(timeout_s)} must be a number of seconds, from 0 to 60")
+    core = hook.load_core()
+    devices, processes = _read(directory)
+    found = next((process for process in processes if process.number == number), None)
+    if found is None:
+        unreadable = next((device.error for device in devices if device.error), "")
+        if unreadable and not processes:
+            raise ArbiterError(unreadable)
+        raise ControlError(client, next(iter(values), "it"), "no_client")
+    paths = {device.uuid: device.path for device in devices}
+    table = paths.get(found.clients[0][0], Path())
+    applied: list[str] = []
+    for setting, text in values.items():
+        name = "class" if setting == "client_class" else setting
+        outcome = core.change(str(table), number, name, text, int(timeout_s * 1e9))
+        if outcome != "applied":
+            raise ControlError(client, name, outcome, tuple(applied))
+        applied.append(name)
+    again = next((process for process in _read(directory)[1] if process.number == number), None)
+    if again is None:
+        raise ControlError(client, "it", "ended", tuple(applied))
+    return client_of(again)
