@@ -18,7 +18,10 @@ EXAMPLE = "Example: cudasched top --interval-s 0.5"
 def command(
     interval_s: Annotated[float, typer.Option(min=0.1, max=60, help="Between two looks, seconds.")] = 1.0,
 ) -> int:
-    """Show who uses the GPUs now: share, waits, targets; s sorts, r reverses, space pauses, q ends it."""
+    """Show who uses the GPUs now: share, waits, targets; s sorts, r reverses, space pauses, q ends it.
+
+    l, n and b give the chosen client a class, + and - its priority, w and W its weight, p its policy.
+    """
     configure()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("`cudasched top` needs a terminal; `cudasched status --json` is for programs")

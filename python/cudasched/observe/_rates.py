@@ -44,6 +44,9 @@ class Row:
         slo_ms: The tightest target.
         in_flight_ms: Predicted GPU time still to run.
         past_gate: Launches that went as normal on streams of best effort, ever.
+        process_class: Of launches that no region and no stream decides.
+        weight: Multiplies its share among best-effort clients.
+        policy: What decides over its best-effort launches.
     """
 
     number: int
@@ -60,6 +63,9 @@ class Row:
     slo_ms: float | None
     in_flight_ms: float
     past_gate: int
+    process_class: str = "normal"
+    weight: float = 1.0
+    policy: str = ""
 
 
 def _since(now: Times, before: Times) -> Times:
@@ -138,6 +144,9 @@ def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
         slo_ms=min(targets) if targets else None,
         in_flight_ms=sum(client.in_flight_ms for client in clients),
         past_gate=past_gate,
+        process_class=clients[0].process_class,
+        weight=clients[0].weight,
+        policy=clients[0].policy,
     )
 
 

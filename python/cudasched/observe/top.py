@@ -1,4 +1,7 @@
-"""`cudasched top`: who uses the GPUs now, live, in a terminal. Needs textual (``pip install 'cudasched[observe]'``)."""
+"""`cudasched top`: who uses the GPUs now, live, in a terminal, and keys that change them.
+
+Needs textual (``pip install 'cudasched[observe]'``).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
+from cudasched import control
 from cudasched._text import printable
 from cudasched.errors import Error
 from cudasched.observe._gpus import with_gpus
@@ -22,6 +26,9 @@ from cudasched.observe._rates import Look, Row, rows
 __all__ = ["Top"]
 
 _GIB = 2**30
+_LARGEST_PRIORITY = 8
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 100.0
+_POLICIES = ("strict", "slack", "harvest", "open")
 
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
@@ -64,8 +71,10 @@ _COLUMNS = (
     _Column("gate P95 ms", lambda r: _number(r.gate_wait_ms, ".2f"), lambda r: r.gate_wait_ms or 0, 100),
     _Column("in flight ms", lambda r: _number(r.in_flight_ms, ".3f"), lambda r: r.in_flight_ms, 120),
     _Column("launches/s", lambda r: _number(r.launches_per_s, ".0f"), lambda r: r.launches_per_s or 0, 90),
-    _Column("prio", lambda r: str(r.priority), lambda r: r.priority, 130),
-    _Column("past gate", lambda r: str(r.past_gate), lambda r: r.past_gate, 140),
+    _Column("prio", lambda r: str(r.priority), lambda r: r.priority, 110),
+    _Column("weight", lambda r: f"{r.weight:g}", lambda r: r.weight, 130),
+    _Column("policy", lambda r: r.policy or "-", lambda r: r.policy, 130, descends=False),
+    _Column("past gate", lambda r: str(r.past_gate), lambda r: r.past_gate, 150),
 )
 
 
@@ -89,6 +98,14 @@ class Top(App[int]):
         Binding("S", "sort(-1)", "previous", show=False),
         Binding("r", "reverse", "reverse"),
         Binding("space", "pause", "pause"),
+        Binding("l", "set_class('latency')", "latency"),
+        Binding("n", "set_class('normal')", "normal"),
+        Binding("b", "set_class('best_effort')", "best effort"),
+        Binding("plus", "step_priority(1)", "prio", key_display="+/-"),
+        Binding("minus", "step_priority(-1)", show=False),
+        Binding("w", "scale_weight(2)", "weight", key_display="w/W"),
+        Binding("W", "scale_weight(0.5)", show=False),
+        Binding("p", "next_policy", "policy"),
     ]
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, interval_s: float = 1.0) -> None:
@@ -102,6 +119,8 @@ class Top(App[int]):
         self._paused = False
         self._sorted = "GPU %"
         self._reversed = False
+        self._shown: list[Row] = []  # as the table has them
+        self._said = ""  # of the last change
 
     def compose(self) -> ComposeResult:
         """The parts of the screen."""
@@ -133,6 +152,58 @@ class Top(App[int]):
     def action_pause(self) -> None:
         """What is shown stays."""
         self._paused = not self._paused
+        self._show()
+
+    def action_set_class(self, client_class: str) -> None:
+        """Of the chosen row's client."""
+        self._change(lambda row: {"client_class": client_class})
+
+    def action_step_priority(self, step: int) -> None:
+        """Of the chosen row's client, by one."""
+        self._change(lambda row: {"priority": max(-_LARGEST_PRIORITY, min(_LARGEST_PRIORITY, row.priority + step))})
+
+    def action_scale_weight(self, factor: float) -> None:
+        """Of the chosen row's client."""
+        self._change(lambda row: {"weight": max(_LEAST_WEIGHT, min(_MOST_WEIGHT, row.weight * factor))})
+
+    def action_next_policy(self) -> None:
+        """Of the chosen row's client."""
+        self._change(
+            lambda row: {
+                "policy": _POLICIES[(_POLICIES.index(row.policy) + 1) % len(_POLICIES)]
+                if row.policy in _POLICIES
+                else _POLICIES[0]
+            }
+        )
+
+    def _change(self, wanted: Callable[[Row], dict[str, Any]]) -> None:
+        place = self.query_one("#table", DataTable).cursor_row
+        if not 0 <= place < len(self._shown):
+            return
+        row = self._shown[place]
+        values = wanted(row)
+        ((setting, value),) = values.items()
+        what = (
+            f"{setting.removeprefix('client_')} {value:g}"
+            if isinstance(value, float)
+            else f"{setting.removeprefix('client_')} {value}"
+        )
+        self._said = f"{row.name} ({row.pid}): {what}: asked"
+        self._show()
+        # The answer may take a second; the screen goes on meanwhile.
+        self.run_worker(lambda: self._ask(row, values, what), thread=True, group="change")
+
+    def _ask(self, row: Row, values: dict[str, Any], what: str) -> None:
+        try:
+            control.change(f"{row.number:016x}", directory=self._directory, **values)
+            said = f"{row.name} ({row.pid}): {what}"
+        except Error as error:
+            said = f"{row.name} ({row.pid}): {error}"
+        self.call_from_thread(self._answered, said)
+
+    def _answered(self, said: str) -> None:
+        self._said = said
+        self._look()
         self._show()
 
     def _look(self) -> None:
@@ -176,6 +247,8 @@ class Top(App[int]):
             lines.append("no clients: no program runs under cudasched")
         order = "ascending" if self._ascends() else "descending"
         lines.append(f"by {self._sorted}, {order}" + ("  PAUSED" if self._paused else ""))
+        if self._said:
+            lines.append(" ".join(self._said.split()))
         return Text(printable("\n".join(lines), newlines=True))
 
     def _ascends(self) -> bool:
@@ -190,10 +263,15 @@ class Top(App[int]):
         columns = self._columns()
         chosen = next((column for column in columns if column.title == self._sorted), columns[0])
         cursor = table.cursor_row
+        chosen_number = self._shown[cursor].number if 0 <= cursor < len(self._shown) else None
         table.clear(columns=True)
         for column in columns:
             table.add_column(column.title)
-        for row in sorted(self._rows, key=lambda row: (chosen.order(row), row.pid), reverse=not self._ascends()):
+        self._shown = sorted(self._rows, key=lambda row: (chosen.order(row), row.pid), reverse=not self._ascends())
+        for row in self._shown:
             table.add_row(*(Text(column.text(row)) for column in columns))
-        if self._rows:
-            table.move_cursor(row=min(cursor, len(self._rows) - 1))
+        if self._shown:
+            # A key changes the client that was chosen, wherever its row is by now.
+            numbers = [row.number for row in self._shown]
+            place = numbers.index(chosen_number) if chosen_number in numbers else min(cursor, len(numbers) - 1)
+            table.move_cursor(row=place)
