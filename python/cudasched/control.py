@@ -141,10 +141,9 @@ def _checked(setting: str, value: object) -> str:
 
 
 def _number(client: str) -> int:
-    number = int(client, 16) if re.fullmatch(r"[0-9a-f]{16}", client) else 0
-    if number == 0:
+    if not re.fullmatch(r"[0-9a-f]{16}", client):
         raise ConfigError(f"the id of a client has 16 hexadecimal digits; got {shown(client)}")
-    return number
+    return int(client, 16)
 
 
 def change(

@@ -183,15 +183,16 @@ def test_a_value_without_meaning_changes_nothing(arguments: dict[str, object], m
         assert named("train.py") == client
 
 
-@pytest.mark.parametrize("client", ["", "0" * 16, "x" * 16, "1" * 15, "+" + "1" * 15, "1" * 4096, "\u0661" * 16])
+@pytest.mark.parametrize("client", ["", "x" * 16, "1" * 15, "+" + "1" * 15, "1" * 4096, "\u0661" * 16])
 def test_what_is_no_id(client: str) -> None:
     with pytest.raises(ConfigError, match="16 hexadecimal digits"):
         control.change(client, weight=1.0)
 
 
 def test_nobody_of_that_id() -> None:
-    with pytest.raises(control.ControlError, match="no such client"):
-        control.change("1" * 16, weight=1.0)
+    for client in ("1" * 16, "0" * 16):
+        with pytest.raises(control.ControlError, match="no such client"):
+            control.change(client, weight=1.0)
 
 
 def test_a_table_that_cannot_be_used_is_named(tmp_path: Path) -> None:

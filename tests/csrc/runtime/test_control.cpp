@@ -87,17 +87,21 @@ TEST_F(Control, PriorityAndWeightHoldForEveryClientOfTheProcess) {
     Program::check(program_.launch(1));
     Program::check(program_.synchronize());
   }
+  auto& table = HookedDriver::instance().table();
+  std::vector<int> slots;
+  ASSERT_TRUE(eventually([&] {  // both have said whose they are
+    slots.clear();
+    for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+      if (table.slot(slot).occupied.load() != 0 && table.counts(slot).process() == process_) slots.push_back(slot);
+    }
+    return slots.size() == 2;
+  }));
   ASSERT_EQ(change("priority", "-5"), CUDASCHED_APPLIED);
   ASSERT_EQ(change("weight", "2.5"), CUDASCHED_APPLIED);
-  auto& table = HookedDriver::instance().table();
-  int found = 0;
-  for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
-    if (table.slot(slot).occupied.load() == 0 || table.counts(slot).process() != process_) continue;
-    ++found;
+  for (const int slot : slots) {
     EXPECT_EQ(table.slot(slot).priority.load(), -5);
     EXPECT_EQ(table.slot(slot).weight_milli.load(), 2'500U);
   }
-  EXPECT_EQ(found, 2);
   EXPECT_EQ(change("priority", "0"), CUDASCHED_APPLIED);
   EXPECT_EQ(change("weight", "1"), CUDASCHED_APPLIED);
 }

@@ -1,0 +1,240 @@
+"""Who is let in to `cudasched serve`, before anything else is done: an ASGI application around the real one.
+
+In this order: a host that this server is not called by (DNS rebinding) is refused, then a page of another origin
+(CSRF), then callers that come too often, then what has no token. What is left has a bounded body and bounded time.
+Everything that is answered here says nothing of the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Guard", "Limits", "RateLimiter", "hosts_of"]
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+_HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": (
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one caller may use.
+
+    Attributes:
+        body_bytes: Of a request.
+        request_s: Until a request has been received and answered.
+        per_s: Requests a second, of one address.
+        burst: So many at once.
+        wrong_tokens: So many at once, of one address; one more each `wrong_token_s`.
+        wrong_token_s: See there.
+    """
+
+    body_bytes: int = 16 * 1024
+    request_s: float = 30.0
+    per_s: float = 20.0
+    burst: int = 60
+    wrong_tokens: int = 10
+    wrong_token_s: float = 5.0
+
+
+class RateLimiter:
+    """Token buckets by address, of the last addresses that were seen. For any number of threads."""
+
+    _MOST = 1024
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s, self._burst, self._clock = per_s, float(burst), clock
+        self._lock = threading.Lock()
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, address: str, take: float = 1.0) -> float:
+        """Takes one; 0, or how long the address has to wait before it may come again.
+
+        Args:
+            address: Of the caller.
+            take: 0: only asks.
+        """
+        with self._lock:
+            now = self._clock()
+            left, since = self._left.pop(address, (self._burst, now))
+            left = min(self._burst, left + self._per_s * (now - since))
+            enough = left >= 1.0
+            self._left[address] = (left - take if enough else left, now)
+            if len(self._left) > self._MOST:
+                self._left.popitem(last=False)
+            return 0.0 if enough else (1.0 - left) / self._per_s
+
+
+def hosts_of(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]:
+    """What a request may name as its host: the address and port that are listened on, by every name of theirs.
+
+    Args:
+        host: The address.
+        port: Its port.
+        others: Further names, of a certificate for one.
+    """
+    names = [host, *others, *(_LOOPBACK if host in _LOOPBACK else ())]
+    written = [f"[{name}]" if ":" in name and not name.startswith("[") else name.lower() for name in names]
+    return frozenset(f"{name}:{port}" for name in written)
+
+
+class _TooLargeError(Exception):
+    """The body."""
+
+
+class Guard:
+    """The application with its guard before it.
+
+    Args:
+        application: What is behind.
+        token: The bearer token.
+        hosts: As `hosts_of` says them.
+        scheme: ``http`` or ``https``.
+        limits: What a caller may use.
+        public: Paths that need no token: they say nothing of the clients.
+        refused: Told of each wrong token, with the caller's address; it is not told more often than
+            `Limits.wrong_tokens` allow.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        token: str,
+        hosts: frozenset[str],
+        scheme: str = "http",
+        limits: Limits | None = None,
+        public: frozenset[str] = frozenset(),
+        refused: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        self._application = application
+        self._token = token.encode()
+        self._hosts = hosts
+        self._origins = frozenset(f"{scheme}://{host}" for host in hosts)
+        self._limits = limits or Limits()
+        self._public = public
+        self._refused = refused
+        self._requests = RateLimiter(self._limits.per_s, self._limits.burst)
+        self._wrong = RateLimiter(1.0 / self._limits.wrong_token_s, self._limits.wrong_tokens)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        answered = False
+
+        async def sending(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                own = {name.lower() for name, _ in message["headers"]}
+                added = [(name, value) for name, value in _HEADERS.items() if name not in own]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _answer(sending, *refusal)
+            return
+        try:
+            await asyncio.wait_for(self._serve(scope, receive, sending), timeout=self._limits.request_s)
+        except _TooLargeError:
+            await _answer(sending, 413, f"a request has at most {self._limits.body_bytes} bytes")
+        except (TimeoutError, asyncio.TimeoutError):
+            if not answered:
+                await _answer(sending, 408, f"the request took longer than {self._limits.request_s:g} s")
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The application gets the whole of a body, or hears nothing of the request.
+        parts: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message.get("body", b""))
+            more = message.get("more_body", False)
+            if sum(map(len, parts)) > self._limits.body_bytes:
+                raise _TooLargeError
+        whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+        async def receiving() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._application(scope, receiving, send)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | tuple[int, str, float] | None:
+        """Why the request is not let in: a status, a message, and after how long it may come again."""
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        address = str((scope.get("client") or ("",))[0])
+
+        hosts = headers.get(b"host", [])
+        if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self._hosts:
+            return 421, "this server is not called by that name; --allowed-host allows another one"
+        origins = headers.get(b"origin", [])
+        if any(origin.decode("latin-1").lower() not in self._origins for origin in origins):
+            return 403, "a page of another origin may not use this server"
+        if not origins and headers.get(b"sec-fetch-site", [b"none"])[0] not in (b"none", b"same-origin"):
+            return 403, "a page of another origin may not use this server"
+        wait_s = self._requests.wait_s(address)
+        if wait_s > 0:
+            return 429, "too many requests", wait_s
+        lengths = headers.get(b"content-length", [b"0"])
+        if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > self._limits.body_bytes:
+            return 413, f"a request has at most {self._limits.body_bytes} bytes"
+        if scope["path"] in self._public:
+            return None
+        wait_s = self._wrong.wait_s(address, take=0)
+        if wait_s > 0:
+            return 429, "too many wrong tokens", wait_s
+        given = headers.get(b"authorization", [])
+        if len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token):
+            return None
+        if given:
+            self._wrong.wait_s(address)
+            self._refused(address)
+        return 401, "a bearer token is needed: `cudasched serve` says which file it is in"
+
+
+async def _answer(send: Send, status: int, message: str, wait_s: float = 0.0) -> None:
+    body = json.dumps({"detail": message}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if wait_s > 0:
+        headers.append((b"retry-after", str(int(wait_s) + 1).encode()))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,132 @@
+"""Files that only their user may read: the bearer token and the audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+import threading
+import time
+from pathlib import Path
+
+from cudasched.errors import ConfigError, Error
+
+__all__ = ["AuditLog", "state_directory", "token_from"]
+
+_LEAST_TOKEN = 32
+_MOST_TOKEN = 256
+_AUDIT_BYTES = 10_000_000
+
+
+def state_directory() -> Path:
+    """Where both are by default: ``$XDG_STATE_HOME/cudasched``, else ``~/.local/state/cudasched``.
+
+    Raises:
+        ConfigError: Neither variable says where.
+    """
+    state, home = os.environ.get("XDG_STATE_HOME", ""), os.environ.get("HOME", "")
+    if state.startswith("/"):
+        return Path(state) / "cudasched"
+    if home.startswith("/"):
+        return Path(home) / ".local" / "state" / "cudasched"
+    raise ConfigError("neither HOME nor XDG_STATE_HOME says where to keep the token: set --token-file and --audit-log")
+
+
+def _open_private(path: Path, flags: int) -> int:
+    """Opens a file of this user's that nobody else may read or write.
+
+    Raises:
+        ConfigError: It is not such a file, or cannot be opened; says why.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be opened: {error.strerror}") from None
+    found = os.fstat(number)
+    why = ""
+    if not stat.S_ISREG(found.st_mode):
+        why = "is no regular file"
+    elif found.st_uid != os.geteuid():
+        why = "belongs to another user"
+    elif found.st_mode & 0o077:
+        why = f"can be read or written by others (its mode is {stat.S_IMODE(found.st_mode):04o}): chmod 600 it"
+    if why:
+        os.close(number)
+        raise ConfigError(f"{path} {why}")
+    return number
+
+
+def token_from(path: Path) -> str:
+    """The token in a file; a new one, of 256 random bits, where there is no such file.
+
+    Raises:
+        ConfigError: The file is not this user's alone, or has no token in it.
+    """
+    try:
+        number = _open_private(path, os.O_RDONLY)
+    except ConfigError:
+        if os.path.lexists(path):
+            raise
+        token = secrets.token_urlsafe(32)
+        number = _open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(number, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+        return token
+    with os.fdopen(number, "rb") as file:
+        token = file.read(4 * _MOST_TOKEN).decode("ascii", errors="replace").strip()
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{path} has no token in it (32 to 256 printable characters without spaces): remove it, and one is made"
+        )
+    return token
+
+
+class AuditLog:
+    """Who changed what, a JSON object a line; for any number of threads.
+
+    One that grows beyond 10 MB is renamed, with ``.1`` appended, and begun anew.
+
+    Args:
+        path: The file, made with mode 0600 where it is missing.
+
+    Raises:
+        ConfigError: The file is not this user's alone, or cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._file = self._open()
+
+    def _open(self) -> int:
+        return _open_private(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, event: str, **fields: object) -> None:
+        """Adds a line.
+
+        Args:
+            event: What happened.
+            fields: More of it; whatever is in them stays on one line.
+
+        Raises:
+            Error: The disk is full, or the file is gone: what cannot be noted is not to be done.
+        """
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = json.dumps({"time": moment, "event": event, **fields}, ensure_ascii=True) + "\n"
+        try:
+            with self._lock:
+                if os.fstat(self._file).st_size > _AUDIT_BYTES:
+                    os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+                    os.close(self._file)
+                    self._file = self._open()
+                if os.write(self._file, line.encode("ascii")) != len(line):
+                    raise OSError(0, "it was not written whole")
+        except (OSError, ConfigError) as error:
+            raise Error(f"the audit log {self.path} cannot be written: {error}") from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            os.close(self._file)

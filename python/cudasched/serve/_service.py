@@ -1,0 +1,408 @@
+"""What `cudasched serve` can do, whichever way it is asked: the operations, their data, and how they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from cudasched import __version__, control
+from cudasched._text import one_line
+from cudasched.config import ClientClass
+from cudasched.errors import ArbiterError, ConfigError, Error
+from cudasched.observe import prometheus
+from cudasched.observe._gpus import with_gpus
+from cudasched.observe._metrics import Device, Process
+from cudasched.observe._metrics import clients as read_clients
+from cudasched.observe._rates import Look, Row, rows
+from cudasched.serve._secret import AuditLog
+
+__all__ = [
+    "Changes",
+    "ClientInfo",
+    "Clients",
+    "Failure",
+    "GpuInfo",
+    "OperationError",
+    "Region",
+    "Sample",
+    "Service",
+    "Usage",
+]
+
+KEPT_SAMPLES = 600
+"""How many samples are kept: ten minutes."""
+
+ClientId = Field(pattern=r"^[0-9a-f]{16}$", description="16 hexadecimal digits, drawn when the process started.")
+
+
+class Failure(Enum):
+    """Why an operation failed; HTTP and gRPC each have a code for it."""
+
+    INVALID = "invalid"
+    NOT_FOUND = "not_found"
+    REFUSED = "refused"
+    UNSUPPORTED = "unsupported"
+    TIMEOUT = "timeout"
+    INTERNAL = "internal"
+
+
+_FAILURES = {
+    "no_client": Failure.NOT_FOUND,
+    "ended": Failure.NOT_FOUND,
+    "regions": Failure.REFUSED,
+    "policy_hangs": Failure.REFUSED,
+    "unknown": Failure.REFUSED,
+    "busy": Failure.REFUSED,
+    "withdrawn": Failure.TIMEOUT,
+    "unclear": Failure.TIMEOUT,
+}
+
+
+class OperationError(Exception):
+    """An operation failed, for a reason that the caller may read.
+
+    Attributes:
+        failure: Which kind.
+    """
+
+    def __init__(self, failure: Failure, message: str) -> None:
+        super().__init__(one_line(message))
+        self.failure = failure
+
+
+class Region(BaseModel):
+    """Requests of the latency regions of one name, since the process started."""
+
+    name: str
+    slo_ms: float | None
+    met: int = Field(ge=0)
+    missed: int = Field(ge=0)
+    requests: int = Field(ge=0)
+    p99_ms: float | None
+
+
+class ClientInfo(BaseModel):
+    """One process under cudasched."""
+
+    id: str = ClientId
+    pid: int = Field(description="As its own pid namespace numbers it.")
+    name: str
+    client_class: str = Field(description="Of its launches that no region and no stream decides.")
+    classes: list[str] = Field(description="Those that it has used.")
+    priority: int
+    weight: float
+    policy: str = Field(description='A policy by name; "own": one that the program brings.')
+    slo_ms: float | None
+    gpus: list[str] = Field(description="UUIDs.")
+    version: str
+    state: str
+    in_flight_ms: float
+    launches_per_s: float | None
+    request_p99_ms: float | None
+    regions: list[Region]
+
+
+class GpuInfo(BaseModel):
+    """One GPU's table, and what NVML says of the GPU where it can be asked."""
+
+    uuid: str
+    name: str
+    error: str = Field(description="Why the table cannot be read; empty if it can.")
+    sm_ratio: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    unaccounted_bytes: int | None
+    foreign: list[str] = Field(description="Programs on the GPU that are no clients here.")
+
+
+class Clients(BaseModel):
+    """All clients of this user, and the GPUs that they have used."""
+
+    clients: list[ClientInfo]
+    gpus: list[GpuInfo]
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    """A field is left out, or has a value; and one at least has."""
+    for name, field in schema["properties"].items():
+        (kind,) = (each for each in field["anyOf"] if each != {"type": "null"})
+        schema["properties"][name] = {**kind, "description": field["description"]}
+    schema["minProperties"] = 1
+
+
+def _whole(value: Any) -> Any:
+    """To JSON Schema, 2.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Changes(BaseModel):
+    """What is to be changed of a client; a field that is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_without_null)
+
+    client_class: ClientClass | None = Field(default=None, description="Of its launches from now on.")
+    priority: Annotated[int, Field(ge=-8, le=8), BeforeValidator(_whole)] | None = Field(
+        default=None, description="Higher first."
+    )
+    weight: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        default=None, description="Multiplies a best-effort client's share."
+    )
+    policy: Literal["strict", "slack", "harvest", "open"] | None = Field(
+        default=None, description="What decides over its best-effort launches."
+    )
+    memory_limit_bytes: Annotated[int, Field(ge=0, le=2**62), BeforeValidator(_whole)] | None = Field(
+        default=None, description="Not supported yet."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_something(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (not values or None in values.values()):
+            raise ValueError("nothing is to be changed: name client_class, priority, weight or policy, with a value")
+        return values
+
+
+class Sample(BaseModel):
+    """What happened in the second before a moment; null where nothing happened, or is known.
+
+    Of each client: GPU share, P95 of waits at the gate, ms, and the share of requests that kept their target. Of each
+    GPU: busy ratio and memory in use, bytes.
+    """
+
+    number: int
+    at_s: float = Field(description="Since the epoch.")
+    clients: dict[str, tuple[float | None, float | None, float | None]]
+    gpus: dict[str, tuple[float | None, int | None]]
+
+
+class Usage(BaseModel):
+    """Samples of the last minutes, the oldest first, and what the clients in them are called."""
+
+    interval_s: float
+    kept: int = Field(description="How many samples are kept at most.")
+    samples: list[Sample]
+    names: dict[str, str]
+
+
+def _region(seen: object) -> Region:
+    from cudasched.observe._metrics import RegionMetrics
+
+    assert isinstance(seen, RegionMetrics)
+    return Region(
+        name=seen.name,
+        slo_ms=seen.slo_ms,
+        met=seen.met,
+        missed=seen.missed,
+        requests=seen.requests,
+        p99_ms=seen.times.p99_ms,
+    )
+
+
+def _client(process: Process, row: Row) -> ClientInfo:
+    found = control.client_of(process)
+    return ClientInfo(
+        id=found.id,
+        pid=found.pid,
+        name=found.name,
+        client_class=found.client_class,
+        classes=list(found.classes),
+        priority=found.priority,
+        weight=found.weight,
+        policy=found.policy,
+        slo_ms=row.slo_ms,
+        gpus=list(found.gpus),
+        version=found.version,
+        state=row.state,
+        in_flight_ms=row.in_flight_ms,
+        launches_per_s=row.launches_per_s,
+        request_p99_ms=row.request_ms,
+        regions=[_region(region) for region in process.metrics.regions] if process.metrics else [],
+    )
+
+
+def _gpu(device: Device) -> GpuInfo:
+    gpu = device.gpu
+    return GpuInfo(
+        uuid=device.uuid,
+        name=device.name,
+        error=device.error,
+        sm_ratio=gpu.sm_ratio if gpu else None,
+        memory_used_bytes=gpu.memory_used_bytes if gpu else None,
+        memory_total_bytes=gpu.memory_total_bytes if gpu else None,
+        unaccounted_bytes=gpu.unaccounted_bytes if gpu else None,
+        foreign=[f"{each.name} ({each.pid})" for each in gpu.foreign] if gpu else [],
+    )
+
+
+class Service:
+    """The operations. For any number of threads; a thread of its own looks at the clients each `interval_s`.
+
+    Args:
+        audit: Where changes are noted.
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+        interval_s: Between two looks.
+        clock: For tests.
+    """
+
+    def __init__(
+        self,
+        audit: AuditLog,
+        directory: str | os.PathLike[str] | None = None,
+        interval_s: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._audit = audit
+        self._directory = directory
+        self._interval_s = interval_s
+        self._clock = clock
+        self._lock = threading.Lock()  # guards what follows
+        self._look: Look | None = None
+        self._rows: dict[int, Row] = {}
+        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._names: dict[str, str] = {}
+        self._number = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cudasched-serve", daemon=True)
+        self.look()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self.look()
+
+    def look(self) -> None:
+        """Looks at the clients once."""
+        try:
+            devices, processes = read_clients(self._directory)
+            devices = with_gpus(devices, processes)
+        except Error as error:
+            devices, processes = [Device(uuid="", name="", error=str(error))], []
+        # One that has said no number yet cannot be told from others.
+        now = Look(time.monotonic(), tuple(devices), tuple(each for each in processes if each.number != 0))
+        with self._lock:
+            found = rows(now, self._look)
+            self._look = now
+            self._rows = {row.number: row for row in found}
+            self._number += 1
+            self._samples.append(
+                Sample(
+                    number=self._number,
+                    at_s=self._clock(),
+                    clients={f"{row.number:016x}": (row.gpu_share, row.gate_wait_ms, row.attainment) for row in found},
+                    gpus={
+                        device.uuid: (device.gpu.sm_ratio, device.gpu.memory_used_bytes) if device.gpu else (None, None)
+                        for device in devices
+                    },
+                )
+            )
+            shown = set().union(*(sample.clients for sample in self._samples))
+            self._names.update({f"{each.number:016x}": each.name for each in now.processes})
+            self._names = {client: name for client, name in self._names.items() if client in shown}
+
+    def clients(self) -> Clients:
+        """Every client, as of now, with rates of the last second."""
+        try:
+            devices, processes = read_clients(self._directory)
+        except Error as error:
+            raise OperationError(Failure.INTERNAL, str(error)) from None
+        with self._lock:
+            known, seen = dict(self._rows), {each.uuid: each.gpu for each in (self._look.devices if self._look else ())}
+        infos = []
+        for process in processes:
+            if process.number == 0:
+                continue
+            (fresh,) = rows(Look(0.0, (), (process,)), None)
+            rates = known.get(process.number, fresh)
+            info = _client(process, fresh)
+            infos.append(
+                info.model_copy(update={"launches_per_s": rates.launches_per_s, "request_p99_ms": rates.request_ms})
+            )
+        gpus = [_gpu(Device(each.uuid, each.name, each.error, each.path, seen.get(each.uuid))) for each in devices]
+        return Clients(clients=sorted(infos, key=lambda info: (info.pid, info.id)), gpus=gpus)
+
+    def client(self, client: str) -> ClientInfo:
+        """One client, as of now.
+
+        Raises:
+            OperationError: There is none of that id.
+        """
+        for info in self.clients().clients:
+            if info.id == client:
+                return info
+        raise OperationError(Failure.NOT_FOUND, f"client {client}: there is no such client; it may have ended")
+
+    def change(self, client: str, changes: Changes, caller: str) -> ClientInfo:
+        """Changes settings of a client, notes it, and waits until they hold.
+
+        Args:
+            client: Its id.
+            changes: What is to be changed.
+            caller: Who asks, for the audit log.
+
+        Raises:
+            OperationError: A value has no meaning, or the client cannot be changed so.
+        """
+        wanted = changes.model_dump(exclude_none=True)
+        if "memory_limit_bytes" in wanted:
+            raise OperationError(Failure.UNSUPPORTED, "limits of memory cannot be changed yet; nothing was changed")
+        outcome, applied = "applied", tuple(wanted)
+        try:
+            self._audit.write("asked", caller=caller, client=client, changes=wanted)
+            found = control.change(client, directory=self._directory, **wanted)
+            outcome = f"applied to {found.name}"
+        except control.ControlError as error:
+            outcome, applied = error.reason, error.applied
+            raise OperationError(_FAILURES.get(error.reason, Failure.REFUSED), str(error)) from None
+        except ConfigError as error:
+            outcome, applied = "invalid", ()
+            raise OperationError(Failure.INVALID, str(error)) from None
+        except ArbiterError as error:
+            outcome, applied = "table", ()
+            raise OperationError(Failure.INTERNAL, str(error)) from None
+        except Error as error:
+            outcome, applied = "failed", ()
+            raise OperationError(Failure.INTERNAL, str(error)) from None
+        finally:
+            if outcome != "failed":
+                self._note("answered", caller=caller, client=client, outcome=outcome, applied=list(applied))
+        return self.client(client)
+
+    def wrong_token(self, address: str) -> None:
+        """Notes that a caller had a wrong token.
+
+        Args:
+            address: Its address.
+        """
+        self._note("wrong token", caller=address)
+
+    def _note(self, event: str, **fields: object) -> None:
+        """What cannot be undone any more is noted where that is possible."""
+        with contextlib.suppress(Error):
+            self._audit.write(event, **fields)
+
+    def usage(self, after: int = 0) -> Usage:
+        """The samples that are numbered higher than `after`."""
+        with self._lock:
+            samples = [sample for sample in self._samples if sample.number > after]
+            return Usage(interval_s=self._interval_s, kept=KEPT_SAMPLES, samples=samples, names=dict(self._names))
+
+    def metrics(self) -> str:
+        """As `cudasched metrics serve` has them."""
+        return prometheus.text(self._directory)
+
+    def version(self) -> str:
+        """Of cudasched."""
+        return __version__
