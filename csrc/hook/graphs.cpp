@@ -179,9 +179,8 @@ class Changing final : public runtime::Slices::Behind {
 template <typename Update>
 CUresult updated(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
   Changing changing(exec);
-  return changing.done(update_prioritised(exec, graph, update), [&](runtime::Slices::Behind* behind) {
-    runtime::engine().note_update(exec, graph, behind);
-  });
+  return changing.done(update_prioritised(exec, graph, update),
+                       [&](runtime::Slices::Behind* behind) { runtime::engine().note_update(exec, graph, behind); });
 }
 
 CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {

@@ -66,8 +66,9 @@ class Admission {
   // launch's stream; 0: whole.
   virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
   virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
-  // Is the whole graph what was launched? Asked where there are no parts, and where the driver has refused the first, so
-  // that nothing of the launch has run. False: a change of the graph that is queued behind the launch is in it already.
+  // Is the whole graph what was launched? Asked where there are no parts, and where the driver has refused the first,
+  // so that nothing of the launch has run. False: a change of the graph that is queued behind the launch is in it
+  // already.
   virtual bool may_go_whole() noexcept = 0;
   // On another thread where the launcher's own has ended, whatever it was at.
   virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;

@@ -85,7 +85,8 @@ class Queue {
 
   bool push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept;
   // For the slices of an executable graph, behind what is queued of it: `bytes` are copied.
-  bool push_change(const Caller& caller, CUgraphExec exec, CUcontext context, std::span<const std::byte> bytes) noexcept;
+  bool push_change(const Caller& caller, CUgraphExec exec, CUcontext context,
+                   std::span<const std::byte> bytes) noexcept;
   // Of an event that the program may use no more, created in `context`; behind what is queued of it.
   bool push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept;
 

@@ -22,7 +22,6 @@
 namespace cudasched::runtime {
 namespace {
 
-using arbiter::Change;
 using arbiter::Outcome;
 using arbiter::Setting;
 
@@ -45,7 +44,7 @@ std::int32_t place_of(std::string_view policy) noexcept {
 }
 
 // Throws ConfigError, as the setting itself does.
-Change parse(std::string_view setting, const std::string& value) {
+arbiter::Change parse(std::string_view setting, const std::string& value) {
   Settings settings;
   if (setting == "class") {
     settings.set("CUDASCHED_CLASS", value);
@@ -84,7 +83,7 @@ void Engine::serve_control() noexcept {
       std::unique_lock lock(mutex_, std::defer_lock);  // a registration may hold it for seconds
       arbiter::control::serve(
           slot.control, [&] { return lock.try_lock(); },
-          [&](const Change& change) {
+          [&](const arbiter::Change& change) {
             try {
               const Outcome outcome = apply(change);
               publish_choices();  // before the controller has the answer
@@ -113,7 +112,7 @@ void Engine::publish_choices() noexcept {
   });
 }
 
-Outcome Engine::apply(const Change& change) {
+Outcome Engine::apply(const arbiter::Change& change) {
   switch (change.setting) {
     case Setting::kClass:
       if (change.value < 0 || change.value >= kClassCount) return Outcome::kUnknown;

@@ -53,7 +53,8 @@ class Device {
   // A stream of a class of its own: what is allocated on it is of that class, whichever thread does.
   void name_stream(std::uint64_t stream, std::uint8_t client_class) { stream_classes_[stream] = client_class; }
 
-  // What a region should hold at most, 0: anything. Beyond it nothing fails; each time that it comes to hold more counts.
+  // What a region should hold at most, 0: anything. Beyond it nothing fails; each time that it comes to hold more
+  // counts.
   void limit(std::uint32_t region, std::uint64_t bytes) { limits_[region].bytes = bytes; }
   std::uint64_t over_limit(std::uint32_t region) const {
     const auto found = limits_.find(region);

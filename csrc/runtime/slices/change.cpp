@@ -80,7 +80,7 @@ bool pack(const CUDA_KERNEL_NODE_PARAMS& kernel, std::uint32_t place, std::vecto
 
 // What `from` has, into a header of that kind.
 template <typename Parameters>
-bool read(Header& header, Kind kind, Parameters Header::* into, CUgraphNode from,
+bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
           CUresult (*get)(CUgraphNode, Parameters*)) noexcept {
   Parameters parameters{};
   if (get == nullptr || get(from, &parameters) != CUDA_SUCCESS) return false;
@@ -145,8 +145,8 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
       break;
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
-      known = known && driver.graph_child_node_get != nullptr &&
-              driver.graph_child_node_get(from, &child) == CUDA_SUCCESS;
+      known =
+          known && driver.graph_child_node_get != nullptr && driver.graph_child_node_get(from, &child) == CUDA_SUCCESS;
       if (!known) break;
       change = of_graph({child, [](CUgraph) {}}, place);  // it is its node's
       change.can_wait_ = false;

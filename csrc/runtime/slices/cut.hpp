@@ -20,9 +20,9 @@
 
 namespace cudasched::runtime {
 
-// A graph as the planner wants it. The nodes are in the order of cuGraphGetNodes. With `children`, child graphs are cut,
-// too: what stands for one is its node, which is its end; behind that in the order its beginning, which has no handle;
-// and then the nodes inside.
+// A graph as the planner wants it. The nodes are in the order of cuGraphGetNodes. With `children`, child graphs are
+// cut, too: what stands for one is its node, which is its end; behind that in the order its beginning, which has no
+// handle; and then the nodes inside.
 struct ReadGraph {
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
 

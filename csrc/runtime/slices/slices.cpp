@@ -193,7 +193,8 @@ void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept 
     const Driving driving(*this);
     try {
       prepare(*sliced, told);
-      may_wait = told.fits && told.change.can_wait() && !told.change.bytes().empty() && sliced->proven.contains(told.of);
+      may_wait =
+          told.fits && told.change.can_wait() && !told.change.bytes().empty() && sliced->proven.contains(told.of);
     } catch (const std::exception&) {
       told.fits = false;
     }

@@ -7,10 +7,11 @@
 // (cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
 // gate. Until slices are there, and while no latency client is, the graph goes whole.
 //
-// Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices get
-// them at once, too, where no launch of the graph is queued; else in the ring, behind these launches (Behind, follow()):
-// until it has made the last such change, these go in slices, because the whole graph is what it will be after them. A
-// change is queued only where its like was made directly before, so that the driver has no reason to refuse it.
+// Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices
+// get them at once, too, where no launch of the graph is queued; else in the ring, behind these launches (Behind,
+// follow()): until it has made the last such change, these go in slices, because the whole graph is what it will be
+// after them. A change is queued only where its like was made directly before, so that the driver has no reason to
+// refuse it.
 //
 // Order: CUDA runs launches of one executable graph one after another, on whichever streams; slices do not share that.
 // So a launch on another stream than the last one's waits for an event behind that, and where there is none, it goes
@@ -18,9 +19,9 @@
 //
 // Locks: mutex_ guards the list; driving_ is held for each step of the builder's that calls the driver, so that a
 // thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
-// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place, changed
-// or taken away; Sliced::turn is held for a moment, by who decides whether a launch goes whole and whether a change may
-// follow it. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
+// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place,
+// changed or taken away; Sliced::turn is held for a moment, by who decides whether a launch goes whole and whether a
+// change may follow it. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
 // after_direct().
 #pragma once
 
@@ -249,8 +250,8 @@ class Slices {
   // What slices are told of a change.
   struct Told {
     std::uint32_t of = Sliced::kGraph;
-    bool fits = true;  // else they are given up
-    Change change;     // without bytes: there are no slices
+    bool fits = true;                                    // else they are given up
+    Change change;                                       // without bytes: there are no slices
     graph::WholeReason why = graph::WholeReason::kNone;  // it stays whole from now on
     bool defers = false;                                 // its next launch may be deferred, as those before it
   };

@@ -26,14 +26,16 @@ EXAMPLE = (
 
 def command(
     kernel: Annotated[
-        Path | None, typer.Argument(metavar="[KERNEL.cu]", help="The kernel's source; else the one that the space names.")
+        Path | None,
+        typer.Argument(metavar="[KERNEL.cu]", help="The kernel's source; else the one that the space names."),
     ] = None,
     space: Annotated[Path | None, typer.Option(help="TOML: what may be chosen (docs/tuning.md).")] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="A dimension of the problem; may be repeated.")
     ] = None,
     output: Annotated[
-        list[Path] | None, typer.Option("-o", "--output", help="Also write a header (.h) or JSON (.json); may be repeated.")
+        list[Path] | None,
+        typer.Option("-o", "--output", help="Also write a header (.h) or JSON (.json); may be repeated."),
     ] = None,
     strategy: Annotated[str, typer.Option(help="bayesian, random, exhaustive, optuna or botorch.")] = "bayesian",
     evaluations: Annotated[int, typer.Option(help="Configurations that are tried at most.")] = 200,
@@ -45,7 +47,9 @@ def command(
     ] = 0.0,
     min_occupancy: Annotated[float, typer.Option(help="Least occupancy, 0 to 1.")] = 0.0,
     launches: Annotated[int, typer.Option(help="Launches in a row for each sample: 1 for latency.")] = 1,
-    cold: Annotated[bool, typer.Option("--cold", help="Do not begin with what other shapes and the predictor say.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Do not begin with what other shapes and the predictor say.")
+    ] = False,
     compiler: Annotated[str, typer.Option(help="auto, nvrtc or nvcc.")] = "auto",
     device: Annotated[int, typer.Option(min=0, help="The GPU's ordinal.")] = 0,
     database: Annotated[Path | None, typer.Option(help="Where measurements are kept.")] = None,

@@ -122,11 +122,11 @@ TEST(EntryPoints, AsTheDocumentSays) {
   const auto expect = [](Treatment treatment, std::initializer_list<const char*> names) {
     for (const char* name : names) EXPECT_EQ(point(name).treatment, treatment) << name;
   };
-  expect(Treatment::kDefer, {"cuLaunchKernel", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch",
-                             "cuMemsetD8Async", "cuMemsetD2D32Async", "cuMemcpyAsync", "cuMemcpyHtoDAsync_v2",
-                             "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuEventRecord", "cuEventRecordWithFlags",
-                             "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2", "cuMemFreeAsync",
-                             "cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled"});
+  expect(Treatment::kDefer,
+         {"cuLaunchKernel", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch", "cuMemsetD8Async",
+          "cuMemsetD2D32Async", "cuMemcpyAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2",
+          "cuEventRecord", "cuEventRecordWithFlags", "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2",
+          "cuMemFreeAsync", "cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled"});
   expect(Treatment::kDrain, {"cuMemcpy",
                              "cuMemcpyDtoH_v2",
                              "cuMemcpyHtoD_v2",

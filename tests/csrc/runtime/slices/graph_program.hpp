@@ -87,7 +87,7 @@ class GraphProgram : public ::testing::Test {
   CUgraphNode child(CUgraph graph, CUgraph of, const std::vector<CUgraphNode>& after = {}) {
     CUgraphNode node = nullptr;
     Program::check(call<decltype(cuGraphAddChildGraphNode)>("cuGraphAddChildGraphNode")(&node, graph, after.data(),
-                                                                                         after.size(), of));
+                                                                                        after.size(), of));
     return node;
   }
 

@@ -672,8 +672,8 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
   const auto set_child = [&](std::uint64_t value) {
     CUgraph changed = new_graph();
     chain(changed, value, 10);
-    Program::check(call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node,
-                                                                                                           changed));
+    Program::check(
+        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
   };
   set_child(110);  // before there are slices
   prove(exec, [&] { set_child(120); });
