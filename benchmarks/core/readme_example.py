@@ -1,8 +1,8 @@
 """README's example of two classes in one process: a server in a thread of its own, and a trainer.
 
-The server's requests are in `with cudasched.region("latency")`, on a stream of their own; the trainer's steps are in
-`with cudasched.region("best_effort")`, on the default stream, and PyTorch's autograd launches the backward pass from
-threads that are in no region. No stream is bound. Driven as a worker of the demo is (cudasched/demo/client.py).
+The server's requests are in `with cudasched.region("latency")`, the trainer's steps in
+`with cudasched.region("best_effort")`; PyTorch's autograd launches the backward pass from threads that are in no region.
+Neither makes a stream or binds one: regions have streams of their own. Driven as a worker of the demo is (cudasched/demo/client.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def main() -> int:
         import simulated as loads
     else:
         import workloads as loads
-
-        loads.HIGH_PRIORITY = 0  # a stream as README makes it
-    server = loads.latency_workload(args.latency, own_stream=True)
+    server = loads.latency_workload(args.latency)
     trainer = loads.best_effort_workload(args.best_effort)
     sys.setswitchinterval(1e-4)  # else a thread may hold the interpreter for 5 ms
     both = client.Client(
