@@ -203,6 +203,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  memory().look_for_cache(now);
   memory().start_givers();
   if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
     traced_ns_ = now;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
-from support import Run
+from support import ROOT, Run
 
 MIB = 2**20
 OUT_OF_MEMORY = 2
@@ -124,6 +125,39 @@ def test_memory_that_only_caches_keep_goes_to_the_latency_client(stage: Stage) -
     assert giver.number("emptied") >= 1
     assert clients()[giver.pid].memory_given_bytes == 700 * MIB
     assert server.stderr == ""
+
+
+def test_pytorchs_cache_of_a_program_that_says_nothing_is_found(stage: Stage, tmp_path: Path) -> None:
+    """By the extension that was built for the PyTorch that the program has loaded; none of another version."""
+    library = tmp_path / "torch/lib/libc10_cuda.so"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "torch/version.py").write_text("from typing import Optional\n__version__ = '2.11.0+cu130'\n")
+    compiler = shutil.which("g++") or "c++"
+    source = tmp_path / "empty.cpp"
+    source.write_text("")
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    cache = tmp_path / "cache"
+    include = ["-I", str(ROOT / "tests/python/c10_double"), "-I", str(ROOT / "csrc")]
+    flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
+    built = cache / "cudasched/torch-2.11.0+cu130-0123/libcudasched_torch.so"
+    built.parent.mkdir(parents=True)
+    subprocess.run([compiler, *flags, *include, ROOT / "csrc/torch/observe.cpp", "-o", built], check=True)
+    other = cache / "cudasched/torch-2.12.0+cu130-0123/libcudasched_torch.so"
+    other.parent.mkdir()
+    other.write_text("no library")
+
+    giver = a_program(stage, "best_effort", XDG_CACHE_HOME=str(cache))
+    giver.call(f"c10 = ctypes.CDLL({str(library)!r})")
+    eventually(lambda: str(built) in str(giver.call("open('/proc/self/maps').read()")), "the extension is loaded")
+    giver.number(f"allocate({700 * MIB})")
+    server = a_program(stage, "latency")
+    emptied = f"ctypes.CDLL({str(built)!r}).double_emptied()"
+
+    def asked() -> bool:
+        server.number(f"allocate({600 * MIB})")
+        return giver.number(emptied) > 0
+
+    eventually(asked, "PyTorch's cache is emptied")
 
 
 def test_without_a_latency_class_nothing_is_asked_for(stage: Stage) -> None:

@@ -17,6 +17,7 @@
 #include "driver/driver.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
+#include "runtime/memory/torch_cache.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/give_back.hpp"
 
@@ -25,7 +26,8 @@ namespace {
 
 constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
 constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
-constexpr std::int64_t kDeadLookNs = 5 * kNsPerMs;       // between two looks for dead clients, while waiting
+constexpr std::int64_t kCacheLookNs = 200 * kNsPerMs;
+constexpr std::int64_t kDeadLookNs = 5 * kNsPerMs;  // between two looks for dead clients, while waiting
 
 constexpr std::uint64_t bit_of(int slot) noexcept { return std::uint64_t{1} << slot; }
 
@@ -238,6 +240,21 @@ void Memory::use_cache(cudasched_release_cache release, void* context) {
   start_givers();
 }
 
+void Memory::look_for_cache(std::int64_t now) noexcept {
+  if (decided_ || give_back_ns() == 0 || now - looked_ns_ < kCacheLookNs) return;
+  looked_ns_ = now;
+  bool best_effort = false;
+  engine().for_each_device([&](const Device& device) {
+    best_effort = best_effort || (device.registered(Class::kBestEffort) && !device.registered(Class::kLatency));
+  });
+  if (!best_effort || release_.load() != nullptr) return;
+  cudasched_release_cache found = nullptr;
+  const TorchCache cache = find_torch_cache(found);
+  decided_ = cache != TorchCache::kNotLoaded;
+  cudasched_release_cache none = nullptr;
+  if (cache == TorchCache::kFound) release_.compare_exchange_strong(none, found);
+}
+
 bool Memory::can_give(const Device& device) noexcept {
   if (!device.registered(Class::kBestEffort) || device.registered(Class::kLatency)) return false;
   if (release_.load(std::memory_order_acquire) != nullptr) return true;
@@ -332,6 +349,7 @@ void Memory::empty_caches(const Device& device) noexcept {
 void Memory::reset_in_child() noexcept {
   holdings.reset_in_child();
   for (auto& runs : giver_runs_) runs.store(false);
+  decided_ = false;
   said_failure_ns_.store(0);
   said_limit_ns_.store(0);
 }

@@ -43,6 +43,8 @@ class Memory {
   void use_cache(cudasched_release_cache release, void* context);
   // Starts that thread for each GPU with a best-effort client and something to give. The ticker's, too.
   void start_givers() noexcept;
+  // Looks for the cache of a program that has told of none. The ticker's alone: takes the loader's lock.
+  void look_for_cache(std::int64_t now_ns) noexcept;
 
   // What is said when an allocation has failed: who holds what. A line at most every ten seconds.
   void report_failure(int device, Class client_class, std::uint64_t bytes, const std::string& unanswered) noexcept;
@@ -66,6 +68,8 @@ class Memory {
   std::atomic<cudasched_release_cache> release_{nullptr};
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
+  std::int64_t looked_ns_ = 0;  // for a cache; the ticker's
+  bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};
   std::atomic<std::int64_t> said_limit_ns_{0};
 };

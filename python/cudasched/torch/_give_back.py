@@ -21,9 +21,8 @@ _library: _extension.Library | None = None  # its function stays the engine's
 def give_back() -> None:
     """Has this program empty PyTorch's cache when another program's latency work runs out of GPU memory.
 
-    Best-effort work of a program gives memory back by itself where the PyTorch extension is built
-    (``cudasched torch build``): from its first best-effort region, or from `install`. This builds it, some ten seconds
-    once on a machine, and begins at once. A native thread empties the cache, as ``torch.cuda.empty_cache()`` does,
+    Best-effort programs give memory back by themselves where the PyTorch extension is built (``cudasched torch
+    build``). This builds it, some ten seconds once on a machine, and begins at once. A native thread empties the cache, as ``torch.cuda.empty_cache()`` does,
     without the interpreter's lock; what the program goes on using stays. Programs with latency work of their own give
     nothing. With the allocator ``cudaMallocAsync`` nothing is needed: the driver's pools are trimmed. Does nothing the
     second time, and without the hook.
