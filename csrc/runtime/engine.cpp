@@ -418,6 +418,7 @@ void Engine::stop() noexcept {
   telemetry::stop_tracing();
   if (!settings_.coverage_directory.empty()) write_coverage_report();
   hot().scheduling.store(false);
+  memory().stop();
   // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
   if (lock_briefly(LatencyActivity::probe_mutex())) LatencyActivity::probe_mutex().unlock();
   ticker_.publish_counts();

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 
 #include <algorithm>
 #include <bit>
@@ -309,7 +310,9 @@ void Memory::run_giver(Device& device) noexcept {
       words.refusals.fetch_add(1, std::memory_order_relaxed);
     } else {
       const std::uint64_t before = holdings.held(device.ordinal());
-      empty_caches(device);
+      emptying_.fetch_add(1);
+      if (hot().scheduling.load()) empty_caches(device);
+      emptying_.fetch_sub(1);
       const std::uint64_t after = holdings.held(device.ordinal());
       words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
       publish(device);
@@ -346,8 +349,18 @@ void Memory::empty_caches(const Device& device) noexcept {
   driver::table().primary_context_release(device.ordinal());
 }
 
+// The allocator may be taken down when this returns.
+void Memory::stop() noexcept {
+  const std::int64_t until = now_ns() + kNsPerSecond;
+  while (emptying_.load() != 0 && now_ns() < until) {
+    const timespec time{0, kNsPerMs};
+    nanosleep(&time, nullptr);
+  }
+}
+
 void Memory::reset_in_child() noexcept {
   holdings.reset_in_child();
+  emptying_.store(0);
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);
