@@ -38,11 +38,11 @@ def test_bytes_at_the_driver_are_what_pytorch_has_reserved(allocator: str, start
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_a_best_effort_cache_goes_to_the_latency_client_that_needs_it(allocator: str, start: Start) -> None:
+@pytest.mark.parametrize("what", ["keep", "silent"])
+def test_a_best_effort_cache_goes_to_the_latency_client_that_needs_it(what: str, allocator: str, start: Start) -> None:
+    subprocess.run([sys.executable, "-m", "cudasched", "torch", "build"], check=True, capture_output=True)
     gib = str(free_gib() * 6 // 10)
-    keeper = start(
-        "memory.py", "keep", gib, client_class="best_effort", settings={"PYTORCH_CUDA_ALLOC_CONF": allocator}
-    )
+    keeper = start("memory.py", what, gib, client_class="best_effort", settings={"PYTORCH_CUDA_ALLOC_CONF": allocator})
     line_of(keeper, "kept")
     output = finish(start("memory.py", "need", gib, client_class="latency"))
     assert output.splitlines()[-1] == "done" and re.search(r"^ms [\d.]+$", output, re.MULTILINE), output

@@ -2,6 +2,7 @@
 
 python memory.py limit GIB          # under `cudasched run --memory-limit`: GIB is the limit
 python memory.py keep GIB           # best effort: caches so much, then says `kept` and waits for a line
+python memory.py silent GIB         # the same, in a program that says nothing of its cache
 python memory.py need GIB           # latency: allocates so much, and says in how many ms
 python memory.py accounts           # bytes at the driver's door against PyTorch's own
 """
@@ -44,14 +45,19 @@ def limit(gib: float) -> None:
     del kept, again
 
 
-def keep(gib: float) -> None:
+def silent(gib: float) -> None:
+    keep(gib, say=False)
+
+
+def keep(gib: float, say: bool = True) -> None:
     torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()
-    cudasched.torch.give_back()
+    if say:
+        cudasched.torch.give_back()
     blocks = [empty(1) for _ in range(int(gib))]
     small = torch.arange(1 << 20, device="cuda")
     del blocks
-    time.sleep(0.3)
+    time.sleep(1.5)  # until the engine has found the extension
     print("kept", flush=True)
     sys.stdin.readline()
     assert torch.equal(small.cpu(), torch.arange(1 << 20)), "what is used stays"
