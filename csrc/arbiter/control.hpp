@@ -21,9 +21,9 @@ namespace cudasched::arbiter {
 
 class Table;
 
-// What can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in schedule::policies(). New ones
-// are added at the end.
-enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3 };
+// What can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in schedule::policies(), MiB (0:
+// no limit). New ones are added at the end.
+enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3, kMemoryLimit = 4 };
 
 enum class Outcome : std::uint8_t {
   kNone = 0,
@@ -37,6 +37,8 @@ enum class Outcome : std::uint8_t {
   kEnded = 7,     // it ended before it answered
   kBusy = 8,      // another controller's change was not over in time
   kUnclear = 9,   // it took the change up and was stopped before it answered
+  // And again by the client:
+  kHoldsMore = 10,  // of memory, than the limit would be
 };
 
 struct Change {

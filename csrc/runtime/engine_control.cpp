@@ -1,8 +1,10 @@
 // Changes of this process that other processes ask for, and asking for them: the client's side of arbiter/control.hpp,
 // and its C boundary.
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -17,6 +19,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/guarded.hpp"
+#include "runtime/memory/memory.hpp"
 #include "schedule/fair.hpp"
 
 namespace cudasched::runtime {
@@ -33,8 +36,10 @@ static_assert(CUDASCHED_APPLIED == static_cast<int>(Outcome::kApplied) &&
               CUDASCHED_NO_CLIENT == static_cast<int>(Outcome::kNoClient) &&
               CUDASCHED_ENDED == static_cast<int>(Outcome::kEnded) &&
               CUDASCHED_BUSY == static_cast<int>(Outcome::kBusy) &&
-              CUDASCHED_UNCLEAR == static_cast<int>(Outcome::kUnclear));
+              CUDASCHED_UNCLEAR == static_cast<int>(Outcome::kUnclear) &&
+              CUDASCHED_HOLDS_MORE == static_cast<int>(Outcome::kHoldsMore));
 
+constexpr int kMiBShift = 20;
 constexpr std::int64_t kLongestTimeoutNs = 60 * kNsPerSecond;
 
 // A policy's place in schedule::policies(), which crosses between processes.
@@ -62,8 +67,14 @@ arbiter::Change parse(std::string_view setting, const std::string& value) {
     settings.set("CUDASCHED_POLICY", value);
     return {Setting::kPolicy, place_of(settings.policy)};
   }
+  if (setting == "memory_limit") {
+    settings.set("CUDASCHED_MEMORY_LIMIT", value);
+    const std::uint64_t mib = settings.memory_limit >> kMiBShift;
+    return {Setting::kMemoryLimit,
+            static_cast<std::int32_t>(std::min<std::uint64_t>(mib, std::numeric_limits<std::int32_t>::max()))};
+  }
   throw ConfigError("\"" + std::string(setting) +
-                    "\" of a running client cannot be changed; class, priority, weight and policy can");
+                    "\" of a running client cannot be changed; class, priority, weight, policy and memory_limit can");
 }
 
 }  // namespace
@@ -155,6 +166,19 @@ Outcome Engine::apply(const arbiter::Change& change) {
       const auto place = static_cast<std::size_t>(change.value);
       if (change.value < 0 || place >= schedule::policies().size()) return Outcome::kUnknown;
       return apply_policy(schedule::policies()[place]);
+    }
+    case Setting::kMemoryLimit: {
+      if (change.value < 0) return Outcome::kUnknown;
+      Settings wanted = settings_;
+      wanted.memory_limit = static_cast<std::uint64_t>(change.value) << kMiBShift;
+      try {
+        memory().configure(wanted);
+      } catch (const ConfigError&) {
+        return Outcome::kHoldsMore;
+      }
+      settings_.memory_limit = wanted.memory_limit;
+      for_each_device([](Device& device) { memory().publish(device); });
+      break;
     }
     default:
       return Outcome::kUnknown;  // of a later version, or a damaged word

@@ -271,14 +271,15 @@ enum cudasched_outcome {
   CUDASCHED_WITHDRAWN = 5,       /* it did not take the change up in time; nothing was changed */
   CUDASCHED_NO_CLIENT = 6,
   CUDASCHED_ENDED = 7,
-  CUDASCHED_BUSY = 8,   /* another change of it was not over in time */
-  CUDASCHED_UNCLEAR = 9 /* it took the change up, and was stopped before it answered */
+  CUDASCHED_BUSY = 8,       /* another change of it was not over in time */
+  CUDASCHED_UNCLEAR = 9,    /* it took the change up, and was stopped before it answered */
+  CUDASCHED_HOLDS_MORE = 10 /* of memory, than the limit would be */
 };
 
 /* Changes a setting of the running client with that process number (cudasched_client::process) in the table at `path`,
- * which must belong to this user: "class", "priority", "weight" or "policy". It holds on all of the client's GPUs and
- * ends with it. Waits for its answer, `timeout_ns` at most and a second more where it was stopped in the middle; an
- * idle client answers within a second. CUDASCHED_OK: *outcome says what became of it. */
+ * which must belong to this user: "class", "priority", "weight", "policy" or "memory_limit" (in whole MiB). It holds on
+ * all of the client's GPUs and ends with it. Waits for its answer, `timeout_ns` at most and a second more where it was
+ * stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome says what became of it. */
 CUDASCHED_EXPORT int cudasched_change(const char* path, uint64_t process, const char* setting, const char* value,
                                       int64_t timeout_ns, int32_t* outcome);
 

@@ -1,4 +1,4 @@
-"""Changing running clients from outside: their class, priority, weight and policy.
+"""Changing running clients from outside: their class, priority, weight, policy and limit of memory.
 
 ::
 
@@ -30,7 +30,7 @@ from cudasched.observe._metrics import clients as read_clients
 
 __all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients"]
 
-CHANGEABLE = ("client_class", "priority", "weight", "policy")
+CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit")
 """Settings of a running client that can be changed, in the order in which several are."""
 
 _TIMEOUT_S = 5.0
@@ -44,6 +44,7 @@ _WHY = {
     "unclear": "it was stopped while it made the change, which may hold or not; look at it again",
     "regions": "its regions decide its class; change them in the program",
     "policy_hangs": "its own policy does not answer, and cannot be replaced",
+    "holds_more": "it holds more than that on a GPU; it has to free some first",
     "unknown": "it knows no such setting or value; it may be damaged",
 }
 
@@ -52,8 +53,8 @@ class ControlError(Error):
     """A change was not made.
 
     Attributes:
-        reason: ``no_client``, ``ended``, ``busy``, ``withdrawn``, ``unclear``, ``regions``, ``policy_hangs`` or
-            ``unknown``.
+        reason: ``no_client``, ``ended``, ``busy``, ``withdrawn``, ``unclear``, ``regions``, ``policy_hangs``,
+            ``holds_more`` or ``unknown``.
         applied: Of several settings, those that were changed before this one.
     """
 
@@ -78,6 +79,8 @@ class Client:
         weight: Multiplies its share among best-effort clients.
         policy: What decides over its best-effort launches; ``own``: a policy that the program brings.
         slo_ms: Its own latency target, ms; None: none.
+        memory_bytes: What it has allocated on its GPUs and not freed.
+        memory_limit_bytes: The most that it may allocate on each; None: no limit.
         gpus: UUIDs of its GPUs.
         version: Its version of cudasched.
     """
@@ -91,6 +94,8 @@ class Client:
     weight: float
     policy: str
     slo_ms: float | None
+    memory_bytes: int
+    memory_limit_bytes: int | None
     gpus: tuple[str, ...]
     version: str
 
@@ -98,6 +103,8 @@ class Client:
 def client_of(process: Process) -> Client:
     """A process as it can be changed."""
     found = [client for _, client in process.clients]
+    # Of a process with several clients on one GPU, each says what its class holds.
+    held: dict[tuple[str, int], int] = {(uuid, client.slot): client.memory_bytes for uuid, client in process.clients}
     own = next((client for client in found if client.client_class == client.process_class), found[0])
     return Client(
         id=f"{process.number:016x}",
@@ -109,6 +116,8 @@ def client_of(process: Process) -> Client:
         weight=own.weight,
         policy=own.policy,
         slo_ms=own.slo_ms,
+        memory_bytes=sum(held.values()),
+        memory_limit_bytes=own.memory_limit_bytes,
         gpus=tuple(dict.fromkeys(uuid for uuid, _ in process.clients)),
         version=process.version,
     )
@@ -153,6 +162,7 @@ def change(
     priority: int | None = None,
     weight: float | None = None,
     policy: str | None = None,
+    memory_limit: int | str | None = None,
     directory: str | os.PathLike[str] | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Client:
@@ -166,6 +176,8 @@ def change(
         weight: 0.01 to 100.
         policy: ``strict``, ``slack``, ``harvest`` or ``open``; also in the place of the program's own. `harvest` also
             needs that the latency clients beside it were started with it (``docs/policies.md``).
+        memory_limit: Most bytes that it may allocate on each GPU, as a number or as ``20GiB``, in whole MiB; 0 or
+            ``none``: no limit. One below what it holds is refused.
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
         timeout_s: For each answer, at most a minute.
 
@@ -179,7 +191,13 @@ def change(
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
     number = _number(client)
-    wanted = {"client_class": client_class, "priority": priority, "weight": weight, "policy": policy}
+    wanted = {
+        "client_class": client_class,
+        "priority": priority,
+        "weight": weight,
+        "policy": policy,
+        "memory_limit": memory_limit,
+    }
     values = {name: _checked(name, value) for name, value in wanted.items() if value is not None}
     if not 0 <= timeout_s <= _LONGEST_TIMEOUT_S:
         raise ConfigError(f"timeout_s = {shown(timeout_s)} must be a number of seconds, from 0 to 60")

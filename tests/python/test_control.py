@@ -86,6 +86,8 @@ def test_every_setting_of_a_running_program() -> None:
         assert (before.priority, before.weight, before.policy) == (0, 1.0, "strict")
         after = control.change(before.id, priority=-2, weight=0.25, policy="slack")
         assert (after.priority, after.weight, after.policy) == (-2, 0.25, "slack")
+        assert control.change(before.id, memory_limit="2GiB").memory_limit_bytes == 2 << 30
+        assert control.change(before.id, memory_limit="none").memory_limit_bytes is None
         assert control.change(before.id, client_class="latency").client_class == "latency"
         eventually(lambda: "latency" in named("train.py").classes)
         again = named("train.py")
@@ -169,6 +171,7 @@ def test_a_program_that_is_killed_meanwhile() -> None:
         ({"priority": 1.5}, "an integer"),
         ({"weight": 0}, "from 0.01 to 100"),
         ({"weight": float("nan")}, "from 0.01 to 100"),
+        ({"memory_limit": 1000}, "at least 1 MiB"),
         ({"policy": "stri\nct"}, "must be 'strict'"),
         ({"weight": 2.0, "policy": "x" * 10_000}, "must be 'strict'"),
         ({"weight": 2.0, "timeout_s": -1}, "from 0 to 60"),

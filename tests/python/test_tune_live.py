@@ -119,13 +119,19 @@ def test_without_a_reference_the_first_result_is_it(axpy: Path) -> None:
 
 
 def test_a_fault_ends_one_configuration_and_its_worker_alone(axpy: Path) -> None:
-    faulty = SPACE.replace('value = "n"', 'value = "n + 1000000000"').replace("THREADS = [64, 256, 512]", "THREADS = [64]")
+    faulty = SPACE.replace('value = "n"', 'value = "n + 1000000000"').replace(
+        "THREADS = [64, 256, 512]", "THREADS = [64]"
+    )
     found = measured(axpy, faulty)
     assert {made.status for made in found.values()} == {"fault"} and "ILLEGAL_ADDRESS" in found[64, 1].message
 
 
 def test_a_hang_ends_one_configuration_and_its_worker_alone(axpy: Path) -> None:
-    slow = SPACE.replace('"axpy"', '"slow"', 1).replace("THREADS = [64, 256, 512]", "THREADS = [64, 256]").replace("[1, 2]", "[1]")
+    slow = (
+        SPACE.replace('"axpy"', '"slow"', 1)
+        .replace("THREADS = [64, 256, 512]", "THREADS = [64, 256]")
+        .replace("[1, 2]", "[1]")
+    )
     found = measured(axpy, slow.replace("n = 512", "n = 65536"), limits=Limits(run_s=0.5))
     assert [made.status for made in found.values()] == ["hang", "hang"] and "0.5 s" in found[64, 1].message
 
@@ -224,7 +230,9 @@ def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monk
 
     monkeypatch.setattr(compilation, "_nvrtc", no_nvrtc)
     monkeypatch.setattr(compilation, "_nvcc", lambda: None)
-    with pytest.raises(Error, match="nothing here compiles kernels: no NVRTC.*nvcc.*pip install cuda-bindings nvidia-cuda-nvrtc"):
+    with pytest.raises(
+        Error, match="nothing here compiles kernels: no NVRTC.*nvcc.*pip install cuda-bindings nvidia-cuda-nvrtc"
+    ):
         compilation.choose()
     with pytest.raises(ConfigError, match="auto, nvrtc or nvcc"):
         compilation.choose("clang")
@@ -237,7 +245,9 @@ def test_without_a_driver_it_says_so(axpy: Path, no_driver: Path, cudasched: Run
 
 def test_tools_that_are_not_there_are_named(axpy: Path, monkeypatch: pytest.MonkeyPatch, cudasched: Run) -> None:
     for option, tool in (("--sanitize", "compute-sanitizer"), ("--profile", "ncu")):
-        done = cudasched("tune", "axpy.cubin", "--space", "axpy.toml", option, cwd=axpy, env={**os.environ, "PATH": "/nowhere"})
+        done = cudasched(
+            "tune", "axpy.cubin", "--space", "axpy.toml", option, cwd=axpy, env={**os.environ, "PATH": "/nowhere"}
+        )
         assert done.returncode == 1 and f"no {tool} on the PATH" in done.stderr
 
 

@@ -102,8 +102,8 @@ def _usage(usage: Usage) -> Any:
     message = messages()["Usage"](interval_s=usage.interval_s, kept=usage.kept, names=usage.names)
     for sample in usage.samples:
         added = message.samples.add(number=sample.number, at_s=sample.at_s)
-        for client, (share, wait_ms, attainment) in sample.clients.items():
-            _set(added.clients[client], gpu_share=share, gate_wait_ms=wait_ms, attainment=attainment)
+        for client, (share, wait_ms, attainment, held) in sample.clients.items():
+            _set(added.clients[client], gpu_share=share, gate_wait_ms=wait_ms, attainment=attainment, memory_bytes=held)
         for uuid, (sm_ratio, memory) in sample.gpus.items():
             _set(added.gpus[uuid], sm_ratio=sm_ratio, memory_used_bytes=memory)
     return message
@@ -169,7 +169,6 @@ def grpc_server(
         Failure.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
         Failure.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
         Failure.REFUSED: grpc.StatusCode.FAILED_PRECONDITION,
-        Failure.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
         Failure.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
         Failure.INTERNAL: grpc.StatusCode.INTERNAL,
     }

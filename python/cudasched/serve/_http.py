@@ -31,7 +31,6 @@ _STATUS = {
     Failure.INVALID: 422,
     Failure.NOT_FOUND: 404,
     Failure.REFUSED: 409,
-    Failure.UNSUPPORTED: 501,
     Failure.TIMEOUT: 504,
     Failure.INTERNAL: 500,
 }
@@ -49,13 +48,12 @@ _MEANING = {
     403: "A page of another origin asked.",
     404: "There is no such client.",
     408: "The request took too long.",
-    409: "The client cannot be changed so: its regions decide its class, or another change is under way.",
+    409: "The client cannot be changed so: its regions decide its class, it holds more memory, it is being changed.",
     413: "The request is too large.",
     421: "The server is not called by that name.",
     422: "A value has no meaning; nothing was changed.",
     429: "Too many requests.",
     500: "The clients cannot be read, or the change cannot be noted.",
-    501: "Not supported yet; nothing was changed.",
     504: "The client did not answer in time.",
 }
 
@@ -163,7 +161,7 @@ def application(service: Service) -> FastAPI:
         f"{v1}/clients/{{id}}",
         api.change,
         methods=["PATCH"],
-        responses=_problems(404, 409, 501, 504),
+        responses=_problems(404, 409, 504),
         operation_id="change",
     )
     app.add_api_route(f"{v1}/usage", api.usage, methods=["GET"], responses=_problems(), operation_id="usage")

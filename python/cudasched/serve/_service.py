@@ -49,7 +49,6 @@ class Failure(Enum):
     INVALID = "invalid"
     NOT_FOUND = "not_found"
     REFUSED = "refused"
-    UNSUPPORTED = "unsupported"
     TIMEOUT = "timeout"
     INTERNAL = "internal"
 
@@ -61,6 +60,7 @@ _FAILURES = {
     "policy_hangs": Failure.REFUSED,
     "unknown": Failure.REFUSED,
     "busy": Failure.REFUSED,
+    "holds_more": Failure.REFUSED,
     "withdrawn": Failure.TIMEOUT,
     "unclear": Failure.TIMEOUT,
 }
@@ -101,6 +101,8 @@ class ClientInfo(BaseModel):
     weight: float
     policy: str = Field(description='A policy by name; "own": one that the program brings.')
     slo_ms: float | None
+    memory_bytes: int = Field(ge=0, description="Allocated on its GPUs and not freed.")
+    memory_limit_bytes: int | None = Field(description="Of each GPU; null: no limit.")
     gpus: list[str] = Field(description="UUIDs.")
     version: str
     state: str
@@ -130,11 +132,18 @@ class Clients(BaseModel):
     gpus: list[GpuInfo]
 
 
+_LEAST_LIMIT, _MOST_LIMIT = 2**20, 2**50
+
+
 def _without_null(schema: dict[str, Any]) -> None:
     """A field is left out, or has a value; and one at least has."""
     for name, field in schema["properties"].items():
         (kind,) = (each for each in field["anyOf"] if each != {"type": "null"})
         schema["properties"][name] = {**kind, "description": field["description"]}
+    schema["properties"]["memory_limit_bytes"] = {
+        "description": schema["properties"]["memory_limit_bytes"]["description"],
+        "anyOf": [{"const": 0}, {"type": "integer", "minimum": _LEAST_LIMIT, "maximum": _MOST_LIMIT}],
+    }
     schema["minProperties"] = 1
 
 
@@ -158,28 +167,30 @@ class Changes(BaseModel):
     policy: Literal["strict", "slack", "harvest", "open"] | None = Field(
         default=None, description="What decides over its best-effort launches."
     )
-    memory_limit_bytes: Annotated[int, Field(ge=0, le=2**62), BeforeValidator(_whole)] | None = Field(
-        default=None, description="Not supported yet."
+    memory_limit_bytes: Annotated[int, Field(ge=0, le=_MOST_LIMIT), BeforeValidator(_whole)] | None = Field(
+        default=None, description="Of each GPU, in whole MiB; 0: no limit. Not below what the client holds."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _says_something(cls, values: Any) -> Any:
         if isinstance(values, dict) and (not values or None in values.values()):
-            raise ValueError("nothing is to be changed: name client_class, priority, weight or policy, with a value")
+            raise ValueError(
+                "nothing is to be changed: name client_class, priority, weight, policy or memory_limit_bytes, with a value"
+            )
         return values
 
 
 class Sample(BaseModel):
     """What happened in the second before a moment; null where nothing happened, or is known.
 
-    Of each client: GPU share, P95 of waits at the gate, ms, and the share of requests that kept their target. Of each
-    GPU: busy ratio and memory in use, bytes.
+    Of each client: GPU share, P95 of waits at the gate, ms, the share of requests that kept their target, and memory
+    that it holds, bytes. Of each GPU: busy ratio and memory in use by all, bytes.
     """
 
     number: int
     at_s: float = Field(description="Since the epoch.")
-    clients: dict[str, tuple[float | None, float | None, float | None]]
+    clients: dict[str, tuple[float | None, float | None, float | None, int]]
     gpus: dict[str, tuple[float | None, int | None]]
 
 
@@ -218,6 +229,8 @@ def _client(process: Process, row: Row) -> ClientInfo:
         weight=found.weight,
         policy=found.policy,
         slo_ms=row.slo_ms,
+        memory_bytes=found.memory_bytes,
+        memory_limit_bytes=found.memory_limit_bytes,
         gpus=list(found.gpus),
         version=found.version,
         state=row.state,
@@ -296,12 +309,16 @@ class Service:
             found = rows(now, self._look)
             self._look = now
             self._rows = {row.number: row for row in found}
+            held = {each.number: sum(client.memory_bytes for _, client in each.clients) for each in now.processes}
             self._number += 1
             self._samples.append(
                 Sample(
                     number=self._number,
                     at_s=self._clock(),
-                    clients={f"{row.number:016x}": (row.gpu_share, row.gate_wait_ms, row.attainment) for row in found},
+                    clients={
+                        f"{row.number:016x}": (row.gpu_share, row.gate_wait_ms, row.attainment, held[row.number])
+                        for row in found
+                    },
                     gpus={
                         device.uuid: (device.gpu.sm_ratio, device.gpu.memory_used_bytes) if device.gpu else (None, None)
                         for device in devices
@@ -356,8 +373,8 @@ class Service:
             OperationError: A value has no meaning, or the client cannot be changed so.
         """
         wanted = changes.model_dump(exclude_none=True)
-        if "memory_limit_bytes" in wanted:
-            raise OperationError(Failure.UNSUPPORTED, "limits of memory cannot be changed yet; nothing was changed")
+        if (limit := wanted.pop("memory_limit_bytes", None)) is not None:
+            wanted["memory_limit"] = limit
         outcome, applied = "applied", tuple(wanted)
         try:
             self._audit.write("asked", caller=caller, client=client, changes=wanted)

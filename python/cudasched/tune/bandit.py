@@ -24,7 +24,9 @@ class Bandit:
         names: The dimensions of a shape, in order.
     """
 
-    def __init__(self, arms: int, names: Sequence[str], *, seed: int = 0, noise: float = 0.05, width: float = 1.0) -> None:
+    def __init__(
+        self, arms: int, names: Sequence[str], *, seed: int = 0, noise: float = 0.05, width: float = 1.0
+    ) -> None:
         """A bandit that knows nothing.
 
         Args:

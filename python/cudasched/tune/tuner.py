@@ -190,7 +190,9 @@ class _Run:
         self.scores: dict[int, float] = {}
         self.trace: list[float] = []
         self.own = 0
-        self._bytes = sum(TYPES[one.type] * self.problem.sizes().get(one.name, 0) for one in self.problem.space.arguments)
+        self._bytes = sum(
+            TYPES[one.type] * self.problem.sizes().get(one.name, 0) for one in self.problem.space.arguments
+        )
         self._places = {configuration_key(one): i for i, one in enumerate(self.problem.configurations)}
         if prior is None and settings.warm:
             prior = self._prior()
@@ -379,4 +381,6 @@ def _why_none(search: _Run) -> str:
     most = max(counts, key=counts.__getitem__)
     configuration, message = example[most]
     told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda one: -one[1]))
-    return f"none of {len(search.measured)} configurations can be used ({told}); {configuration}: {message}".rstrip(": ")
+    return f"none of {len(search.measured)} configurations can be used ({told}); {configuration}: {message}".rstrip(
+        ": "
+    )

@@ -118,6 +118,24 @@ TEST_F(Control, AClientThatRegistersLaterHasTheNewWeight) {
   EXPECT_EQ(change("weight", "1"), CUDASCHED_APPLIED);
 }
 
+TEST_F(Control, ALimitOfMemoryIsNotBelowWhatIsHeld) {
+  CUdeviceptr memory = 0;
+  const auto allocate = HookedDriver::instance().function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
+  Program::check(allocate(&memory, 8 << 20));
+  EXPECT_EQ(change("memory_limit", "4MiB"), CUDASCHED_HOLDS_MORE);
+  EXPECT_EQ(self().memory_limit_bytes, 0U);
+  ASSERT_EQ(change("memory_limit", "16.5MiB"), CUDASCHED_APPLIED);
+  EXPECT_EQ(self().memory_limit_bytes, 16U << 20);  // in whole MiB
+  CUdeviceptr more = 0;
+  EXPECT_EQ(allocate(&more, 32 << 20), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(change("memory_limit", "none"), CUDASCHED_APPLIED);
+  EXPECT_EQ(self().memory_limit_bytes, 0U);
+  Program::check(allocate(&more, 32 << 20));
+  const auto free_memory = HookedDriver::instance().function<decltype(cuMemFree)>("cuMemFree_v2");
+  Program::check(free_memory(memory));
+  Program::check(free_memory(more));
+}
+
 TEST_F(Control, ThePolicyChangesWhileLaunchesWait) {
   OtherClient other(/*active=*/true);
   std::thread waiting([&] {
@@ -151,6 +169,7 @@ TEST_F(Control, WhatHasNoMeaningIsRefusedBeforeTheClientIsAsked) {
   EXPECT_NE(refusal("weight", "0").find("from 0.01 to 100"), std::string::npos);
   EXPECT_NE(refusal("weight", "nan").find("from 0.01 to 100"), std::string::npos);
   EXPECT_NE(refusal("policy", "fast").find("strict"), std::string::npos);
+  EXPECT_NE(refusal("memory_limit", "4 elephants").find("such as 20GiB"), std::string::npos);
   EXPECT_NE(refusal("slo_ms", "5").find("cannot be changed"), std::string::npos);
 }
 
@@ -165,7 +184,8 @@ TEST_F(Control, TheClientRefusesWhatItDoesNotKnow) {
                                          {Setting::kPriority, 9},
                                          {Setting::kWeight, 0},
                                          {Setting::kWeight, -1},
-                                         {Setting::kPolicy, 1'000}}) {
+                                         {Setting::kPolicy, 1'000},
+                                         {Setting::kMemoryLimit, -1}}) {
     Program::check(program_.launch(1));  // while it works, it answers soon
     EXPECT_EQ(arbiter::change(table, process_, unknown, kForEverNs), Outcome::kUnknown);
   }

@@ -81,7 +81,7 @@ function tell(text, warn) {
 
 function last(id) {
   const sample = samples[samples.length - 1];
-  return (sample && sample.clients[id]) || [null, null, null];
+  return (sample && sample.clients[id]) || [null, null, null, null];
 }
 
 function classButtons(client) {
@@ -96,6 +96,9 @@ function classButtons(client) {
     });
     group.append(button);
   }
+  // What its regions say, and what it was before.
+  const others = client.classes.filter((each) => each !== client.client_class).map((each) => each.replace("_", " "));
+  if (others.length) return element("span", {}, group, " ", element("small", { title: "in regions, or before a change" }, `and ${others.join(", ")}`));
   return group;
 }
 
@@ -122,6 +125,18 @@ function picked(client, label, values, now, changed) {
   return select;
 }
 
+function limit(client) {
+  const now = client.memory_limit_bytes;
+  const field = element("input", { type: "number", min: "0", step: "any", placeholder: "none", disabled: busy.has(client.id) });
+  field.value = now === null ? "" : String(+(now / 2 ** 30).toFixed(3));
+  field.setAttribute("aria-label", `limit of memory of ${client.name}, GiB`);
+  field.addEventListener("change", () => {
+    const wanted = Math.round((Number(field.value) || 0) * 2 ** 30);
+    change(client.id, { memory_limit_bytes: wanted }, wanted ? `limit of memory ${field.value} GiB` : "no limit of memory");
+  });
+  return field;
+}
+
 function row(client) {
   const [share, wait, attainment] = last(client.id);
   const swatch = element("span", { className: "swatch" });
@@ -141,6 +156,8 @@ function row(client) {
   cell(steps(client));
   cell(picked(client, "weight", WEIGHTS, client.weight, (to) => change(client.id, { weight: Number(to) }, `weight ${to}`)));
   cell(picked(client, "policy", POLICIES, client.policy, (to) => change(client.id, { policy: to }, `policy ${to}`)));
+  cell(gib(client.memory_bytes), true);
+  cell(limit(client));
   return made;
 }
 
@@ -149,16 +166,16 @@ function showClients() {
   // A row that is being used is not taken away under the pointer or the keyboard.
   const state = JSON.stringify([known.clients, [...busy], samples.length && samples[samples.length - 1].clients]);
   const open = document.activeElement;
-  if (state === shown || (open && open.tagName === "SELECT" && $("clients").contains(open) && busy.size === 0)) return;
+  if (state === shown || (open && ["SELECT", "INPUT"].includes(open.tagName) && $("clients").contains(open) && busy.size === 0)) return;
   shown = state;
   const focused = open && $("clients").contains(open)
-    ? [open.closest("tr").dataset.client, [...open.closest("tr").querySelectorAll("button, select")].indexOf(open)]
+    ? [open.closest("tr").dataset.client, [...open.closest("tr").querySelectorAll("button, select, input")].indexOf(open)]
     : null;
   $("clients").replaceChildren(...known.clients.map(row));
   $("nobody").hidden = known.clients.length > 0;
   if (focused) {
     const again = [...$("clients").children].find((each) => each.dataset.client === focused[0]);
-    if (again) again.querySelectorAll("button, select")[focused[1]]?.focus();
+    if (again) again.querySelectorAll("button, select, input")[focused[1]]?.focus();
   }
 }
 
@@ -183,7 +200,9 @@ const CHARTS = [
   { title: "GPU share", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[0] === null ? null : 100 * x[0]) },
   { title: "Waits at the gate, P95", unit: "ms", least: 1, of: (sample) => sample.clients, value: (x) => x[1] },
   { title: "Requests in their target", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[2] === null ? null : 100 * x[2]) },
-  { title: "Memory in use", unit: "GiB", least: 1, of: (sample) => sample.gpus, value: (x) => (x[1] === null ? null : x[1] / 2 ** 30) },
+  // Of clients what they hold, of GPUs what is in use by all, where NVML can be asked.
+  { title: "Memory", unit: "GiB", least: 1, of: (sample) => ({ ...sample.clients, ...sample.gpus }),
+    value: (x) => ((x = x[x.length - 1]) === null ? null : x / 2 ** 30) },
 ];
 const WIDE = 600, HIGH = 176, LEFT = 40, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
@@ -260,8 +279,7 @@ function draw(chart) {
     chart.readout.textContent = `${new Date(1000 * near.at_s).toLocaleTimeString()}  ${texts.join("   ") || "nothing"}`;
   } else {
     const any = [...lines.values()].some((points) => points.some(([, value]) => value !== null));
-    const memory = chart.title.startsWith("Memory") ? "not known: needs NVML (nvidia-ml-py)" : "nothing yet";
-    chart.readout.textContent = any ? "" : memory;
+    chart.readout.textContent = any ? "" : "nothing yet";
   }
   svg.replaceChildren(...parts);
 }
