@@ -22,8 +22,8 @@ namespace cudasched::arbiter {
 class Table;
 
 // What can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in schedule::policies(), MiB (0:
-// no limit). New ones are added at the end.
-enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3, kMemoryLimit = 4 };
+// no limit), for how many ms to trace (0: end it). New ones are added at the end.
+enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3, kMemoryLimit = 4, kTrace = 5 };
 
 enum class Outcome : std::uint8_t {
   kNone = 0,
@@ -39,6 +39,8 @@ enum class Outcome : std::uint8_t {
   kUnclear = 9,   // it took the change up and was stopped before it answered
   // And again by the client:
   kHoldsMore = 10,  // of memory, than the limit would be
+  kTraced = 11,     // it is being traced already
+  kNoTrace = 12,    // there is no room for one, or its directory cannot be written to
 };
 
 struct Change {

@@ -308,8 +308,9 @@ PYBIND11_MODULE(_core, module) {
         }
         check(status);
         // In the order of enum cudasched_outcome.
-        constexpr std::array kOutcomes{"",          "applied", "unknown", "regions", "policy_hangs", "withdrawn",
-                                       "no_client", "ended",   "busy",    "unclear", "holds_more"};
+        constexpr std::array kOutcomes{"",           "applied",   "unknown", "regions", "policy_hangs",
+                                       "withdrawn",  "no_client", "ended",   "busy",    "unclear",
+                                       "holds_more", "traced",    "no_trace"};
         return std::string(kOutcomes[static_cast<std::size_t>(outcome) % kOutcomes.size()]);
       },
       py::arg("path"), py::arg("process"), py::arg("setting"), py::arg("value"), py::arg("timeout_ns"));

@@ -1,13 +1,21 @@
 // Changes of this process that other processes ask for, and asking for them: the client's side of arbiter/control.hpp,
 // and its C boundary.
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
 #include <cstddef>
+#include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iterator>
 #include <limits>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,11 +24,13 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "cudasched/engine.h"
+#include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/guarded.hpp"
 #include "runtime/memory/memory.hpp"
 #include "schedule/fair.hpp"
+#include "telemetry/trace.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -37,9 +47,13 @@ static_assert(CUDASCHED_APPLIED == static_cast<int>(Outcome::kApplied) &&
               CUDASCHED_ENDED == static_cast<int>(Outcome::kEnded) &&
               CUDASCHED_BUSY == static_cast<int>(Outcome::kBusy) &&
               CUDASCHED_UNCLEAR == static_cast<int>(Outcome::kUnclear) &&
-              CUDASCHED_HOLDS_MORE == static_cast<int>(Outcome::kHoldsMore));
+              CUDASCHED_HOLDS_MORE == static_cast<int>(Outcome::kHoldsMore) &&
+              CUDASCHED_TRACED == static_cast<int>(Outcome::kTraced) &&
+              CUDASCHED_NO_TRACE == static_cast<int>(Outcome::kNoTrace));
 
 constexpr int kMiBShift = 20;
+constexpr std::int32_t kLongestTraceMs = 60'000;
+constexpr std::uint64_t kTraceBytes = std::uint64_t{64} << 20;
 constexpr std::int64_t kLongestTimeoutNs = 60 * kNsPerSecond;
 
 // A policy's place in schedule::policies(), which crosses between processes.
@@ -73,8 +87,56 @@ arbiter::Change parse(std::string_view setting, const std::string& value) {
     return {Setting::kMemoryLimit,
             static_cast<std::int32_t>(std::min<std::uint64_t>(mib, std::numeric_limits<std::int32_t>::max()))};
   }
+  if (setting == "trace") {
+    int milliseconds = -1;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), milliseconds);
+    if (error != std::errc() || end != value.data() + value.size() || milliseconds < 0 ||
+        milliseconds > kLongestTraceMs) {
+      throw ConfigError("a program is traced for 1 to 60000 milliseconds, or for 0: its trace ends");
+    }
+    return {Setting::kTrace, milliseconds};
+  }
   throw ConfigError("\"" + std::string(setting) +
                     "\" of a running client cannot be changed; class, priority, weight, policy and memory_limit can");
+}
+
+// A trace that another process asked for ends by itself, so that nothing is left to a controller that may be killed.
+std::int64_t trace_ends_ns = 0;  // 0: there is none; the ticker's
+
+// Waits until the trace is whole in its file: milliseconds on the memory that the run directory is on by default.
+void end_trace() noexcept {
+  trace_ends_ns = 0;
+  static_cast<void>(telemetry::stop_tracing());
+}
+
+Outcome apply_trace(std::int32_t milliseconds, const std::string& table) {
+  if (milliseconds < 0 || milliseconds > kLongestTraceMs) return Outcome::kUnknown;
+  if (milliseconds == 0) {
+    if (trace_ends_ns != 0) end_trace();
+    return Outcome::kApplied;
+  }
+  if (telemetry::tracing()) return Outcome::kTraced;
+  cudasched_counts counts{};
+  gather_counts(counts);
+  std::array<char, 17> process{};
+  std::snprintf(process.data(), process.size(), "%016llx", static_cast<unsigned long long>(counts.process));
+  const std::string traces = table.substr(0, table.rfind('/')) + "/traces";
+  telemetry::TraceOptions options;
+  options.directory = traces + "/" + process.data();
+  options.limit_bytes = kTraceBytes;
+  std::error_code ignored;
+  std::filesystem::remove_all(options.directory, ignored);  // what a controller that was killed has left
+  for (const std::string& directory : {traces, options.directory}) {
+    if (mkdir(directory.c_str(), S_IRWXU) != 0 && errno != EEXIST) return Outcome::kNoTrace;
+  }
+  try {
+    telemetry::start_tracing(options);
+  } catch (const Error& error) {
+    log::warning(error.what());
+    return Outcome::kNoTrace;
+  }
+  trace_ends_ns = now_ns() + milliseconds * kNsPerMs;
+  return Outcome::kApplied;
 }
 
 }  // namespace
@@ -96,7 +158,8 @@ void Engine::serve_control() noexcept {
           slot.control, [&] { return lock.try_lock(); },
           [&](const arbiter::Change& change) {
             try {
-              const Outcome outcome = apply(change);
+              const Outcome outcome =
+                  change.setting == Setting::kTrace ? apply_trace(change.value, device.table().path()) : apply(change);
               publish_choices();  // before the controller has the answer
               return outcome;
             } catch (const std::exception& error) {
@@ -106,6 +169,7 @@ void Engine::serve_control() noexcept {
           });
     }
   });
+  if (trace_ends_ns != 0 && now_ns() >= trace_ends_ns) end_trace();
   publish_choices();
 }
 

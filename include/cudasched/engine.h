@@ -271,15 +271,19 @@ enum cudasched_outcome {
   CUDASCHED_WITHDRAWN = 5,       /* it did not take the change up in time; nothing was changed */
   CUDASCHED_NO_CLIENT = 6,
   CUDASCHED_ENDED = 7,
-  CUDASCHED_BUSY = 8,       /* another change of it was not over in time */
-  CUDASCHED_UNCLEAR = 9,    /* it took the change up, and was stopped before it answered */
-  CUDASCHED_HOLDS_MORE = 10 /* of memory, than the limit would be */
+  CUDASCHED_BUSY = 8,        /* another change of it was not over in time */
+  CUDASCHED_UNCLEAR = 9,     /* it took the change up, and was stopped before it answered */
+  CUDASCHED_HOLDS_MORE = 10, /* of memory, than the limit would be */
+  CUDASCHED_TRACED = 11,     /* it is being traced already */
+  CUDASCHED_NO_TRACE = 12    /* there is no room for one, or its directory cannot be written to */
 };
 
 /* Changes a setting of the running client with that process number (cudasched_client::process) in the table at `path`,
- * which must belong to this user: "class", "priority", "weight", "policy" or "memory_limit" (in whole MiB). It holds on
- * all of the client's GPUs and ends with it. Waits for its answer, `timeout_ns` at most and a second more where it was
- * stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome says what became of it. */
+ * which must belong to this user: "class", "priority", "weight", "policy" or "memory_limit" (in whole MiB); or "trace":
+ * it is traced for so many milliseconds, at most 60000, into traces/NUMBER beside the table, 0: the trace ends. A
+ * change holds on all of the client's GPUs and ends with it. Waits for its answer, `timeout_ns` at most and a second
+ * more where it was stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome says what
+ * became of it. */
 CUDASCHED_EXPORT int cudasched_change(const char* path, uint64_t process, const char* setting, const char* value,
                                       int64_t timeout_ns, int32_t* outcome);
 

@@ -18,23 +18,29 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched import hook
+from cudasched._output import Output
 from cudasched._text import shown
 from cudasched.config import SETTINGS
 from cudasched.errors import ArbiterError, ConfigError, Error
 from cudasched.observe._metrics import Device, Process
 from cudasched.observe._metrics import clients as read_clients
+from cudasched.observe.trace._parts import convert, format_of
+from cudasched.observe.trace._timeline import Summary
 
-__all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients"]
+__all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients", "trace"]
 
 CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit")
 """Settings of a running client that can be changed, in the order in which several are."""
 
 _TIMEOUT_S = 5.0
 _LONGEST_TIMEOUT_S = 60.0
+_LONGEST_TRACE_S = 60.0
 
 _WHY = {
     "no_client": "there is no such client; it may have ended",
@@ -45,6 +51,8 @@ _WHY = {
     "regions": "its regions decide its class; change them in the program",
     "policy_hangs": "its own policy does not answer, and cannot be replaced",
     "holds_more": "it holds more than that on a GPU; it has to free some first",
+    "traced": "it is being traced already",
+    "no_trace": "its trace cannot be written beside the GPU's table; its log says why",
     "unknown": "it knows no such setting or value; it may be damaged",
 }
 
@@ -54,7 +62,7 @@ class ControlError(Error):
 
     Attributes:
         reason: ``no_client``, ``ended``, ``busy``, ``withdrawn``, ``unclear``, ``regions``, ``policy_hangs``,
-            ``holds_more`` or ``unknown``.
+            ``holds_more``, ``traced``, ``no_trace`` or ``unknown``.
         applied: Of several settings, those that were changed before this one.
     """
 
@@ -155,6 +163,19 @@ def _number(client: str) -> int:
     return int(client, 16)
 
 
+def _table_of(client: str, setting: str, directory: str | os.PathLike[str] | None) -> Path:
+    """A table that the client is in."""
+    devices, processes = _read(directory)
+    found = next((process for process in processes if process.number == int(client, 16)), None)
+    if found is None:
+        unreadable = next((device.error for device in devices if device.error), "")
+        if unreadable and not processes:
+            raise ArbiterError(unreadable)
+        raise ControlError(client, setting, "no_client")
+    paths = {device.uuid: device.path for device in devices}
+    return paths[found.clients[0][0]]
+
+
 def change(
     client: str,
     *,
@@ -191,7 +212,7 @@ def change(
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
     number = _number(client)
-    wanted = {
+    wanted: dict[str, object] = {
         "client_class": client_class,
         "priority": priority,
         "weight": weight,
@@ -202,15 +223,7 @@ def change(
     if not 0 <= timeout_s <= _LONGEST_TIMEOUT_S:
         raise ConfigError(f"timeout_s = {shown(timeout_s)} must be a number of seconds, from 0 to 60")
     core = hook.load_core()
-    devices, processes = _read(directory)
-    found = next((process for process in processes if process.number == number), None)
-    if found is None:
-        unreadable = next((device.error for device in devices if device.error), "")
-        if unreadable and not processes:
-            raise ArbiterError(unreadable)
-        raise ControlError(client, next(iter(values), "it"), "no_client")
-    paths = {device.uuid: device.path for device in devices}
-    table = paths.get(found.clients[0][0], Path())
+    table = _table_of(client, next(iter(values), "it"), directory)
     applied: list[str] = []
     for setting, text in values.items():
         name = "class" if setting == "client_class" else setting
@@ -222,3 +235,57 @@ def change(
     if again is None:
         raise ControlError(client, "it", "ended", tuple(applied))
     return client_of(again)
+
+
+def trace(
+    client: str,
+    path: str | os.PathLike[str],
+    seconds: float = 1.0,
+    *,
+    format: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+) -> Summary:
+    """Traces a running client for a while (``docs/traces.md``), and waits for the trace.
+
+    The client keeps at most 64 MiB of records, in the run directory; they go when the trace is written. Where this
+    process is killed meanwhile, the client ends the trace by itself.
+
+    Args:
+        client: Its `Client.id`.
+        path: The trace.
+        seconds: For how long, at most a minute.
+        format: ``"perfetto"`` or ``"json"``; None: by the file's name, Perfetto unless that ends in ``.json``.
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+
+    Returns:
+        What the trace has and lacks.
+
+    Raises:
+        ConfigError: An argument has no meaning, or the file cannot be written.
+        ControlError: The client cannot be traced, is being traced already, or ended meanwhile.
+        Error: Nothing was traced, or the trace cannot be written.
+    """
+    number = _number(client)
+    if not 0.001 <= seconds <= _LONGEST_TRACE_S:
+        raise ConfigError(f"seconds = {shown(seconds)} must be a number of seconds, from 0.001 to 60")
+    output = Output(path)
+    form = format_of(Path(path), format)
+    core = hook.load_core()
+    table = _table_of(client, "its trace", directory)
+    parts = table.parent / "traces" / client
+
+    def ask(milliseconds: int) -> None:
+        outcome = core.change(str(table), number, "trace", str(milliseconds), int(_TIMEOUT_S * 1e9))
+        if outcome != "applied":
+            raise ControlError(client, "its trace", outcome)
+
+    ask(int(1000 * seconds))
+    try:
+        time.sleep(seconds)
+        ask(0)
+        summary = convert(parts, output, form, None)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    if summary.processes == 0:
+        raise ControlError(client, "its trace", "ended")
+    return summary

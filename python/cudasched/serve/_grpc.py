@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
 from cudasched.serve._guard import Limits, RateLimiter
-from cudasched.serve._service import Changes, Clients, Failure, OperationError, Service, Usage
+from cudasched.serve._service import Changes, Clients, Failure, OperationError, Service, TraceRequest, Usage
 
 __all__ = ["grpc_server", "messages", "stub"]
 
@@ -135,6 +135,11 @@ class _Operations:
     def ChangeClient(self, request: Any, caller: str) -> Any:  # noqa: N802
         given = {name: getattr(request, name) for name in _CHANGES if request.HasField(name)}
         return _message("Client", self._service.change(request.id, Changes(**given), caller))
+
+    def TraceClient(self, request: Any, caller: str) -> Any:  # noqa: N802
+        given = {name: getattr(request, name) for name in ("seconds", "format") if request.HasField(name)}
+        content = self._service.trace(request.id, TraceRequest(**given), caller)
+        return messages()["Trace"](content=content)
 
     def GetUsage(self, request: Any, caller: str) -> Any:  # noqa: N802
         return _usage(self._service.usage(request.after))

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from cudasched import __version__
 from cudasched._text import one_line
-from cudasched.serve._service import Changes, ClientInfo, Clients, Failure, OperationError, Service, Usage
+from cudasched.serve._service import Changes, ClientInfo, Clients, Failure, OperationError, Service, TraceRequest, Usage
 
 __all__ = ["PUBLIC", "application"]
 
@@ -65,13 +65,15 @@ def _problems(*more: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-_TEXT_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": problem["description"],
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+def _problems_beside(*more: int) -> dict[int | str, dict[str, Any]]:
+    """Of operations whose answer is no JSON."""
+    return {
+        status: {
+            "description": problem["description"],
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status, problem in _problems(*more).items()
     }
-    for status, problem in _problems().items()
-}
 
 
 class Api:
@@ -92,6 +94,14 @@ class Api:
         """Changes settings of a client, one after the other, and waits until they hold."""
         peer = request.client.host if request.client else "?"
         return self._service.change(id, changes, caller=f"http {peer}")
+
+    def trace(self, wanted: TraceRequest, request: Request, id: str = Path(pattern="^[0-9a-f]{16}$")) -> Response:
+        """Traces a client for a while; the answer is a file for Perfetto, or for chrome://tracing."""
+        peer = request.client.host if request.client else "?"
+        content = self._service.trace(id, wanted, caller=f"http {peer}")
+        name = f"{id}.{'pftrace' if wanted.format == 'perfetto' else 'json'}"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
 
     def usage(
         self, after: int = Query(default=0, ge=0, le=2**53, description="Only samples of later numbers.")
@@ -164,13 +174,22 @@ def application(service: Service) -> FastAPI:
         responses=_problems(404, 409, 504),
         operation_id="change",
     )
+    file = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    app.add_api_route(
+        f"{v1}/clients/{{id}}/trace",
+        api.trace,
+        methods=["POST"],
+        response_class=Response,
+        responses={200: {"description": "The trace.", "content": file}, **_problems_beside(404, 409, 504)},
+        operation_id="trace",
+    )
     app.add_api_route(f"{v1}/usage", api.usage, methods=["GET"], responses=_problems(), operation_id="usage")
     app.add_api_route(
         f"{v1}/metrics",
         api.metrics,
         methods=["GET"],
         response_class=PlainTextResponse,
-        responses=_TEXT_PROBLEMS,
+        responses=_problems_beside(),
         operation_id="metrics",
     )
     app.add_exception_handler(OperationError, _refused)

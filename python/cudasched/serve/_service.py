@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -34,6 +36,7 @@ __all__ = [
     "Region",
     "Sample",
     "Service",
+    "TraceRequest",
     "Usage",
 ]
 
@@ -175,10 +178,17 @@ class Changes(BaseModel):
     @classmethod
     def _says_something(cls, values: Any) -> Any:
         if isinstance(values, dict) and (not values or None in values.values()):
-            raise ValueError(
-                "nothing is to be changed: name client_class, priority, weight, policy or memory_limit_bytes, with a value"
-            )
+            raise ValueError("nothing is to be changed: name a setting, with a value")
         return values
+
+
+class TraceRequest(BaseModel):
+    """How a client is to be traced."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    seconds: Annotated[float, Field(ge=0.01, le=20)] = 1.0
+    format: Literal["perfetto", "json"] = "perfetto"
 
 
 class Sample(BaseModel):
@@ -396,6 +406,33 @@ class Service:
             if outcome != "failed":
                 self._note("answered", caller=caller, client=client, outcome=outcome, applied=list(applied))
         return self.client(client)
+
+    def trace(self, client: str, wanted: TraceRequest, caller: str) -> bytes:
+        """Traces a client for a while.
+
+        Args:
+            client: Its id.
+            wanted: For how long, and in which form.
+            caller: Who asks, for the audit log.
+
+        Returns:
+            The trace.
+
+        Raises:
+            OperationError: The client cannot be traced.
+        """
+        try:
+            self._audit.write("traces", caller=caller, client=client, seconds=wanted.seconds)
+            with tempfile.TemporaryDirectory() as place:
+                path = Path(place) / "trace"
+                control.trace(client, path, wanted.seconds, format=wanted.format, directory=self._directory)
+                return path.read_bytes()
+        except control.ControlError as error:
+            raise OperationError(_FAILURES.get(error.reason, Failure.REFUSED), str(error)) from None
+        except ConfigError as error:
+            raise OperationError(Failure.INVALID, str(error)) from None
+        except (Error, OSError) as error:
+            raise OperationError(Failure.INTERNAL, str(error)) from None
 
     def wrong_token(self, address: str) -> None:
         """Notes that a caller had a wrong token.

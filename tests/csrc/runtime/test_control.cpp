@@ -1,8 +1,12 @@
 // Changes of this process through the C boundary, as another process asks for them: over the simulated driver.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "hooked_driver.hpp"
 #include "other_client.hpp"
@@ -136,6 +140,26 @@ TEST_F(Control, ALimitOfMemoryIsNotBelowWhatIsHeld) {
   Program::check(free_memory(more));
 }
 
+TEST_F(Control, ATraceIsMadeAndEndsByItself) {
+  namespace fs = std::filesystem;
+  std::array<char, 17> process{};
+  std::snprintf(process.data(), process.size(), "%016llx", static_cast<unsigned long long>(process_));
+  const fs::path traces = fs::path(path()).parent_path() / "traces" / process.data();
+  ASSERT_EQ(change("trace", "60000"), CUDASCHED_APPLIED);
+  EXPECT_EQ(change("trace", "60000"), CUDASCHED_TRACED);
+  for (int i = 0; i < 100; ++i) Program::check(program_.launch(1));
+  Program::check(program_.synchronize());
+  ASSERT_EQ(change("trace", "0"), CUDASCHED_APPLIED);
+  std::uintmax_t bytes = 0;
+  for (const auto& file : fs::directory_iterator(traces)) bytes += fs::file_size(file);
+  EXPECT_GT(bytes, 100U * 16);
+  ASSERT_EQ(change("trace", "1"), CUDASCHED_APPLIED);
+  EXPECT_TRUE(eventually([&] { return change("trace", "1") == CUDASCHED_APPLIED; }));  // the last one has ended
+  EXPECT_EQ(change("trace", "0"), CUDASCHED_APPLIED);
+  EXPECT_NE(refusal("trace", "60001").find("1 to 60000"), std::string::npos);
+  EXPECT_NE(refusal("trace", "-1").find("1 to 60000"), std::string::npos);
+}
+
 TEST_F(Control, ThePolicyChangesWhileLaunchesWait) {
   OtherClient other(/*active=*/true);
   std::thread waiting([&] {
@@ -185,7 +209,8 @@ TEST_F(Control, TheClientRefusesWhatItDoesNotKnow) {
                                          {Setting::kWeight, 0},
                                          {Setting::kWeight, -1},
                                          {Setting::kPolicy, 1'000},
-                                         {Setting::kMemoryLimit, -1}}) {
+                                         {Setting::kMemoryLimit, -1},
+                                         {Setting::kTrace, -1}}) {
     Program::check(program_.launch(1));  // while it works, it answers soon
     EXPECT_EQ(arbiter::change(table, process_, unknown, kForEverNs), Outcome::kUnknown);
   }
