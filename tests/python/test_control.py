@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +97,39 @@ def test_every_setting_of_a_running_program() -> None:
         assert running.stdin and running.stdout
         running.stdin.close()
         assert running.stdout.read() == "latency True\n"
+
+
+def test_a_running_program_is_traced_on_demand(tmp_path: Path) -> None:
+    with program("train.py") as running:
+        client = named("train.py")
+        summary = control.trace(client.id, tmp_path / "out.json", 0.3)
+        assert summary.processes == 1 and summary.launches > 0
+        events = json.loads((tmp_path / "out.json").read_text())
+        assert events and str(running.pid) in (tmp_path / "out.json").read_text()
+        # Again, in the other form; nothing is left in the run directory.
+        assert control.trace(client.id, tmp_path / "out.pftrace", 0.05).processes == 1
+        assert not (tmp_path / "run" / "traces" / client.id).exists()
+        running.send_signal(signal.SIGSTOP)
+        with pytest.raises(ConfigError, match=r"from 0\.001 to 60"):
+            control.trace(client.id, tmp_path / "never", 61)
+        with pytest.raises(ConfigError, match="perfetto, json"):
+            control.trace(client.id, tmp_path / "never", format="pdf")
+        with pytest.raises(ConfigError, match="nowhere"):
+            control.trace(client.id, tmp_path / "nowhere" / "never")
+        assert not (tmp_path / "never").exists()
+
+
+def test_a_program_that_is_traced_already(tmp_path: Path) -> None:
+    with program("train.py"):
+        client = named("train.py")
+        asked = threading.Thread(target=control.trace, args=(client.id, tmp_path / "one.pftrace", 2.0))
+        asked.start()
+        eventually(lambda: (tmp_path / "run" / "traces" / client.id).exists())
+        with pytest.raises(control.ControlError, match="being traced already") as refused:
+            control.trace(client.id, tmp_path / "two.pftrace", 0.1)
+        assert refused.value.reason == "traced"
+        asked.join()
+        assert (tmp_path / "one.pftrace").stat().st_size > 0 and not (tmp_path / "two.pftrace").exists()
 
 
 def test_two_programs_are_changed_apart() -> None:

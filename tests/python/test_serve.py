@@ -192,6 +192,21 @@ def test_ids_without_meaning(server: Serving, path: str) -> None:
     assert status == 422 and len(answer["detail"]) < 600
 
 
+def test_a_trace_on_demand(server: Serving) -> None:
+    with program("train.py"):
+        client = server.client("train.py")
+        path = f"api/v1/clients/{client['id']}/trace"
+        status, text, headers = server.ask(path, "POST", {"seconds": 0.2, "format": "json"})
+        assert status == 200, text
+        assert headers["content-type"] == "application/octet-stream"
+        assert headers["content-disposition"] == f'attachment; filename="{client["id"]}.json"'
+        assert json.loads(text)
+        assert server.ask(path, "POST", {"seconds": 21})[0] == 422
+        assert server.ask(path, "POST", {"format": "pdf"})[0] == 422
+        assert server.ask("api/v1/clients/" + "1" * 16 + "/trace", "POST", {})[0] == 404
+        assert server.audited()[-1]["event"] == "traces"
+
+
 def test_usage_and_metrics(server: Serving) -> None:
     with program("train.py"):
         client = server.client("train.py")
@@ -237,6 +252,9 @@ def test_grpc_has_the_same_operations(server: Serving) -> None:
         eventually(lambda: ask("GetUsage", messages["GetUsageRequest"]()).names[found.id] == HOSTILE)
         assert "cudasched_client_up" in ask("GetMetrics", messages["GetMetricsRequest"]()).text
         assert server.audited()[-1]["caller"].startswith("grpc ipv4:127.0.0.1")
+
+        traced = ask("TraceClient", messages["TraceClientRequest"](id=found.id, seconds=0.1, format="json"))
+        assert json.loads(traced.content)
 
         code = grpc.StatusCode
         assert refused("GetClient", messages["GetClientRequest"](id="1" * 16))[0] is code.NOT_FOUND
@@ -543,7 +561,8 @@ def test_a_table_that_cannot_be_read_is_shown_as_such(server: Serving, tmp_path:
 def test_the_openapi_document_is_whole(server: Serving) -> None:
     document = server.ask("api/openapi.json", authorization=None)[1]
     assert document["security"] == [{"bearer": []}]
-    paths = {"/api/v1/clients", "/api/v1/clients/{id}", "/api/v1/usage", "/api/v1/metrics"}
+    client = "/api/v1/clients/{id}"
+    paths = {"/api/v1/clients", client, f"{client}/trace", "/api/v1/usage", "/api/v1/metrics"}
     assert set(document["paths"]) == paths
     for operations in document["paths"].values():
         for operation in operations.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cudasched import control
 from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
 from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
@@ -93,7 +95,12 @@ def test_states(fields: dict[str, object], state: str) -> None:
 WORKS = """
 import sys, threading, cudasched, launcher
 gpu = launcher.Gpu()
-cudasched.set_class(sys.argv[1])
+if sys.argv[1] == "region":
+    with cudasched.region("latency"):
+        gpu.launch()
+        gpu.synchronize()
+else:
+    cudasched.set_class(sys.argv[1])
 ended = threading.Event()
 gpu.launch()
 gpu.synchronize()
@@ -188,6 +195,39 @@ def test_in_a_terminal_wide_and_narrow(simulated: Path, quick_device: None, comm
         terminal.resize(50)
         narrow = terminal.until(lambda text: "past gate" not in text and both(text) and "GPU %" in text)
         assert "P99" not in narrow
+        terminal.keys("q")
+        assert terminal.end() == 0
+
+
+def test_keys_change_the_chosen_client(simulated: Path, quick_device: None, command: str) -> None:
+    with client("train.py", "best_effort"):
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 170)
+        terminal.until(lambda text: "train.py" in text and "strict" in text)
+        for key, said, holds in (
+            ("l", "class latency", lambda found: found.client_class == "latency"),
+            ("b", "class best_effort", lambda found: found.client_class == "best_effort"),
+            ("+", "priority 1", lambda found: found.priority == 1),
+            ("-", "priority 0", lambda found: found.priority == 0),
+            ("w", "weight 2", lambda found: found.weight == 2.0),
+            ("W", "weight 1", lambda found: found.weight == 1.0),
+            ("p", "policy slack", lambda found: found.policy == "slack"),
+        ):
+            terminal.keys(key)
+            line = re.compile(rf"train\.py \(\d+\): {said} *$", re.MULTILINE)  # once it is no longer only asked
+            terminal.until(lambda text, line=line: line.search(text) is not None)  # type: ignore[misc]
+            (found,) = control.clients()
+            assert holds(found), (key, found)
+        terminal.until(lambda text: re.search(r"\bslack\b.*\n", text.partition("past gate")[2]) is not None)
+        terminal.keys("q")
+        assert terminal.end() == 0
+
+
+def test_a_refusal_is_said_and_the_screen_goes_on(simulated: Path, quick_device: None, command: str) -> None:
+    with client("serve.py", "region"):
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 120)
+        terminal.until(lambda text: "serve.py" in text)
+        terminal.keys("b")
+        terminal.until(lambda text: "its regions decide its class" in text)
         terminal.keys("q")
         assert terminal.end() == 0
 
