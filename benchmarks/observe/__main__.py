@@ -77,12 +77,8 @@ def build(directory: Path, name: str, *sources: Path) -> Path:
         raise BenchmarkError("needs g++")
     program = directory / name
     command = [compiler, "-std=c++20", "-O2", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
-    command += cuda_headers() + [
-        f"-I{ROOT / 'csrc'}",
-        f"-I{ROOT / 'include'}",
-        str(HERE / f"{name}.cpp"),
-        *map(str, sources),
-    ]
+    command += [*cuda_headers(), f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"]
+    command += [str(HERE / f"{name}.cpp"), *map(str, sources)]
     done = subprocess.run([*command, "-o", str(program), "-ldl"], capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchmarkError(f"{name}.cpp does not compile:\n{done.stderr}")

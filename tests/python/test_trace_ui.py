@@ -69,6 +69,7 @@ def test_perfetto_shows_a_trace(browser: Browser, tmp_path: Path) -> None:
         hostile = "select display_value as name from args where key = 'debug.region' group by 1 order by 1"
         assert sorted(ask(hostile, "name")) == sorted([[HOSTILE], ["request"]])
         expand = "app.commands.runCommand('dev.perfetto.ExpandAllGroups')"  # one level a time
+        browser.wait_for("app.commands.commands.some((command) => command.id === 'dev.perfetto.ExpandAllGroups')")
         browser.wait_for(f"({expand}, document.body.innerText.includes('launches of thread 1'))")
         text = browser.evaluate("document.body.innerText")
         for track in ("thread 1", "GPU 0, the default stream", "launches that the gate timed", "GPU memory in use"):
