@@ -51,6 +51,7 @@ LIMITS = {
     "scrape_ms_64_clients": "Python's making of the text, a line at a time",
 }
 TIMEOUT_S = 300
+PARTS = ("counters", "trace", "scrape")
 
 
 class BenchmarkError(Exception):
@@ -193,12 +194,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observe", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the results file; its other figures stay")
     parser.add_argument("--rounds", type=int, default=10, help="of ten batches and ten scrapes each")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
     parser.add_argument("--clients", type=int, default=CLIENTS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as place:
-            rows = [counters(Path(place), options.rounds), *trace(Path(place), options.rounds)]
-            rows.append(scrape(Path(place), options.rounds, options.clients))
+            rows = []
+            if "counters" in options.only:
+                rows.append(counters(Path(place), options.rounds))
+            if "trace" in options.only:
+                rows += trace(Path(place), options.rounds)
+            if "scrape" in options.only:
+                rows.append(scrape(Path(place), options.rounds, options.clients))
     except BenchmarkError as error:
         print(f"observe: {error}", file=sys.stderr)
         return 1

@@ -57,7 +57,7 @@ void launch(std::uint64_t handle) {
 }  // namespace
 
 int main(int, char** arguments) {
-  constexpr std::uint64_t kLaunches = 4'000;
+  constexpr std::uint64_t kLaunches = 1'000;
   kernel.name = "kernel";
   for (std::uint64_t i = 1; i <= 64; ++i) {
     handles.set(i << 8, {reinterpret_cast<std::uintptr_t>(&kernel), i, 0});
