@@ -217,6 +217,9 @@ TEST(Trace, AProcessThatIsKilledLeavesWhatWasWritten) {
 }
 
 TEST(Trace, AForkedChildTracesIntoAFileOfItsOwn) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer lets no forked child of a process with threads start one";
+#endif
   const test::PrivateDirectory directory;
   start_tracing({directory.path()});
   put(counter(1));
