@@ -14,7 +14,7 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import advise, baseline, collect, doctor, metrics, serve, simulate, top, torch, trace, train, tune
+from cudasched.cli import advise, analyze, baseline, collect, doctor, metrics, serve, simulate, top, torch, trace, train, tune
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -147,6 +147,7 @@ _RUNS_A_PROGRAM = {"allow_interspersed_args": False}
 app.command("collect", context_settings=_RUNS_A_PROGRAM, epilog=collect.EXAMPLE)(collect.command)
 app.command("trace", context_settings=_RUNS_A_PROGRAM, epilog=trace.EXAMPLE)(trace.command)
 app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(advise.command)
+app.command("analyze", context_settings=_RUNS_A_PROGRAM, epilog=analyze.EXAMPLE)(analyze.command)
 app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
 app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)
 app.add_typer(metrics.app)

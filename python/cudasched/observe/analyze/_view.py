@@ -1,0 +1,123 @@
+"""An analysis for people: tables in a terminal, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudasched._table import Column, fitted
+from cudasched._text import printable
+from cudasched.errors import Error
+from cudasched.observe.analyze._model import Analysis, Counters
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["html", "terminal"]
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_SHOWN_STALLS = 3
+
+
+def _time(time_ns: float | None) -> str:
+    if time_ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= size:
+            return f"{time_ns / size:.3g} {unit}" if time_ns < 1000 * size else f"{time_ns / size:.0f} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def _percent(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:.0f}%"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _stalls(seen: Counters) -> str:
+    most = [(reason, cycles) for reason, cycles in seen.stalls.items() if cycles >= 0.05][:_SHOWN_STALLS]
+    return ", ".join(f"{reason.replace('_', ' ')} {cycles:.1f}" for reason, cycles in most) or "-"
+
+
+def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
+    """The analysis for a terminal: the advice, then the counters, then what follows from them.
+
+    Args:
+        analysis: What to show.
+        columns: Width of the terminal; a narrow one gets fewer columns.
+        top: At most so many kernels of the advice; 0: all.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from cudasched.advise.view import terminal as advice
+
+    parts: list[RenderableType] = [advice(analysis.advice, columns=columns, top=top)]
+    shown = analysis.kernels
+    if shown:
+        parts += [
+            Text("\nwhat the hardware counters say, the most time first", style="bold"),
+            fitted(
+                [
+                    Column("kernel", [one.name for one in shown], may_shorten=True),
+                    Column("share", [_share(one.share) for one in shown], 1, is_number=True),
+                    Column("SMs", [_percent(one.counters.sm_percent) for one in shown], 7, is_number=True),
+                    Column("DRAM", [_percent(one.counters.dram_percent) for one in shown], 9, is_number=True),
+                    Column("L2 hits", [_percent(one.counters.l2_hit_percent) for one in shown], 5, is_number=True),
+                    Column("tensor", [_percent(one.counters.tensor_percent) for one in shown], 6, is_number=True),
+                    Column("warps", [_percent(one.counters.warps_percent) for one in shown], 2, is_number=True),
+                    Column("sectors/load", [_ratio(one.counters.load_sectors) for one in shown], 4, is_number=True),
+                    Column("/store", [_ratio(one.counters.store_sectors) for one in shown], 3, is_number=True),
+                    Column("waits for (cycles)", [_stalls(one.counters) for one in shown], 8),
+                ],
+                columns,
+            ),
+        ]
+        for one in shown:
+            for conclusion in one.conclusions:
+                parts.append(
+                    Text.assemble(
+                        (f"{printable(one.name)[:60]}: ", "bold"),
+                        conclusion.reason,
+                        "; ",
+                        conclusion.recommendation,
+                    )
+                )
+        if not any(one.conclusions for one in shown):
+            parts.append(Text("the counters show nothing to change", style="green"))
+    parts += [Text(f"note: {printable(note)}", style="dim") for note in analysis.notes]
+    return Group(*parts)
+
+
+def html(analysis: Analysis) -> str:
+    """The analysis as one HTML document: no script, nothing fetched, every name escaped.
+
+    Raises:
+        Error: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise Error("HTML reports need jinja2: pip install 'cudasched[advise]'") from None
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    filters: dict[str, Callable[..., Any]] = {
+        "time": _time,
+        "share": _share,
+        "percent": _percent,
+        "ratio": _ratio,
+        "stalls": _stalls,
+        "printable": printable,
+    }
+    environment.filters.update(filters)
+    advised = {kernel.function: kernel.findings for kernel in reversed(analysis.advice.kernels) if kernel.findings}
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(analysis=analysis, advised=advised)
