@@ -77,8 +77,8 @@ def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
             made.append(
                 Conclusion(
                     rule="sectors",
-                    reason=f"a global {kind} of a warp touches {sectors:.1f} sectors of 32 bytes, where 4 do for 4 bytes "
-                    "a thread and 16 for 16 bytes",
+                    reason=f"a global {kind} of a warp touches {sectors:.1f} sectors of 32 bytes, where 4 do for 4 "
+                    "bytes a thread and 16 for 16 bytes",
                     recommendation="let neighbouring threads use neighbouring addresses: another layout or order "
                     "of loops, or a detour through shared memory",
                 )
