@@ -41,6 +41,7 @@ AGAIN_ROUNDS = 3
 AGAIN_SAMPLES = 15
 #: A configuration this much slower than the best so far gets one sample.
 HOPELESS = 8.0
+PIECE = 256
 FILE = "recordings.sqlite"
 
 
@@ -53,6 +54,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """Its file's."""
         return "-".join([self.kernel, *(f"{value:g}" for value in self.shape.values())])
 
 
@@ -119,17 +121,13 @@ def record(part: Part, database: Database, options: argparse.Namespace, seconds:
         )
         done = 0
         statuses: dict[str, int] = {}
-
-        def requests() -> Sequence[Request]:
-            return [Request(index, SAMPLES) for index in wanted]
-
-        pending = iter(requests())
         stopped = False
-        while not stopped:
-            # In pieces, so that time is looked at and hopeless configurations are known by the best so far.
-            piece = [Request(one.index, SAMPLES, give_up_us=best * HOPELESS) for one, _ in zip(pending, range(256))]
-            if not piece:
+        for first in range(0, len(wanted), PIECE):
+            if stopped:
                 break
+            # In pieces, so that time is looked at and hopeless configurations are known by the best so far.
+            chosen = wanted[first : first + PIECE]
+            piece = [Request(index, SAMPLES, give_up_us=best * HOPELESS) for index in chosen]
             for request, made in live.measure(piece):
                 database.put(key, live.problem.configurations[request.index], made)
                 statuses[made.status] = statuses.get(made.status, 0) + 1

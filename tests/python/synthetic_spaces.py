@@ -1,4 +1,4 @@
-"""Synthetic recordings for tests of the tuner: times by a roofline-like model, not of any GPU. No figure is made of them."""
+"""Synthetic recordings for tests of the tuner: times by a model, not of any GPU. No figure is made of them."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from synthetic_spaces import KERNELS
 
 EMULATED = ROOT / "tests" / "csrc" / "kernels"
 ROWS = {"COLS": 1000, "KERNEL_ROWS": 7, "STREAM_LOADS": 1, "STREAM_STORES": 0, "MIN_BLOCKS": 1, "UNROLL": 2}
+BF16 = ROWS | {"TYPE": 2}
+RMS = ROWS | {"RMS": 1}
 ODD = {"SIZE_M": 100, "SIZE_N": 92, "SIZE_K": 36, "ALIGNED": 0}
 WHOLE = {"SIZE_M": 128, "SIZE_N": 128, "SIZE_K": 64, "ALIGNED": 1}
 CASES = [

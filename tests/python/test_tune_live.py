@@ -230,9 +230,7 @@ def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monk
 
     monkeypatch.setattr(compilation, "_nvrtc", no_nvrtc)
     monkeypatch.setattr(compilation, "_nvcc", lambda: None)
-    with pytest.raises(
-        Error, match="nothing here compiles kernels: no NVRTC.*nvcc.*pip install cuda-bindings nvidia-cuda-nvrtc"
-    ):
+    with pytest.raises(Error, match=r"nothing here compiles kernels: no NVRTC.*nvcc.*pip install"):
         compilation.choose()
     with pytest.raises(ConfigError, match="auto, nvrtc or nvcc"):
         compilation.choose("clang")

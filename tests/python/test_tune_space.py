@@ -78,7 +78,7 @@ def test_a_wrong_space_is_refused_with_its_reason(old: str, new: str, said: str)
 
 
 def test_an_empty_space_says_which_constraint_emptied_it() -> None:
-    with pytest.raises(ConfigError, match="the space is empty: .* by 'VECTOR \\* threads <= n'"):
+    with pytest.raises(ConfigError, match=r"the space is empty: .* by 'VECTOR \* threads <= n'"):
         _ = small(n=1).configurations
 
 
@@ -112,10 +112,12 @@ def test_expressions_compute_what_they_say() -> None:
 
 def test_the_fingerprint_follows_the_source_and_not_the_ranges(tmp_path: Path) -> None:
     source = tmp_path / "scale.cu"
-    source.write_text("kernel")
+    source.write_text('#include "common.cuh"\nkernel')
     (tmp_path / "common.cuh").write_text("header")
     first = Space(SMALL, tmp_path / "s.toml").fingerprint(source)
     assert Space(SMALL.replace("[1, 2, 4, 8]", "[1, 2]"), tmp_path / "s.toml").fingerprint(source) == first
     assert Space(SMALL.replace('"THREADS"', '"THREADS // 1"'), tmp_path / "s.toml").fingerprint(source) != first
+    (tmp_path / "tuned.h").write_text("not included, such as what a run has written")
+    assert Space(SMALL, tmp_path / "s.toml").fingerprint(source) == first
     (tmp_path / "common.cuh").write_text("another header")
     assert Space(SMALL, tmp_path / "s.toml").fingerprint(source) != first

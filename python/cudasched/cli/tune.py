@@ -35,7 +35,7 @@ def command(
     ] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("-o", "--output", help="Also write a header (.h) or JSON (.json); may be repeated."),
+        typer.Option("-o", "--output", help="Also write a header (.h) or JSON (.json)."),
     ] = None,
     strategy: Annotated[str, typer.Option(help="bayesian, random, exhaustive, optuna or botorch.")] = "bayesian",
     evaluations: Annotated[int, typer.Option(help="Configurations that are tried at most.")] = 200,

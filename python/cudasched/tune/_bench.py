@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cudasched.errors import ConfigError, DriverError, Error
-from cudasched.tune._driver import Arguments, Buffer, Device, Kernel, Refused
+from cudasched.tune._driver import Arguments, Buffer, Device, Kernel, RefusedError
 from cudasched.tune._need import need
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.space import TYPES, Configuration, Launch, Problem, read
@@ -173,7 +174,7 @@ class Bench:
             if one.role in ("input", "output", "inout"):
                 try:
                     self._buffers[one.name] = self.device.allocate(sizes[one.name] * TYPES[one.type])
-                except Refused as error:
+                except RefusedError as error:
                     raise Error(
                         f"there is no GPU memory for {one.name}, {sizes[one.name]:,} elements: {error}"
                     ) from None
@@ -196,13 +197,14 @@ class Bench:
                 continue
             random = np.random.default_rng([self._plan.seed, place])
             count = sizes[one.name]
-            values = {
-                "normal": lambda count=count, random=random: random.standard_normal(count, dtype=np.float32),
-                "uniform": lambda count=count, random=random: random.random(count, dtype=np.float32),
-                "zeros": lambda count=count: np.zeros(count, np.float32),
-                "ones": lambda count=count: np.ones(count, np.float32),
-                "index": lambda count=count: np.arange(count, dtype=np.float64),
-            }[one.fill]()
+            if one.fill == "normal":
+                values = random.standard_normal(count, dtype=np.float32)
+            elif one.fill == "uniform":
+                values = random.random(count, dtype=np.float32)
+            elif one.fill == "index":
+                values = np.arange(count, dtype=np.float64)
+            else:
+                values = np.full(count, 1.0 if one.fill == "ones" else 0.0, np.float32)
             made[one.name] = rounded(values + one.mean if one.mean else values, one.type)
         return made
 
@@ -377,17 +379,15 @@ class Bench:
                 }
             )
             return made
-        except Refused as error:
+        except RefusedError as error:
             return Measurement("launch_error", message=str(error), compile_s=job.compile_s, run_s=_since(begin))
         finally:
             if kernel is not None:
                 self._unload(kernel)
 
     def _unload(self, kernel: Kernel) -> None:
-        try:
+        with contextlib.suppress(RefusedError, DriverError):  # what went wrong before is said instead
             self.device.unload(kernel)
-        except (Refused, DriverError):
-            pass  # what went wrong before is said instead
 
     def _ended(self, known: Measurement, status: str, message: str, begin: float) -> Measurement:
         return Measurement(**{**known.__dict__, "status": status, "message": message, "run_s": _since(begin)})

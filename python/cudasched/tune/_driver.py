@@ -16,19 +16,21 @@ from cudasched.errors import DriverError, Error
 from cudasched.tune._need import need
 from cudasched.tune.space import Gpu, Launch
 
-__all__ = ["Buffer", "Device", "Kernel", "Refused"]
+__all__ = ["Buffer", "Device", "Kernel", "RefusedError"]
 
 _GUARD_BYTES = 64 * 1024
 _GUARD = 0xA5
 _LOOKED_AT = 4096  # bytes of a guard, on each side
 _L2_TIMES = 2
 #: Errors after which the context goes on; whatever else is sticky.
-_HARMLESS = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_OUT_OF_MEMORY")
-_HARMLESS += ("CUDA_ERROR_NOT_FOUND", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU")
-_HARMLESS += ("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_INVALID_SOURCE", "CUDA_ERROR_NOT_SUPPORTED")
+_HARMLESS = (
+    *("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_OUT_OF_MEMORY"),
+    *("CUDA_ERROR_NOT_FOUND", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+    *("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_INVALID_SOURCE", "CUDA_ERROR_NOT_SUPPORTED"),
+)
 
 
-class Refused(Error):
+class RefusedError(Error):
     """The driver refused something, and the context goes on."""
 
 
@@ -60,7 +62,7 @@ class Kernel:
 
 
 class Device:
-    """One GPU. Calls raise `Refused` where the context goes on, `DriverError` where it is lost."""
+    """One GPU. Calls raise `RefusedError` where the context goes on, `DriverError` where it is lost."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._cuda = need("cuda.bindings.driver", "running kernels")
@@ -88,13 +90,13 @@ class Device:
         if int(error) == 0:
             return values[0] if len(values) == 1 else values or None
         label = getattr(error, "name", str(error))
-        raise (Refused if label in _HARMLESS else DriverError)(f"{name}: {label}")
+        raise (RefusedError if label in _HARMLESS else DriverError)(f"{name}: {label}")
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         try:
             return int(self._call("cuDeviceGetAttribute", attribute, self._handle))
-        except (Refused, DriverError):
+        except (RefusedError, DriverError):
             return 0
 
     @property
@@ -233,7 +235,7 @@ class Arguments:
         }
         for kind, _ in values:
             if kind not in kinds:
-                raise Refused(f"a scalar argument of type {kind} cannot be given")
+                raise RefusedError(f"a scalar argument of type {kind} cannot be given")
         self._held = [kinds[kind](value if "float" in kind else int(value)) for kind, value in values]
         self._table = (ctypes.c_void_p * len(self._held))(*(ctypes.addressof(one) for one in self._held))
         self.address = ctypes.addressof(self._table)

@@ -19,7 +19,7 @@ _LARGEST_EXPONENT = 64
 def _power(base: float, exponent: float) -> float:
     if abs(exponent) > _LARGEST_EXPONENT:
         raise OverflowError(f"the exponent {exponent} is too large")
-    return float(base**exponent) if exponent < 0 or isinstance(base, float) else base**exponent  # type: ignore[no-any-return]
+    return float(base**exponent) if exponent < 0 or isinstance(base, float) else base**exponent
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -105,7 +105,5 @@ class Expression:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0:
             raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, not a whole number of 0 or more")
         if isinstance(value, float) and not value.is_integer():
-            raise ConfigError(
-                f"{self._where}: '{self.text}' is {value!r}, not a whole number; ceil_div(a, b) rounds up"
-            )
+            raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, no whole number; ceil_div(a, b) rounds up")
         return int(value)

@@ -66,7 +66,7 @@ def tune(
         seed = settings.seed if settings else 0
         if database is None:
             return run(Replay(recording, seed), settings, on_progress=on_progress)
-        with Database(database) as kept:
+        with Database(Path(database)) as kept:
             return run(Replay(recording, seed), settings, database=kept, on_progress=on_progress)
     if space is None:
         raise ConfigError("name a space: the file that says what may be chosen (docs/tuning.md)")
@@ -80,7 +80,7 @@ def tune(
         if wanted:
             tools.require(check)
     with (
-        Database(database or default_path()) as kept,
+        Database(Path(database) if database is not None else default_path()) as kept,
         Live(
             chosen,
             source,

@@ -1,4 +1,4 @@
-"""A choice between configurations at run time, by shape: Thompson sampling over linear models of the logarithm of the time.
+"""A choice between configurations at run time, by shape: Thompson sampling over linear models of the log of the time.
 
 Each arm is a configuration; its model is a Bayesian linear regression on the logarithms of the shape's dimensions and
 their products (Agrawal and Goyal, 2013). Whether it helps against the nearest shape that was tuned is measured in
@@ -46,7 +46,6 @@ class Bandit:
         size = 1 + len(names) + len(names) * (len(names) + 1) // 2
         self._precision = np.stack([np.eye(size) / width**2] * arms)
         self._moment = np.zeros((arms, size))
-        self._level: float | None = None
 
     def _context(self, shape: Mapping[str, float]) -> Any:
         np = self._np

@@ -54,11 +54,11 @@ def _nvrtc() -> Any:
     except ImportError as error:
         raise Error(f"no NVRTC: {error}") from None
     try:
-        error, *_ = nvrtc.nvrtcVersion()
+        code = int(nvrtc.nvrtcVersion()[0])
     except Exception as missing:  # its own class, which is not public
         raise Error(f"no NVRTC: {str(missing).splitlines()[0]}") from None
-    if int(error) != 0:
-        raise Error(f"NVRTC does not answer: {error}")
+    if code != 0:
+        raise Error(f"NVRTC does not answer: error {code}")
     return nvrtc
 
 

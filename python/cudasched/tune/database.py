@@ -1,6 +1,6 @@
 """Measurements by GPU, kernel and shape, in SQLite: what an interrupted run has left, and what other runs have found.
 
-Several processes may use one file: each measurement is written by itself, and a better one is never replaced by a worse.
+Several processes may use one file: each measurement is written by itself, and none replaces one with more samples.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class Database:
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise Error(f"{self.path}: a database of version {version}; this cudasched reads version {_VERSION}")
-            with contextlib.suppress(
-                sqlite3.OperationalError
-            ):  # a file system without shared memory: slower, and right
+            with contextlib.suppress(sqlite3.OperationalError):  # no shared memory there: slower, and right
                 self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(_SCHEMA)
@@ -228,8 +226,8 @@ class Database:
         """All runs, the latest first."""
         with self._guarded() as connection:
             rows = connection.execute(
-                "SELECT run, gpu, kernel, fingerprint, shape, strategy, seed, began, ended, evaluations, best, best_us, "
-                "trace FROM runs ORDER BY run DESC"
+                "SELECT run, gpu, kernel, fingerprint, shape, strategy, seed, began, ended, evaluations, best, "
+                "best_us, trace FROM runs ORDER BY run DESC"
             ).fetchall()
         return [
             Run(

@@ -60,7 +60,7 @@ def as_header(tuned: Tuned) -> str:
     guard = re.sub(r"\W", "_", f"CUDASCHED_TUNED_{problem.space.kernel}_H").upper()
     launch = problem.launch(tuned.configuration)
     lines = [
-        f"// {problem.space.kernel} on {_plain(problem.gpu.name)} for {shape or 'its only shape'}: {tuned.time_us:.2f} us.",
+        f"// {problem.space.kernel} on {_plain(problem.gpu.name)} for {shape or 'any shape'}: {tuned.time_us:.2f} us.",
         f"// Written by cudasched {__version__} after {len(tuned.measurements)} of "
         f"{len(problem.configurations)} configurations.",
         f"#ifndef {guard}",

@@ -108,8 +108,8 @@ class Recording:
             for name, kind in _NUMBERS.items()
         }
         again = np.full((len(self.retimed), max(map(len, self.retimed.values()), default=1)), np.nan, np.float32)
-        for row, one in zip(again, self.retimed.values(), strict=True):
-            row[: len(one)] = one
+        for row, more in zip(again, self.retimed.values(), strict=True):
+            row[: len(more)] = more
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             np.savez_compressed(

@@ -1,9 +1,9 @@
 """Search: which configuration to try next. Pure: a strategy is asked for places and told scores, and touches no GPU.
 
-A strategy sees the features of the enumerated configurations (`Problem.features`) and, where there is one, a prior: what
-other shapes or the predictor make of each configuration. Scores are costs (less is better); None is a configuration that
-gave none. The default, `Bayesian`, models the logarithm of the cost by a Gaussian process over the features and proposes
-by expected improvement (Jones, Schonlau and Welch, 1998).
+A strategy sees the features of the enumerated configurations (`Problem.features`) and, where there is one, a prior:
+what other shapes or the predictor make of each configuration. Scores are costs (less is better); None is a
+configuration that gave none. The default, `Bayesian`, models the logarithm of the cost by a Gaussian process over the
+features and proposes by expected improvement (Jones, Schonlau and Welch, 1998).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Exhaustive(_Base):
 class Bayesian(_Base):
     """Expected improvement on a Gaussian process, after a first few that cover the space or that the prior likes.
 
-    Configurations that gave no result count as bad ones near which there are others. The length scale of each feature is
-    fitted anew as results come, more and more seldom.
+    Configurations that gave no result count as bad ones near which there are others. The length scale of each feature
+    is fitted anew as results come, more and more seldom.
     """
 
     def __init__(
@@ -127,10 +127,8 @@ class Bayesian(_Base):
             if not len(left):
                 break
             known = sum(one is not None for one in self.scores.values())
-            if self.asked.sum() < self._first or known < 2:
-                place = self._begin(left)
-            else:
-                place = self._propose(left, chosen)
+            begins = self.asked.sum() < self._first or known < 2
+            place = self._begin(left) if begins else self._propose(left, chosen)
             chosen += self._take([place])
         return chosen
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from cudasched._text import closest, shown
 from cudasched.advise.occupancy import ARCHITECTURES, MAX_THREADS_PER_BLOCK, Architecture, occupancy
@@ -42,6 +42,7 @@ _MOST_COMBINATIONS = 5_000_000
 _MOST_CONFIGURATIONS = 200_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES = 1 << 20
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]{1,200})"', re.MULTILINE)
 TYPES: Mapping[str, int] = {
     "float32": 4,
     "float16": 2,
@@ -163,7 +164,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -174,7 +175,7 @@ def _values(name: str, given: Any) -> tuple[Value, ...]:
         _refuse_unknown(given, ("from", "to", "step", "times"), where)
         begin, end = given.get("from"), given.get("to")
         step, times = given.get("step", 0 if "times" in given else 1), given.get("times", 1)
-        if not all(map(_is_number, (begin, end, step, times))):
+        if not (_is_number(begin) and _is_number(end) and _is_number(step) and _is_number(times)):
             raise ConfigError(f"{where}: a range has numbers `from` and `to`, and `step` or `times`")
         if not all(map(math.isfinite, (begin, end, step, times))):
             raise ConfigError(f"{where}: the range has no end")
@@ -245,8 +246,10 @@ class Space:
     def _read(self, data: dict[str, Any]) -> None:
         _refuse_unknown(
             data,
-            ("kernel", "source", "constraints", "shape", "constants", "parameters", "macros", "launch", "arguments")
-            + ("check", "work"),
+            (
+                *("kernel", "source", "constraints", "shape", "constants", "parameters", "macros", "launch"),
+                *("arguments", "check", "work"),
+            ),
             "space",
         )
         self.kernel: str = data.get("kernel", "")
@@ -267,9 +270,14 @@ class Space:
             raise ConfigError(
                 f"its parameters have {count:,} combinations, more than {_MOST_COMBINATIONS:,}: give them fewer values"
             )
-        groups = {"shape": self.shape, "constants": self.constants, "parameters": self.parameters}
-        for (one, first), (other, second) in itertools.combinations(groups.items(), 2):
-            for name in set(first) & set(second):
+        groups: dict[str, Iterable[str]] = {
+            "shape": self.shape,
+            "constants": self.constants,
+            "parameters": self.parameters,
+        }
+        names = {where: set(table) for where, table in groups.items()}
+        for (one, first), (other, second) in itertools.combinations(names.items(), 2):
+            for name in first & second:
                 raise ConfigError(f"{name} is in {one} and in {other}")
         self._names = {*self.shape, *self.constants, *self.parameters, "sms", "capability", "threads"}
         constraints = data.get("constraints", [])
@@ -385,11 +393,23 @@ class Space:
         return Problem(self, gpu, chosen)
 
     def fingerprint(self, source: Path) -> str:
-        """Which measurements belong together: a hash of the source, the headers beside it, and how it is launched."""
+        """Which measurements belong together: a hash of the source, what it includes, and how it is launched."""
         digest = hashlib.sha256(self._digest_of.encode())
-        for path in [source, *sorted(one for one in source.parent.glob("*") if one.suffix in (".cuh", ".h", ".hpp"))]:
+        for path in _with_includes(source):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
+
+
+def _with_includes(source: Path) -> list[Path]:
+    """A source and the files beside it that it includes, directly or not."""
+    found, waiting = [], [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.is_file():
+            continue
+        found.append(path)
+        waiting += [path.parent / name.decode(errors="replace") for name in _INCLUDE.findall(path.read_bytes())]
+    return [found[0], *sorted(found[1:])] if found else []
 
 
 @dataclass(frozen=True)

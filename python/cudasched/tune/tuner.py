@@ -1,4 +1,4 @@
-"""The tuner: a strategy proposes, an evaluator measures, the database keeps; the best few are measured again at the end.
+"""The tuner: a strategy proposes, an evaluator measures, the database keeps; the best few are measured again.
 
 Each configuration gets a few samples first, and more only where it is near the best (multi-fidelity). What an
 interrupted run, or another tuner on the same database, has measured is not measured again.

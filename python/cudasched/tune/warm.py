@@ -61,7 +61,7 @@ def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]])
             continue
         best = min(times)
         places = np.array(sorted(known))
-        costs = np.array([_FAILED if known[i] is None else math.log(known[i] / best) for i in places])
+        costs = np.array([_FAILED if (time := known[i]) is None else math.log(time / best) for i in places])
         expected = np.zeros(len(place))
         if len(places) < len(place):
             ensemble = need("sklearn.ensemble", "a warm start from a part of a space")
@@ -90,7 +90,6 @@ def from_predictor(problem: Problem, model: Any = None) -> NDArray[float64] | No
     Returns:
         A cost for each configuration; None where there is no model, or no predictor in this installation.
     """
-    np = need("numpy", "the tuner")
     try:
         from cudasched import hook, predictor
 

@@ -370,7 +370,7 @@ class Live:
         file = self._scratch.path / "job"
         file.write_bytes(pickle.dumps((replace(self._plan, compare=None), self._job(request, made))))
         command = tool([sys.executable, "-m", "cudasched.tune._worker", "--once", str(file)])
-        environment = {**os.environ, "CUDASCHED_OFF": "1"}
+        environment = {**os.environ, **_gpu_environment()}
         try:
             done = subprocess.run(
                 command,
