@@ -85,6 +85,10 @@ void Driver::load(void* handle) {
   optional(handle, kernel_get_name, "cuKernelGetName");
   optional(handle, kernel_get_parameter, "cuKernelGetParamInfo");
   optional(handle, kernel_get_library, "cuKernelGetLibrary");
+  optional(handle, module_load_data, "cuModuleLoadData");
+  optional(handle, module_load_data_ex, "cuModuleLoadDataEx");
+  optional(handle, module_load_fat_binary, "cuModuleLoadFatBinary");
+  optional(handle, library_load_data, "cuLibraryLoadData");
   required(handle, module_unload, "cuModuleUnload");
   optional(handle, library_unload, "cuLibraryUnload");
 

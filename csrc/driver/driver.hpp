@@ -81,6 +81,10 @@ struct Driver {
   decltype(cuKernelGetName)* kernel_get_name = nullptr;            // 12.3 and later
   decltype(cuKernelGetParamInfo)* kernel_get_parameter = nullptr;  // 12.4 and later
   decltype(cuKernelGetLibrary)* kernel_get_library = nullptr;      // 12.5 and later
+  decltype(cuModuleLoadData)* module_load_data = nullptr;
+  decltype(cuModuleLoadDataEx)* module_load_data_ex = nullptr;
+  decltype(cuModuleLoadFatBinary)* module_load_fat_binary = nullptr;
+  decltype(cuLibraryLoadData)* library_load_data = nullptr;  // 12.0 and later
   decltype(cuModuleUnload)* module_unload = nullptr;
   decltype(cuLibraryUnload)* library_unload = nullptr;  // 12.0 and later
 

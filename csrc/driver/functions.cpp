@@ -163,6 +163,8 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
     std::unique_ptr<KernelFacts> asked = ask(asker, function);
     if (asked == nullptr) return nullptr;
     const Asker::Owner owner = asker.owner();
+    HandleTable<1>::Words image{};
+    if (images_.find(owner.handle, image)) asked->image = reinterpret_cast<const void*>(image[0]);
     const std::scoped_lock lock(mutex_);
     // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
     // layout that is found must be the function's own.
@@ -183,6 +185,11 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
   } catch (const std::exception&) {
     return nullptr;  // no memory: the launch is not described
   }
+}
+
+void Functions::loaded(std::uint64_t owner, const void* image) noexcept {
+  const std::scoped_lock lock(images_lock_);
+  images_.set(owner, {handle_word(image)});
 }
 
 void Functions::succeeded(std::uint64_t like) noexcept {
@@ -233,8 +240,10 @@ void Functions::reset_in_child() noexcept {
   // The parent's other threads may have held it; what they described is whole or not in the table.
   new (&mutex_) std::mutex;
   succeeded_lock_.unlock();
+  images_lock_.unlock();
   ending_ = 0;
   by_handle_.abandon();
+  images_.abandon();
   succeeded_.abandon();
 }
 

@@ -40,6 +40,7 @@ struct KernelFacts {
   predict::Function facts;
   std::string name;  // as the driver gives it: mangled; empty before 12.3
   std::vector<Parameter> parameters;
+  const void* image = nullptr;    // the code that it was loaded from, in memory that may be gone; null: not known
   bool described = false;         // `parameters` are all that there are; not before 12.4
   std::uint32_t block_bytes = 0;  // of all parameters and the padding between them
   bool has_layout = false;        // described, and a block of at most Function::kMaxParameterBytes
@@ -71,6 +72,9 @@ class Functions {
              (words[kOwner] & kIsKernel) != 0 ? words[kSerial] : mix(mix(1, words[kSerial]), settings_.load())};
     return true;
   }
+
+  // The module or library was loaded from this image. Off the launch path.
+  void loaded(std::uint64_t owner, const void* image) noexcept;
 
   // ---- launches that have succeeded, by a hash of what makes them alike (queue/queue.cpp)
   bool has_succeeded(std::uint64_t like) const noexcept { return succeeded_.contains(like); }
@@ -111,6 +115,8 @@ class Functions {
   HandleTable<3> by_handle_;
   HandleTable<1> succeeded_;
   SpinLock succeeded_lock_;
+  HandleTable<1> images_;  // of modules and libraries
+  SpinLock images_lock_;
   std::atomic<std::uint64_t> settings_{1};   // of all functions, times changed
   std::atomic<std::uint64_t> forgotten_{0};  // times
   int ending_ = 0;

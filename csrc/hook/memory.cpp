@@ -396,6 +396,34 @@ CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary 
   return noted(table().library_get_global(pointer, bytes, library, name), pointer, 1);
 }
 
+// Where the code of a kernel comes from is asked by traces: the address is noted, and the library that has it is looked
+// for later, because the loader's lock must not be taken here (a constructor that holds it may load code, too).
+template <typename Module>
+CUresult loaded(CUresult status, Module* const* module, const void* image) noexcept {
+  if (status == CUDA_SUCCESS && module != nullptr) driver::functions().loaded(handle_word(*module), image);
+  return status;
+}
+
+CUresult module_load_data(CUmodule* module, const void* image) noexcept {
+  return loaded(table().module_load_data(module, image), module, image);
+}
+
+CUresult module_load_data_ex(CUmodule* module, const void* image, unsigned count, CUjit_option* options,
+                             void** values) noexcept {
+  return loaded(table().module_load_data_ex(module, image, count, options, values), module, image);
+}
+
+CUresult module_load_fat_binary(CUmodule* module, const void* image) noexcept {
+  return loaded(table().module_load_fat_binary(module, image), module, image);
+}
+
+CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
+                           unsigned jit_count, CUlibraryOption* options, void** values, unsigned count) noexcept {
+  const CUresult status =
+      table().library_load_data(library, image, jit_options, jit_values, jit_count, options, values, count);
+  return loaded(status, library, image);
+}
+
 CUresult module_unload(CUmodule module) noexcept {
   const runtime::Slices::Unloading unloading(runtime::engine().slices());
   const driver::Functions::Ending forgotten(module);
@@ -439,6 +467,10 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuIpcOpenMemHandle_v2", address(&open_ipc)},
       TakenOver{"cuModuleGetGlobal_v2", address(&module_get_global)},
       TakenOver{"cuLibraryGetGlobal", address(&library_get_global)},
+      TakenOver{"cuModuleLoadData", address(&module_load_data)},
+      TakenOver{"cuModuleLoadDataEx", address(&module_load_data_ex)},
+      TakenOver{"cuModuleLoadFatBinary", address(&module_load_fat_binary)},
+      TakenOver{"cuLibraryLoadData", address(&library_load_data)},
       TakenOver{"cuModuleUnload", address(&module_unload)},
       TakenOver{"cuLibraryUnload", address(&library_unload)},
   };

@@ -7,13 +7,16 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <span>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -121,6 +124,7 @@ class Tracer {
   void begin_file();
   void number_kernel(TraceRecord& record);
   void add_text(TraceText space, std::uint32_t number, std::string_view text);
+  const std::string& file_of(const void* address);
   void write_texts(std::size_t from);
   void write_records();
   std::string meta() const;
@@ -138,6 +142,7 @@ class Tracer {
   std::string command_;
   std::vector<TraceRecord> batch_;
   std::vector<bool> known_kernels_;
+  std::unordered_map<const void*, std::string> files_by_image_;
   std::vector<Text> texts_;
   std::size_t texts_written_ = 0;  // to this file
   std::size_t text_bytes_ = 0;
@@ -180,6 +185,7 @@ void Tracer::start(const TraceOptions& options) {
   batch_.clear();
   batch_.reserve(kMostInPass);
   known_kernels_.clear();
+  files_by_image_.clear();
   texts_.clear();
   text_bytes_ = 0;
   regions_known_ = 0;
@@ -327,7 +333,28 @@ void Tracer::number_kernel(TraceRecord& record) {
   if (index < known_kernels_.size() && known_kernels_[index]) return;
   if (index >= known_kernels_.size()) known_kernels_.resize(index + 1);
   known_kernels_[index] = true;
-  add_text(TraceText::kKernel, static_cast<std::uint32_t>(index + 1), kernel.name);
+  std::string text = kernel.name.substr(0, kLongestText / 2);
+  const std::string& file = file_of(kernel.image);
+  if (!file.empty()) text.append(1, '\0').append(file);
+  add_text(TraceText::kKernel, static_cast<std::uint32_t>(index + 1), text);
+}
+
+// The file that is mapped at the address; empty: none. By the kernel's own list, because the loader's takes its lock.
+const std::string& Tracer::file_of(const void* address) {
+  const auto [known, is_new] = files_by_image_.try_emplace(address);
+  if (!is_new || address == nullptr) return known->second;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long first = 0;
+    unsigned long long behind = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx", &first, &behind) != 2) continue;
+    const auto at = reinterpret_cast<std::uintptr_t>(address);
+    if (at < first || at >= behind) continue;
+    const std::size_t path = line.find('/');
+    if (path != std::string::npos) known->second = line.substr(path);
+    break;
+  }
+  return known->second;
 }
 
 void Tracer::add_text(TraceText space, std::uint32_t number, std::string_view text) {

@@ -5,7 +5,9 @@
 //   file    "CSDTRACE", version, bytes of a record; then blocks
 //   block   "TBLK", kind, bytes that follow, records in them, their CRC-32
 //   kMeta     JSON: the process and its clocks. The first block of a file
-//   kTexts    text after text: its space (TraceText), number, bytes, and the text
+//   kTexts    text after text: its space (0: kernels, 1: regions), number, bytes, and the text: a kernel's name and,
+//   behind
+//             a zero, the file that it is from; a region's class and, behind a zero, its name
 //   kRecords  TraceRecord after TraceRecord
 //   kDropped  records that were dropped so far, for want of room in memory: 8 bytes
 //   kEnd      JSON: what was counted. The last block of a process that came to its end

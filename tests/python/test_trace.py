@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cudasched.observe.trace._parts import parts_of
@@ -34,6 +36,11 @@ stream = gpu.stream()
 
 def traced(cudasched: Run, code: str, *options: str, **more: object) -> subprocess.CompletedProcess[str]:
     return cudasched("trace", "-o", str(TRACE), *options, "--", sys.executable, "-c", PROGRAM + code, **more)
+
+
+def flame_data(path: str) -> Any:
+    page = Path(path).read_text()
+    return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
 
 
 # ---- what is recorded
@@ -283,10 +290,39 @@ gpu.synchronize()
     ] == ["request"] * 4 + [None] * 2
     streams = {each.track.rpartition(" / ")[0] for each in parsed.of("launch")}
     assert {each.track.rpartition(" / ")[0] for each in on_gpu} == streams, "beside the launches"
-    page = Path("flame.html").read_text()
-    data = json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    data = flame_data("flame.html")
     assert data["launches"] == data["timed"] == 6
     assert {child["name"]: child["launches"] for child in data["children"]}["request"] == 4
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_flame_graph_names_the_library_that_a_kernel_is_from(cudasched: Run, simulated: Path) -> None:
+    image = "cudasched-sim 1\\nkernel shipped params=4 block_us=20\\n"
+    Path("kernels.c").write_text(f'char image[] = "{image}";\n')
+    subprocess.run(["gcc", "-shared", "-o", "libkernels.so", "kernels.c"], check=True)
+    ended = traced(
+        cudasched,
+        """
+import ctypes
+module, function = ctypes.c_void_p(), ctypes.c_void_p()
+image = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("./libkernels.so"), "image"))
+gpu.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_void_p(image))
+gpu.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"shipped"))
+value = ctypes.c_uint32(0)
+arguments = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+with cudasched.region("best_effort", name="train"):
+    for _ in range(3):
+        gpu.call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, ctypes.c_void_p(stream), arguments, None)
+    gpu.launch(2, stream=stream)
+    gpu.synchronize()
+""",
+        "--flame",
+        "flame.html",
+    )
+    assert ended.returncode == 0, ended.stderr
+    (region,) = flame_data("flame.html")["children"]
+    found = {(module["name"], kernel["name"]) for module in region["children"] for kernel in module["children"]}
+    assert found == {("libkernels.so", "shipped"), ("own", "work")}
 
 
 # ---- what goes wrong

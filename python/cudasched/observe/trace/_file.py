@@ -51,6 +51,7 @@ class ProcessTrace:
         paths: Its files, in order.
         meta: Of the process and its clocks.
         kernels: Kernels' names by number.
+        modules: The files that they were loaded from; empty where that is not known.
         regions: Class and name of regions by number.
         dropped: Records for which there was no room in memory.
         rotated_away: Records in files that were deleted to keep the limit.
@@ -61,6 +62,7 @@ class ProcessTrace:
     paths: list[Path]
     meta: dict[str, Any] = field(default_factory=dict)
     kernels: dict[int, str] = field(default_factory=dict)
+    modules: dict[int, str] = field(default_factory=dict)
     regions: dict[int, tuple[str, str]] = field(default_factory=dict)
     dropped: int = 0
     rotated_away: int = 0
@@ -135,7 +137,7 @@ class ProcessTrace:
             text = payload[at : at + length].decode("utf-8", "replace")
             at += length
             if space == 0:
-                self.kernels[number] = text
+                self.kernels[number], _, self.modules[number] = text.partition("\0")
             elif space == 1:
                 class_name, _, name = text.partition("\0")
                 self.regions[number] = class_name[:_LONGEST_NAME], name[:_LONGEST_NAME]

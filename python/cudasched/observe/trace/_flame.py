@@ -37,23 +37,25 @@ class Flame:
     def __init__(self) -> None:
         self._kernels: dict[tuple[str, str, str], _Kernel] = {}
 
-    def _kernel(self, region: str, name: str, full: str) -> _Kernel:
-        # Slices of a graph are part of it.
-        module = "graphs" if not full and name.startswith("graph ") else origin_of(full or name).name
+    def _kernel(self, region: str, name: str, full: str, file: str) -> _Kernel:
+        # By the file that the kernel was loaded from, else by whose it is, as its name says. Slices of a graph are part
+        # of it.
+        graph = not full and name.startswith("graph ")
+        module = "graphs" if graph else file.rpartition("/")[2] or origin_of(full or name).name
         key = region, module, name.partition(",")[0] if module == "graphs" else name
         if key not in self._kernels and len(self._kernels) >= _MOST_KERNELS:
             key = region, "(others)", "(others)"
         return self._kernels.setdefault(key, _Kernel())
 
-    def launch(self, region: str, name: str, full: str, predicted_ns: int) -> None:
+    def launch(self, region: str, name: str, full: str, predicted_ns: int, file: str = "") -> None:
         """A launch, and what it was predicted to take; 0: not known."""
-        kernel = self._kernel(region, name, full)
+        kernel = self._kernel(region, name, full, file)
         kernel.launches += 1
         kernel.predicted_ns += predicted_ns
 
-    def timed(self, region: str, name: str, full: str, measured_ns: int) -> None:
+    def timed(self, region: str, name: str, full: str, measured_ns: int, file: str = "") -> None:
         """What a launch has taken, which is told beside `launch`."""
-        kernel = self._kernel(region, name, full)
+        kernel = self._kernel(region, name, full, file)
         kernel.measured += 1
         kernel.measured_ns += measured_ns
 

@@ -91,6 +91,7 @@ class _Names:
     trace: ProcessTrace
     graphs: dict[int, str] = field(default_factory=dict)
     kernels: dict[int, tuple[str, str]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
 
     def launch(self, what: int, graph: bool) -> tuple[str, str]:
         """What is shown of a launch, and the name as the driver gives it."""
@@ -106,6 +107,12 @@ class _Names:
             if full:
                 self.kernels[what] = found
         return found
+
+    def module(self, name: str) -> str:
+        """The file that a kernel of this name was loaded from; empty where that is not known."""
+        for number, known in self.trace.kernels.items() if len(self.modules) < len(self.trace.kernels) else ():
+            self.modules.setdefault(known, self.trace.modules.get(number, ""))
+        return self.modules.get(name, "")
 
     def region(self, number: int) -> tuple[str, str]:
         """Its class and its name."""
@@ -278,7 +285,7 @@ class _Process:
         if self._device_times is not None:
             self._device_times.launched(time_ns, end_ns, full, stream, place >> 2, region)
         elif self._flame is not None and not detail & _SLICE:
-            self._flame.launch(self._region_name(region, place), name, full, predicted_ns)
+            self._flame.launch(self._region_name(region, place), name, full, predicted_ns, self._names.module(full))
 
     def _region_name(self, region: int, place: int) -> str:
         class_name, name = self._names.region(region)
@@ -316,7 +323,7 @@ class _Process:
         self._slice(track, name, "timed", begin_ns, begin_ns + measured_ns, args)
         self._summary.timed += 1
         if self._flame is not None and self._device_times is None:
-            self._flame.timed(self._region_name(region, place), name, full, measured_ns)
+            self._flame.timed(self._region_name(region, place), name, full, measured_ns, self._names.module(full))
 
     def _region_begin(self, record: Record, end_ns: int) -> None:
         self._regions.begin(record[9], record[1], record[0], record[8])
@@ -359,5 +366,7 @@ class _Process:
             self._slice(track, name or "kernel", "gpu", row.start_ns, row.start_ns + row.duration_ns, args)
             self._summary.device_times += 1
             if self._flame is not None:
-                self._flame.timed(region_name or "(no region)", name or "kernel", row.name, row.duration_ns)
-                self._flame.launch(region_name or "(no region)", name or "kernel", row.name, 0)
+                about = region_name or "(no region)", name or "kernel", row.name
+                module = self._names.module(row.name)
+                self._flame.timed(*about, row.duration_ns, module)
+                self._flame.launch(*about, 0, module)
