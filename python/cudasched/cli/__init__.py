@@ -14,7 +14,22 @@ import typer
 
 from cudasched import _text
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import advise, analyze, baseline, collect, doctor, metrics, serve, simulate, top, torch, trace, train, tune
+from cudasched.cli import (
+    advise,
+    analyze,
+    baseline,
+    collect,
+    dashboard,
+    doctor,
+    metrics,
+    serve,
+    simulate,
+    top,
+    torch,
+    trace,
+    train,
+    tune,
+)
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
@@ -155,6 +170,7 @@ app.add_typer(baseline.app)
 app.command("top", epilog=top.EXAMPLE)(top.command)
 app.command("serve", epilog=serve.EXAMPLE)(serve.command)
 app.add_typer(torch.app)
+app.command("dashboard", epilog=dashboard.EXAMPLE)(dashboard.command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.command)
 app.command("train", context_settings=_RUNS_A_PROGRAM)(train.command)
 

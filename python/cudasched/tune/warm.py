@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
-__all__ = ["from_predictor", "from_runs", "parse_key"]
+__all__ = ["distance", "from_predictor", "from_runs", "parse_key"]
 
 _LEAST = 8  # results of a shape that say something of it
 _FAILED = 2.0  # the logarithm of how much worse than the best a configuration without a result counts
@@ -33,7 +33,7 @@ def parse_key(shape: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (part.partition("=") for part in shape.split(",")) if name}
 
 
-def _distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
     """How far two shapes are apart: the mean of the ratios' logarithms to base 2."""
     apart = [abs(math.log2(one[name] / other[name])) for name in one if other.get(name, 0) > 0 and one[name] > 0]
     return sum(apart) / len(apart) if apart else 0.0
@@ -68,7 +68,7 @@ def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]])
             trees = ensemble.ExtraTreesRegressor(_TREES, random_state=0, min_samples_leaf=1)
             expected = trees.fit(problem.features[places], costs).predict(problem.features)
         expected[places] = costs
-        weight = 2.0 ** -_distance({k: float(v) for k, v in problem.shape.items()}, parse_key(shape))
+        weight = 2.0 ** -distance({k: float(v) for k, v in problem.shape.items()}, parse_key(shape))
         mean += weight * expected
         weights += weight
     if weights == 0:

@@ -1,0 +1,326 @@
+"""Our tuner against chance and Kernel Tuner over recorded spaces: four rows of kernels.json, and what a bandit does.
+
+    python -m benchmarks.tune evaluate --out benchmarks/results/kernels.json
+    python -m benchmarks.tune evaluate --rehearse DIRECTORY --seeds 2 --out /tmp/kernels.json
+
+For each kernel, Kernel Tuner's strategy is the one that does best on the other kernels (with seeds of their own),
+chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations lie
+within 2% of the best are left out, and named. No GPU is needed: about --seeds x spaces x 10 s of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudasched.tune import warm
+from cudasched.tune.bandit import Bandit
+from cudasched.tune.recording import Recording, Replay
+from cudasched.tune.space import configuration_key
+from cudasched.tune.tuner import Settings, run
+
+from benchmarks import meta
+from benchmarks.results.schema import FigureRow, Meta, Results, load
+from benchmarks.tune import rivals
+from benchmarks.tune.rivals import Course
+
+RECORDED = Path(__file__).parent / "recorded"
+EVALUATIONS = 100
+LONGEST = 300
+NEAR = 0.02
+FLAT = 0.01
+KNOWN_EVALUATIONS = 200
+BANDIT_LAUNCHES = 200
+#: A median gap below this counts as this: two tuners that both find the best are equal.
+LEAST_GAP = 1e-4
+GOALS = {
+    "tuner_gap_of_random": 0.5,
+    "tuner_gap_of_kernel_tuner": 0.8,
+    "tuner_seconds_of_kernel_tuner": 0.67,
+    "warm_start_evaluations": 1 / 3,
+}
+TITLES = ("ours", "random")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One search to do.
+
+    Attributes:
+        path: The recording.
+        tuner: `ours`, `random`, `warm`, or a strategy of Kernel Tuner.
+        seed: Its seed.
+        evaluations: Configurations that it may try.
+        others: Recordings of other shapes, that were tuned before.
+    """
+
+    path: Path
+    tuner: str
+    seed: int
+    evaluations: int
+    others: tuple[Path, ...] = ()
+
+
+def do(task: Task) -> Course:
+    """One search."""
+    recording = Recording.load(task.path)
+    if task.tuner in TITLES:
+        strategy = "bayesian" if task.tuner == "ours" else "random"
+        return rivals.ours(recording, task.seed, task.evaluations, strategy=strategy)
+    if task.tuner == "warm":
+        return rivals.ours(recording, task.seed, task.evaluations, prior=_prior(recording, task))
+    return rivals.kernel_tuner(recording, task.seed, task.evaluations, task.tuner)
+
+
+def _prior(recording: Recording, task: Task) -> object:
+    """What a run of each other shape has left in the database."""
+    known = {}
+    for path in task.others:
+        other = Recording.load(path)
+        settings = Settings(seed=task.seed, evaluations=KNOWN_EVALUATIONS, warm=False)
+        tuned = run(Replay(other, task.seed), settings)
+        configurations = other.problem.configurations
+        known[other.problem.key()] = {
+            configuration_key(configurations[index]): made for index, made in tuned.measurements.items()
+        }
+    return warm.from_runs(recording.problem, known)
+
+
+class Evaluation:
+    """The searches that were done, by recording and tuner, and what follows from them."""
+
+    def __init__(self, recordings: Mapping[Path, Recording], courses: Mapping[Task, Course]) -> None:
+        self.recordings = recordings
+        self.courses = courses
+        self.kernels = sorted({one.problem.space.kernel for one in recordings.values()})
+
+    def of(self, kernel: str, tuner: str, figure: Callable[[Recording, Course], float], seeds: range) -> list[float]:
+        """A figure of each search."""
+        return [
+            figure(self.recordings[task.path], course)
+            for task, course in self.courses.items()
+            if task.tuner == tuner and task.seed in seeds and self.recordings[task.path].problem.space.kernel == kernel
+        ]
+
+    def chosen(self, kernel: str, figure: Callable[[Recording, Course], float], seeds: range) -> str:
+        """Kernel Tuner's strategy that is best on the other kernels, by the mean of its ranks."""
+        ranks = dict.fromkeys(rivals.STRATEGIES, 0.0)
+        for other in self.kernels:
+            if other == kernel:
+                continue
+            medians = {one: median(self.of(other, one, figure, seeds)) for one in ranks}
+            for one, value in medians.items():
+                ranks[one] += sum(other_value < value for other_value in medians.values())
+        return min(ranks, key=ranks.__getitem__)
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; infinite values stay at their place in the order."""
+    return statistics.median(values) if values else math.inf
+
+
+def gap(recording: Recording, course: Course) -> float:
+    """After `EVALUATIONS`."""
+    return course.gap(recording, EVALUATIONS)
+
+
+def seconds(recording: Recording, course: Course) -> float:
+    """Until it is near the best; where it never is, all the time that it had, which is too little."""
+    needed = course.seconds_to(recording, NEAR)
+    return course.seconds[-1] if math.isinf(needed) else needed
+
+
+def evaluations(recording: Recording, course: Course) -> float:
+    """Until it is near the best; where it never is, all that it had."""
+    needed = course.evaluations_to(recording, NEAR)
+    return float(len(course.seconds)) if math.isinf(needed) else needed
+
+
+def tasks(recordings: Mapping[Path, Recording], seeds: int, choosing: int) -> list[Task]:
+    """All searches. Seeds from 1000 on are those that strategies are chosen by."""
+    made = []
+    kernels = {one.problem.space.kernel for one in recordings.values()}
+    for path, recording in recordings.items():
+        others = tuple(
+            sorted(
+                other
+                for other, one in recordings.items()
+                if one.problem.space.kernel == recording.problem.space.kernel and other != path
+            )
+        )
+        for seed in range(seeds):
+            made.append(Task(path, "ours", seed, LONGEST))
+            made.append(Task(path, "random", seed, EVALUATIONS))
+            if others:
+                made.append(Task(path, "warm", seed, LONGEST, others))
+        if len(kernels) > 1:
+            for strategy in rivals.STRATEGIES:
+                made += [Task(path, strategy, 1000 + seed, LONGEST) for seed in range(choosing)]
+    return made
+
+
+def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mapping[str, str]) -> list[FigureRow]:
+    """The figures of what was done."""
+    found: list[FigureRow] = []
+
+    def add(name: str, pairs: Mapping[str, tuple[list[float], list[float]]], least: float) -> None:
+        def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+            return max(median(ours), least) / max(median(theirs), least)
+
+        if not pairs:
+            return
+        everything = ([x for one, _ in pairs.values() for x in one], [x for _, one in pairs.values() for x in one])
+        value = ratio(*everything)
+        each = [ratio(*one) for one in pairs.values()]
+        missed = value > GOALS[name]
+        found.append(
+            FigureRow(
+                figure=name,
+                value=value,
+                goal=GOALS[name],
+                better="less",
+                low=min([*each, value]),
+                high=max([*each, value]),
+                n=len(everything[0]),
+                limited_by=limited.get(name, "") if missed else "",
+            )
+        )
+
+    kernels = evaluation.kernels
+    of = evaluation.of
+    add(
+        "tuner_gap_of_random",
+        {k: (of(k, "ours", gap, scored), of(k, "random", gap, scored)) for k in kernels},
+        LEAST_GAP,
+    )
+    for name, figure in (("tuner_gap_of_kernel_tuner", gap), ("tuner_seconds_of_kernel_tuner", seconds)):
+        pairs = {}
+        for kernel in kernels if len(kernels) > 1 else []:
+            strategy = evaluation.chosen(kernel, figure, choosing)
+            print(f"{name}: {kernel} against {strategy}", file=sys.stderr)
+            pairs[kernel] = (of(kernel, "ours", figure, scored), of(kernel, strategy, figure, scored))
+        add(name, pairs, LEAST_GAP)
+    warmed = {k: (of(k, "warm", evaluations, scored), of(k, "ours", evaluations, scored)) for k in kernels}
+    add("warm_start_evaluations", {k: one for k, one in warmed.items() if one[0]}, 1.0)
+    return found
+
+
+def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, float]:
+    """On a shape that was not tuned: how much slower launches are than the best, by the bandit and the nearest shape.
+
+    The arms are the best five configurations of each other shape; the bandit has seen each of them once on its shape.
+
+    Returns:
+        Means over the first launches and over all shapes, each in its turn the new one.
+    """
+    ours, nearest = [], []
+    for new in recordings:
+        others = [one for one in recordings if one is not new]
+        arms = []
+        for other in others:
+            order = sorted(range(len(other.measurements)), key=other.time_us)
+            arms += [dict(other.problem.configurations[i]) for i in order[:5]]
+        bandit = Bandit(len(arms), list(new.problem.shape), seed=seed)
+        for recording in others:
+            usual = recording.best()[1]
+            for arm, configuration in enumerate(arms):
+                time_us = _time(recording, configuration)
+                if math.isfinite(time_us):
+                    bandit.tell(recording.problem.shape, arm, time_us, usual)
+        usual = new.best()[1]
+        guess = statistics.median(_time(new, one) for one in arms)
+        for _ in range(BANDIT_LAUNCHES):
+            arm = bandit.choose(new.problem.shape)
+            time_us = min(_time(new, arms[arm]), 10 * usual)
+            bandit.tell(new.problem.shape, arm, time_us, guess if math.isfinite(guess) else usual)
+            ours.append(time_us / usual - 1)
+        shape = {name: float(value) for name, value in new.problem.shape.items()}
+        near = min(others, key=lambda one: warm.distance(shape, {k: float(v) for k, v in one.problem.shape.items()}))
+        time_us = _time(new, dict(near.problem.configurations[near.best()[0]]))
+        nearest.append(min(time_us, 10 * usual) / usual - 1)
+    return statistics.mean(ours), statistics.mean(nearest)
+
+
+def _time(recording: Recording, configuration: Mapping[str, object]) -> float:
+    """What a configuration takes there; infinite where the shape does not have it."""
+    try:
+        return recording.time_us(recording.problem.configurations.index(dict(configuration)))  # type: ignore[arg-type]
+    except ValueError:
+        return math.inf
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point of `evaluate`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune evaluate", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the file whose rows are replaced")
+    parser.add_argument("--recorded", type=Path, default=RECORDED, help="where the recordings are")
+    parser.add_argument("--rehearse", type=Path, help="take synthetic recordings from there; no figure comes of it")
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--choosing-seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
+    parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT")
+    parser.add_argument("--commit", default=None)
+    options = parser.parse_args(arguments)
+    directory = options.rehearse or options.recorded
+    recordings = {path: Recording.load(path) for path in sorted(directory.glob("*.npz"))}
+    if not recordings:
+        parser.error(f"{directory} has no recording: python -m benchmarks.tune record makes them on a GPU")
+    if options.rehearse is None and any(one.is_synthetic for one in recordings.values()):
+        parser.error("a recording is synthetic: no figure may come from it (--rehearse)")
+    for path, one in list(recordings.items()):
+        flat = one.share_within(NEAR)
+        print(f"{path.stem}: {len(one.measurements)} configurations, {flat:.2%} within 2%", file=sys.stderr)
+        if flat > FLAT:
+            print(f"{path.stem}: left out, because more than 1% are", file=sys.stderr)
+            del recordings[path]
+    if not recordings:
+        parser.error("no recording is left")
+    if options.out.exists() and options.rehearse is None:
+        load(options.out)  # before hours of work: a file that cannot be read would not be merged into
+    wanted = tasks(recordings, options.seeds, options.choosing_seeds)
+    with ProcessPoolExecutor(options.processes) as pool:
+        courses = dict(zip(wanted, pool.map(do, wanted), strict=True))
+        evaluation = Evaluation(recordings, courses)
+        scored, choosing = range(options.seeds), range(1000, 1000 + options.choosing_seeds)
+        if len(evaluation.kernels) > 1:
+            more = [
+                Task(path, strategy, seed, LONGEST)
+                for path, one in recordings.items()
+                for strategy in {
+                    evaluation.chosen(one.problem.space.kernel, figure, choosing) for figure in (gap, seconds)
+                }
+                for seed in scored
+            ]
+            courses |= dict(zip(more, pool.map(do, more), strict=True))
+    made = rows(
+        Evaluation(recordings, courses), scored, choosing, dict(one.split("=", 1) for one in options.limited_by)
+    )
+    for row in made:
+        print(f"{row.figure}: {row.value:.3f} (goal {row.goal:.3f}; {row.low:.3f} to {row.high:.3f} by kernel)")
+    for kernel in evaluation.kernels:
+        shapes = [one for one in recordings.values() if one.problem.space.kernel == kernel]
+        if len(shapes) > 1:
+            ours, nearest = bandit_regret(shapes, 0)
+            print(f"bandit, {kernel}: {ours:.1%} slower than the best; the nearest shape's best: {nearest:.1%}")
+    write(options, recordings, made)
+    return 0
+
+
+def write(options: argparse.Namespace, recordings: Mapping[Path, Recording], made: Sequence[FigureRow]) -> None:
+    """Puts the rows into the file; its other figures stay."""
+    first = next(iter(recordings.values()))
+    kept: list[FigureRow] = []
+    if options.out.exists() and options.rehearse is None:
+        names = {row.figure for row in made}
+        kept = [row for row in load(options.out).rows if isinstance(row, FigureRow) and row.figure not in names]
+    about = meta.describe(True, options.commit)
+    gpu = "simulated" if options.rehearse else first.problem.gpu.name
+    told = {"gpu": gpu, "driver": first.about.get("driver") or None}
+    Results(meta=Meta(**{**about.model_dump(), **told}), rows=[*kept, *made]).write(options.out)

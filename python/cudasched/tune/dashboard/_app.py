@@ -1,0 +1,283 @@
+"""The page. Streamlit runs this file for each visitor and after each click; without the token nothing is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from cudasched.errors import Error
+from cudasched.tune import Live, Settings, Space, as_header, run
+from cudasched.tune.dashboard import _data, _plots
+from cudasched.tune.dashboard._data import Entry
+from cudasched.tune.dashboard._serve import SETTINGS, TOKEN, token_matches
+from cudasched.tune.database import Database, Key, default_path
+from cudasched.tune.recording import Recording, Replay
+from cudasched.tune.search import STRATEGIES
+from cudasched.tune.tuner import Evaluator, Progress
+
+_SHOWN = 200
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def _settings() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(os.environ[SETTINGS]).read_text())
+    return found
+
+
+def _admitted(settings: dict[str, Any]) -> bool:
+    """Whether this visitor has given the token; asks for it."""
+    if st.session_state.get("admitted"):
+        return True
+    given = st.query_params.get(TOKEN)
+    if given is None:
+        given = st.text_input("Token", type="password", help="`cudasched dashboard` printed it.") or None
+    if given is not None and token_matches(given, settings[TOKEN]):
+        st.session_state["admitted"] = True
+        st.query_params.clear()  # not to be copied with the address
+        st.rerun()
+    st.info("The address that `cudasched dashboard` printed has the token in it.")
+    return False
+
+
+def _table(found: Sequence[Entry]) -> None:
+    rows = [one.row() for one in found[:_SHOWN]]
+    st.dataframe(rows, hide_index=True, width="stretch")
+    if len(found) > _SHOWN:
+        st.caption(f"The first {_SHOWN} of {len(found)}.")
+
+
+def _show(found: Sequence[Entry], key: str) -> None:
+    """Heat map, Pareto plot, and the configurations with their logs."""
+    timed = [one for one in found if one.time_us is not None]
+    if not timed:
+        st.warning("No configuration has a time.")
+        _table(found)
+        return
+    best = timed[0]
+    first, second, third = st.columns(3)
+    first.metric("Best time", f"{best.time_us:.2f} us")
+    second.metric("Configurations", len(found))
+    third.metric("Without a time", len(found) - len(timed))
+    st.code(" ".join(f"{name}={value}" for name, value in best.configuration.items()), language=None, wrap_lines=True)
+    names = [name for name in best.configuration if len({one.configuration[name] for one in found}) > 1]
+    left, right = st.columns(2)
+    with left:
+        st.subheader("Configuration against time")
+        if len(names) > 1:
+            one, other = st.columns(2)
+            x = one.selectbox("Across", names, index=0, key=f"{key}-x")
+            y = other.selectbox("Down", [name for name in names if name != x], index=0, key=f"{key}-y")
+            st.pyplot(_plots.heat_map(found, x, y))
+            st.caption("The best time of each pair, us; darker is slower.")
+    with right:
+        st.subheader("Pareto front")
+        what = st.selectbox(
+            "Time against", ["registers", "unused occupancy", "workspace", "shared memory"], key=f"{key}-cost"
+        )
+        st.pyplot(_plots.pareto_plot(found, what))
+        st.caption("No configuration is better than a blue one in both.")
+    st.subheader("Best configurations")
+    _table(timed)
+    failed = [one for one in found if one.time_us is None]
+    if failed:
+        with st.expander(f"{len(failed)} configurations without a time, and why"):
+            _table(failed)
+
+
+def _tune(settings: dict[str, Any], database: Database) -> None:
+    st.header("Tune")
+    source = st.radio("What", ["A recorded space", "A kernel, on the GPU of this machine"], horizontal=True)
+    recordings = [Path(path) for path in settings["files"] if path.endswith(".npz")]
+    kernel = space = None
+    if source == "A recorded space":
+        if not recordings:
+            st.info("`cudasched dashboard space.npz` offers a recorded space here.")
+            return
+        chosen = st.selectbox("Space", recordings, format_func=lambda path: path.stem)
+    else:
+        left, right = st.columns(2)
+        kernel = left.file_uploader("Kernel", type=["cu"], help="It is compiled and run on this machine.")
+        space = right.file_uploader("Space", type=["toml"])
+        chosen = None
+    left, middle, right = st.columns(3)
+    strategy = left.selectbox("Search", list(STRATEGIES))
+    evaluations = middle.number_input("Configurations", 1, 100_000, 100)
+    seed = right.number_input("Seed", 0, 1_000_000, 0)
+    restricted: Space | None = None
+    if space is not None:
+        restricted = _ranges(space, kernel, Path(settings["directory"]))
+    if not st.button("Run", type="primary", disabled=chosen is None and restricted is None):
+        return
+    wanted = Settings(strategy=strategy, evaluations=int(evaluations), seed=int(seed))
+    if chosen is not None:
+        _run(Replay(Recording.load(chosen), int(seed)), wanted, database, chosen.stem)
+    elif restricted is not None and restricted.source is not None:
+        with st.spinner("Preparing the GPU"):
+            live = Live(restricted, restricted.source)
+        with live:
+            _run(live, replace(wanted, batch=4), database, restricted.kernel)
+
+
+def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
+    """The uploaded space with the values that are ticked."""
+    if kernel is None:
+        st.info("Upload the kernel, too.")
+        return None
+    # Names are the visitor's: only their last part, and only plain ones.
+    name = Path(kernel.name).name
+    if not _NAME.fullmatch(name):
+        st.error("The kernel's file name has other characters than letters, digits, `_`, `.` and `-`.")
+        return None
+    place = directory / "uploaded"
+    place.mkdir(exist_ok=True)
+    (place / name).write_bytes(kernel.getvalue())
+    text = uploaded.getvalue().decode("utf-8", errors="replace")
+    (place / "space.toml").write_text(text)
+    space = Space(text, place / "space.toml")
+    space.source = place / name
+    with st.expander("Ranges", expanded=True):
+        columns = st.columns(3)
+        for i, (parameter, values) in enumerate(list(space.parameters.items())):
+            chosen = columns[i % 3].multiselect(parameter, values, default=values, key=f"range-{parameter}")
+            if chosen:
+                space.parameters[parameter] = tuple(chosen)
+    return space
+
+
+def _run(evaluator: Evaluator, settings: Settings, database: Database, name: str) -> None:
+    bar = st.progress(0.0, text="Searching")
+    plot = st.empty()
+    trace: list[float] = []
+
+    def note(progress: Progress) -> None:
+        done = progress.evaluations / settings.evaluations
+        best = "" if progress.best_us is None else f", best {progress.best_us:.2f} us"
+        bar.progress(min(done, 1.0), text=f"{progress.evaluations} configurations{best}")
+        if progress.best_us is not None:
+            trace.append(progress.best_us)
+        if progress.evaluations % max(1, settings.evaluations // 20) == 0 and trace:
+            plot.pyplot(_plots.progress({name: trace}))
+
+    tuned = run(evaluator, settings, database=database, on_progress=note)
+    bar.progress(1.0, text=f"{tuned.evaluations} configurations were tried, best {tuned.time_us:.2f} us")
+    plot.pyplot(_plots.progress({name: tuned.trace}))
+    configurations = tuned.problem.configurations
+    found = [Entry(configurations[index], made) for index, made in tuned.measurements.items()]
+    st.session_state["last"] = (name, sorted(found, key=lambda one: one.time_us or float("inf")), as_header(tuned))
+
+
+def _last() -> None:
+    if "last" in st.session_state:
+        name, found, header = st.session_state["last"]
+        st.download_button("Header of the best configuration", header, file_name=f"{name}_tuned.h")
+        _show(found, "last")
+
+
+def _runs(database: Database) -> None:
+    st.header("Runs")
+    runs = database.runs()
+    if not runs:
+        st.info("No run is in the database yet.")
+        return
+    rows = [
+        {
+            "run": one.run,
+            "kernel": one.key.kernel,
+            "shape": one.key.shape,
+            "GPU": one.key.gpu,
+            "search": one.strategy,
+            "seed": one.seed,
+            "configurations": one.evaluations,
+            "best us": one.best_us,
+            "ended": one.ended is not None,
+        }
+        for one in runs
+    ]
+    st.dataframe(rows, hide_index=True, width="stretch")
+    by_number = {one.run: one for one in runs}
+    picked = st.multiselect("Compare", list(by_number), default=list(by_number)[:2], max_selections=6)
+    if picked:
+        traces = {f"run {number}: {by_number[number].strategy}": by_number[number].trace for number in picked}
+        st.pyplot(_plots.progress(traces))
+
+
+def _known(database: Database) -> None:
+    st.header("Measurements")
+    keys: list[Key] = database.keys()
+    if not keys:
+        st.info("No measurement is in the database yet.")
+        return
+    key = st.selectbox("Of", keys, format_func=lambda one: f"{one.kernel} {one.shape} on {one.gpu}")
+    _show(_data.entries(database, key), "known")
+
+
+def _files(settings: dict[str, Any]) -> None:
+    st.header("Files")
+    paths = [Path(path) for path in settings["files"]]
+    uploaded = st.file_uploader("Open a report, a data set, a recording or a layer", type=["npz", "json", "parquet"])
+    if uploaded is not None and _NAME.fullmatch(Path(uploaded.name).name):
+        place = Path(settings["directory"]) / "opened"
+        place.mkdir(exist_ok=True)
+        path = place / Path(uploaded.name).name
+        path.write_bytes(uploaded.getvalue())
+        paths.insert(0, path)
+    if not paths:
+        st.info("`cudasched dashboard FILE...` offers files here.")
+        return
+    path = st.selectbox("File", paths, format_func=lambda one: one.name)
+    kind, content = _data.open_file(path)
+    if kind == "recording":
+        if content.is_synthetic:
+            st.warning("A synthetic space, for tests: its times are of no GPU.")
+        _show(_data.recorded(content), "file")
+    elif kind == "layer":
+        total = sum(one.baseline_us for one in content) / sum(one.tuned_us for one in content)
+        st.metric("The whole layer", f"{total:.2f} times as fast")
+        st.pyplot(_plots.layer_bars(content))
+    else:
+        st.subheader(f"{content.launches:,} launches on {content.gpu}")
+        rows = [
+            {
+                "kernel": one.name,
+                "share": one.share,
+                "launches": one.launches,
+                "mean us": one.mean_ns / 1e3 if one.mean_ns is not None else None,
+                "occupancy": one.occupancy,
+                "advice": "; ".join(finding.recommendation for finding in one.findings),
+            }
+            for one in content.kernels[:_SHOWN]
+        ]
+        st.dataframe(rows, hide_index=True, width="stretch")
+
+
+def main() -> None:
+    """The page."""
+    st.set_page_config(page_title="cudasched: tuning", layout="wide")
+    st.title("Tuning")
+    settings = _settings()
+    if not _admitted(settings):
+        return
+    with Database(settings["database"] or default_path()) as database:
+        tabs = st.tabs(["Tune", "Runs", "Measurements", "Files"])
+        pages = (
+            lambda: (_tune(settings, database), _last()),
+            lambda: _runs(database),
+            lambda: _known(database),
+            lambda: _files(settings),
+        )
+        for tab, page in zip(tabs, pages, strict=True):
+            with tab:
+                try:
+                    page()
+                except (Error, OSError) as error:
+                    st.error(str(error))
+
+
+main()

@@ -1,0 +1,144 @@
+"""Recording, packing and evaluating spaces: over the simulated driver, and over synthetic recordings."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+
+pytest.importorskip("sklearn")
+
+from cudasched.tune.recording import Recording  # noqa: E402
+from synthetic_spaces import recording, small  # noqa: E402
+
+from benchmarks.results.schema import FigureRow, load  # noqa: E402
+from benchmarks.tune import evaluate, record, rivals  # noqa: E402
+from benchmarks.tune.__main__ import main  # noqa: E402
+
+SMALL = recording(small())
+
+
+def test_chance_is_a_course_of_what_was_tried_and_how_long_it_took() -> None:
+    course = rivals.ours(SMALL, 0, 30, strategy="random")
+    assert len(course.times_us) == len(course.seconds) == 30
+    assert list(course.seconds) == sorted(course.seconds) and course.seconds[0] > 0.3
+    assert course.gap(SMALL, 30) == pytest.approx(course.times_us[-1] / SMALL.best()[1] - 1)
+    everything = rivals.ours(SMALL, 0, 1000, strategy="exhaustive")
+    assert everything.gap(SMALL, 1000) < 0.02 and math.isfinite(everything.seconds_to(SMALL, 0.02))
+    assert everything.evaluations_to(SMALL, -0.5) == math.inf
+
+
+def test_kernel_tuner_replays_the_same_space() -> None:
+    pytest.importorskip("kernel_tuner")
+    course = rivals.kernel_tuner(SMALL, 1, 40, "genetic_algorithm")
+    assert 30 <= len(course.times_us) <= 60 and list(course.seconds) == sorted(course.seconds)
+    assert course.times_us == rivals.kernel_tuner(SMALL, 1, 40, "genetic_algorithm").times_us
+    everything = rivals.kernel_tuner(SMALL, 0, 1000, "random_sample")
+    assert len(everything.times_us) == len(SMALL.measurements) and everything.gap(SMALL, 1000) < 0.02
+    total = sum(one.compile_s + one.run_s for one in SMALL.measurements)
+    assert total <= everything.seconds[-1] < total + 60
+
+
+def test_an_evaluation_writes_its_rows_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("kernel_tuner")
+    monkeypatch.setattr(rivals, "STRATEGIES", ("genetic_algorithm", "random_sample"))
+    monkeypatch.setattr(evaluate, "LONGEST", 40)
+    monkeypatch.setattr(evaluate, "KNOWN_EVALUATIONS", 30)
+    monkeypatch.setattr(evaluate, "EVALUATIONS", 30)
+    monkeypatch.setattr(evaluate, "FLAT", 0.2)
+    for place, problem in enumerate((small(), small(n=65536))):
+        recording(problem).save(tmp_path / f"first-{place}.npz")
+    text = small().space.text.replace('"scale"', '"other"')
+    from cudasched.tune.space import Space
+    from synthetic_spaces import GPU
+
+    recording(Space(text, tmp_path / "o.toml").problem(GPU), seed=3).save(tmp_path / "other.npz")
+    options = ("--seeds", "2", "--choosing-seeds", "1", "--processes", "1", "--out", str(tmp_path / "k.json"))
+    assert main(["evaluate", "--rehearse", str(tmp_path), *options]) == 0
+    results = load(tmp_path / "k.json")
+    assert results.meta.gpu == "simulated"
+    found = {row.figure: row for row in results.rows if isinstance(row, FigureRow)}
+    assert set(found) == set(evaluate.GOALS)
+    assert all(row.low <= row.value <= row.high and row.better == "less" for row in found.values())
+    assert "bandit, scale:" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--recorded", str(tmp_path), *options])
+    assert "no figure may come from it" in capsys.readouterr().err
+
+
+def test_the_committed_recordings_are_of_a_gpu() -> None:
+    for path in sorted(evaluate.RECORDED.glob("*.npz")):
+        assert not Recording.load(path).is_synthetic and path.stat().st_size < 1 << 20
+
+
+IMAGE = "cudasched-sim 1\nkernel axpy params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=axpy\n"
+SPACE = """
+kernel = "axpy"
+source = "axpy.cubin"
+[shape]
+rows = 8
+cols = 64
+[parameters]
+THREADS = [32, 64, 128]
+[launch]
+block = "THREADS"
+grid = 1
+[[arguments]]
+name = "y"
+role = "inout"
+size = "512"
+[[arguments]]
+name = "x"
+role = "input"
+size = "512"
+[[arguments]]
+role = "scalar"
+value = "2.0"
+[[arguments]]
+role = "scalar"
+type = "uint32"
+value = "512"
+"""
+
+
+def test_a_space_is_recorded_goes_on_and_is_packed(
+    tmp_path: Path, simulated_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings")
+    (tmp_path / "axpy.cubin").write_text(IMAGE)
+    (tmp_path / "layernorm.toml").write_text(SPACE)
+    device = tmp_path / "device"
+    device.mkdir(mode=0o700)
+    environment = {
+        **os.environ,
+        "CUDASCHED_DRIVER": str(simulated_driver),
+        "CUDASCHED_SIM_DIR": str(device),
+        "CUDASCHED_SIM_SCALE": "1",
+        "CUDASCHED_RUN_DIR": str(tmp_path / "run"),
+    }
+    given = ("--only", "layernorm", "--shapes", "1", "--spaces", str(tmp_path), "--out", str(tmp_path / "out"))
+    command = [sys.executable, "-m", "benchmarks.tune", "record", *given, "--processes", "1"]
+
+    def recorded() -> str:
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "3 configurations, 3 to measure" in recorded() and "0 to measure" in recorded()
+    assert len(list((tmp_path / "out").iterdir())) <= 8
+    packed = ["pack", str(tmp_path / "out"), str(tmp_path / "packed"), "--spaces", str(tmp_path), "--l2-mib", "50"]
+    assert main(packed) == 0
+    (path,) = (tmp_path / "packed").iterdir()
+    made = Recording.load(path)
+    assert path.name == "layernorm-8192-4096.npz" and len(made.retimed) == 3 and not made.is_synthetic
+    assert {one.status for one in made.measurements} == {"ok"} and made.about["gpu"] == made.problem.gpu.name
+    assert record.Part("gemm", {"m": 1, "n": 2}).name == "gemm-1-2"
