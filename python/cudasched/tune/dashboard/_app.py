@@ -153,7 +153,8 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
 
 def _run(evaluator: Evaluator, settings: Settings, database: Database, name: str) -> None:
     bar = st.progress(0.0, text="Searching")
-    plot = st.empty()
+    left, _ = st.columns(2)
+    plot = left.empty()
     trace: list[float] = []
 
     def note(progress: Progress) -> None:
@@ -205,7 +206,8 @@ def _runs(database: Database) -> None:
     picked = st.multiselect("Compare", list(by_number), default=list(by_number)[:2], max_selections=6)
     if picked:
         traces = {f"run {number}: {by_number[number].strategy}": by_number[number].trace for number in picked}
-        st.pyplot(_plots.progress(traces))
+        left, _ = st.columns(2)
+        left.pyplot(_plots.progress(traces))
 
 
 def _known(database: Database) -> None:
@@ -240,7 +242,8 @@ def _files(settings: dict[str, Any]) -> None:
     elif kind == "layer":
         total = sum(one.baseline_us for one in content) / sum(one.tuned_us for one in content)
         st.metric("The whole layer", f"{total:.2f} times as fast")
-        st.pyplot(_plots.layer_bars(content))
+        left, _ = st.columns(2)
+        left.pyplot(_plots.layer_bars(content))
     else:
         st.subheader(f"{content.launches:,} launches on {content.gpu}")
         rows = [

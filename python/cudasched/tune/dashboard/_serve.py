@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ SETTINGS = "CUDASCHED_DASHBOARD"
 TOKEN = "token"
 _APP = Path(__file__).parent / "_app.py"
 _UPLOAD_MB = 64
+_PATIENCE_S = 10.0
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,16 @@ def serve(options: Options) -> int:
         host = f"[{options.address}]" if ":" in options.address else options.address
         print(f"cudasched dashboard: http://{host}:{options.port}/?{TOKEN}={token}", flush=True)
         process = subprocess.Popen(command_line(options), env=environment, cwd=directory, stdin=subprocess.DEVNULL)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C: with its page
         try:
             return process.wait()
         except KeyboardInterrupt:
+            return _INTERRUPTED
+        finally:
+            signal.signal(signal.SIGTERM, before)
             process.terminate()
-            process.wait(10)
-            return 130
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
