@@ -129,7 +129,7 @@ void put(Level level, std::string_view message) noexcept {
                                      static_cast<int>(::getpid()));
     if (append(path, line.data(), bytes)) return;
   }
-  const std::size_t bytes = format(line.data(), line.size(), level, message, -1, 0);
+  const std::size_t bytes = log::format(line.data(), line.size(), level, message, -1, 0);
   write_whole(STDERR_FILENO, line.data(), bytes);
 }
 
