@@ -9,6 +9,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 jobs="$(nproc)"
 export CMAKE_BUILD_PARALLEL_LEVEL="$jobs"
+pip_options=(--no-compile) # byte code is made at the first import, and most of what is installed is never imported
 venv="$root/.venv"
 oldest_gcc=12
 
@@ -132,7 +133,7 @@ install_requirements() {
   if [ "$wanted" != "$(cat "$stamp" 2>/dev/null)" ]; then
     say "installing into ${directory#"$root/"}: $*"
     echo "$wanted" >"$stamp.new"
-    "$directory/bin/python" -m pip install -q -r "$stamp.new"
+    "$directory/bin/python" -m pip install -q "${pip_options[@]}" -r "$stamp.new"
     mv "$stamp.new" "$stamp"
   fi
 }
@@ -146,7 +147,7 @@ install_package() {
   fi
   say "building and installing .[$extra] into ${directory#"$root/"}"
   touch "$stamp.new"
-  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pip install -q --no-build-isolation ".[$extra]"
+  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pip install -q "${pip_options[@]}" --no-build-isolation ".[$extra]"
   mv "$stamp.new" "$stamp"
 }
 

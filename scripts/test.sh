@@ -96,16 +96,16 @@ install_cpu_pytorch() {
   local wanted
   wanted="torch==$(sed -n 's/^torch==//p' constraints.txt)+cpu"
   python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && return
-  python -m pip install -q "$wanted" 2>/dev/null ||
-    python -m pip install -q --retries 1 --timeout 30 --index-url https://download.pytorch.org/whl/cpu "$wanted" ||
+  python -m pip install -q "${pip_options[@]}" "$wanted" 2>/dev/null ||
+    python -m pip install -q "${pip_options[@]}" --retries 1 --timeout 30 --index-url https://download.pytorch.org/whl/cpu "$wanted" ||
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
 stage_python() {
   install_package "$venv" test
   install_cpu_pytorch
-  # Tests that wait for processes outnumber those that compute.
-  python -m pytest -n 4 --ignore=tests/packaging
+  # Tests that wait for processes outnumber those that compute. Those of an xdist_group share what one of them makes.
+  python -m pytest -n 4 --dist loadgroup --ignore=tests/packaging
 }
 
 # Tests of the engine through whole programs: the same library for every Python, tested once.
@@ -117,7 +117,7 @@ stage_other_python() {
   local directory="$root/.venv-$1"
   ensure_venv "$directory" "$2"
   install_package "$directory" test
-  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest -n 4 "${engine_tests[@]}" tests/python
+  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest -n 4 --dist loadgroup "${engine_tests[@]}" tests/python
 }
 
 stage_packaging() { python -m pytest tests/packaging; }

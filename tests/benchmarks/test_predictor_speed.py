@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +13,23 @@ from benchmarks.predictor import __main__ as speed
 
 pytest.importorskip("numpy", reason="numpy is not installed")
 
+# In one worker, which compiles once.
+pytestmark = [
+    pytest.mark.xdist_group("predictor_speed"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return speed.build(tmp_path_factory.mktemp("speed"))
+
+
+@pytest.fixture(autouse=True)
+def built_once(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "build", lambda directory: library)
+
+
 def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     committed = speed.HERE.parent / "results" / "predictor_figures.json"
@@ -34,8 +50,6 @@ def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monke
 
 
 def test_a_model_that_cannot_be_read_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
     (tmp_path / "model.ubj").write_bytes(b"nothing")
     assert speed.main(["--figures", str(tmp_path / "f.json"), "--model", str(tmp_path / "model.ubj")]) == 1
     assert "cannot be walked" in capfd.readouterr().err
