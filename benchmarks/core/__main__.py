@@ -6,7 +6,7 @@
 
 What is measured is kept after each run of programs in NAME.cells beside the results. Groups:
 
-    readme_example  a server and a trainer in one process, in regions and on no stream of their own making (readme_example.py)
+    readme_example  a server and a trainer in one process, in regions, making no streams (readme_example.py)
     backlog         twenty starts of a trainer that never synchronises, and then of a server (joining_server.py)
     launcher        CPU time of the launcher thread beside transformer training, with the gate on and off
     ddp             training across two GPUs, a latency client on each; left out where there are not two

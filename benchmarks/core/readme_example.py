@@ -1,8 +1,9 @@
 """README's example of two classes in one process: a server in a thread of its own, and a trainer.
 
 The server's requests are in `with cudasched.region("latency")`, the trainer's steps in
-`with cudasched.region("best_effort")`; PyTorch's autograd launches the backward pass from threads that are in no region.
-Neither makes a stream or binds one: regions have streams of their own. Driven as a worker of the demo is (cudasched/demo/client.py).
+`with cudasched.region("best_effort")`; PyTorch's autograd launches the backward pass from threads that are in no
+region. Neither makes a stream or binds one: regions have streams of their own. Driven as a worker of the demo is
+(cudasched/demo/client.py).
 """
 
 from __future__ import annotations
