@@ -40,12 +40,10 @@ from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
 from benchmarks.breadth.programs import Program
 from benchmarks.breadth.summary import breadth_figures, breadth_table, explain_table
 from benchmarks.colocation import rows as colocation_rows
-from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us, interrupt
-from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us
+from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome
+from benchmarks.colocation.frame import Tables, report, run_cells
 from benchmarks.results.schema import Results
-
-Tables = Sequence[Callable[[Results], str]]
-"""What is printed of results."""
 
 HERE = Path(__file__).parent
 #: Requests a second of each server. An eager BERT takes several ms of its own host's time.
@@ -86,26 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(explain_table(results(cells), cells))
         return 0
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, interrupt)
-    backend: Backend | None = None
-    try:
-        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
-        cells = CellFile(cells_path(options.out), meta.describe(options.simulate, options.commit))
+
+    def measure(backend: Backend, cells: CellFile) -> int:
         with Fleet(backend) as fleet:
             runner = Runner(fleet, cells, options, configured_lead_us(backend))
             runner.say(f"{runner.estimate()}")
-            status = runner.run()
-    except (HarnessError, ValueError) as error:
-        print(f"breadth: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"breadth: interrupted; {cells_path(options.out)} has what is done", file=sys.stderr)
-        return 130
-    finally:
-        if backend:
-            backend.close()
-    finish(cells, options.out)
-    return status
+            return runner.run()
+
+    return run_cells("breadth", options, measure, lambda cells: finish(cells, options.out))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -628,15 +614,7 @@ def results(cells: CellFile) -> Results:
 
 def finish(cells: CellFile, out: Path, tables: Tables = (breadth_table, breadth_figures)) -> None:
     """Writes results, and prints what they say and what failed."""
-    made = results(cells)
-    if made.rows:
-        made.write(out)
-        for table in tables:
-            print(table(made))
-    for outcome in cells.outcomes.values():
-        if outcome.error:
-            print(f"failed: {outcome.cell.arm} of {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
-    print(f"results: {out}, cells: {cells.path}")
+    report(cells, out, results(cells), tables)
 
 
 def merge(arguments: Sequence[str], name: str = "breadth", tables: Tables = (breadth_table, breadth_figures)) -> int:

@@ -17,13 +17,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cudasched.config import Config
 from cudasched.demo.arrivals import ARRIVALS
@@ -43,6 +42,7 @@ from cudasched.demo.simulated import BEST_EFFORT_LOADS, LATENCY_LOADS
 
 from benchmarks import meta
 from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.colocation.frame import report, run_cells
 from benchmarks.colocation.rows import results
 from benchmarks.results.schema import ColocationRow, Results
 from benchmarks.tables import colocation_table
@@ -64,32 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["merge"]:
         return merge(arguments[1:])
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, interrupt)
     path = cells_path(options.out)
     if path.exists() and not options.resume:
         print(f"{path} is there from another run: --resume goes on with it; else remove it", file=sys.stderr)
         return 2
-    backend: Backend | None = None
-    try:
-        described = meta.describe(options.simulate, options.commit)
-        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
+
+    def measure(backend: Backend, cells: CellFile) -> int:
         if options.lead_us is not None:
             lead_us = options.lead_us
             backend.settings["CUDASCHED_LEAD_US"] = lead_us if lead_us == "auto" else f"{lead_us * backend.scale:g}"
-        cells = CellFile(path, described)
         with Pool(backend) as pool:
-            status = Runner(pool, cells, options).run()
-    except (HarnessError, ValueError) as error:
-        print(f"colocation: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"colocation: interrupted; {path} has what is done", file=sys.stderr)
-        return 130
-    finally:
-        if backend:
-            backend.close()
-    finish(cells, options.out, options.slo_ms, options.plots)
-    return status
+            return Runner(pool, cells, options).run()
+
+    return run_cells(
+        "colocation", options, measure, lambda cells: finish(cells, options.out, options.slo_ms, options.plots)
+    )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -307,15 +296,9 @@ def merge(arguments: Sequence[str]) -> int:
 def finish(cells: CellFile, out: Path, slo_ms: float | None, plots: bool) -> None:
     """Writes results and plots, and prints the table and what failed."""
     made = results(cells, slo_ms)
-    if made.rows:
-        made.write(out)
-        print(colocation_table(made))
-        if plots:
-            write_plots(made, out)
-    for outcome in cells.outcomes.values():
-        if outcome.error:
-            print(f"failed: {outcome.cell.arm} beside {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
-    print(f"results: {out}, cells: {cells.path}")
+    if made.rows and plots:
+        write_plots(made, out)
+    report(cells, out, made, (colocation_table,))
 
 
 def write_plots(made: Results, out: Path) -> None:
@@ -353,10 +336,6 @@ def brief(result: dict[str, Any] | None) -> str:
     if "busy_us" in result:
         parts.append(f"the GPU is busy for {result['busy_us']:.0f} us a request")
     return ", ".join(parts)
-
-
-def interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

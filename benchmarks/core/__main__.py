@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import shutil
@@ -48,9 +47,11 @@ from cudasched.demo.harness import (
 
 from benchmarks import meta
 from benchmarks.breadth.__main__ import counted, per_second
-from benchmarks.colocation.__main__ import TIME_RAN_OUT, interrupt
+from benchmarks.colocation.__main__ import TIME_RAN_OUT
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.results.schema import FigureRow, Meta, Results, replace
+from benchmarks.colocation.frame import interrupt
+from benchmarks.results.schema import FigureRow, Results
+from benchmarks.store import Store
 
 HERE = Path(__file__).parent
 BREADTH = HERE.parent / "breadth"
@@ -94,30 +95,6 @@ Found = dict[str, tuple[float, float, float, int]]
 
 class OutOfTimeError(Exception):
     """The limit would be passed."""
-
-
-class Store:
-    """What was measured, in a JSON file that is replaced after each part.
-
-    Raises:
-        ValueError: The file is not one of these.
-    """
-
-    def __init__(self, path: Path, described: Meta) -> None:
-        self.path, self.meta = path, described
-        self.done: dict[str, Any] = {}
-        if path.exists():
-            try:
-                self.done = dict(json.loads(path.read_text())["done"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{path}: not from this benchmark ({error}); remove it or name another --out"
-                ) from error
-
-    def keep(self, key: str, value: Any) -> None:
-        """Adds a part and saves."""
-        self.done[key] = value
-        replace(self.path, json.dumps({"meta": self.meta.model_dump(), "done": self.done}) + "\n")
 
 
 class Lab:

@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, HarnessError, percentile
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, percentile
 
-from benchmarks import meta
 from benchmarks.breadth import __main__ as breadth
 from benchmarks.breadth.__main__ import Fleet, Place, Runner, finish, merge, results, split_choices
-from benchmarks.colocation.__main__ import configured_lead_us, interrupt
-from benchmarks.colocation.cells import KERNELS, Cell, CellFile, cells_path
+from benchmarks.colocation.__main__ import configured_lead_us
+from benchmarks.colocation.cells import KERNELS, Cell, CellFile
+from benchmarks.colocation.frame import run_cells
 from benchmarks.graphs import figures
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
@@ -136,26 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["figures"]:
         return figures.main(arguments[1:])
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, interrupt)
-    backend: Backend | None = None
-    try:
-        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
-        cells = CellFile(cells_path(options.out), meta.describe(options.simulate, options.commit))
+
+    def measure(backend: Backend, cells: CellFile) -> int:
         with GraphFleet(backend) as fleet:
             runner = GraphRunner(fleet, cells, options, configured_lead_us(backend))
             runner.say(runner.estimate())
-            status = runner.run()
-    except (HarnessError, ValueError) as error:
-        print(f"graphs: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"graphs: interrupted; {cells_path(options.out)} has what is done", file=sys.stderr)
-        return 130
-    finally:
-        if backend:
-            backend.close()
-    finish(cells, options.out, TABLES)
-    return status
+            return runner.run()
+
+    return run_cells("graphs", options, measure, lambda cells: finish(cells, options.out, TABLES))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

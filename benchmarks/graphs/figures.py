@@ -24,7 +24,8 @@ from typing import Any, Literal
 from cudasched.demo.harness import CUDASCHED, Backend, HarnessError
 
 from benchmarks import meta
-from benchmarks.results.schema import FigureRow, Meta, Results, replace
+from benchmarks.results.schema import FigureRow, Results
+from benchmarks.store import Store
 
 PROBE = Path(__file__).with_name("probe.py")
 MODES = ("bare", "off", "always", "auto")
@@ -91,26 +92,13 @@ def rows(parts: Parts, limited_by: Mapping[str, str]) -> list[FigureRow]:
     return made
 
 
-class Store:
-    """Parts in a JSON file that is replaced after each.
-
-    Raises:
-        ValueError: The file is not one of these.
-    """
-
-    def __init__(self, path: Path, described: Meta) -> None:
-        self.path, self.meta = path, described
-        self.parts: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-        if path.exists():
-            try:
-                self.parts |= json.loads(path.read_text())["parts"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}: not from here ({error}); remove it or name another --out") from error
-
-    def keep(self, mode: str, part: dict[str, Any]) -> None:
-        """Adds a part and saves."""
-        self.parts[mode].append(part)
-        replace(self.path, json.dumps({"meta": self.meta.model_dump(), "parts": self.parts}) + "\n")
+def parts_of(done: Mapping[str, Any]) -> Parts:
+    """What is kept, by mode, as far as the repeats go without a gap."""
+    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    for mode, parts in found.items():
+        while (part := done.get(f"{mode}/{len(parts)}")) is not None:
+            parts.append(part)
+    return found
 
 
 def run_part(backend: Backend, mode: str, options: argparse.Namespace, table: Path) -> dict[str, Any]:
@@ -177,14 +165,14 @@ def main(arguments: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="cudasched-graphs-", dir=shared) as name:
             for repeat in range(options.repeats):
                 for mode in MODES:
-                    if len(store.parts[mode]) > repeat:
+                    if f"{mode}/{repeat}" in store.done:
                         continue
                     if time.monotonic() - began + PART_S > options.limit_s:
                         status = TIME_RAN_OUT
                         break
                     table = Path(name) / f"{mode}-{repeat}"
                     table.mkdir(mode=0o700)
-                    store.keep(mode, run_part(backend, mode, options, table))
+                    store.keep(f"{mode}/{repeat}", run_part(backend, mode, options, table))
                     print(f"[{time.monotonic() - began:6.1f} s] {mode} {repeat}", flush=True)
     except (HarnessError, ValueError) as error:
         print(f"graphs: {error}", file=sys.stderr)
@@ -192,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if backend:
             backend.close()
-    made = rows(store.parts, options.limited_by)
+    made = rows(parts_of(store.done), options.limited_by)
     for row in made:
         print(f"{row.figure}: {row.value:.4g} ({row.low:.4g} to {row.high:.4g}), goal {row.goal:g}, n {row.n}")
     if made:

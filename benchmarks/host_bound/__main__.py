@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import signal
 import statistics
 import sys
 import time
@@ -40,7 +39,6 @@ from cudasched.demo.harness import (
     workers_of,
 )
 
-from benchmarks import meta
 from benchmarks.colocation.__main__ import (
     CALIBRATION_HZ,
     CELL_EXTRA_S,
@@ -49,10 +47,10 @@ from benchmarks.colocation.__main__ import (
     TIME_RAN_OUT,
     brief,
     configured_lead_us,
-    interrupt,
     write_plots,
 )
-from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
+from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome
+from benchmarks.colocation.frame import report, run_cells
 from benchmarks.colocation.rows import results
 from benchmarks.tables import colocation_table
 
@@ -83,27 +81,14 @@ ARMS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, interrupt)
-    backend: Backend | None = None
-    try:
-        described = meta.describe(options.simulate, options.commit)
-        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
+
+    def measure(backend: Backend, cells: CellFile) -> int:
         backend.loads = LOADS
         backend.cores = halves(sorted(os.sched_getaffinity(0)))
-        cells = CellFile(cells_path(options.out), described)
         with Pool(backend) as pool:
-            status = Runner(pool, cells, options).run()
-    except (HarnessError, ValueError) as error:
-        print(f"host_bound: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"host_bound: interrupted; {cells_path(options.out)} has what is done", file=sys.stderr)
-        return 130
-    finally:
-        if backend:
-            backend.close()
-    finish(cells, options.out, options.plots)
-    return status
+            return Runner(pool, cells, options).run()
+
+    return run_cells("host_bound", options, measure, lambda cells: finish(cells, options.out, options.plots))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -257,15 +242,9 @@ class Runner:
 def finish(cells: CellFile, out: Path, plots: bool) -> None:
     """Writes results and plots, and prints the table and what failed."""
     made = results(cells, arms=ARMS, paired=True)
-    if made.rows:
-        made.write(out)
-        print(colocation_table(made))
-        if plots:
-            write_plots(made, out)
-    for outcome in cells.outcomes.values():
-        if outcome.error:
-            print(f"failed: {outcome.cell.arm} beside {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
-    print(f"results: {out}, cells: {cells.path}")
+    if made.rows and plots:
+        write_plots(made, out)
+    report(cells, out, made, (colocation_table,))
 
 
 if __name__ == "__main__":
