@@ -91,7 +91,7 @@ def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
                 rule="memory",
                 reason=f"the memory is busy at {seen.dram_percent:.0f}% of its throughput{hits}",
                 recommendation="move fewer bytes: a smaller type, kernels fused so that results stay in registers"
-                + (", blocks that share data run close together" if cached else ""),
+                + ("; let blocks that share data run close together" if cached else ""),
             )
         )
     is_product = any(word in name.lower() for word in _MATRIX_PRODUCTS)
