@@ -1,0 +1,40 @@
+"""The benchmark of traced training, for seconds on the simulated driver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.observe import tracing
+
+
+def test_arms_are_measured_once_and_the_rest_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    arguments = ["--out", str(tmp_path / "traced"), "--simulate", "--seconds", "3"]
+    assert tracing.main([*arguments, "--arms", "traced"]) == 0
+    path = tmp_path / "traced" / "tracing.json"
+    traced = json.loads(path.read_text())["arms"]["traced"]
+    assert traced["steps"] > 0
+    assert traced["launches_kept"] > 0
+    assert traced["dropped"] == 0
+    assert traced["samples"], "memory was looked at"
+    assert (tmp_path / "traced" / "traced.pftrace").stat().st_size > 0
+    assert "<title>GPU time: traced.pftrace</title>" in (tmp_path / "traced" / "traced.html").read_text()
+    assert tracing.main([*arguments, "--arms", "untraced", "traced"]) == 0
+    arms = json.loads(path.read_text())["arms"]
+    assert arms["traced"] == traced, "not again"
+    assert arms["untraced"]["most_parts_mb"] == 0
+    assert "% of untraced; memory" in capsys.readouterr().out
+
+
+def test_memory_that_grows_and_dropped_records_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    found = {"steps_per_s": 1.0, "resident_growth_mb": 99.0, "flat": False, "most_parts_mb": 1.0, "dropped": 0}
+    monkeypatch.setattr(tracing, "run", lambda *_: found)
+    assert tracing.main(["--out", str(tmp_path / "a"), "--simulate", "--arms", "traced"]) == 1
+    found.update(flat=True, dropped=1)
+    assert tracing.main(["--out", str(tmp_path / "b"), "--simulate", "--arms", "traced"]) == 1
