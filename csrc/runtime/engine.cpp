@@ -242,7 +242,8 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
 }
 
 bool Engine::wants_offload() const noexcept {
-  if (!settings_.offload || offload_.calls == nullptr || a_tool_is_injected()) return false;
+  if (!settings_.offload || offload_.calls == nullptr) return false;
+  if (!settings_.offload_beside_tools && a_tool_is_injected()) return false;
   // Every launch is to be over when its call returns.
   const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
   return blocking == nullptr || std::strcmp(blocking, "1") != 0;

@@ -127,6 +127,8 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_SLO_MS", [](Settings& s, const std::string& value) { s.slo_ns = duration(value, kNsPerMs, 1e-3); }},
     {"CUDASCHED_POLICY", [](Settings& s, const std::string& value) { s.policy = policy(value); }},
     {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = on_or_off(value); }},
+    {"CUDASCHED_OFFLOAD_BESIDE_TOOLS",
+     [](Settings& s, const std::string& value) { s.offload_beside_tools = on_or_off(value); }},
     {"CUDASCHED_LEAD_US",
      [](Settings& s, const std::string& value) {
        s.lead_ns = value == "auto" ? std::nullopt : std::optional(duration(value, kNsPerUs, 0));

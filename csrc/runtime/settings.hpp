@@ -22,6 +22,7 @@ struct Settings {
   double weight = 1.0;                               // CUDASCHED_WEIGHT, of the share among best-effort clients
   std::int64_t slo_ns = 0;                           // CUDASCHED_SLO_MS, 0: none
   bool offload = true;                               // CUDASCHED_OFFLOAD
+  bool offload_beside_tools = false;                 // CUDASCHED_OFFLOAD_BESIDE_TOOLS: to test slices under sanitizers
   std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
   std::optional<std::int64_t> lead_ns;               // CUDASCHED_LEAD_US; none ("auto"): found on line
   double max_inflation = 0;                          // CUDASCHED_MAX_INFLATION, 0: no target

@@ -322,7 +322,17 @@ VARIABLES: Mapping[str, str] = {
 }
 """The environment variable of each field of `Config`."""
 
-OTHER_VARIABLES = ("CONFIG", "OFF", "CUPTI", "COVERAGE_DIR", "COLLECT_DIR", "COLLECT_TIMING", "COLLECT_LABEL", "TOLD")
+OTHER_VARIABLES = (
+    "CONFIG",
+    "OFF",
+    "OFFLOAD_BESIDE_TOOLS",
+    "CUPTI",
+    "COVERAGE_DIR",
+    "COLLECT_DIR",
+    "COLLECT_TIMING",
+    "COLLECT_LABEL",
+    "TOLD",
+)
 """Variables that are no field of `Config`, without ``CUDASCHED_``."""
 
 _OFF = "off"  # in the place of a path

@@ -12,10 +12,22 @@ from cudasched.demo.harness import Backend
 from test_cells import META, served
 
 from benchmarks import tables
-from benchmarks.breadth.__main__ import Place, results
+from benchmarks.breadth.__main__ import Place, Runner, results
+from benchmarks.colocation.__main__ import TIME_RAN_OUT
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
-from benchmarks.graphs.__main__ import ARMS, EARLY_S, MODES, SERVER, GraphFleet, GraphRunner, main, merge, parse
+from benchmarks.graphs.__main__ import (
+    ARMS,
+    EARLY_S,
+    FIRST_ARMS,
+    MODES,
+    SERVER,
+    GraphFleet,
+    GraphRunner,
+    main,
+    merge,
+    parse,
+)
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
@@ -112,6 +124,28 @@ def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Cap
     told = next(known for of, known in done.items() if of.arm == "cudasched_one_process").result
     assert told and told["counted"]["best_effort_launches"] > 0 and told["early_p99_ms"] > 0
     assert "one process" in capsys.readouterr().out
+
+
+def test_where_time_is_limited_the_promised_arms_of_all_loads_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nothing:
+        backend = Backend()
+
+    out = ["--out", str(tmp_path / "graphs.json")]
+    rounds: list[list[str]] = []
+    monkeypatch.setattr(Runner, "run", lambda self: rounds.append(self.options.arms) or 0)
+    limited = parse([*out, "--limit-s", "480"])
+    compiling = [LOADS[name].compiles for name in limited.programs]
+    assert sorted(limited.programs) == sorted(LOADS) and compiling == sorted(compiling)
+    for options, expected in ((limited, [list(FIRST_ARMS), list(ARMS)]), (parse(out), [list(ARMS)])):
+        runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
+        assert runner.run() == 0 and rounds == expected and options.arms == list(ARMS)
+        rounds.clear()
+    assert {"best_effort_alone", "cudasched_two_processes", "cudasched_mps"} < set(FIRST_ARMS)
+    monkeypatch.setattr(Runner, "run", lambda self: rounds.append(self.options.arms) or TIME_RAN_OUT)
+    runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), limited, 20.0)  # type: ignore[arg-type]
+    assert runner.run() == TIME_RAN_OUT and rounds == [list(FIRST_ARMS)]
 
 
 def test_what_compiles_is_not_begun_where_there_is_no_time_for_it(

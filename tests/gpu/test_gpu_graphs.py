@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import PATIENCE_S, PROGRAMS, Start, finish, line_of
@@ -50,3 +53,30 @@ def test_nothing_is_sliced_while_no_latency_client_is_there(start: Start, bare: 
     for name in NAMES:
         assert said(managed, name) == said(bare, name)
         assert int(said(managed, f"{name}_sliced")) == 0
+
+
+@pytest.mark.parametrize("check", ["memcheck", "synccheck"])
+def test_sanitizers_find_nothing_in_slices(check: str, tmp_path: Path) -> None:
+    """A small program, some 10 s each; its launches go in slices although a tool is there."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        pytest.skip("compute-sanitizer is not installed")
+    settings = {
+        "CUDASCHED_RUN_DIR": str(tmp_path / "run"),
+        "CUDASCHED_OFFLOAD_BESIDE_TOOLS": "1",
+        "CUDASCHED_GRAPH_SLICES": "always",
+        "CUDASCHED_GRAPH_SLICE_US": "10",
+    }
+    done = subprocess.run(
+        [
+            *(tool, "--tool", check, "--error-exitcode", "99", "--target-processes", "all"),
+            *(sys.executable, "-m", "cudasched", "run", "--class", "best-effort", "--"),
+            *(sys.executable, str(PROGRAMS / "graph_sanitized.py")),
+        ],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "done" in done.stdout and "ERROR SUMMARY: 0 errors" in said, said

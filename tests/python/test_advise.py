@@ -520,6 +520,9 @@ def test_graphs_are_listed_and_told_apart() -> None:
         assert kernel.level == "not judged"
         assert (kernel.occupancy, kernel.waves, kernel.block_efficiency) == (None, None, None)
     assert any("CUDA graphs" in note for note in report.notes)
+    assert not any("in slices" in note for note in report.notes), "they are short"
+    long = advise(recording([launch(**graph | {"duration_ns": 4_200_000}, graph=1)]))
+    assert any("up to 4.2 ms" in note and "status" in note for note in long.notes)
 
 
 def test_a_recording_without_launches() -> None:

@@ -221,7 +221,7 @@ def main() -> int:
             CUDASCHED_SIM_DIR=str(directory / "device"),
             CUDASCHED_SIM_SCALE="2",
             HOME=str(directory / "home"),
-            PYTHONPATH=str(ROOT / "tests" / "python"),
+            PYTHONPATH=os.pathsep.join([str(ROOT / "tests" / "python"), str(ROOT)]),
             PYTHONWARNINGS="ignore:This process:DeprecationWarning",
         )
         meta = describe(simulated=True)  # of what is run, not of what the tree is by the end

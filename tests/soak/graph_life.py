@@ -25,6 +25,8 @@ from life import SPARE_DESCRIPTORS, LostError, descriptors, report, told_to_end
 from logged import ROOM, Log
 from program import CAPTURE_THREAD_LOCAL, PATIENCE_S, Gpu, Worker
 
+from benchmarks.graphs.driver import KernelParams
+
 UPDATE_FAILURE = "status 910"
 NOTE = 1 << 40
 """What a single kernel notes beside a graph is above this, what graphs note is below."""
@@ -33,21 +35,6 @@ MOST_NODES = 1500
 STREAMS = 3
 LEGACY, PER_THREAD = 0, 2
 """Handles of the default streams."""
-
-
-class KernelParams(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("parameters", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("kernel", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
 
 
 class NodeParams(ctypes.Structure):

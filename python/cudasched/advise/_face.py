@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Predicts", "advise"]
 
+_SLICE_NS = 200_000
+"""A graph launch that takes no longer delays no one by much."""
 _GRAPH = Origin("graph", changeable=False)
 
 
@@ -205,10 +207,18 @@ def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[st
         )
     if launches and not run.sm_count:
         notes.append("the recording does not say how many SMs the device has: no advice on grids")
-    if any(kernel.kind == "graph" for kernel in kernels):
+    if graphs := [kernel for kernel in kernels if kernel.kind == "graph"]:
         notes.append(
             "kernels inside CUDA graphs are not recorded one by one; for advice on them, record without graphs"
         )
+        longest_ns = max(kernel.mean_ns or 0.0 for kernel in graphs)
+        if longest_ns > _SLICE_NS:
+            notes.append(
+                f"a launch of a CUDA graph takes up to {longest_ns / 1e6:.1f} ms: beside a latency client it is "
+                "submitted in slices, so that a request waits for one of these alone. Not so with memory, conditional "
+                "or event nodes: allocate before the capture, branch on the host, record events behind the launch "
+                "(docs/graphs.md; `cudasched status` says which graphs are launched whole)"
+            )
     if prediction:
         notes.append(prediction)
     return tuple(notes)

@@ -14,80 +14,41 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.graphs.driver import Graphs
+
 LAUNCHES = 200
 LAYERS, SIDE = 40, 1024
 THREAD_LOCAL = 1
-KERNEL_NODE = 0
 
-driver = ctypes.CDLL("libcuda.so.1")
+driver = Graphs()
 chance = random.Random(11)
 
 
-class KernelParams(ctypes.Structure):
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("parameters", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("kernel", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
+def launch(executable: int) -> None:
+    driver.launch(executable, torch.cuda.current_stream().cuda_stream)
 
 
-class UpdateResult(ctypes.Structure):
-    _fields_ = (("result", ctypes.c_int), ("node", ctypes.c_void_p), ("from_node", ctypes.c_void_p))
-
-
-def ok(status: int) -> None:
-    assert status == 0, status
-
-
-def instantiate(graph: ctypes.c_void_p) -> ctypes.c_void_p:
-    executable = ctypes.c_void_p()
-    ok(driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0)))
-    return executable
-
-
-def launch(executable: ctypes.c_void_p) -> None:
-    ok(driver.cuGraphLaunch(executable, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)))
-
-
-def kernels(graph: ctypes.c_void_p) -> list[tuple[ctypes.c_void_p, KernelParams]]:
-    count = ctypes.c_size_t()
-    ok(driver.cuGraphGetNodes(graph, None, ctypes.byref(count)))
-    nodes = (ctypes.c_void_p * count.value)()
-    ok(driver.cuGraphGetNodes(graph, nodes, ctypes.byref(count)))
-    found = []
-    for node in map(ctypes.c_void_p, nodes):
-        kind = ctypes.c_int()
-        ok(driver.cuGraphNodeGetType(node, ctypes.byref(kind)))
-        if kind.value == KERNEL_NODE:
-            parameters = KernelParams()
-            ok(driver.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(parameters)))
-            found.append((node, parameters))
-    return found
-
-
-def captured(work: Callable[[], None], side: torch.cuda.Stream) -> ctypes.c_void_p:
+def captured(work: Callable[[], None], side: torch.cuda.Stream) -> int:
     """A graph of work that allocates nothing."""
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         work()  # libraries take their workspaces before
         torch.cuda.synchronize()
         graph = ctypes.c_void_p()
-        ok(driver.cuStreamBeginCapture_v2(ctypes.c_void_p(side.cuda_stream), THREAD_LOCAL))
+        driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(side.cuda_stream), THREAD_LOCAL)
         work()
-        ok(driver.cuStreamEndCapture(ctypes.c_void_p(side.cuda_stream), ctypes.byref(graph)))
+        driver.call("cuStreamEndCapture", ctypes.c_void_p(side.cuda_stream), ctypes.byref(graph))
     torch.cuda.synchronize()
-    return graph
+    return graph.value or 0
 
 
 class Layers:
@@ -133,15 +94,13 @@ def training() -> Program:
             step()
         pool = graph.pool()
         captures.append(graph)
-    executable = instantiate(ctypes.c_void_p(captures[0].raw_cuda_graph()))
+    executable = driver.instantiate(captures[0].raw_cuda_graph())
     turn = 0
 
     def replay() -> None:
         nonlocal turn
         turn += 1
-        result = UpdateResult()
-        graph = ctypes.c_void_p(captures[turn % 2].raw_cuda_graph())
-        ok(driver.cuGraphExecUpdate_v2(executable, graph, ctypes.byref(result)))
+        driver.update(executable, captures[turn % 2].raw_cuda_graph())
         launch(executable)
 
     return replay, lambda: torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -151,8 +110,8 @@ def nodes() -> Program:
     layers = Layers(sets=2)
     side = torch.cuda.Stream()
     graphs = [captured(lambda weights=weights: layers.run(weights), side) for weights in layers.weights]
-    executable = instantiate(graphs[0])
-    first, second = map(kernels, graphs)
+    executable = driver.instantiate(graphs[0])
+    first, second = map(driver.kernel_nodes, graphs)
     assert len(first) == len(second) >= LAYERS
 
     def replay() -> None:
@@ -160,7 +119,7 @@ def nodes() -> Program:
             node, parameters = first[place]
             if chance.random() < 0.5:
                 _, parameters = second[place]
-            ok(driver.cuGraphExecKernelNodeSetParams_v2(executable, node, ctypes.byref(parameters)))
+            driver.set_kernel(executable, node, parameters)
         launch(executable)
 
     return replay, lambda: layers.hidden
@@ -190,7 +149,7 @@ def branches() -> Program:
             layers.run(layers.weights[0], 0, 1)  # a workspace for each stream
     torch.cuda.synchronize()
     graph = captured(work, sides[0])
-    executable = instantiate(graph)
+    executable = driver.instantiate(graph)
     return lambda: launch(executable), lambda: total
 
 
@@ -213,11 +172,11 @@ def host() -> Program:
         for part in range(4):
             layers.run(layers.weights[0], part * 8, part * 8 + 8)
             pinned.copy_(row, non_blocking=True)
-            ok(driver.cuLaunchHostFunc(ctypes.c_void_p(side.cuda_stream), function, None))
+            driver.call("cuLaunchHostFunc", ctypes.c_void_p(side.cuda_stream), function, None)
             row.copy_(pinned, non_blocking=True)
 
     graph = captured(work, side)
-    executable = instantiate(graph)
+    executable = driver.instantiate(graph)
     kept.append(function)
     return lambda: launch(executable), lambda: layers.hidden
 
@@ -227,17 +186,18 @@ def children() -> Program:
     side = torch.cuda.Stream()
     inner = [captured(lambda weights=weights: layers.run(weights, 0, 16), side) for weights in layers.weights]
     graph = ctypes.c_void_p()
-    ok(driver.cuGraphCreate(ctypes.byref(graph), 0))
+    driver.call("cuGraphCreate", ctypes.byref(graph), 0)
     before = ctypes.c_void_p()
     for turn in range(4):
         node = ctypes.c_void_p()
         count = ctypes.c_size_t(1 if turn else 0)
         after = ctypes.byref(before) if turn else None
-        ok(driver.cuGraphAddChildGraphNode(ctypes.byref(node), graph, after, count, inner[turn % 2]))
+        inside = ctypes.c_void_p(inner[turn % 2])
+        driver.call("cuGraphAddChildGraphNode", ctypes.byref(node), graph, after, count, inside)
         before = node
-    executable = instantiate(graph)
-    for each in (graph, *inner):
-        ok(driver.cuGraphDestroy(each))
+    executable = driver.instantiate(graph.value or 0)
+    for each in (graph.value, *inner):
+        driver.call("cuGraphDestroy", ctypes.c_void_p(each))
     return lambda: launch(executable), lambda: layers.hidden
 
 

@@ -729,5 +729,85 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
   EXPECT_EQ(runtime::hot().counters.total(&telemetry::Shard::graphs) - before, 7U);
 }
 
+// ---- what may go wrong
+
+TEST_F(Sliced, IsDestroyedWhenHalfOfItIsSubmitted) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 400);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  const std::uint64_t before = state().slice_launches;
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ASSERT_TRUE(eventually([&] { return state().slice_launches > before; }));
+  destroy(exec);
+  EXPECT_EQ(ran(), numbers(1, 400));
+  EXPECT_EQ(slices().counts().graphs_sliced, 0U);
+}
+
+// The simulated device is nearly full: neither all slices nor a little to spare fit.
+TEST_F(Sliced, WhereThereIsNoMemoryToBuildWithAGraphGoesWhole) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  std::size_t free_bytes = 0;
+  std::size_t all_bytes = 0;
+  ASSERT_EQ(call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2")(&free_bytes, &all_bytes), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, free_bytes - (1U << 20)), CUDA_SUCCESS);
+  const std::uint64_t before = whole(WholeReason::kNoMemory);
+  EXPECT_TRUE(eventually([&] {
+    Program::check(launch(exec));
+    Program::check(program_.synchronize());
+    clear_log();
+    return whole(WholeReason::kNoMemory) == before + 1;
+  }));
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 40));
+  EXPECT_EQ(slices().counts().bytes, 0U);
+  ASSERT_EQ(call<CUresult(CUdeviceptr)>("cuMemFree_v2")(memory), CUDA_SUCCESS);
+}
+
+// As of a driver that lets nobody change a child graph.
+decltype(cuGraphDestroyNode)* destroy_node = nullptr;
+CUresult destroy_none_inside(CUgraphNode node) {
+  CUDA_KERNEL_NODE_PARAMS parameters{};
+  if (driver::table().graph_kernel_node_get(node, &parameters) == CUDA_SUCCESS &&
+      *static_cast<std::uint64_t*>(parameters.kernelParams[2]) >= 1'000) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return destroy_node(node);
+}
+
+TEST_F(Sliced, ChildGraphsStayWholeWhereTheDriverDestroysNoNodeInside) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  destroy_node = std::exchange(driver::table().graph_node_destroy, &destroy_none_inside);
+  CUgraph inner = new_graph();
+  chain(inner, 1'000, 20);
+  CUgraph graph = new_graph();
+  CUgraphNode const node = child(graph, inner, {chain(graph, 1, 20).back()});
+  CUgraphNode last = node;
+  for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
+  CUgraphExec exec = instantiate(graph);
+  EXPECT_TRUE(has_slices(exec));
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::vector<std::uint64_t> wanted = numbers(1, 20);
+  for (const std::uint64_t each : numbers(1'000, 20)) wanted.push_back(each);
+  for (const std::uint64_t each : numbers(21, 20)) wanted.push_back(each);
+  EXPECT_EQ(ran(), wanted);
+  // Changed as a whole then.
+  CUgraph changed = new_graph();
+  chain(changed, 2'000, 20);
+  ASSERT_EQ(
+      call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed),
+      CUDA_SUCCESS);
+  clear_log();
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran()[20], 2'000U);
+  EXPECT_EQ(slices().counts().graphs_sliced, 1U);
+  driver::table().graph_node_destroy = destroy_node;
+}
+
 }  // namespace
 }  // namespace cudasched::test
