@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -197,15 +198,27 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("gate_waits", [](const cudasched_counts& c) { return times_of(c.gate_waits); })
       .def_property_readonly("queue_waits", [](const cudasched_counts& c) { return times_of(c.queue_waits); })
       .def_property_readonly("preemptions", [](const cudasched_counts& c) { return times_of(c.preemptions); })
-      .def_property_readonly("regions", [](const cudasched_counts& c) {
-        // Those that had a request.
-        std::vector<cudasched_region_counts> found;
-        std::copy_if(std::begin(c.regions), std::end(c.regions), std::back_inserter(found),
-                     [](const cudasched_region_counts& region) {
-                       return std::any_of(std::begin(region.times.buckets), std::end(region.times.buckets),
-                                          [](std::uint64_t times) { return times != 0; });
-                     });
-        return found;
+      .def_property_readonly("regions",
+                             [](const cudasched_counts& c) {
+                               // Those that had a request.
+                               std::vector<cudasched_region_counts> found;
+                               std::copy_if(std::begin(c.regions), std::end(c.regions), std::back_inserter(found),
+                                            [](const cudasched_region_counts& region) {
+                                              return std::any_of(std::begin(region.times.buckets),
+                                                                 std::end(region.times.buckets),
+                                                                 [](std::uint64_t times) { return times != 0; });
+                                            });
+                               return found;
+                             })
+      .def_property_readonly("whole_graphs", [](const cudasched_counts& c) {
+        // Of the reasons that some graph stays whole for: how many graphs, ns and nodes of the longest.
+        std::map<std::string, std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> by_reason;
+        for (int i = 0; i < CUDASCHED_WHOLE_REASONS; ++i) {
+          const cudasched_whole_graphs& whole = c.whole[i];
+          if (whole.graphs == 0) continue;
+          by_reason[cudasched_whole_reason(i)] = {whole.graphs, whole.longest_ns, whole.longest_nodes};
+        }
+        return by_reason;
       });
 
   module.def("version", [] { return std::string(cudasched_version()); });

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/clock.hpp"
@@ -32,6 +33,10 @@ void gather_counts(arbiter::Counts& counts) noexcept {
   counts.process = number_of_process();
   hot().counters.read(counts);
   counts.device_launches = telemetry::device_launches();
+  const auto whole = engine().slices().whole_lately();
+  std::transform(whole.begin(), whole.end(), counts.whole, [](const WholeGraphs& of) {
+    return cudasched_whole_graphs{of.graphs, static_cast<std::uint64_t>(of.longest_ns), of.longest_nodes};
+  });
   engine().for_each_device([&](Device& device) {
     if (device.gate.registered()) counts.without_room += device.gate.without_room();
     counts.best_effort_gpu_ns += static_cast<std::uint64_t>(device.gate.completed_gpu_ns());

@@ -191,9 +191,12 @@ void cudasched_get_state(cudasched_state* state) {
     state->graph_builds = report.slices.builds;
     state->graph_build_ns = report.slices.build_ns;
     state->graph_slices_dropped = report.slices.dropped;
-    state->longest_whole_graph_ns = static_cast<std::uint64_t>(report.slices.longest_whole_ns);
     static_assert(CUDASCHED_WHOLE_REASONS == cudasched::graph::kWholeReasons);
-    std::copy(report.slices.whole.begin(), report.slices.whole.end(), state->graphs_whole);
+    for (std::size_t i = 0; i < report.slices.whole.size(); ++i) {
+      const auto longest_ns = static_cast<std::uint64_t>(report.slices.whole[i].longest_ns);
+      state->graphs_whole[i] = report.slices.whole[i].graphs;
+      state->longest_whole_graph_ns = std::max(state->longest_whole_graph_ns, longest_ns);
+    }
     const auto& counters = cudasched::runtime::hot().counters;
     state->clean_requests = counters.clean_requests.load(std::memory_order_relaxed);
     state->halved_budgets = counters.halved_budgets.load(std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* What a process counts from its first CUDA call on. It stands in the shared tables (csrc/arbiter/counters.hpp) and
  * crosses the C boundary (engine.h) as the same bytes: changing it changes the table's layout version. Every number
- * only grows. Times are nanoseconds. */
+ * but those of graphs that stay whole only grows. Times are nanoseconds. */
 #ifndef CUDASCHED_COUNTS_H_
 #define CUDASCHED_COUNTS_H_
 
@@ -15,6 +15,8 @@
 /* Of regions: "" (without a name) is the first, and those beyond the others are counted together in the last. */
 #define CUDASCHED_REGIONS 12
 #define CUDASCHED_REGION_NAME_BYTES 64
+/* Why a graph is launched whole: cudasched_whole_reason() names them. */
+#define CUDASCHED_WHOLE_REASONS 26
 
 struct cudasched_times {
   uint64_t buckets[CUDASCHED_TIME_BUCKETS]; /* the number of times is their sum */
@@ -28,6 +30,13 @@ struct cudasched_region_counts {
   uint64_t met;                           /* of those with a target, how many kept it, */
   uint64_t missed;                        /* and how many did not */
   struct cudasched_times times;           /* of all: from the entry until the region was left and its work complete */
+};
+
+/* Executable graphs that the process has now and that stay whole for one reason. */
+struct cudasched_whole_graphs {
+  uint64_t graphs;
+  uint64_t longest_ns;    /* what the longest of them is predicted to take, */
+  uint64_t longest_nodes; /* and how many nodes it has */
 };
 
 struct cudasched_counts {
@@ -66,6 +75,7 @@ struct cudasched_counts {
   struct cudasched_times queue_waits; /* of one offloaded launch in 16: from the program's call to the driver's */
   struct cudasched_times preemptions; /* of requests that began beside best effort: until the GPU was theirs */
   struct cudasched_region_counts regions[CUDASCHED_REGIONS];
+  struct cudasched_whole_graphs whole[CUDASCHED_WHOLE_REASONS]; /* by reason; as of a second ago at most */
 };
 
 #endif

@@ -49,8 +49,7 @@ CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_dr
  * CUDASCHED_HOOK_ERROR. */
 CUDASCHED_EXPORT int cudasched_find_driver(char* path, uint64_t path_bytes);
 
-/* How many reasons there are for a graph to stay whole, and the name of each ("memory_node"); null beyond the last. */
-#define CUDASCHED_WHOLE_REASONS 26
+/* The name of each of the CUDASCHED_WHOLE_REASONS for a graph to stay whole ("memory_node"); null beyond the last. */
 CUDASCHED_EXPORT const char* cudasched_whole_reason(int32_t reason);
 
 /* What the engine of this process does, beside what it counts (cudasched_get_counts). */

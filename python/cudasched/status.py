@@ -25,6 +25,21 @@ def _coverage(launches: int, device_launches: int) -> float | None:
 
 
 @dataclass(frozen=True)
+class WholeGraphs:
+    """Executable graphs of a process that are launched whole, for one reason (``docs/graphs.md``).
+
+    Attributes:
+        graphs: How many there are now.
+        longest_ms: What the longest of them is predicted to take, ms: a request may wait for all of that.
+        longest_nodes: How many nodes that one has.
+    """
+
+    graphs: int
+    longest_ms: float
+    longest_nodes: int
+
+
+@dataclass(frozen=True)
 class Client:
     """One process on one GPU in one class.
 
@@ -67,6 +82,7 @@ class Client:
         weight: Multiplies its share among best-effort clients.
         policy: What decides over its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
             program brings; empty: not known.
+        whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
     """
 
     slot: int
@@ -101,6 +117,7 @@ class Client:
     process_class: str = "normal"
     weight: float = 1.0
     policy: str = ""
+    whole_graphs: Mapping[str, WholeGraphs] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float | None:
@@ -259,8 +276,9 @@ def state() -> State:
     return State(installed=hook.installed(), **values)
 
 
-def client_of(seen: stub.Client) -> Client:
-    """A client as the engine says it, with the units of `Client`."""
+def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
+    """A client as the engine says it, and what its process counts, with the units of `Client`."""
+    whole = counts.whole_graphs if counts else {}
     return Client(
         slot=seen.slot,
         pid=seen.pid,
@@ -294,6 +312,7 @@ def client_of(seen: stub.Client) -> Client:
         process_class=seen.process_class,
         weight=seen.weight_milli / 1000,
         policy=seen.policy,
+        whole_graphs={name: WholeGraphs(count, ns / _NS_PER_MS, nodes) for name, (count, ns, nodes) in whole.items()},
     )
 
 
@@ -319,10 +338,10 @@ def status() -> list[Device]:
         return [Device(name="", uuid="", path=directory, clients=(), error=why)]
     for path in (directory / name for name in names):
         try:
-            name, clients = core.read_table(str(path))
+            name, clients = core.read_counts(str(path))
         except Error as error:
             devices.append(Device(name="", uuid=path.stem, path=path, clients=(), error=str(error)))
             continue
-        ordered = sorted(map(client_of, clients), key=lambda client: client.slot)
+        ordered = sorted((client_of(*client) for client in clients), key=lambda client: client.slot)
         devices.append(Device(name=name, uuid=path.stem, path=path, clients=tuple(ordered)))
     return devices

@@ -76,10 +76,14 @@ class Tables:
     def find_driver(self) -> str:
         return "libcuda.so.1"
 
-    def read_table(self, path: str) -> tuple[str, list[SimpleNamespace]]:
+    def read_counts(self, path: str) -> tuple[str, list[tuple[SimpleNamespace, SimpleNamespace | None]]]:
         if "broken" in path:
             raise cudasched.ArbiterError("not a table")
-        return "H200", [SimpleNamespace(**client) for client in self._clients]
+        return "H200", [self._read(**client) for client in self._clients]
+
+    @staticmethod
+    def _read(whole: object = None, **client: object) -> tuple[SimpleNamespace, SimpleNamespace | None]:
+        return SimpleNamespace(**client), SimpleNamespace(whole_graphs=whole) if whole else None
 
 
 def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +106,29 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "policy_s": 0.0,
         "deadline_in_ms": -1.0,
         "gate_wait_ms": 3.0,
+        "whole_graphs": {},
     }
     assert second.coverage == 0.9
+
+
+def test_graphs_that_stay_whole_are_named_with_their_reason_and_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"memory_node": (2, 4_200_000, 310), "short": (9, 150_000, 12), "unknown_node": (1, 900_000, 5)}
+    trains = {**RAW, "slot": 4, "name": "train.py", "client_class": "best_effort", "whole": whole}
+    serves = {**RAW, "slot": 5, "name": "serve.py", "client_class": "latency", "process": 2, "whole": whole}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [trains, serves]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    assert show_status(as_json=False, watch=False) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "whole" in line]
+    assert len(lines) == 2 and all("train.py" in line for line in lines)
+    assert "2 graphs are launched whole, up to 4.2 ms and 310 nodes" in lines[0]
+    assert "memory_node: allocate before the capture" in lines[0]
+    assert "1 graph is" in lines[1] and "unknown_node (docs/graphs.md)" in lines[1]
+    (device,) = cudasched.status()
+    assert device.clients[0].whole_graphs["memory_node"].longest_ms == 4.2
+    assert show_status(as_json=True, watch=False) == 0
+    assert '"longest_nodes": 310' in capsys.readouterr().out or '"longest_nodes":310' in capsys.readouterr().out
 
 
 def test_work_that_does_not_end_is_named(

@@ -916,14 +916,26 @@ SliceCounts Slices::counts() noexcept {
       ++counts.graphs_sliced;
       counts.slices += slices;
     } else if (state == Sliced::State::kWhole) {
-      ++counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
+      WholeGraphs& whole = counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
+      ++whole.graphs;
       driver::ExecFacts facts;
-      if (driver::registry().find(exec, facts)) {
-        counts.longest_whole_ns = std::max(counts.longest_whole_ns, facts.critical_path_ns);
+      if (!driver::registry().find(exec, facts)) continue;
+      if (whole.longest_nodes == 0 || facts.critical_path_ns > whole.longest_ns) {
+        whole.longest_ns = facts.critical_path_ns;
+        whole.longest_nodes = facts.nodes;
       }
     }
   }
   return counts;
+}
+
+std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_lately() noexcept {
+  const std::scoped_lock lock(lately_mutex_);
+  if (const std::int64_t now = now_ns(); lately_ns_ == 0 || now - lately_ns_ > kLookNs / 2) {
+    lately_ = counts().whole;
+    lately_ns_ = now;
+  }
+  return lately_;
 }
 
 void Slices::stop() noexcept {

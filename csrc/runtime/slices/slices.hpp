@@ -129,6 +129,13 @@ struct Sliced {
   void release() noexcept { taken.store(false, std::memory_order_release); }
 };
 
+// Executable graphs that stay whole for one reason.
+struct WholeGraphs {
+  std::uint64_t graphs = 0;
+  std::int64_t longest_ns = 0;  // as predicted
+  std::uint32_t longest_nodes = 0;
+};
+
 // As `cudasched.state()` has them.
 struct SliceCounts {
   std::uint64_t graphs_sliced = 0;  // executable graphs that have slices now,
@@ -137,8 +144,7 @@ struct SliceCounts {
   std::uint64_t builds = 0;
   std::uint64_t build_ns = 0;  // of the builder thread, in all
   std::uint64_t dropped = 0;   // graphs whose slices were given up: updated, or launched no more
-  std::array<std::uint64_t, graph::kWholeReasons> whole{};  // executable graphs that stay whole, by reason
-  std::int64_t longest_whole_ns = 0;                        // predicted, of these
+  std::array<WholeGraphs, graph::kWholeReasons> whole{};  // by reason
 };
 
 class Slices {
@@ -241,7 +247,10 @@ class Slices {
   // ---- the ticker's
   void tick() noexcept;
 
+  // Looks at every graph.
   SliceCounts counts() noexcept;
+  // The same, as of a second ago at most. The ticker's, and of who asks for what it publishes.
+  std::array<WholeGraphs, graph::kWholeReasons> whole_lately() noexcept;
   // At exit: the builder calls the driver no more.
   void stop() noexcept;
   void reset_in_child() noexcept;
@@ -312,6 +321,9 @@ class Slices {
   std::atomic<bool> children_stay_{false};  // the driver destroys no node inside of a child graph
   std::atomic<graph::WholeReason> failed_{graph::WholeReason::kNone};  // the first of them
   bool said_failed_ = false;                                           // the ticker's
+  std::mutex lately_mutex_;                                            // of the two below
+  std::array<WholeGraphs, graph::kWholeReasons> lately_{};
+  std::int64_t lately_ns_ = 0;
 };
 
 }  // namespace cudasched::runtime

@@ -186,6 +186,46 @@ def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
     return lines
 
 
+_LONG_GRAPH_MS = 0.2
+"""A shorter graph delays no one by much: slices are about so long."""
+
+_CHANGES = {
+    "too_large": "capture parts of it",
+    "branches": "join its branches more often",
+    "waits": "order its collectives, by events within the capture",
+    "memory_node": "allocate before the capture",
+    "conditional": "branch on the host, or in a kernel",
+    "event_node": "record behind the launch",
+    "device_updated": "update its nodes from the host",
+    "devices": "make a graph a device",
+    "no_memory": "leave the GPU some memory",
+    "too_slow": "raise graph_build_ms",
+    "over_budget": "raise graph_slice_mb",
+    "updated": "keep its nodes and edges as they are",
+}
+"""What a program could change so that a graph is cut, by the reason for which it is not (docs/graphs.md)."""
+
+
+def _whole_graphs(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each process and reason for which best-effort graphs stay whole that a request may wait for."""
+    lines: list[RenderableType] = []
+    clients = [client for device in devices for client in device.clients if client.client_class == "best_effort"]
+    for key, client in {(client.process, client.pid, client.name): client for client in clients}.items():
+        for reason, whole in sorted(client.whole_graphs.items()):
+            if whole.longest_ms < _LONG_GRAPH_MS:
+                continue
+            graphs = f"{whole.graphs} graph{'s are' if whole.graphs != 1 else ' is'} launched whole"
+            change = f": {_CHANGES[reason]}" if reason in _CHANGES else ""
+            lines.append(
+                _line(
+                    f"{key[2]} ({key[1]}): {graphs}, up to {_time(whole.longest_ms)} and {whole.longest_nodes} nodes, "
+                    f"for the reason {reason}{change} (docs/graphs.md)",
+                    "yellow",
+                )
+            )
+    return lines
+
+
 def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
@@ -202,6 +242,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
     parts += _lost_class(devices)
+    parts += _whole_graphs(devices)
     parts += _others(devices, _gpus(devices))
     parts += [_line(meaning, "dim") for name, meaning in _CLASSES.items() if name in seen]
     return parts

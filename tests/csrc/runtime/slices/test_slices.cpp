@@ -15,7 +15,7 @@ namespace {
 using graph::WholeReason;
 
 std::uint64_t whole(WholeReason reason) {
-  return runtime::engine().slices().counts().whole[static_cast<std::size_t>(reason)];
+  return runtime::engine().slices().counts().whole[static_cast<std::size_t>(reason)].graphs;
 }
 
 class Sliced : public GraphProgram {};
@@ -457,6 +457,7 @@ TEST_F(Sliced, GraphsStayWholeForAReason) {
     for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   }
   EXPECT_EQ(ran().size(), 9U);
+  EXPECT_EQ(slices().counts().whole[static_cast<std::size_t>(WholeReason::kShort)].longest_nodes, 2U);
   EXPECT_EQ(whole(WholeReason::kOneNode), 2U);
   EXPECT_EQ(whole(WholeReason::kShort), 1U);
 }
