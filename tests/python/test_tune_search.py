@@ -23,6 +23,8 @@ from cudasched.tune.tuner import Objective, Progress, Settings, run
 from cudasched.tune.workers import Request
 from synthetic_spaces import of_kernel, recording, small
 
+pytest.importorskip("sklearn")
+
 SMALL = recording(small())
 
 

@@ -1,0 +1,188 @@
+"""`cudasched dashboard`: who may see it, what it opens, and the page in a real Chromium over a synthetic space."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import FOUND, Browser
+from cudasched.errors import ConfigError, Error
+from cudasched.tune.dashboard import Options, command_line
+from cudasched.tune.dashboard._data import Entry, grid, layers, open_file, pareto, recorded
+from cudasched.tune.dashboard._serve import token_matches
+from cudasched.tune.measurement import Measurement
+from support import PATIENCE_S, Run
+from synthetic_spaces import recording, small
+
+PICTURES = os.environ.get("PICTURES")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "192.168.1.5", "::"])
+def test_an_address_that_others_reach_is_refused_without_the_flag(address: str, cudasched: Run) -> None:
+    with pytest.raises(ConfigError, match="--any-address allows that"):
+        Options(address=address).check()
+    Options(address=address, any_address=True).check()
+    Options(address="::1").check()
+
+
+def test_wrong_options_are_refused(tmp_path: Path, cudasched: Run) -> None:
+    for options, said in (
+        (Options(address="example.org"), "an IP address"),
+        (Options(port=0), "1 to 65535"),
+        (Options(files=(tmp_path / "none",)), "no such file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            options.check()
+    done = cudasched("dashboard", "--address", "0.0.0.0")
+    assert done.returncode == 2 and "--any-address" in done.stderr
+
+
+def test_protection_is_on_and_telemetry_off() -> None:
+    given = command_line(Options())
+    for flag in (
+        "--server.address=127.0.0.1",
+        "--server.enableXsrfProtection=true",
+        "--server.enableCORS=true",
+        "--browser.gatherUsageStats=false",
+        "--client.showErrorDetails=none",
+    ):
+        assert flag in given
+
+
+def test_a_token_matches_itself_alone() -> None:
+    assert token_matches("abc", "abc")
+    assert not any(token_matches(given, "abc") for given in (None, "", "ab", "abcd", "äbc"))
+
+
+def entry(time_us: float, registers: int, **configuration: int) -> Entry:
+    return Entry(configuration, Measurement("ok", samples_us=(time_us,), registers=registers))
+
+
+def test_the_pareto_front_has_what_nothing_beats_in_both() -> None:
+    found = [entry(3, 10), entry(1, 40), entry(2, 40), entry(2, 20), entry(5, 10), Entry({}, Measurement("hang"))]
+    front = [(one.time_us, one.measurement.registers) for one in pareto(found, "registers")]
+    assert front == [(1, 40), (2, 20), (3, 10)]
+
+
+def test_a_heat_map_has_the_best_of_each_pair_and_holes() -> None:
+    found = [entry(3, 1, a=1, b=2, c=1), entry(2, 1, a=1, b=2, c=2), entry(9, 1, a=4, b=8, c=1)]
+    assert grid(found, "a", "b") == ([1, 4], [2, 8], [[2, None], [None, 9]])
+
+
+def test_files_are_told_by_their_content(tmp_path: Path) -> None:
+    recording(small()).save(tmp_path / "small.npz")
+    assert open_file(tmp_path / "small.npz")[0] == "recording"
+    layer = tmp_path / "layer.json"
+    layer.write_text('{"kernels": [{"kernel": "layernorm", "baseline_us": 20, "tuned_us": 10}]}')
+    assert open_file(layer)[1] == layers(layer.read_text())
+    for name, text in (("a.json", "{}"), ("b.json", "[]"), ("c.json", "no"), ("d.npz", "no"), ("e.txt", "no")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(Error):
+            open_file(tmp_path / name)
+    with pytest.raises(ConfigError):
+        layers('{"kernels": [{"kernel": "x", "baseline_us": 0, "tuned_us": 1}]}')
+
+
+def test_plots_are_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    from cudasched.tune.dashboard import _plots
+
+    found = recorded(recording(small()))
+    made = [
+        _plots.heat_map(found, "THREADS", "VECTOR"),
+        _plots.pareto_plot(found, "registers"),
+        _plots.progress({"one": [3.0, 2.0], "other": [float("inf"), 1.0]}),
+        _plots.layer_bars(layers('{"kernels": [{"kernel": "x", "baseline_us": 2, "tuned_us": 1}]}')),
+        _plots.pareto_plot([], "registers"),
+    ]
+    for figure in made:
+        figure.canvas.draw()
+
+
+@pytest.fixture
+def page(tmp_path: Path, command: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address, with the token, of a dashboard of a synthetic space."""
+    pytest.importorskip("streamlit")
+    recording(small()).save(tmp_path / "small.npz")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    layer = {"kernels": [{"kernel": name, "baseline_us": 20, "tuned_us": us} for name, us in (("a", 9), ("b", 16))]}
+    (tmp_path / "layer.json").write_text(json.dumps(layer))
+    given = [command, "dashboard", "small.npz", "layer.json", "--port", str(port), "--database", "tune.sqlite"]
+    process = subprocess.Popen(given, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split(": ", 1)[1].strip(), process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
+
+
+def click(browser: Browser, text: str) -> None:
+    """A button or tab by its text."""
+    found = f"[...document.querySelectorAll('button,[role=tab]')].find((one) => one.innerText.trim() === '{text}')"
+    browser.wait_for(f"{found} !== undefined")
+    browser.evaluate(f"{found}.click()")
+
+
+def shows(browser: Browser, text: str) -> None:
+    browser.wait_for(f"(document.body?.innerText ?? '').includes({json.dumps(text)})")
+
+
+@pytest.mark.skipif(FOUND is None, reason="needs Chromium: apt-get install chromium")
+def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess.Popen[str]], tmp_path: Path) -> None:
+    address, _ = page
+    pictures = Path(PICTURES) if PICTURES else tmp_path
+    bare, _, token = address.partition("?token=")
+    for _ in range(PATIENCE_S * 5):
+        try:
+            urllib.request.urlopen(f"{bare}_stcore/health", timeout=PATIENCE_S)
+            break
+        except urllib.error.URLError:
+            signal.sigtimedwait([], 0.2)
+    browser = Browser(tmp_path / "profile", 1400, 2200)
+    try:
+        # Without the token, or with another one, nothing is shown.
+        browser.open(bare)
+        shows(browser, "The address that")
+        assert "small" not in browser.evaluate("document.body.innerText")
+        browser.open(f"{bare}?token=wrong")
+        shows(browser, "The address that")
+        assert "A recorded space" not in browser.evaluate("document.body.innerText")
+
+        browser.open(address)
+        shows(browser, "A recorded space")
+        browser.wait_for(f"!location.href.includes({json.dumps(token)})")
+        click(browser, "Run")
+        shows(browser, "100 configurations were tried")
+        shows(browser, "Pareto front")
+        browser.wait_for("document.querySelectorAll('img').length >= 3")
+        browser.picture(pictures / "dashboard-tune.png")
+        for tab, text in (("Runs", "Compare"), ("Measurements", "scale n=1.04858e+06"), ("Files", "synthetic")):
+            click(browser, tab)
+            shows(browser, text)
+            browser.picture(pictures / f"dashboard-{tab.lower()}.png")
+        assert "Traceback" not in browser.evaluate("document.body.innerText") and browser.errors == []
+    finally:
+        browser.close()
+
+
+def test_the_page_is_on_loopback_alone_and_ends_with_its_command(
+    page: tuple[str, subprocess.Popen[str]],
+) -> None:
+    address, process = page
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) in (130, 143)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=5)

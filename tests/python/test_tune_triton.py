@@ -1,0 +1,103 @@
+"""The decorator for Triton, over a stand-in for Triton: what is asked of it, and what it is given back."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from cudasched import tune
+from cudasched.errors import ConfigError, Error
+
+pytest.importorskip("sklearn")
+
+SPACE = {"BLOCK": [32, 64, 128, 256, 512], "STAGES": [1, 2, 3], "num_warps": [1, 2, 4, 8]}
+
+
+class Config:
+    def __init__(self, kwargs: dict[str, Any], **options: Any) -> None:
+        self.kwargs, self.options = kwargs, options
+
+    def all_kwargs(self) -> dict[str, Any]:
+        return {**self.kwargs, **self.options}
+
+
+class CompilationError(Exception):
+    pass
+
+
+class OutOfResources(Exception):  # noqa: N818  as Triton calls it
+    pass
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Times a configuration by what the kernel notes as the last one that it was called with."""
+    module: Any = ModuleType("triton")
+    module.called = []
+    module.given = {}
+
+    def autotune(**given: Any) -> Any:
+        module.given = given
+        return lambda function: SimpleNamespace(function=function, **given)
+
+    def do_bench(call: Any, **_: Any) -> float:
+        call()
+        last = module.called[-1]
+        if last["BLOCK"] == 512 and last["num_warps"] == 1:
+            raise OutOfResources
+        return 1.0 + abs(last["BLOCK"] - 128) / 64 + abs(last["num_warps"] - 4) + 0.1 * last["STAGES"]
+
+    module.Config, module.autotune, module.CompilationError = Config, autotune, CompilationError
+    module.testing = SimpleNamespace(do_bench=do_bench)
+    module.runtime = SimpleNamespace(errors=SimpleNamespace(OutOfResources=OutOfResources))
+    monkeypatch.setitem(sys.modules, "triton", module)
+    return module  # type: ignore[no-any-return]
+
+
+class Kernel:
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getitem__(self, grid: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> None:
+            assert grid == "the grid" and arguments == (1, 2) and named["extra"] == 3
+            self._library.called.append(named)
+
+        return call
+
+
+def test_a_part_of_the_space_is_timed_and_triton_chooses_among_the_best(library: Any) -> None:
+    made = tune.triton(space=SPACE, key=["n"], evaluations=30, reset_to_zero=["y"])(Kernel(library))
+    assert len(made.configs) == 60 and made.key == ["n"] and made.cache_results and made.reset_to_zero == ["y"]
+    prune = made.prune_configs_by["early_config_prune"]
+    left = prune(made.configs, {"x": 1, "n": 2}, grid="the grid", warmup=False, extra=3)
+    assert len(left) == 3 and len(library.called) == 30
+    best = left[0].all_kwargs()
+    assert best["num_warps"] == 4 and best["BLOCK"] == 128
+    assert left[0].options == {"num_warps": 4} and "num_warps" not in left[0].kwargs
+
+
+def test_a_constraint_leaves_configurations_out(library: Any) -> None:
+    made = tune.triton(space=SPACE, key=[], constraint=lambda one: one["BLOCK"] > 64)(Kernel(library))
+    assert {config.kwargs["BLOCK"] for config in made.configs} == {128, 256, 512}
+    with pytest.raises(ConfigError, match="the space is empty"):
+        tune.triton(space=SPACE, key=[], constraint=lambda one: False)
+    with pytest.raises(ConfigError, match="list of values"):
+        tune.triton(space={"BLOCK": []}, key=[])
+    with pytest.raises(ConfigError, match="more than"):
+        tune.triton(space={f"P{i}": list(range(20)) for i in range(5)}, key=[])
+
+
+def test_where_no_configuration_runs_it_is_an_error(library: Any) -> None:
+    space = {"BLOCK": [512], "STAGES": [1, 2, 3, 4], "num_warps": [1]}
+    made = tune.triton(space=space, key=[])(Kernel(library))
+    with pytest.raises(Error, match="none of 4 configurations of the kernel ran"):
+        made.prune_configs_by["early_config_prune"](made.configs, {"x": 1, "n": 2}, grid="the grid", extra=3)
+
+
+def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(Error, match="pip install triton"):
+        tune.triton(space=SPACE, key=[])
