@@ -71,6 +71,8 @@ namespace {
 
 constexpr std::int64_t kLookNs = 2 * kNsPerMs;
 constexpr std::int64_t kUnclearNs = kNsPerSecond;  // for an answer to what was taken up
+// How long an outcome is left to the controller that it is for, which may have been killed.
+constexpr std::int64_t kUnreadNs = 250 * kNsPerMs;
 
 // A slot of a living process with that number.
 int find_slot(Table& table, std::uint64_t process) noexcept {
@@ -79,6 +81,15 @@ int find_slot(Table& table, std::uint64_t process) noexcept {
     if (table.alive(slot)) return slot;
   }
   return -1;
+}
+
+// The outcome is known to its controller: the next one need not wait. Void where the word speaks of another change.
+void note_read(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept {
+  std::uint64_t seen = word.load(std::memory_order_relaxed);
+  control::Word said = control::Word::unpack(seen);
+  if (said.number != number || said.state != control::State::kOver) return;
+  said.state = control::State::kFree;
+  word.compare_exchange_strong(seen, said.pack(), std::memory_order_relaxed);
 }
 
 // Of a change that was not answered.
@@ -98,20 +109,34 @@ Outcome change(Table& table, std::uint64_t process, const Change& change, std::i
   const std::int64_t until_ns = now_ns() + timeout_ns;
   std::optional<std::uint16_t> number;
   int slot = -1;
+  std::uint64_t unread = 0;  // the outcome of another controller's change, and since when it has been there
+  std::int64_t unread_since_ns = 0;
   while (!number) {
     slot = table.check() && process != 0 ? find_slot(table, process) : -1;
     if (slot < 0) return Outcome::kNoClient;
     const std::uint64_t seen = table.slot(slot).control.load(std::memory_order_acquire);
     if (table.counts(slot).process() != process) continue;  // it has just ended
-    number = control::ask(table.slot(slot).control, seen, change);
+    const std::int64_t now = now_ns();
+    if (seen != unread) unread_since_ns = now;
+    unread = seen;
+    const bool left_to_another =
+        control::Word::unpack(seen).state == control::State::kOver && now - unread_since_ns < kUnreadNs;
+    if (!left_to_another) number = control::ask(table.slot(slot).control, seen, change);
     if (number) break;
-    if (now_ns() >= until_ns) return Outcome::kBusy;
+    if (now >= until_ns + (left_to_another ? kUnreadNs : 0)) return Outcome::kBusy;
     pause_ns(kLookNs);
   }
   while (true) {
-    if (const auto outcome = control::answer(table.slot(slot).control, *number)) return *outcome;
+    if (const auto outcome = control::answer(table.slot(slot).control, *number)) {
+      note_read(table.slot(slot).control, *number);
+      return *outcome;
+    }
     if (!table.check() || !table.alive(slot)) return Outcome::kEnded;
-    if (now_ns() >= until_ns) return give_up(table, slot, *number);
+    if (now_ns() >= until_ns) {
+      const Outcome outcome = give_up(table, slot, *number);
+      note_read(table.slot(slot).control, *number);
+      return outcome;
+    }
     pause_ns(kLookNs);
   }
 }

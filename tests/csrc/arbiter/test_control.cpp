@@ -188,6 +188,26 @@ TEST_F(ControlTest, AnotherProcessChangesAClient) {
   EXPECT_EQ(table->slot(slot).weight_milli.load(), 700U);
 }
 
+// None finds its outcome overwritten by the next one's change.
+TEST_F(ControlTest, EveryControllerOfManyGetsItsOwnAnswer) {
+  const auto table = open();
+  const auto client = start_client();
+  client->receive();
+  constexpr int kControllers = 4;
+  std::vector<std::unique_ptr<Process>> controllers;
+  for (int i = 0; i < kControllers; ++i) {
+    controllers.push_back(std::make_unique<Process>([this, i](const Link& link) {
+      const auto own = Table::open_existing(path_);
+      int applied = 0;
+      for (std::int32_t change = 0; change < 25; ++change) {
+        applied += set_weight(*own, 100 + 25 * i + change) == Outcome::kApplied ? 1 : 0;
+      }
+      link.send(applied);
+    }));
+  }
+  for (const auto& controller : controllers) EXPECT_EQ(controller->receive(), 25);
+}
+
 TEST_F(ControlTest, ARefusalComesBack) {
   const auto table = open();
   const auto client = start_client(Outcome::kRegions);
