@@ -7,9 +7,9 @@
 //
 // Each step replaces the whole word by compare-and-swap, so that a process killed at any instruction leaves a word that
 // means something: a change is made or not, and a controller is never told that it was withdrawn when it was made. Two
-// controllers do not disturb each other: the second waits until the first one's change is over and its outcome was read,
-// or has been left unread for so long that its controller is gone. The number in the word differs for each change and
-// each owner of the slot, so that no change reaches a client that it was not meant for.
+// controllers do not disturb each other: the second waits until the first one's change is over and its outcome was
+// read, or has been left unread for so long that its controller is gone. The number in the word differs for each change
+// and each owner of the slot, so that no change reaches a client that it was not meant for.
 //
 // Permission is that of the table's file: its user's. Nothing here is on the launch path. The functions on words are
 // lock-free and make no system call; change() sleeps and asks for locks.
