@@ -127,7 +127,7 @@ function picked(client, label, values, now, changed) {
 
 function limit(client) {
   const now = client.memory_limit_bytes;
-  const field = element("input", { type: "number", min: "0", step: "any", placeholder: "none", disabled: busy.has(client.id) });
+  const field = element("input", { type: "number", min: "0", step: "any", placeholder: "–", disabled: busy.has(client.id) });
   field.value = now === null ? "" : String(+(now / 2 ** 30).toFixed(3));
   field.setAttribute("aria-label", `limit of memory of ${client.name}, GiB`);
   field.addEventListener("change", () => {
