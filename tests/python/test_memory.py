@@ -17,6 +17,9 @@ from support import ROOT, Run
 MIB = 2**20
 OUT_OF_MEMORY = 2
 
+#: Longer than a busy machine keeps a program waiting.
+UNHURRIED = {"CUDASCHED_GIVE_BACK_MS": "50000"}
+
 #: Of a program: what allocates, what frees, and what its driver says is free.
 ALLOCATOR = """
 def allocate(bytes):
@@ -67,11 +70,32 @@ def a_program(stage: Stage, client_class: str, **environment: str) -> Program:
     return program
 
 
+def threads(program: Program) -> list[tuple[str, str]]:
+    """Names and states, as /proc has them."""
+    found = []
+    for task in Path(f"/proc/{program.pid}/task").iterdir():
+        name, _, rest = (task / "stat").read_text().partition(" (")[2].rpartition(") ")
+        found.append((name, rest[0]))
+    return found
+
+
+def gives(program: Program) -> bool:
+    """Whether the thread that empties its cache waits to be asked."""
+    return ("cudasched-mem", "S") in threads(program)
+
+
+def stop(program: Program) -> None:
+    """Returns when all of its threads have stopped."""
+    os.kill(program.pid, signal.SIGSTOP)
+    eventually(lambda: {state for _, state in threads(program)} == {"T"}, "it has stopped")
+
+
 def a_giver(stage: Stage, mib: int = 700, **environment: str) -> Program:
     """A best-effort program that keeps so much memory, which it does not need."""
     giver = a_program(stage, "best_effort", **environment)
     giver.call(CACHE)
     assert giver.number(f"kept.append(allocate({mib * MIB})) or kept[-1]") > 0
+    eventually(lambda: gives(giver), "it can be asked")
     return giver
 
 
@@ -120,8 +144,8 @@ def test_a_limit_that_is_no_size_starts_nothing(cudasched: Run, value: str) -> N
 
 
 def test_memory_that_only_caches_keep_goes_to_the_latency_client(stage: Stage) -> None:
-    giver, server = a_giver(stage), a_program(stage, "latency")
-    eventually(lambda: server.number(f"allocate({600 * MIB})") > 0, "it has a giver")
+    giver, server = a_giver(stage), a_program(stage, "latency", **UNHURRIED)
+    assert server.number(f"allocate({600 * MIB})") > 0
     assert giver.number("emptied") >= 1
     assert clients()[giver.pid].memory_given_bytes == 700 * MIB
     assert server.stderr == ""
@@ -179,10 +203,8 @@ def test_an_error_says_who_holds_what(stage: Stage) -> None:
 
 def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(stage: Stage) -> None:
     giver = a_giver(stage, CUDASCHED_NAME="train.py")
-    eventually(lambda: clients()[giver.pid].memory_bytes, "its memory is told")
     server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="300")
-    time.sleep(0.1)  # until its thread runs
-    os.kill(giver.pid, signal.SIGSTOP)
+    stop(giver)
     try:
         assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
     finally:
@@ -193,9 +215,8 @@ def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(
 
 def test_what_a_killed_giver_held_is_there_at_once(stage: Stage) -> None:
     giver = a_giver(stage, CUDASCHED_NAME="train.py")
-    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="50000")
-    time.sleep(0.1)
-    os.kill(giver.pid, signal.SIGSTOP)
+    server = a_program(stage, "latency", **UNHURRIED)
+    stop(giver)
     server.send(f"allocate({600 * MIB})")
     time.sleep(0.1)
     assert not server.answered()
@@ -208,9 +229,8 @@ def test_a_killed_client_that_asked_holds_nobody_up(stage: Stage) -> None:
     """It asks one that does not answer, so that its request is open; the other one waits only until it is dead."""
     stuck = a_giver(stage, 300)
     giver = a_giver(stage, 300)
-    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="50000")
-    time.sleep(0.1)
-    os.kill(stuck.pid, signal.SIGSTOP)
+    server = a_program(stage, "latency", **UNHURRIED)
+    stop(stuck)
     try:
         server.send(f"allocate({900 * MIB})")
         eventually(lambda: clients()[giver.pid].memory_given_bytes == 300 * MIB, "it has given")
