@@ -55,7 +55,8 @@ class Memory {
   // The pools of a device, as the driver says how large they are.
   void refresh_pools(int device) noexcept;
 
-  // At exit, once scheduling is off: no cache is emptied from here on. Waits for one that is being emptied, for a while.
+  // At exit, once scheduling is off: no cache is emptied from here on. Waits for one that is being emptied, for a
+  // while.
   void stop() noexcept;
   void reset_in_child() noexcept;
 
@@ -71,7 +72,7 @@ class Memory {
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
   std::atomic<int> emptying_{0};  // threads
-  std::int64_t looked_ns_ = 0;  // for a cache; the ticker's
+  std::int64_t looked_ns_ = 0;    // for a cache; the ticker's
   bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};
   std::atomic<std::int64_t> said_limit_ns_{0};

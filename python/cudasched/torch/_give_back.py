@@ -22,10 +22,10 @@ def give_back() -> None:
     """Has this program empty PyTorch's cache when another program's latency work runs out of GPU memory.
 
     Best-effort programs give memory back by themselves where the PyTorch extension is built (``cudasched torch
-    build``). This builds it, some ten seconds once on a machine, and begins at once. A native thread empties the cache, as ``torch.cuda.empty_cache()`` does,
-    without the interpreter's lock; what the program goes on using stays. Programs with latency work of their own give
-    nothing. With the allocator ``cudaMallocAsync`` nothing is needed: the driver's pools are trimmed. Does nothing the
-    second time, and without the hook.
+    build``). This builds it, some ten seconds once on a machine, and begins at once. A native thread empties the cache,
+    as ``torch.cuda.empty_cache()`` does, without the interpreter's lock; what the program goes on using stays. Programs
+    with latency work of their own give nothing. With the allocator ``cudaMallocAsync`` nothing is needed: the driver's
+    pools are trimmed. Does nothing the second time, and without the hook.
 
     Raises:
         ExtensionError: The extension cannot be had; the message says why.
