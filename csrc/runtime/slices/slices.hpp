@@ -150,7 +150,10 @@ struct SliceCounts {
 class Slices {
  public:
   // Before the first graph is told of.
-  void configure(const SliceSettings& settings) noexcept { settings_ = settings; }
+  void configure(const SliceSettings& settings) noexcept {
+    settings_ = settings;
+    children_stay_.store(false);
+  }
   bool on() const noexcept { return settings_.when != SliceSettings::When::kOff; }
 
   // ---- the program's threads, off the launch path
