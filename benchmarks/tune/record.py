@@ -55,7 +55,7 @@ class Part:
     @property
     def name(self) -> str:
         """Its file's."""
-        return "-".join([self.kernel, *(f"{value:g}" for value in self.shape.values())])
+        return "-".join([self.kernel, *map(str, self.shape.values())])
 
 
 def parts(only: Sequence[str], shapes: int) -> list[Part]:
@@ -221,12 +221,13 @@ def pack(arguments: Sequence[str]) -> int:
     about["origin"] = "recorded"
     with Database(options.directory / FILE) as database:
         for part in parts([], 99):
-            if not database.keys(part.kernel):
+            file = options.spaces / f"{part.kernel}.toml"
+            if not file.exists():
                 continue
-            space: Space = read(options.spaces / f"{part.kernel}.toml")
+            space: Space = read(file)
             gpu = Gpu(about["gpu"], options.capability, options.sms, options.l2_mib << 20)
             problem = space.problem(gpu, part.shape)
-            keys = [one for one in database.keys(part.kernel) if one.shape == problem.key()]
+            keys = [one for one in database.keys(space.kernel) if one.shape == problem.key()]
             prints = sorted({one.fingerprint for one in keys if not one.fingerprint.endswith("-again")})
             for fingerprint in prints:
                 made = recording_of(problem, database, fingerprint, about)

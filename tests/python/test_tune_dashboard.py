@@ -168,7 +168,7 @@ def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess
         shows(browser, "Pareto front")
         browser.wait_for("document.querySelectorAll('img').length >= 3")
         browser.picture(pictures / "dashboard-tune.png")
-        for tab, text in (("Runs", "Compare"), ("Measurements", "scale n=1.04858e+06"), ("Files", "synthetic")):
+        for tab, text in (("Runs", "Compare"), ("Measurements", "without a time, and why"), ("Files", "synthetic")):
             click(browser, tab)
             shows(browser, text)
             browser.picture(pictures / f"dashboard-{tab.lower()}.png")

@@ -88,6 +88,11 @@ def test_too_many_combinations_are_refused_before_they_are_made() -> None:
         Space(SMALL.replace("[launch]", f"{more}\n[launch]"), Path("s.toml"))
 
 
+def test_shapes_that_differ_have_keys_that_differ() -> None:
+    keys = [small(n=n).key() for n in (1048576, 1048577, 1048580)]
+    assert keys == ["n=1048576", "n=1048577", "n=1048580"]
+
+
 def test_shapes_are_checked() -> None:
     assert parse_shape(["rows=16", "scale=0.5"]) == {"rows": 16, "scale": 0.5}
     for wrong in ("rows", "rows=", "rows=nan", "=3", "a b=3"):

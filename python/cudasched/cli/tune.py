@@ -61,7 +61,7 @@ def command(
     """Find the fastest configuration of a CUDA kernel."""
     from cudasched.tune import Objective, Progress, Settings, as_header, as_json, tune
     from cudasched.tune.output import summary
-    from cudasched.tune.space import parse_shape
+    from cudasched.tune.space import number, parse_shape
 
     targets = [Output(path, option="-o") for path in output or []]
     for target in targets:
@@ -117,7 +117,7 @@ def command(
             for name in (best[0][1].profile if best else {})
         ),
     ]
-    shown = " ".join(f"{name}={value:g}" for name, value in tuned.problem.shape.items())
+    shown = " ".join(f"{name}={number(value)}" for name, value in tuned.problem.shape.items())
     title = f"{tuned.problem.space.kernel} {shown} on {tuned.problem.gpu.name}"
     Console(width=terminal_columns()).print(fitted(columns, terminal_columns(), title=title))
     print(f"best: {' '.join(f'{name}={value}' for name, value in tuned.configuration.items())}")

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from cudasched._version import __version__
+from cudasched.tune.space import number
 from cudasched.tune.tuner import Tuned
 
 __all__ = ["as_header", "as_json", "summary"]
@@ -56,7 +57,7 @@ def as_json(tuned: Tuned) -> str:
 def as_header(tuned: Tuned) -> str:
     """The best configuration as macros, for a build that compiles the kernel with ``-include NAME.h``."""
     problem = tuned.problem
-    shape = ", ".join(f"{name} = {value:g}" for name, value in problem.shape.items())
+    shape = ", ".join(f"{name} = {number(value)}" for name, value in problem.shape.items())
     guard = re.sub(r"\W", "_", f"CUDASCHED_TUNED_{problem.space.kernel}_H").upper()
     launch = problem.launch(tuned.configuration)
     lines = [

@@ -549,7 +549,7 @@ class Problem:
 
     def key(self) -> str:
         """The shape as text, the same for the same shape."""
-        return ",".join(f"{name}={value:g}" for name, value in sorted(self.shape.items()))
+        return ",".join(f"{name}={number(value)}" for name, value in sorted(self.shape.items()))
 
 
 def _macro(value: Any) -> str:
@@ -572,6 +572,11 @@ def read(path: str | Path) -> Space:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the space is no text") from None
     return Space(text, path)
+
+
+def number(value: int | float) -> str:
+    """A number as text, all of its digits: 1048576, 0.5."""
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 def configuration_key(configuration: Configuration) -> str:

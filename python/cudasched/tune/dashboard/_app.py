@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import streamlit as st
-
 from cudasched.errors import Error
 from cudasched.tune import Live, Settings, Space, as_header, run
+from cudasched.tune._need import need
 from cudasched.tune.dashboard import _data, _plots
 from cudasched.tune.dashboard._data import Entry
 from cudasched.tune.dashboard._serve import SETTINGS, TOKEN, token_matches
@@ -22,6 +21,7 @@ from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.search import STRATEGIES
 from cudasched.tune.tuner import Evaluator, Progress
 
+st: Any = need("streamlit", "the dashboard", "'cudasched[dashboard]'")
 _SHOWN = 200
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -93,6 +93,11 @@ def _show(found: Sequence[Entry], key: str) -> None:
 
 def _tune(settings: dict[str, Any], database: Database) -> None:
     st.header("Tune")
+    _search(settings, database)
+    _last()
+
+
+def _search(settings: dict[str, Any], database: Database) -> None:
     source = st.radio("What", ["A recorded space", "A kernel, on the GPU of this machine"], horizontal=True)
     recordings = [Path(path) for path in settings["files"] if path.endswith(".npz")]
     kernel = space = None
@@ -153,7 +158,7 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
 
 def _run(evaluator: Evaluator, settings: Settings, database: Database, name: str) -> None:
     bar = st.progress(0.0, text="Searching")
-    left, _ = st.columns(2)
+    left = st.columns(2)[0]
     plot = left.empty()
     trace: list[float] = []
 
@@ -181,7 +186,7 @@ def _last() -> None:
         _show(found, "last")
 
 
-def _runs(database: Database) -> None:
+def _runs(_: dict[str, Any], database: Database) -> None:
     st.header("Runs")
     runs = database.runs()
     if not runs:
@@ -206,11 +211,11 @@ def _runs(database: Database) -> None:
     picked = st.multiselect("Compare", list(by_number), default=list(by_number)[:2], max_selections=6)
     if picked:
         traces = {f"run {number}: {by_number[number].strategy}": by_number[number].trace for number in picked}
-        left, _ = st.columns(2)
+        left = st.columns(2)[0]
         left.pyplot(_plots.progress(traces))
 
 
-def _known(database: Database) -> None:
+def _known(_: dict[str, Any], database: Database) -> None:
     st.header("Measurements")
     keys: list[Key] = database.keys()
     if not keys:
@@ -220,7 +225,7 @@ def _known(database: Database) -> None:
     _show(_data.entries(database, key), "known")
 
 
-def _files(settings: dict[str, Any]) -> None:
+def _files(settings: dict[str, Any], _: Database) -> None:
     st.header("Files")
     paths = [Path(path) for path in settings["files"]]
     uploaded = st.file_uploader("Open a report, a data set, a recording or a layer", type=["npz", "json", "parquet"])
@@ -242,7 +247,7 @@ def _files(settings: dict[str, Any]) -> None:
     elif kind == "layer":
         total = sum(one.baseline_us for one in content) / sum(one.tuned_us for one in content)
         st.metric("The whole layer", f"{total:.2f} times as fast")
-        left, _ = st.columns(2)
+        left = st.columns(2)[0]
         left.pyplot(_plots.layer_bars(content))
     else:
         st.subheader(f"{content.launches:,} launches on {content.gpu}")
@@ -269,16 +274,10 @@ def main() -> None:
         return
     with Database(settings["database"] or default_path()) as database:
         tabs = st.tabs(["Tune", "Runs", "Measurements", "Files"])
-        pages = (
-            lambda: (_tune(settings, database), _last()),
-            lambda: _runs(database),
-            lambda: _known(database),
-            lambda: _files(settings),
-        )
-        for tab, page in zip(tabs, pages, strict=True):
+        for tab, page in zip(tabs, (_tune, _runs, _known, _files), strict=True):
             with tab:
                 try:
-                    page()
+                    page(settings, database)
                 except (Error, OSError) as error:
                     st.error(str(error))
 

@@ -89,8 +89,9 @@ def pareto_plot(found: Sequence[Entry], what: str) -> Any:
         drawstyle="steps-post",
     )
     if timed:
-        least = min(one.time_us for one in timed if one.time_us is not None)
-        axes.set_xlim(least * 0.93, least * 4)  # what is slower than that interests nobody
+        times = [one.time_us for one in timed if one.time_us is not None]
+        # What is four times as slow as the best interests nobody.
+        axes.set_xlim(min(times) * 0.93, min(max(times) * 1.05, min(times) * 4))
     units = {"registers": "registers a thread", "workspace": "workspace, MB", "shared memory": "static shared, KiB"}
     _label(axes, "time, us", units.get(what, what))
     return figure

@@ -118,9 +118,10 @@ def serve(options: Options) -> int:
         environment = {**os.environ, SETTINGS: str(file), "CUDASCHED_OFF": "1"}
         # Streamlit reads ./.streamlit/config.toml: not one that lies where this was started.
         host = f"[{options.address}]" if ":" in options.address else options.address
+        # It ends as by Ctrl-C: with its page.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         print(f"cudasched dashboard: http://{host}:{options.port}/?{TOKEN}={token}", flush=True)
         process = subprocess.Popen(command_line(options), env=environment, cwd=directory, stdin=subprocess.DEVNULL)
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C: with its page
         try:
             return process.wait()
         except KeyboardInterrupt:
