@@ -5,9 +5,12 @@
 #include <cmath>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <random>
+#include <vector>
 
 #include "base/error.hpp"
 #include "schedule/arrivals.hpp"
@@ -167,6 +170,17 @@ class Replay {
   void add(std::int64_t at_ns, What what, int client, std::uint64_t generation = 0) {
     events_.push({at_ns, order_++, what, client, generation});
   }
+  std::optional<Event> next_event() {
+    if (foreseen_.empty() || (!events_.empty() && foreseen_.back() > events_.top())) {
+      if (events_.empty()) return std::nullopt;
+      const Event event = events_.top();
+      events_.pop();
+      return event;
+    }
+    const Event event = foreseen_.back();
+    foreseen_.pop_back();
+    return event;
+  }
   void handle(const Event& event);
 
   // Host
@@ -186,7 +200,7 @@ class Replay {
   bool gated() const;
   schedule::Snapshot snapshot(Client& client);
   bool my_turn(Client& client);
-  void came_back(Client& client);
+  void rejoin(Client& client);
   void completed(Client& client, const Job& job);
   std::int64_t slack_ns();
   schedule::HostBound host_bound(Client& client, std::int64_t in_flight_ns);
@@ -211,6 +225,7 @@ class Replay {
   std::normal_distribution<double> noise_{0, 1};
 
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::vector<Event> foreseen_;  // the requests' arrivals, the next one last: thousands would make the queue deep
   std::uint64_t order_ = 0;
   std::int64_t now_ns_ = 0;
 
@@ -225,7 +240,7 @@ class Replay {
   std::array<std::int64_t, kMostClients> virtual_ns_{};
 
   int running_ = kNobody;
-  int last_ = kNobody;  // who ran last
+  int last_ = kNobody;  // the client that ran last
   std::int64_t run_start_ns_ = 0;
   std::uint64_t run_generation_ = 0;
   std::int64_t slice_start_ns_ = 0;
@@ -322,18 +337,21 @@ Replay::Replay(std::span<const ReplayClient> clients, const ReplaySettings& sett
 ReplayResult Replay::run() {
   for (Client* client : best_effort_) add(client->launch(0).gap_ns, What::kHost, client->slot);
   for (Client* client : latency_) {
+    const auto foresee = [&](std::int64_t at_ns, What what) {
+      foreseen_.push_back({at_ns, order_++, what, client->slot, 0});
+    };
     for (const std::int64_t arrival_ns : client->trace->arrivals_ns) {
       if (client->trace->expect_ns > 0) {
-        add(std::max<std::int64_t>(arrival_ns - client->trace->expect_ns, 0), What::kExpect, client->slot);
+        foresee(std::max<std::int64_t>(arrival_ns - client->trace->expect_ns, 0), What::kExpect);
       }
-      add(arrival_ns, What::kArrival, client->slot);
+      foresee(arrival_ns, What::kArrival);
     }
   }
-  while (!events_.empty() && events_.top().at_ns < settings_.end_ns) {
-    const Event event = events_.top();
-    events_.pop();
-    now_ns_ = event.at_ns;
-    handle(event);
+  std::sort(foreseen_.begin(), foreseen_.end(), std::greater<>());
+  while (const std::optional<Event> event = next_event()) {
+    if (event->at_ns >= settings_.end_ns) break;
+    now_ns_ = event->at_ns;
+    handle(*event);
   }
   now_ns_ = settings_.end_ns;
   if (running_ != kNobody) result_.busy_ns += std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
@@ -525,7 +543,7 @@ bool Replay::gated() const {
 
 // The head is asked for for the first time.
 void Replay::ask(Client& client) {
-  came_back(client);
+  rejoin(client);
   client.asked_ns = now_ns_;
   client.active_before_ns = active_ns();
   client.held_ns = 0;
@@ -708,7 +726,7 @@ bool Replay::my_turn(Client& client) {
 }
 
 // As the gate does when a launch asks.
-void Replay::came_back(Client& client) {
+void Replay::rejoin(Client& client) {
   if (!schedule::is_idle(client.in_flight_until_ns(now_ns_), now_ns_)) return;
   schedule::JoinView view{client.slot, 0, 0, virtual_ns_.data()};
   for (Client* other : best_effort_) {
