@@ -211,6 +211,9 @@ class Programs : public QueueTest {
     Offload::forget_queues();
   }
 
+  // Programs in threads on both devices, whose gates open and close; every order that they may rely on holds.
+  void run_all(bool with_graphs);
+
   template <typename Function>
   static Function* entry(std::string_view exported) {
     for (const TakenOver& each : offload_functions()) {
@@ -404,42 +407,7 @@ class Program {
   std::vector<std::uint64_t> memory_;
 };
 
-TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocation) {
-  constexpr unsigned kThreads = 5;
-  constexpr int kSteps = 20'000;
-  std::atomic<bool> done{false};
-  std::thread gatekeeper([&] {
-    while (!done) {
-      gate_.close();
-      std::this_thread::sleep_for(200us);
-      other_gate_.close();
-      gate_.open();
-      std::this_thread::sleep_for(200us);
-      other_gate_.open();
-    }
-  });
-  std::vector<std::thread> threads;
-  for (unsigned number = 1; number <= kThreads; ++number) {
-    threads.emplace_back([&, number] {
-      const int device = static_cast<int>(number % 2);
-      Program(device == 0 ? queue() : other_, number, device, number == kThreads).run(kSteps);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  done = true;
-  gatekeeper.join();
-  finish();
-  other_.drain(caller_, other_.pushed(), Waiter::For::kSynchronise);
-  EXPECT_EQ(expected.wrong(), "");
-  EXPECT_GT(queue().passed() + other_.passed(), Position{kSteps});  // most of it was queued
-}
-
-// What it does with each handle is as before, whatever is made between the parts of its graphs.
-TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocationBesideGraphsInParts) {
-  for (FakeGate* const gate : {&gate_, &other_gate_}) {
-    gate->cut({handle<CUgraphExec>(kParts[0]), handle<CUgraphExec>(kParts[1]), handle<CUgraphExec>(kParts[2])});
-  }
-  make_graph(kGraph);
+void Programs::run_all(bool with_graphs) {
   constexpr unsigned kThreads = 5;
   constexpr int kSteps = 20'000;
   std::atomic<bool> done{false};
@@ -458,7 +426,7 @@ TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocationBesideGraphsInParts) 
     threads.emplace_back([&, number] {
       const int device = static_cast<int>(number % 2);
       Program program(device == 0 ? queue() : other_, number, device, number == kThreads);
-      program.use_graphs();
+      if (with_graphs) program.use_graphs();
       program.run(kSteps);
     });
   }
@@ -469,6 +437,17 @@ TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocationBesideGraphsInParts) 
   other_.drain(caller_, other_.pushed(), Waiter::For::kSynchronise);
   EXPECT_EQ(expected.wrong(), "");
   EXPECT_GT(queue().passed() + other_.passed(), Position{kSteps});  // most of it was queued
+}
+
+TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocation) { run_all(/*with_graphs=*/false); }
+
+// What it does with each handle is as before, whatever is made between the parts of its graphs.
+TEST_F(Programs, KeepTheOrderOfEachStreamEventAndAllocationBesideGraphsInParts) {
+  for (FakeGate* const gate : {&gate_, &other_gate_}) {
+    gate->cut({handle<CUgraphExec>(kParts[0]), handle<CUgraphExec>(kParts[1]), handle<CUgraphExec>(kParts[2])});
+  }
+  make_graph(kGraph);
+  run_all(/*with_graphs=*/true);
 }
 
 }  // namespace
