@@ -202,7 +202,35 @@ def test_without_the_library_the_extra_is_named(python: Run) -> None:
 
 def _process(pid: int, name: str, regions: int = 1) -> Process:
     client = Client(
-        0, pid, name, "latency", 0, 5.0, True, False, False, 0, True, 1, 0, 0, 0, 0, None, 3, 0, 0, 0, 1, 0, "0"
+        0,
+        pid,
+        name,
+        "latency",
+        0,
+        5.0,
+        True,
+        False,
+        False,
+        0,
+        True,
+        1,
+        0,
+        0,
+        0,
+        0,
+        None,
+        3,
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        None,
+        0,
+        0,
+        "0",
     )
     times = Times((0,) * 20 + (2,) + (0,) * 76 + (1,), 0.5)
     named = tuple(RegionMetrics(f"{name} {i}", 5.0, 1, 1, times) for i in range(regions))

@@ -29,7 +29,35 @@ pyte = pytest.importorskip("pyte")
 
 NOTHING = Times((0,) * 98)
 CLIENT = Client(
-    0, 7, "serve.py", "latency", 2, 5.0, True, False, False, 0, True, 1, 0, 0.25, 0, 0, None, 3, 0, 0, 0, 9, 0, "0"
+    0,
+    7,
+    "serve.py",
+    "latency",
+    2,
+    5.0,
+    True,
+    False,
+    False,
+    0,
+    True,
+    1,
+    0,
+    0.25,
+    0,
+    0,
+    None,
+    3,
+    0,
+    0,
+    0,
+    9,
+    0,
+    0,
+    0,
+    None,
+    0,
+    0,
+    "0",
 )
 METRICS = Metrics(
     {"normal": 0, "latency": 100, "best_effort": 0},
