@@ -475,8 +475,12 @@ std::string Table::why_lost() const {
 }
 
 void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
+  sleep_at(layout_->wake_sequence, seen, timeout_ns);
+}
+
+void Table::sleep_at(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t timeout_ns) noexcept {
   if (timeout_ns <= 0) return;
-  futex_sleep(layout_->wake_sequence, seen, timeout_ns, Sharing::kShared);
+  futex_sleep(word, seen, timeout_ns, Sharing::kShared);
   File& file = state_->file;
   struct stat status {};
   if (!file.descriptor().inspect(status) || status.st_size >= static_cast<off_t>(sizeof(Layout))) return;
@@ -490,7 +494,7 @@ void Table::sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
 void Table::wake_all() noexcept { wake(*layout_); }
 
 void Table::sleep_for_memory(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
-  if (timeout_ns > 0) futex_sleep(layout_->memory.sequence, seen, timeout_ns, Sharing::kShared);
+  sleep_at(layout_->memory.sequence, seen, timeout_ns);
 }
 
 void Table::wake_for_memory() noexcept { wake_memory(*layout_); }

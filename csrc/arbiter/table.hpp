@@ -228,6 +228,7 @@ class Table {
  private:
   struct State;  // descriptor, mutex, the slots that are ours
   Table(std::string path, Layout* layout, std::unique_ptr<State> state);
+  void sleep_at(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t timeout_ns) noexcept;
 
   std::string path_;
   Layout* layout_;

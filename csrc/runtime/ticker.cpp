@@ -157,7 +157,6 @@ bool Ticker::tick(std::int64_t now) noexcept {
   bool active = false;
   sweep_marks();
   engine().slices().tick();
-  engine().serve_control();
   if (counters.total(&telemetry::Shard::contested_streams) > 0 && !std::exchange(said_contested_, true)) {
     log::warning(
         "latency and best-effort work are launched on one stream: latency work goes first, and threads outside of "
@@ -203,6 +202,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
   memory().start_givers();
   if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
