@@ -115,7 +115,7 @@ class Api:
 
 
 def _asset(name: str, kind: str) -> Any:
-    content = resources.files("cudasched.serve").joinpath("assets", name).read_bytes()
+    content = resources.files("cudasched.serve").joinpath("assets").joinpath(name).read_bytes()
 
     def asset() -> Response:
         return Response(content, headers={"content-type": kind, "cache-control": "no-cache"})

@@ -47,7 +47,7 @@ class _Impatient(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """The connection is there."""
         super().connection_made(transport)
-        self._seen = None
+        self._seen: Any = None
         self._watch = self.loop.call_later(_HEAD_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,7 +119,7 @@ class Server:
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
         self.scheme = "https" if certificate else "http"
-        tls = {}
+        tls: dict[str, Any] = {}
         if certificate and key:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
@@ -130,8 +130,9 @@ class Server:
                     f"{certificate} and {key} are no certificate and key: {one_line(str(error))}"
                 ) from None
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+        behind: Any = application(service)
         guard = Guard(
-            application(service),
+            behind,
             token=token,
             hosts=hosts_of(host, self.port, allowed_hosts),
             scheme=self.scheme,
