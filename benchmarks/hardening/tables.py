@@ -29,11 +29,11 @@ CLASSES = ("latency", "best_effort", "best_effort")
 GOAL_S = 0.1
 """So soon after the damage the table is right again."""
 
-# csrc/arbiter/table.hpp, layout version 4
+# csrc/arbiter/table.hpp, layout version 8
 HEADER_BYTES = 80
 WORDS = 128
 ACTIVE, LATENCY, BEST_EFFORT, WAITING, TURN = 128, 192, 200, 256, 320
-SLOTS, SLOT_BYTES, SLOT_COUNT = 448, 384, 64
+SLOTS, SLOT_BYTES, SLOT_COUNT = 448, 448, 64
 TURN_SLOT_SHIFT = 56
 CLASS_NUMBERS = {"normal": 0, "latency": 1, "best_effort": 2}
 
@@ -155,7 +155,7 @@ def _damage(sound: bytes, chance: random.Random) -> list[tuple[int, bytes]]:
         target = SLOTS + chance.randrange(SLOT_COUNT) * SLOT_BYTES
         return [(target, sound[source : source + SLOT_BYTES])]
     if kind == 6:  # a time that looks sound
-        offset = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES + 8 * chance.randrange(3, 26)
+        offset = SLOTS + chance.randrange(len(CLASSES)) * SLOT_BYTES + 8 * chance.randrange(3, 29)
         near_ns = time.monotonic_ns() + chance.randrange(-(10**9), 10**10)
         return [(offset, struct.pack("<q", near_ns))]
     reach = chance.choice((SLOTS + len(CLASSES) * SLOT_BYTES, whole))

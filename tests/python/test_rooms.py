@@ -14,13 +14,17 @@ ROOMS = ["base", "predict", "arbiter", "schedule", "graph", "simulate", "driver"
 """From the ground up."""
 DOORS = ["hook", "bindings", "torch"]
 PURE = ROOMS[: ROOMS.index("driver")]
-STUDIED = {*ROOMS, *DOORS}
+#: Beside the rooms: no room includes them, and they include none.
+BESIDE = ["kernels"]
+STUDIED = {*ROOMS, *DOORS, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 SOURCES = {".hpp", ".h", ".cpp", ".c", ".cu", ".cuh", ".S"}
 
 
 def rooms_below(room: str) -> set[str]:
+    if room in BESIDE:
+        return set()
     return set(ROOMS) if room in DOORS else set(ROOMS[: ROOMS.index(room)])
 
 

@@ -56,7 +56,8 @@ double check(unsigned blocks, bool backwards) {
 #else
     const double mean = sum / COLS;
 #endif
-    for (int i = 0; i < COLS; ++i) squares += (at(i) - mean) * (at(i) - mean), exponentials += std::exp(at(i) - maximum);
+    for (int i = 0; i < COLS; ++i)
+      squares += (at(i) - mean) * (at(i) - mean), exponentials += std::exp(at(i) - maximum);
     for (int i = 0; i < COLS; ++i) {
 #if defined(ONLINE)
       wanted.push_back(std::exp(at(i) - maximum) / exponentials);
@@ -94,8 +95,9 @@ double check(unsigned, bool backwards) {
   double worst = 0;
   for (int repeat = 0; repeat < 2; ++repeat) {  // the counters are zero again after a launch
     c = unwritten(m * n);
-    emulate::launch({tiles, 1, SPLIT_K}, kThreads, sizeof(float) * BUFFERS * (kFloatsA + kFloatsB),
-                    [&] { gemm(c.data(), a.data(), b.data(), workspace.data(), m, n, k); }, backwards);
+    emulate::launch(
+        {tiles, 1, SPLIT_K}, kThreads, sizeof(float) * BUFFERS * (kFloatsA + kFloatsB),
+        [&] { gemm(c.data(), a.data(), b.data(), workspace.data(), m, n, k); }, backwards);
     worst = std::max(worst, error_of(c, wanted));
   }
   return worst;

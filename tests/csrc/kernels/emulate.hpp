@@ -1,6 +1,7 @@
-// Compiles a kernel of csrc/kernels for the host: the threads of a block are fibers that a barrier switches between, one
-// block after another. What is emulated is what the kernels use; a warp's exchanges wait for its 32 lanes, and a block in
-// which some threads wait for a barrier that others never reach aborts with a message. Shared memory begins as NaN.
+// Compiles a kernel of csrc/kernels for the host: the threads of a block are fibers that a barrier switches between,
+// one block after another. What is emulated is what the kernels use; a warp's exchanges wait for its 32 lanes, and a
+// block in which some threads wait for a barrier that others never reach aborts with a message. Shared memory begins as
+// NaN.
 #pragma once
 
 #include <ucontext.h>
