@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "arbiter/table.hpp"
@@ -82,6 +83,20 @@ std::string holders_text(arbiter::Table& table) {
   }
   if (holders.size() > kMostNamed) text += " and " + std::to_string(holders.size() - kMostNamed) + " more";
   return text;
+}
+
+// On a thread of its own, which leaves signals to the host program's. Nothing, where there is none to be had.
+template <typename Work>
+void run_apart(Work&& work) noexcept {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    std::thread(std::forward<Work>(work)).detach();
+  } catch (const std::exception&) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
@@ -248,12 +263,13 @@ void Memory::look_for_cache(std::int64_t now) noexcept {
   engine().for_each_device([&](const Device& device) {
     best_effort = best_effort || (device.registered(Class::kBestEffort) && !device.registered(Class::kLatency));
   });
-  if (!best_effort || release_.load() != nullptr) return;
-  cudasched_release_cache found = nullptr;
-  const TorchCache cache = find_torch_cache(found);
-  decided_ = cache != TorchCache::kNotLoaded;
-  cudasched_release_cache none = nullptr;
-  if (cache == TorchCache::kFound) release_.compare_exchange_strong(none, found);
+  if (!best_effort || release_.load() != nullptr || !torch_is_loaded()) return;
+  decided_ = true;
+  // The ticker has to go on meanwhile.
+  run_apart([this] {
+    cudasched_release_cache none = nullptr;
+    if (const cudasched_release_cache found = find_torch_cache()) release_.compare_exchange_strong(none, found);
+  });
 }
 
 bool Memory::can_give(const Device& device) noexcept {
@@ -274,16 +290,8 @@ void Memory::start_givers() noexcept {
     const int ordinal = device.ordinal();
     if (ordinal < 0 || ordinal >= Holdings::kDevices || !can_give(device)) return;
     if (giver_runs_[static_cast<std::size_t>(ordinal)].exchange(true)) return;
-    // The host program's signals are for its own threads.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    try {
-      std::thread([this, &device] { run_giver(device); }).detach();
-    } catch (const std::exception&) {  // it gives nothing, which is said of it
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    run_apart(
+        [this, &device] { run_giver(device); });  // where there is no thread to be had, it is said to give nothing
   });
 }
 

@@ -91,20 +91,25 @@ std::string extension_for(std::string version) {
 
 }  // namespace
 
-TorchCache find_torch_cache(cudasched_release_cache& release) noexcept {
+bool torch_is_loaded() noexcept {
+  return dl_iterate_phdr(
+             [](dl_phdr_info* info, std::size_t, void*) {
+               return info->dlpi_name != nullptr && std::string_view(info->dlpi_name).ends_with(kLibrary) ? 1 : 0;
+             },
+             nullptr) != 0;
+}
+
+cudasched_release_cache find_torch_cache() noexcept {
   try {
     const std::string directory = library_directory();
-    if (directory.empty()) return TorchCache::kNotLoaded;
-    const std::string path = extension_for(version_of(directory));
-    if (path.empty()) return TorchCache::kNone;
-    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return TorchCache::kNone;
-    release = reinterpret_cast<cudasched_release_cache>(dlsym(library, "cudasched_torch_release_cache"));
-    if (release == nullptr) return TorchCache::kNone;
-    log::info("PyTorch's cache is given back by " + path);
-    return TorchCache::kFound;
+    const std::string path = directory.empty() ? "" : extension_for(version_of(directory));
+    void* const library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return nullptr;
+    const auto release = reinterpret_cast<cudasched_release_cache>(dlsym(library, "cudasched_torch_release_cache"));
+    if (release != nullptr) log::info("PyTorch's cache is given back by " + path);
+    return release;
   } catch (const std::exception&) {
-    return TorchCache::kNone;
+    return nullptr;
   }
 }
 
