@@ -97,6 +97,13 @@ def test_what_compares_outputs_compiles() -> None:
         assert b"compare_bfloat16" in compile_source(compare, (), target, a_compiler()).image
 
 
+def test_compiling_writes_over_no_object_of_python(tmp_path: Path) -> None:
+    """A log of one byte used to go into the b" " that all of the process shares."""
+    (tmp_path / "empty.cu").write_text('extern "C" __global__ void nothing() {}\n')
+    assert compile_source(tmp_path / "empty.cu", (), "sm_90", a_compiler()).image
+    assert bytes([32])[0] == 32
+
+
 def test_the_log_of_what_does_not_compile_is_the_error(tmp_path: Path) -> None:
     (tmp_path / "bad.cu").write_text('extern "C" __global__ void bad() { int x = WIDTH; undeclared(x); }')
     with pytest.raises(CompileError, match="undeclared"):

@@ -137,6 +137,11 @@ def _short(log: str) -> str:
     return log if len(log) <= _LOG_CHARACTERS else log[:_LOG_CHARACTERS] + "\n..."
 
 
+def _room(size: int) -> bytes:
+    """Zeros for a C function to write over: an object of its own, while Python has those of one byte for all who ask."""
+    return bytes(size + 2)
+
+
 def _by_nvrtc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
 
@@ -149,14 +154,15 @@ def _by_nvrtc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
     program = checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     try:
         (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [one.encode() for one in options])
-        log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        log = _room(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))
         text = _short(log.rstrip(b"\0").decode(errors="replace"))
         if int(error) != 0:
             raise CompileError(text or nvrtc.nvrtcGetErrorString(error)[1].decode())
-        image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+        size = checked(nvrtc.nvrtcGetCUBINSize(program))
+        image = _room(size)
         checked(nvrtc.nvrtcGetCUBIN(program, image))
-        return image, text
+        return image[:size], text
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
