@@ -95,7 +95,8 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     allowed = re.compile(
         r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
-        r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/observe/dashboard\.json|cudasched/observe/trace/flame\.html"
+        r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/tune/compare\.cu"
+        r"|cudasched/observe/(dashboard\.json|trace/flame\.html)"
         r"|cudasched/observe/(analyze|baseline)/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"
         r"|cudasched/include/cudasched/(counts\.h|engine\.h|scheduler\.hpp)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
     )

@@ -116,10 +116,15 @@ streams = threading.local()
 caught = []
 warnings.showwarning = lambda message, *rest: caught.append(str(message))
 warnings.simplefilter("always")
+begun, left = [], []
+leave = torch.utils._python_dispatch.TorchDispatchMode.__exit__
+torch.utils._python_dispatch.TorchDispatchMode.__exit__ = (
+    lambda mode, *error: (left.append(threading.get_ident()), leave(mode, *error)))
 
 
 def on(number, action):
     def body():
+        begun.append(threading.get_ident())
         streams.current = number
         _check.watch(torch, lambda: streams.current, lambda tensor: True)
         action()
@@ -156,6 +161,7 @@ _check._order.waited(2, 2)
 on(2, lambda: shared.mul(2))
 on(2, lambda: mine.grad.add(1))
 assert len(caught) == 1, caught
+assert left == begun             # by the threads themselves: PyTorch frees a mode that is left too late
 print("done")
 """
 

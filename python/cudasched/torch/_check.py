@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,23 @@ _order: Order | None = None
 _watched = threading.local()
 
 
+class _Entered:
+    """The mode of a thread, left when the thread ends.
+
+    A mode that a thread still has then is freed after the thread was joined: where the interpreter ends meanwhile,
+    PyTorch ends the process.
+    """
+
+    def __init__(self, mode: Any, stack: Callable[[], list[Any]]) -> None:
+        self._mode = mode
+        self._stack = stack
+        mode.__enter__()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and self._stack()[-1:] == [self._mode]:
+            self._mode.__exit__(None, None, None)
+
+
 def watch(torch: Any, current_stream: Any = None, is_watched: Any = None) -> None:
     """The calling thread's operations are looked at from here on, and those of autograd's threads for it.
 
@@ -181,8 +198,9 @@ def watch(torch: Any, current_stream: Any = None, is_watched: Any = None) -> Non
         def is_watched(tensor: Any) -> bool:
             return bool(tensor.is_cuda)
 
-    _watched.mode = _mode(torch, _order, current_stream, is_watched)
-    _watched.mode.__enter__()
+    _watched.mode = _Entered(
+        _mode(torch, _order, current_stream, is_watched), dispatch._get_current_dispatch_mode_stack
+    )
 
 
 def _subscribe(torch: Any, order: Order) -> None:
