@@ -138,7 +138,7 @@ def _short(log: str) -> str:
 
 
 def _room(size: int) -> bytes:
-    """Zeros for a C function to write over: an object of its own, while Python has those of one byte for all who ask."""
+    """Zeros for a C function to write over: an object of its own, while all of Python shares those of one byte."""
     return bytes(size + 2)
 
 
