@@ -167,25 +167,6 @@ TEST_F(GateTest, LaunchesThatMayOverlapAreBoundedWithoutALatencyClient) {
   EXPECT_EQ(state().untracked_launches, 0U);
 }
 
-// Each sample costs them their overlap.
-TEST_F(GateTest, KnownLaunchesThatMayOverlapAreTimedSeldom) {
-  const OtherClient idle(/*active=*/false);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  const auto timed_of = [&](auto&& launch) {
-    const std::uint64_t before = predictions();
-    for (int i = 0; i < 640; ++i) EXPECT_EQ(launch(), CUDA_SUCCESS);
-    EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
-    EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
-    return predictions() - before;
-  };
-  const auto plain = [&] { return program_.launch(7, program_.stream(), 5); };
-  timed_of(plain);
-  const std::uint64_t of_plain = timed_of(plain);
-  const std::uint64_t of_overlapping = timed_of([&] { return program_.launch_overlapping(7, program_.stream(), 5); });
-  EXPECT_GE(of_overlapping, 3U);
-  EXPECT_LE(2 * of_overlapping, of_plain);
-}
-
 // More streams than the ledger has queues, deeper than it has markers.
 TEST_F(GateTest, AnyNumberOfStreamsIsCounted) {
   const OtherClient active(/*active=*/false);
