@@ -32,7 +32,9 @@ using Element = unsigned short;
 __device__ __forceinline__ float to_float(float value) { return value; }
 
 __device__ __forceinline__ float to_float(unsigned short bits) {
-#if TYPE == TYPE_FP16
+#if TYPE == TYPE_FP16 && defined(EMULATED)
+  return emulate::float_of_fp16(bits);
+#elif TYPE == TYPE_FP16
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
@@ -44,7 +46,9 @@ __device__ __forceinline__ float to_float(unsigned short bits) {
 __device__ __forceinline__ void from_float(float value, float& element) { element = value; }
 
 __device__ __forceinline__ void from_float(float value, unsigned short& element) {
-#if TYPE == TYPE_FP16
+#if TYPE == TYPE_FP16 && defined(EMULATED)
+  element = emulate::fp16_of_float(value);
+#elif TYPE == TYPE_FP16
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(element) : "f"(value));
 #elif defined(__CUDA_ARCH__)
   unsigned pair;

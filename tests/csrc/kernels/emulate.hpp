@@ -38,9 +38,37 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 #define __align__(n) alignas(n)
 #define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulate::dynamic_shared.data())
 
+#define EMULATED
+
 namespace emulate {
 
+// The types of 16 bits, as bits.
+inline float float_of_fp16(unsigned short bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, sizeof value);
+  return static_cast<float>(value);
+}
+inline unsigned short fp16_of_float(float value) {
+  const auto rounded = static_cast<_Float16>(value);
+  unsigned short bits;
+  std::memcpy(&bits, &rounded, sizeof bits);
+  return bits;
+}
+inline float float_of_bf16(unsigned short bits) {
+  const unsigned wide = static_cast<unsigned>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+inline unsigned short bf16_of_float(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (value != value) return 0x7fff;
+  return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 inline std::vector<float4> dynamic_shared;
+inline unsigned long blocks_run = 0;
 inline dim3 thread_index, block_index, block_size, grid_size;
 
 struct Fiber {
@@ -80,6 +108,7 @@ inline bool release(std::size_t first, std::size_t last, int what) {
 }
 
 inline void run_block(unsigned threads) {
+  ++blocks_run;
   constexpr std::size_t kStack = 64 * 1024;
   fibers.resize(threads);
   for (Fiber& fiber : fibers) {
