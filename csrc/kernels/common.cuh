@@ -9,6 +9,8 @@
 #define TYPE_FP32 0
 #define TYPE_FP16 1
 #define TYPE_BF16 2
+#define TYPE_TF32 3
+#define TYPE_INT8 4
 
 #ifndef TYPE
 #define TYPE TYPE_FP32
@@ -23,8 +25,10 @@ namespace cudasched::kernels {
 constexpr int kWarpThreads = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-#if TYPE == TYPE_FP32
+#if TYPE == TYPE_FP32 || TYPE == TYPE_TF32
 using Element = float;
+#elif TYPE == TYPE_INT8
+using Element = signed char;
 #else
 using Element = unsigned short;
 #endif

@@ -30,3 +30,13 @@ def gemm(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
     """The product of two matrices."""
     m, n, k = (int(shape[name]) for name in "mnk")
     return {"c": inputs["a"].reshape(m, k) @ inputs["b"].reshape(k, n)}
+
+
+def gemm_tf32(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The product of two matrices of fp32, whose elements the kernel rounds to tf32 first."""
+
+    def rounded(values: Any) -> Any:
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x1000) & ~np.uint32(0x1FFF)).view(np.float32).astype(np.float64)
+
+    return gemm({name: rounded(inputs[name]) for name in "ab"}, shape)

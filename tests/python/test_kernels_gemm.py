@@ -9,11 +9,39 @@ from pathlib import Path
 
 import pytest
 from cudasched.tune.compile import compile_source
+from cudasched.tune.space import Gpu, read
 from support import PATIENCE_S, ROOT
 from synthetic_spaces import KERNELS
 from test_kernels import a_compiler
 
 EMULATED = ROOT / "tests" / "csrc" / "kernels"
+FP16, BF16, TF32, INT8 = 1, 2, 3, 4
+#: Of the rounding of C, or of fp32 sums of a few hundred products; int8 is exact.
+BOUNDS = {FP16: 2**-11, BF16: 2**-8, TF32: 1e-5, INT8: 0.0}
+
+
+def product(
+    kind: int, sizes: tuple[int, ...], tile: tuple[int, ...], warps: tuple[int, ...], **more: int
+) -> dict[str, int]:
+    names = ("SIZE_M", "SIZE_N", "SIZE_K", "TILE_M", "TILE_N", "TILE_K", "WARPS_M", "WARPS_N")
+    whole = all(size % part == 0 for size, part in zip(sizes, tile, strict=True))
+    fixed = {"TYPE": kind, "WIDE_OUTPUT": 0, "STAGES": 3, "GROUP": 2, "SPLIT_K": 1, "COPY_BYTES": 16, "MIN_BLOCKS": 1}
+    return fixed | dict(zip(names, (*sizes, *tile, *warps), strict=True)) | {"ALIGNED": int(whole)} | more
+
+
+PRODUCTS = [
+    product(BF16, (128, 128, 128), (64, 64, 32), (2, 2)),
+    product(BF16, (128, 128, 256), (32, 128, 64), (1, 4), STAGES=2, SPLIT_K=3),
+    product(BF16, (128, 64, 96), (64, 32, 32), (4, 2), STAGES=5, GROUP=1),
+    product(BF16, (100, 90, 70), (64, 64, 64), (2, 2), WIDE_OUTPUT=1, COPY_BYTES=4),
+    product(BF16, (33, 264, 24), (32, 256, 128), (1, 4), STAGES=2),
+    product(FP16, (100, 104, 200), (32, 128, 64), (1, 4), STAGES=4, SPLIT_K=3),
+    product(FP16, (96, 64, 64), (32, 32, 32), (1, 1), WIDE_OUTPUT=1),
+    product(TF32, (64, 128, 128), (64, 32, 32), (2, 2), SPLIT_K=2),
+    product(TF32, (70, 93, 101), (32, 64, 16), (1, 2), STAGES=2, COPY_BYTES=4),
+    product(INT8, (64, 256, 128), (64, 256, 64), (2, 4), STAGES=2),
+    product(INT8, (40, 140, 300), (32, 128, 128), (1, 4), SPLIT_K=3, COPY_BYTES=4),
+]
 
 
 def build(source: str, macros: Mapping[str, object], directory: Path, *options: str) -> Path:
@@ -38,3 +66,26 @@ def test_the_instructions_compile(target: str) -> None:
     probe = EMULATED / "probe_mma.cu"
     made = compile_source(probe, (), target, a_compiler(), [f"-I{KERNELS}"])
     assert made.image[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("macros", PRODUCTS, ids=lambda macros: "-".join(map(str, macros.values())))
+def test_a_product_by_mma_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+    """Blocks and copies early and late, tiles that are not whole; no bank conflict, and nothing is written beyond C."""
+    program = build("check_gemm.cpp", macros, tmp_path, '-DKERNEL_SOURCE="gemm_mma.cu"')
+    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert run.returncode == 0, run
+    error, conflicts = run.stdout.split()
+    bound = 1e-5 if macros["WIDE_OUTPUT"] else BOUNDS[macros["TYPE"]]
+    assert float(error) <= bound and int(conflicts) == 0, run.stdout
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "12.0"])
+@pytest.mark.parametrize("space", ["gemm_mma", "gemm_mma_tf32", "gemm_mma_int8"])
+def test_a_product_compiles_for(space: str, capability: str) -> None:
+    problem = read(KERNELS / f"{space}.toml").problem(Gpu("any", capability, 100))
+    count = len(problem.configurations)
+    assert 900 <= count <= 5000
+    for place in (count // 3, count - 1):
+        macros = problem.launch(problem.configurations[place]).macros
+        made = compile_source(KERNELS / "gemm_mma.cu", macros, problem.gpu.target, a_compiler())
+        assert made.image[:4] == b"\x7fELF" and not made.log, made.log

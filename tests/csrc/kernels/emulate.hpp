@@ -69,6 +69,7 @@ inline unsigned short bf16_of_float(float value) {
 
 inline std::vector<float4> dynamic_shared;
 inline unsigned long blocks_run = 0;
+inline bool last_warp_first = false;
 inline dim3 thread_index, block_index, block_size, grid_size;
 
 struct Fiber {
@@ -107,6 +108,24 @@ inline bool release(std::size_t first, std::size_t last, int what) {
   return any;
 }
 
+// Runs a warp as far as it comes without the others: a barrier that is missing shows.
+inline bool run_warp(unsigned first, unsigned last) {
+  bool moved = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (unsigned i = first; i < last; ++i) {
+      if (fibers[i].done || fibers[i].waits != 0) continue;
+      running = i;
+      thread_index = {i, 0, 0};
+      swapcontext(&scheduler, &fibers[i].context);
+      again = true;
+    }
+    again |= release(first, last, 1);
+    moved |= again;
+  }
+  return moved;
+}
+
 inline void run_block(unsigned threads) {
   ++blocks_run;
   constexpr std::size_t kStack = 64 * 1024;
@@ -121,20 +140,14 @@ inline void run_block(unsigned threads) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, enter, 0);
   }
+  const unsigned warps = (threads + 31) / 32;
   while (true) {
     bool moved = false;
-    bool all_done = true;
-    for (unsigned i = 0; i < threads; ++i) {
-      if (fibers[i].done) continue;
-      all_done = false;
-      if (fibers[i].waits != 0) continue;
-      running = i;
-      thread_index = {i, 0, 0};
-      swapcontext(&scheduler, &fibers[i].context);
-      moved = true;
+    for (unsigned i = 0; i < warps; ++i) {
+      const unsigned first = 32 * (last_warp_first ? warps - 1 - i : i);
+      moved |= run_warp(first, std::min(first + 32, threads));
     }
-    if (all_done) return;
-    for (unsigned warp = 0; warp < threads; warp += 32) moved |= release(warp, std::min(warp + 32, threads), 1);
+    if (std::all_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return fiber.done; })) return;
     moved |= release(0, threads, 2);
     if (!moved) {
       std::fprintf(stderr, "emulate: some threads wait for a barrier that others do not reach\n");
@@ -143,12 +156,13 @@ inline void run_block(unsigned threads) {
   }
 }
 
-// Runs kernel() for each thread of each block, the blocks in reverse order if wanted.
+// Runs kernel() for each thread of each block, blocks and warps in reverse order if wanted.
 inline void launch(dim3 grid, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel,
                    bool backwards = false) {
   grid_size = grid;
   block_size = {threads, 1, 1};
   body = std::move(kernel);
+  last_warp_first = backwards;
   const unsigned blocks = grid.x * grid.y * grid.z;
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned block = backwards ? blocks - 1 - i : i;
@@ -203,4 +217,5 @@ inline unsigned __float_as_uint(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+using std::max;
 using std::min;

@@ -13,6 +13,7 @@
 namespace emulate {
 
 inline bool eager_copies = false;
+inline long bank_conflicts = 0;  // loads of an 8 x 8 matrix of which two rows are in the same banks
 
 struct Copy {
   void* to;
@@ -68,6 +69,13 @@ inline float float_of_tf32(unsigned bits) {
 
 }  // namespace emulate
 
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const unsigned long long both = a | static_cast<unsigned long long>(b) << 32;
+  unsigned made = 0;
+  for (int i = 0; i < 4; ++i) made |= static_cast<unsigned>(both >> (selector >> 4 * i & 7u) * 8 & 0xffu) << 8 * i;
+  return made;
+}
+
 namespace cudasched::kernels {
 
 template <int Bytes>
@@ -101,6 +109,11 @@ void load_matrix(unsigned (&registers)[Count], const void* shared) {
   unsigned short loaded[Count][2];
   emulate::meet(shared, [&](auto&& offer) {
     for (unsigned matrix = 0; matrix < Count; ++matrix) {
+      unsigned banks = 0;
+      for (unsigned row = 0; row < 8; ++row) {
+        banks |= 1u << reinterpret_cast<std::uintptr_t>(offer(8 * matrix + row)) / 16 % 8;
+      }
+      if (lane == 0 && banks != 0xffu) ++emulate::bank_conflicts;
       for (unsigned i = 0; i < 2; ++i) {
         const unsigned row = Transposed ? 2 * (lane % 4) + i : lane / 4;
         const unsigned column = Transposed ? lane / 4 : 2 * (lane % 4) + i;
