@@ -40,3 +40,27 @@ def gemm_tf32(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, 
         return ((bits + 0x1000) & ~np.uint32(0x1FFF)).view(np.float32).astype(np.float64)
 
     return gemm({name: rounded(inputs[name]) for name in "ab"}, shape)
+
+
+def layernorm_backward(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Gradients of `layernorm`: of x, and of weight and bias, summed over the rows."""
+    return _norm_backward(inputs, shape, centred=True)
+
+
+def rmsnorm_backward(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Gradients of each row over the root of its mean square, scaled."""
+    gradients = _norm_backward(inputs, shape, centred=False)
+    return {name: gradients[name] for name in ("dx", "dweight")}
+
+
+def _norm_backward(inputs: Mapping[str, Any], shape: Mapping[str, Any], *, centred: bool) -> dict[str, Any]:
+    rows, cols = int(shape["rows"]), int(shape["cols"])
+    x, dy = inputs["x"].reshape(rows, cols), inputs["dy"].reshape(rows, cols)
+    normal = x - x.mean(axis=1, keepdims=True) if centred else x
+    scale = 1 / np.sqrt((normal * normal).mean(axis=1, keepdims=True) + 1e-5)
+    normal = normal * scale
+    g = dy * inputs["weight"]
+    dx = g - normal * (g * normal).mean(axis=1, keepdims=True)
+    if centred:
+        dx -= g.mean(axis=1, keepdims=True)
+    return {"dx": dx * scale, "dweight": (dy * normal).sum(axis=0), "dbias": dy.sum(axis=0)}

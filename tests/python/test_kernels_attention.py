@@ -1,0 +1,122 @@
+"""Flash attention, convolution and the gradients of norms: what these kernels of csrc/kernels compute, emulated on the
+host, and that they compile for three targets. `test_kernels.py` has the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cudasched.errors import Error
+from cudasched.tune import compile as compilation
+from cudasched.tune.compile import compile_source
+from cudasched.tune.space import Gpu, Problem, read
+from support import PATIENCE_S, ROOT
+from synthetic_spaces import KERNELS
+
+EMULATED = ROOT / "tests" / "csrc" / "kernels"
+
+
+def build(check: str, macros: Mapping[str, Any], directory: Path) -> Path:
+    """A check of tests/csrc/kernels for one configuration."""
+    program = directory / "check"
+    given = [f"-D{name}={value}" for name, value in macros.items()]
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-w", f"-I{EMULATED}", f"-I{KERNELS}", *given]
+    done = subprocess.run(
+        [*command, str(EMULATED / f"{check}.cpp"), "-o", str(program)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def run(program: Path, *arguments: Any) -> list[float]:
+    """The numbers that it prints."""
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done
+    return [float(one) for one in done.stdout.split()]
+
+
+def a_compiler() -> compilation.Compiler:
+    try:
+        return compilation.choose()
+    except Error as error:
+        pytest.skip(str(error))
+
+
+def compiles(problem: Problem, source: str, places: tuple[int, ...]) -> None:
+    for place in places:
+        macros = problem.launch(problem.configurations[place]).macros
+        made = compile_source(KERNELS / source, macros, problem.gpu.target, a_compiler())
+        assert made.image[:4] == b"\x7fELF"
+
+
+ROWS = {"COLS": 1000, "KERNEL_ROWS": 23, "STREAM_LOADS": 1, "STREAM_STORES": 0, "MIN_BLOCKS": 1, "UNROLL": 1}
+ROWS |= {"TYPE": 0, "RMS": 0, "STATISTICS": 0, "GROUP": 2}
+NORM_BACKWARD = [
+    {"KEEP": 0, "ACCUMULATE": 0, "WARPS_PER_ROW": 4, "ROWS_PER_BLOCK": 2, "VECTOR": 4},
+    {"KEEP": 1, "ACCUMULATE": 1, "WARPS_PER_ROW": 2, "ROWS_PER_BLOCK": 3, "VECTOR": 2, "STATISTICS": 1},
+    {"KEEP": 2, "ACCUMULATE": 0, "WARPS_PER_ROW": 1, "ROWS_PER_BLOCK": 4, "VECTOR": 8, "STATISTICS": 1, "TYPE": 2},
+    {"KEEP": 2, "ACCUMULATE": 1, "WARPS_PER_ROW": 4, "ROWS_PER_BLOCK": 1, "VECTOR": 1, "RMS": 1},
+    {"KEEP": 1, "ACCUMULATE": 0, "WARPS_PER_ROW": 4, "ROWS_PER_BLOCK": 2, "VECTOR": 1, "RMS": 1, "COLS": 997},
+    {"KEEP": 0, "ACCUMULATE": 1, "WARPS_PER_ROW": 2, "ROWS_PER_BLOCK": 2, "VECTOR": 1, "COLS": 61},
+]
+
+
+@pytest.mark.parametrize("macros", NORM_BACKWARD, ids=lambda one: "-".join(map(str, one.values())))
+def test_the_gradients_of_a_norm_are_what_they_should_be(macros: dict[str, int], tmp_path: Path) -> None:
+    """Rows that no block divides, columns that no warp divides, groups of blocks that are not whole, any order."""
+    program = build("check_norm_backward", ROWS | macros, tmp_path)
+    for blocks in (1, 3, 5):
+        dx, sums = run(program, blocks)
+        assert max(dx, sums) < (1e-2 if macros.get("TYPE") else 1e-5), blocks
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "12.0"])
+@pytest.mark.parametrize("space", ["layernorm_backward", "rmsnorm_backward"])
+def test_the_gradients_of_a_norm_compile_for(space: str, capability: str) -> None:
+    problem = read(KERNELS / f"{space}.toml").problem(Gpu("any", capability, 100))
+    count = len(problem.configurations)
+    assert 500 <= count <= 5000
+    compiles(problem, "layernorm_backward.cu", (0, count // 3, count - 1))
+
+
+def test_the_references_of_the_norms_gradients_are_derivatives() -> None:
+    """By differences of the forward references, which need not be right for anything else."""
+    np = pytest.importorskip("numpy")
+    references = load_references()
+    random = np.random.default_rng(1)
+    shape = {"rows": 3, "cols": 5}
+    given = {name: random.standard_normal(15) for name in ("x", "dy")} | {
+        name: random.standard_normal(5) for name in ("weight", "bias")
+    }
+
+    def rms(inputs: Mapping[str, Any], _: Any) -> dict[str, Any]:
+        x = inputs["x"].reshape(3, 5)
+        return {"y": x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * inputs["weight"]}
+
+    for forward, backward, names in (
+        (references.layernorm, references.layernorm_backward, ("x", "weight", "bias")),
+        (rms, references.rmsnorm_backward, ("x", "weight")),
+    ):
+        gradients = backward(given, shape)
+        for name in names:
+            for place in range(given[name].size):
+                step = np.zeros(given[name].size)
+                step[place] = 1e-6
+                ahead = forward(given | {name: given[name] + step}, shape)["y"]
+                behind = forward(given | {name: given[name] - step}, shape)["y"]
+                difference = ((ahead - behind).ravel() * given["dy"]).sum() / 2e-6
+                assert gradients["d" + name].ravel()[place] == pytest.approx(difference, rel=1e-6, abs=1e-8)
+
+
+def load_references() -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("references", KERNELS / "references.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
