@@ -64,3 +64,28 @@ def _norm_backward(inputs: Mapping[str, Any], shape: Mapping[str, Any], *, centr
     if centred:
         dx -= g.mean(axis=1, keepdims=True)
     return {"dx": dx * scale, "dweight": (dy * normal).sum(axis=0), "dbias": dy.sum(axis=0)}
+
+
+_ROWS = 1024  # of scores at a time
+
+
+def flash_attention(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention of each batch and head, and the logarithm of the sum of each row's exponentials."""
+    batches, heads, queries, keys, head, group = (
+        int(shape[name]) for name in ("batches", "heads", "queries", "keys", "head", "group")
+    )
+    q = inputs["q"].reshape(batches, heads, queries, head)
+    k, v = (inputs[name].reshape(batches, heads // group, keys, head) for name in "kv")
+    out, lse = np.empty_like(q), np.empty((batches, heads, queries))
+    for batch, place in np.ndindex(batches, heads):
+        for first in range(0, queries, _ROWS):
+            rows = slice(first, min(first + _ROWS, queries))
+            scores = q[batch, place, rows] @ k[batch, place // group].T / np.sqrt(head)
+            if shape["causal"]:
+                scores[np.arange(first, rows.stop)[:, None] < np.arange(keys)] = -np.inf
+            largest = scores.max(axis=1, keepdims=True)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=1, keepdims=True)
+            out[batch, place, rows] = weights / total @ v[batch, place // group]
+            lse[batch, place, rows] = (largest + np.log(total))[:, 0]
+    return {"out": out, "lse": lse}

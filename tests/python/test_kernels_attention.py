@@ -120,3 +120,46 @@ def load_references() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+ATTENTION = {"TYPE": 2, "HEAD": 64, "CAUSAL": 0, "ORDER": 0, "RESCALE": 0, "MIN_BLOCKS": 1}
+FLASH = [
+    {"TILE_Q": 64, "TILE_K": 32, "WARPS": 4, "STAGES": 1, "QUERIES_IN": 0},
+    {"TILE_Q": 64, "TILE_K": 64, "WARPS": 4, "STAGES": 2, "QUERIES_IN": 1, "TYPE": 1, "RESCALE": 1, "CAUSAL": 1},
+    {"TILE_Q": 128, "TILE_K": 32, "WARPS": 4, "STAGES": 3, "QUERIES_IN": 2, "TYPE": 1, "CAUSAL": 1},
+    {"TILE_Q": 64, "TILE_K": 32, "WARPS": 2, "STAGES": 2, "QUERIES_IN": 0, "HEAD": 128, "ORDER": 1, "CAUSAL": 1},
+    {"TILE_Q": 64, "TILE_K": 32, "WARPS": 4, "STAGES": 4, "QUERIES_IN": 1, "HEAD": 128, "TYPE": 1, "RESCALE": 1},
+]
+
+
+@pytest.mark.parametrize("macros", FLASH, ids=lambda one: "-".join(map(str, one.values())))
+def test_flash_attention_computes_what_it_should(macros: dict[str, int], tmp_path: Path) -> None:
+    """Lengths that no tile divides, several batches and heads at strides, heads that share keys, fewer keys than
+    queries and the other way round, none at all; copies that arrive at once and at the last moment."""
+    macros = ATTENTION | macros
+    program = build("check_flash_attention", macros, tmp_path)
+    for problem in ("2 2 2 70 77", "1 2 1 33 130", "1 1 1 150 20", "1 1 1 5 0"):
+        out, lse = run(program, *problem.split())
+        assert out < (1.5e-2 if macros["TYPE"] == 2 else 2e-3) and lse < 1e-5, problem
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
+@pytest.mark.parametrize("shape", [{}, {"head": 64, "causal": 1}], ids=str)
+def test_flash_attention_compiles_for(shape: dict[str, int], capability: str) -> None:
+    problem = read(KERNELS / "flash_attention.toml").problem(Gpu("any", capability, 100), shape)
+    count = len(problem.configurations)
+    assert 200 <= count <= 5000
+    compiles(problem, "flash_attention.cu", (0, count // 2))
+
+
+def test_the_reference_of_attention_agrees_with_the_definition() -> None:
+    np = pytest.importorskip("numpy")
+    random = np.random.default_rng(1)
+    shape = {"batches": 2, "heads": 4, "queries": 5, "keys": 7, "head": 16, "group": 2, "causal": 1}
+    q, k, v = random.standard_normal((2, 4, 5, 16)), random.standard_normal((2, 2, 7, 16)), random.random((2, 2, 7, 16))
+    found = load_references().flash_attention({"q": q.ravel(), "k": k.ravel(), "v": v.ravel()}, shape)
+    for batch, head, row in np.ndindex(2, 4, 5):
+        scores = np.exp([q[batch, head, row] @ k[batch, head // 2, key] / 4 for key in range(row + 1)])
+        wanted = sum(scores[key] * v[batch, head // 2, key] for key in range(row + 1)) / scores.sum()
+        assert found["out"][batch, head, row] == pytest.approx(wanted)
+        assert found["lse"][batch, head, row] == pytest.approx(np.log(scores.sum()))
