@@ -16,6 +16,7 @@
 //
 // A variant for sm_90a (wgmma, TMA) would be a source of its own with the arguments of this one.
 #include "common.cuh"
+#include "corner.cuh"
 #include "mma.cuh"
 
 #define QUERIES_IN_SHARED 0
@@ -72,31 +73,8 @@ __device__ __forceinline__ void fetch(unsigned char* tile, const Element* from, 
   }
 }
 
-// What a lane adds to the address of a tile to load four matrices of 8 x 8 whose first row and column are multiples
-// of 16. `Down`: the second matrix is below the first one, else beside it.
-template <bool Down>
-struct Corner {
-  __device__ __forceinline__ explicit Corner(int lane)
-      : row(lane % 8 + (Down ? lane / 8 % 2 : lane / 16) * 8),
-        chunk((Down ? lane / 16 : lane / 8 % 2) * 16),
-        offset(swizzle<kRowBytes>(row, chunk)) {}
-
-  // Rows from `first_row` on, from byte `byte` on.
-  __device__ __forceinline__ const unsigned char* in(const unsigned char* tile, int first_row, int byte) const {
-    if constexpr (kRowBytes % 128 == 0) {  // the swizzle of a row repeats every eight rows
-      return tile + first_row * kRowBytes + (offset ^ byte);
-    } else {
-      return tile + swizzle<kRowBytes>(first_row + row, byte + chunk);
-    }
-  }
-
-  int row;
-  int chunk;
-  int offset;
-};
-
 __device__ __forceinline__ void load_queries(FragmentA<Type> (&made)[kBands], const unsigned char* tile,
-                                             const Corner<true>& corner, int warp, int depth) {
+                                             const Corner<kRowBytes, true>& corner, int warp, int depth) {
 #pragma unroll
   for (int band = 0; band < kBands; ++band) {
     load_matrix_x4(made[band].at, corner.in(tile, warp * kRowsPerWarp + band * 16, depth * 32));
@@ -153,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int keys_seen = CAUSAL ? min(keys, row0 + TILE_Q) : keys;
   const int tiles = (keys_seen + TILE_K - 1) / TILE_K;
   const int warp_row = row0 + warp * kRowsPerWarp;
-  const Corner<true> corner(lane);  // of queries, and of values, which are turned
-  const Corner<false> corner_keys(lane);
+  const Corner<kRowBytes, true> corner(lane);  // of queries, and of values, which are turned
+  const Corner<kRowBytes, false> corner_keys(lane);
 
   FragmentA<Type> kept[QUERIES_IN == QUERIES_IN_SHARED ? 1 : HEAD / 16][kBands];
   fetch<TILE_Q>(tile_q, q, q_row, row0, queries);

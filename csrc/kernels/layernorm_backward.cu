@@ -12,6 +12,7 @@
 // Parameters beside those of row.cuh: RMS; STATISTICS: 0 mean, variance and the sums of the gradient one after another,
 // 1 all in one pass, shifted by the row's first value; ACCUMULATE: where a thread's sums over the rows are, 0 in
 // registers, 1 in shared memory; GROUP; MIN_BLOCKS, what the compiler keeps registers for.
+#include "last_block.cuh"
 #include "row.cuh"
 
 #ifndef RMS
@@ -195,19 +196,6 @@ __device__ __forceinline__ void add_rows(const float* first, int count, int stri
   }
 }
 
-// Whether this block is the last of `count` that come here. What all of them have written before is visible to it.
-__device__ __forceinline__ bool is_last(unsigned* arrived, unsigned count) {
-  __shared__ bool last;
-  __threadfence();  // what this thread has written, before the arrival is counted
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(arrived, 1u) == count - 1;
-  __syncthreads();
-  if (!last) return false;
-  __threadfence();
-  if (threadIdx.x == 0) *arrived = 0;
-  return true;
-}
-
 }  // namespace
 
 // x, dy, dx: rows x COLS; weight, dweight, dbias (not with RMS): COLS. The grid has no more blocks than rows need.
@@ -317,14 +305,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   const int group = static_cast<int>(blockIdx.x) / GROUP;
   const int members = min(GROUP, blocks - group * GROUP);
   auto* arrived = reinterpret_cast<unsigned*>(workspace + static_cast<long long>(blocks) * kRowSums);
-  if (!is_last(arrived + group, static_cast<unsigned>(members))) return;
+  if (!is_last_block(arrived + group, static_cast<unsigned>(members))) return;
   if (groups > 1) {
     float* group_sums = workspace + static_cast<long long>(group) * GROUP * kRowSums;
     add_rows(group_sums, members, 1, [&](int column, const float* found) {
 #pragma unroll
       for (int i = 0; i < kWide; ++i) group_sums[column + i] = found[i];
     });
-    if (!is_last(arrived + groups, static_cast<unsigned>(groups))) return;
+    if (!is_last_block(arrived + groups, static_cast<unsigned>(groups))) return;
   }
   add_rows(workspace, groups > 1 ? groups : members, groups > 1 ? GROUP : 1, [&](int column, const float* found) {
 #pragma unroll

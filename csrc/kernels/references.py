@@ -89,3 +89,25 @@ def flash_attention(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict
             out[batch, place, rows] = weights / total @ v[batch, place // group]
             lse[batch, place, rows] = (largest + np.log(total))[:, 0]
     return {"out": out, "lse": lse}
+
+
+def conv2d(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The convolution of images with their channels last, padded as little as gives the size of the output."""
+    images, height, width, channels, filters, rows, columns, out_height, out_width, stride, dilation = (
+        int(shape[name])
+        for name in (
+            *("images", "height", "width", "channels", "filters", "rows", "columns"),
+            *("out_height", "out_width", "stride", "dilation"),
+        )
+    )
+    x = inputs["x"].reshape(images, height, width, channels)
+    w = inputs["w"].reshape(filters, rows, columns, channels)
+    pad_y = ((out_height - 1) * stride + dilation * (rows - 1) + 2 - height) // 2
+    pad_x = ((out_width - 1) * stride + dilation * (columns - 1) + 2 - width) // 2
+    padded = np.pad(x, ((0, 0), (pad_y, pad_y), (pad_x, pad_x), (0, 0)))
+    y = np.zeros((images, out_height, out_width, filters))
+    for row, column in np.ndindex(rows, columns):
+        down = slice(row * dilation, row * dilation + (out_height - 1) * stride + 1, stride)
+        across = slice(column * dilation, column * dilation + (out_width - 1) * stride + 1, stride)
+        y += padded[:, down, across] @ w[:, row, column].T
+    return {"y": y + inputs["bias"]}

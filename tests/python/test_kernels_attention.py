@@ -163,3 +163,62 @@ def test_the_reference_of_attention_agrees_with_the_definition() -> None:
         wanted = sum(scores[key] * v[batch, head // 2, key] for key in range(row + 1)) / scores.sum()
         assert found["out"][batch, head, row] == pytest.approx(wanted)
         assert found["lse"][batch, head, row] == pytest.approx(np.log(scores.sum()))
+
+
+IMAGES = {"TYPE": 1, "TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "WARPS_M": 2, "WARPS_N": 2, "STAGES": 2, "SPLIT_K": 1}
+IMAGES |= {"ORDER": 0, "CHUNK": 8, "MIN_BLOCKS": 1}
+SAME, STRIDED, SMALL = "2 9 11 24 40 3 3 1 1 1 1", "1 13 10 8 20 3 5 2 3 2 0", "1 7 7 16 8 1 1 1 0 1 0"
+CONVOLUTIONS: list[tuple[dict[str, int], tuple[str, ...]]] = [
+    ({"TYPE": 2, "TILE_N": 32, "WARPS_N": 1}, (SAME, STRIDED, SMALL)),
+    ({"TILE_K": 64, "STAGES": 3, "SPLIT_K": 3, "ORDER": 1}, (SAME, STRIDED, SMALL)),
+    ({"TILE_M": 128, "TILE_N": 32, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "SPLIT_K": 2}, (SAME, SMALL)),
+    ({"CHUNK": 1, "ORDER": 1}, ("1 17 14 3 20 7 7 2 3 1 1", "2 6 6 5 9 3 3 1 1 1 1")),
+]
+
+
+@pytest.mark.parametrize(("macros", "problems"), CONVOLUTIONS, ids=lambda one: "-".join(map(str, one)))
+def test_a_convolution_is_what_it_should_be(macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path) -> None:
+    """Padding, strides and dilation, other ones in y and x; pixels, filters and depths that no tile divides; channels
+    that are no multiple of eight; more blocks for a tile than it has steps."""
+    program = build("check_conv2d", IMAGES | macros, tmp_path)
+    for problem in problems:
+        (error,) = run(program, *problem.split())
+        assert error < (8e-3 if macros.get("TYPE") == 2 else 1e-3), problem
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
+@pytest.mark.parametrize("channels", [128, 3])
+def test_a_convolution_compiles_for(channels: int, capability: str) -> None:
+    problem = read(KERNELS / "conv2d.toml").problem(Gpu("any", capability, 100), {"channels": channels})
+    count = len(problem.configurations)
+    assert 200 <= count <= 5000
+    compiles(problem, "conv2d.cu", (0, count // 2))
+
+
+def test_the_layers_that_the_space_of_conv2d_names_have_configurations() -> None:
+    text = (KERNELS / "conv2d.toml").read_text()
+    layers = [line.split("--shape ")[1].split("  ")[0] for line in text.splitlines() if line.startswith("#   --shape")]
+    assert len(layers) == 5
+    space = read(KERNELS / "conv2d.toml")
+    for layer in layers:
+        shape = {name: int(value) for name, value in (item.split("=") for item in layer.split())}
+        problem = space.problem(Gpu("any", "9.0", 132), shape)
+        assert len(problem.configurations) > 200
+        assert problem.scalars()["padding_y"] == (problem.shape["rows"] - 1) // 2
+
+
+def test_the_reference_of_convolution_agrees_with_the_definition() -> None:
+    np = pytest.importorskip("numpy")
+    random = np.random.default_rng(1)
+    shape = {"images": 2, "height": 9, "width": 8, "channels": 3, "filters": 4, "rows": 3, "columns": 2}
+    shape |= {"out_height": 4, "out_width": 4, "stride": 2, "dilation": 2}
+    x, w, bias = random.random((2, 9, 8, 3)), random.random((4, 3, 2, 3)), random.random(4)
+    found = load_references().conv2d({"x": x.ravel(), "w": w.ravel(), "bias": bias}, shape)["y"]
+    pad_y, pad_x = (6 + 4 + 2 - 9) // 2, (6 + 2 + 2 - 8) // 2
+    for image, p, q, f in np.ndindex(2, 4, 4, 4):
+        wanted = bias[f]
+        for row, column in np.ndindex(3, 2):
+            y, z = p * 2 + row * 2 - pad_y, q * 2 + column * 2 - pad_x
+            if 0 <= y < 9 and 0 <= z < 8:
+                wanted += x[image, y, z] @ w[f, row, column]
+        assert found[image, p, q, f] == pytest.approx(wanted)
