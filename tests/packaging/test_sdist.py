@@ -27,6 +27,8 @@ def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
     assert {
         "CMakeLists.txt",
         "csrc/hook/entry_points.txt",
+        "csrc/kernels/layernorm.cu",
+        "csrc/kernels/layernorm.toml",
         "include/cudasched/engine.h",
         "LICENSE",
         "README.md",

@@ -89,6 +89,14 @@ def test_holds_the_headers_and_the_cmake_package(wheel: pathlib.Path) -> None:
     assert {f"cudasched/cmake/cudaschedConfig{part}.cmake" for part in ("", "Version")} <= names
 
 
+def test_holds_the_kernels_with_their_spaces_and_best_configurations(wheel: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    kernels = {path.name for path in (ROOT / "csrc" / "kernels").iterdir() if path.is_file()}
+    assert {"layernorm.cu", "layernorm.toml", "row.cuh", "references.py", "best.json"} <= kernels
+    assert {f"cudasched/kernels/sources/{name}" for name in kernels} <= names
+
+
 def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -96,6 +104,7 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
         r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
         r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/tune/compare\.cu"
+        r"|cudasched/kernels/sources/\w+\.(cuh?|toml|json)"
         r"|cudasched/observe/(dashboard\.json|trace/flame\.html)"
         r"|cudasched/serve/(assets/(icon\.svg|page\.(css|html|js))|control\.(binpb|proto))"
         r"|cudasched/observe/(analyze|baseline)/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"

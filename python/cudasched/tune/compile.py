@@ -10,11 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cudasched.errors import ConfigError, Error
+from cudasched.tune._nvrtc import Nvrtc, load
 
-__all__ = ["CompileError", "Compiled", "Compiler", "choose", "compile_source"]
+__all__ = ["CompileError", "Compiled", "Compiler", "choose", "compile_source", "version"]
 
 Compiler = Literal["nvrtc", "nvcc"]
 _LOG_CHARACTERS = 4000
@@ -47,19 +48,21 @@ def _nvcc() -> str | None:
     return shutil.which("nvcc", path=os.pathsep.join([*beside, os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
 
 
-def _nvrtc() -> Any:
-    """The module, with its library loaded; or an Error that says what is missing."""
+def _nvrtc() -> Nvrtc:
+    return load()
+
+
+def version(compiler: Compiler) -> str:
+    """Which version of a compiler there is: what it makes may be kept under it."""
+    if compiler == "nvrtc":
+        return "nvrtc {}.{}".format(*_nvrtc().version)
     try:
-        from cuda.bindings import nvrtc
-    except ImportError as error:
-        raise Error(f"no NVRTC: {error}") from None
-    try:
-        code = int(nvrtc.nvrtcVersion()[0])
-    except Exception as missing:  # its own class, which is not public
-        raise Error(f"no NVRTC: {str(missing).splitlines()[0]}") from None
-    if code != 0:
-        raise Error(f"NVRTC does not answer: error {code}")
-    return nvrtc
+        said = subprocess.run(
+            [_nvcc() or "nvcc", "--version"], capture_output=True, text=True, timeout=_NVCC_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Error(f"nvcc does not say its version: {error}") from None
+    return said.stdout.strip()
 
 
 def choose(wanted: str = "auto") -> Compiler:
@@ -81,13 +84,11 @@ def choose(wanted: str = "auto") -> Compiler:
             return "nvrtc"
         except Error as error:
             if wanted == "nvrtc":
-                raise Error(f"{error}; pip install cuda-bindings nvidia-cuda-nvrtc") from None
+                raise Error(f"{error}; pip install nvidia-cuda-nvrtc") from None
             reason = f"{error}, and {reason}"
     if _nvcc():
         return "nvcc"
-    raise Error(
-        f"nothing here compiles kernels: {reason}. pip install cuda-bindings nvidia-cuda-nvrtc, or CUDA's toolkit"
-    )
+    raise Error(f"nothing here compiles kernels: {reason}. pip install nvidia-cuda-nvrtc, or CUDA's toolkit")
 
 
 def _cuda_headers() -> list[str]:
@@ -137,34 +138,11 @@ def _short(log: str) -> str:
     return log if len(log) <= _LOG_CHARACTERS else log[:_LOG_CHARACTERS] + "\n..."
 
 
-def _room(size: int) -> bytes:
-    """Zeros for a C function to write over: an object of its own, while all of Python shares those of one byte."""
-    return bytes(size + 2)
-
-
 def _by_nvrtc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
-    nvrtc = _nvrtc()
-
-    def checked(answer: tuple[Any, ...]) -> Any:
-        error, *values = answer
-        if int(error) != 0:
-            raise Error(f"NVRTC: {nvrtc.nvrtcGetErrorString(error)[1].decode()}")
-        return values[0] if values else None
-
-    program = checked(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
-    try:
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [one.encode() for one in options])
-        log = _room(checked(nvrtc.nvrtcGetProgramLogSize(program)))
-        checked(nvrtc.nvrtcGetProgramLog(program, log))
-        text = _short(log.rstrip(b"\0").decode(errors="replace"))
-        if int(error) != 0:
-            raise CompileError(text or nvrtc.nvrtcGetErrorString(error)[1].decode())
-        size = checked(nvrtc.nvrtcGetCUBINSize(program))
-        image = _room(size)
-        checked(nvrtc.nvrtcGetCUBIN(program, image))
-        return image[:size], text
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    image, log = _nvrtc().compile(source.read_bytes(), source.name, options)
+    if image is None:
+        raise CompileError(_short(log))
+    return image, _short(log)
 
 
 def _by_nvcc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:

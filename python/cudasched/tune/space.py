@@ -33,7 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "read"]
+__all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "read", "with_includes"]
 
 Value = int | float | str | bool
 Configuration = Mapping[str, Value]
@@ -395,12 +395,12 @@ class Space:
     def fingerprint(self, source: Path) -> str:
         """Which measurements belong together: a hash of the source, what it includes, and how it is launched."""
         digest = hashlib.sha256(self._digest_of.encode())
-        for path in _with_includes(source):
+        for path in with_includes(source):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
 
 
-def _with_includes(source: Path) -> list[Path]:
+def with_includes(source: Path) -> list[Path]:
     """A source and the files beside it that it includes, directly or not."""
     found, waiting = [], [source]
     while waiting:
@@ -459,6 +459,17 @@ class Problem:
             whys = ", ".join(f"{count} by {why}" for why, count in sorted(refused.items(), key=lambda one: -one[1]))
             raise ConfigError(f"{self.space.path}: no configuration is left, the space is empty: {whys}")
         return tuple(found)
+
+    def refusal(self, configuration: Configuration) -> str:
+        """Which constraint or limit of the GPU a configuration does not meet; empty: it is one of `configurations`.
+
+        Raises:
+            ConfigError: An expression cannot be computed with it.
+        """
+        for name, values in self.space.parameters.items():
+            if configuration.get(name) not in values:
+                return f"{name}, of which the space has {', '.join(map(str, values))}"
+        return self._refusal(configuration, self.gpu.architecture)
 
     def _refusal(self, configuration: Configuration, architecture: Architecture) -> str:
         values = self._values(configuration)

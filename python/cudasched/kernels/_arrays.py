@@ -1,0 +1,70 @@
+"""Arrays of other libraries, as PyTorch's tensors and back: CuPy's on the GPU as they are, NumPy's by a copy there.
+
+By DLPack: the streams of both libraries wait for each other, nothing waits on the host but copies to and from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudasched.kernels._errors import KernelError
+
+__all__ = ["over_tensors"]
+
+_torch: Any = torch  # what its type hints do not have
+
+
+def _library(value: Any) -> str:
+    return type(value).__module__.partition(".")[0] if hasattr(value, "__dlpack__") else ""
+
+
+def _given(name: str, value: Any, library: str) -> Tensor | None:
+    """One argument as a tensor."""
+    if value is None:
+        return None
+    found = _library(value)
+    if found not in ("cupy", "numpy"):
+        raise KernelError(f"{name} takes arrays of PyTorch, CuPy or NumPy, not {type(value).__qualname__}")
+    if found != library:
+        raise KernelError(f"{name} takes arrays of one library, not of {library} and {found}")
+    try:
+        if found == "numpy":
+            tensor = torch.from_numpy(value if value.flags.writeable and value.flags.c_contiguous else value.copy())
+            return tensor.cuda() if torch.cuda.is_available() else tensor
+        shared: Tensor = _torch.from_dlpack(value)
+        return shared
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise KernelError(f"{name} does not take this array of {found}: {error}") from None
+
+
+def over_tensors(name: str, function: Callable[..., Tensor], arrays: tuple[Any, ...], *rest: Any) -> Any:
+    """Calls a function of tensors with arrays of another library.
+
+    Args:
+        name: For messages.
+        function: Takes tensors, and then the rest.
+        arrays: Of CuPy or of NumPy; None stays None.
+        rest: Other arguments.
+
+    Returns:
+        An array of the same library.
+
+    Raises:
+        KernelError: An array is of no such library, or of a type that PyTorch has not.
+    """
+    if torch.compiler.is_compiling():
+        raise KernelError(f"{name} takes PyTorch's tensors alone where it is compiled")
+    library = next((_library(one) for one in arrays if one is not None), "")
+    with torch.no_grad():
+        if library == "cupy":
+            import cupy
+
+            with torch.cuda.device(next(one for one in arrays if one is not None).device.id):
+                made = function(*(_given(name, one, library) for one in arrays), *rest)
+                return cupy.from_dlpack(made)
+        made = function(*(_given(name, one, library) for one in arrays), *rest)
+        return made.cpu().numpy()

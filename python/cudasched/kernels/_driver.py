@@ -1,0 +1,212 @@
+"""The driver as the kernels use it: modules and launches in the primary context of a GPU, by ctypes.
+
+``libcuda.so.1`` is opened by that name: where cudasched stands in front of the driver, that is its shim, so that these
+launches are scheduled like any others of the program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudasched.errors import DriverError
+from cudasched.kernels._errors import KernelError
+from cudasched.tune.space import Gpu, Launch
+
+__all__ = ["Cell", "Driver", "Function", "cells", "load"]
+
+_INVALID_CONTEXT = 201
+_MAJOR, _MINOR, _SMS, _L2_BYTES = 75, 76, 16, 38  # CUdevice_attribute
+_MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
+_RELAXED = 2  # CUstreamCaptureMode
+_PLAIN_SHARED_BYTES = 48 * 1024
+_KINDS: dict[str, Any] = {
+    "pointer": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int8": ctypes.c_int8,
+    "uint8": ctypes.c_uint8,
+    "int32": ctypes.c_int32,
+    "uint32": ctypes.c_uint32,
+    "int64": ctypes.c_int64,
+}
+Cell = Any
+"""One argument, as ctypes holds it."""
+
+
+def cells(kinds: Sequence[str]) -> tuple[list[Cell], Any]:
+    """Room for a kernel's arguments, and the table of their addresses that the driver takes."""
+    made = [_KINDS[kind]() for kind in kinds]
+    return made, (ctypes.c_void_p * len(made))(*(ctypes.addressof(one) for one in made))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A loaded kernel.
+
+    Attributes:
+        handle: The driver's.
+        context: In which it is loaded.
+        static_shared_bytes: Shared memory that it has whatever it is launched with.
+    """
+
+    handle: int
+    context: int
+    static_shared_bytes: int = 0
+
+
+class Driver:
+    """The driver. Any thread may call it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Of a library that is loaded.
+
+        Raises:
+            DriverError: It has no GPU.
+        """
+        self._library = library
+        self._contexts: dict[int, int] = {}
+        self._lock = threading.Lock()
+        uint, pointer = ctypes.c_uint, ctypes.c_void_p
+        self._launch = library.cuLaunchKernel
+        self._launch.argtypes = [pointer, *[uint] * 7, pointer, pointer, pointer]
+        self._current = library.cuCtxGetCurrent
+        self._current.argtypes = [pointer]
+        self._local = threading.local()
+        self.call("cuInit", uint(0))
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function of the driver.
+
+        Raises:
+            DriverError: It says so; names the function.
+        """
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            raise DriverError(f"{name}: {self.name_of(code)}")
+
+    def name_of(self, code: int) -> str:
+        """What the driver calls an error."""
+        text = ctypes.c_char_p()
+        known = self._library.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
+        return known.decode() if known else f"error {code}"
+
+    def context(self, ordinal: int) -> int:
+        """The primary context of a GPU, which PyTorch and CuPy use."""
+        with self._lock:
+            if ordinal not in self._contexts:
+                device, context = ctypes.c_int(), ctypes.c_void_p()
+                self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+                self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[ordinal] = context.value or 0
+            return self._contexts[ordinal]
+
+    def gpu(self, ordinal: int) -> Gpu:
+        """What decides which configurations there are.
+
+        Raises:
+            DriverError: There is no such GPU.
+        """
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.call("cuDeviceGetName", name, 256, device)
+
+        def attribute(which: int) -> int:
+            value = ctypes.c_int()
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), which, device)
+            return value.value
+
+        return Gpu(
+            name=name.value.decode(errors="replace"),
+            capability=f"{attribute(_MAJOR)}.{attribute(_MINOR)}",
+            sms=attribute(_SMS),
+            l2_bytes=attribute(_L2_BYTES) or 50 << 20,
+        )
+
+    def load(self, ordinal: int, image: bytes, name: str, shared_bytes: int) -> Function:
+        """A kernel of an image, in the primary context.
+
+        Args:
+            ordinal: Of the GPU.
+            image: The cubin.
+            name: The kernel's.
+            shared_bytes: Dynamic shared memory that it will be launched with at most.
+
+        Raises:
+            DriverError: The driver does not take it.
+        """
+        context = self.context(ordinal)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        mode = ctypes.c_int(_RELAXED)
+        # A capture of the calling program's does not forbid it, and it does not become a part of that.
+        exchange = getattr(self._library, "cuThreadExchangeStreamCaptureMode", None)
+        if exchange is not None:
+            exchange(ctypes.byref(mode))
+        self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            self.call("cuModuleLoadData", ctypes.byref(module), image)
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if shared_bytes > _PLAIN_SHARED_BYTES:
+                self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+            if exchange is not None:
+                exchange(ctypes.byref(mode))
+        return Function(function.value or 0, context)
+
+    def launch(self, function: Function, launch: Launch, stream: int, table: Any) -> None:
+        """Launches a kernel; other threads of Python run meanwhile.
+
+        Args:
+            function: The kernel.
+            launch: Its grid, its block and its shared memory.
+            stream: The driver's handle; 0: the default stream.
+            table: Of its arguments (`cells`), which the driver has read when this returns.
+
+        Raises:
+            DriverError: The driver refuses it, or an earlier launch failed.
+        """
+        current = self._held()
+        self._current(ctypes.byref(current))
+        if current.value == function.context:
+            code = self._launch(function.handle, *launch.grid, *launch.block, launch.shared_bytes, stream, table, None)
+        else:
+            code = self._in_context(function, launch, stream, table)
+        if code != 0:
+            raise DriverError(f"cuLaunchKernel: {self.name_of(code)}")
+
+    def _held(self) -> ctypes.c_void_p:
+        """Room for a handle, this thread's own."""
+        try:
+            return self._local.current  # type: ignore[no-any-return]
+        except AttributeError:
+            self._local.current = ctypes.c_void_p()
+            return self._local.current  # type: ignore[no-any-return]
+
+    def _in_context(self, function: Function, launch: Launch, stream: int, table: Any) -> int:
+        """The same from a thread whose current GPU is another one, or none."""
+        self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(function.context))
+        try:
+            code: int = self._launch(
+                function.handle, *launch.grid, *launch.block, launch.shared_bytes, stream, table, None
+            )
+            return code
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@functools.cache
+def load() -> Driver:
+    """The driver of this machine.
+
+    Raises:
+        KernelError: There is none, or no GPU.
+    """
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except (OSError, AttributeError, DriverError) as error:
+        raise KernelError(f"the kernels need a GPU and its driver: {error}") from None

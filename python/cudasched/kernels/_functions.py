@@ -1,0 +1,143 @@
+"""What users call: `layer_norm`, `rms_norm`, `softmax`, `matmul`, on arrays of PyTorch, CuPy or NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudasched.kernels import _operators as operators
+from cudasched.kernels._arrays import over_tensors
+from cudasched.kernels._errors import KernelError
+
+__all__ = ["layer_norm", "matmul", "rms_norm", "softmax"]
+
+
+def _directly(*tensors: Tensor) -> bool:
+    """Whether nothing would be lost without PyTorch's dispatcher, which takes microseconds: no tracing, no gradient."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    gradients = torch.is_grad_enabled()
+    for one in tensors:
+        if not one.is_cuda or type(one) not in (Tensor, torch.nn.Parameter) or (gradients and one.requires_grad):
+            return False
+    return True
+
+
+def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    Sums are float32 whatever the type.
+
+    Args:
+        x: (..., columns), float32, float16 or bfloat16. What is not contiguous is copied.
+        weight: (columns,), of the same type; None: ones.
+        bias: (columns,), of the same type; None: zeros.
+        eps: Added to the variance.
+
+    Returns:
+        An array like x, contiguous.
+
+    Raises:
+        KernelError: Shapes, types or devices do not go together, or the GPU cannot run the kernel.
+    """
+    if not isinstance(x, Tensor):
+        return over_tensors("layer_norm", layer_norm, (x, weight, bias), eps)
+    if weight is None:
+        weight = x.new_ones(x.shape[-1:])
+    if bias is None:
+        bias = torch.zeros_like(weight)
+    _tensors("layer_norm", weight, bias)
+    if _directly(x, weight, bias):
+        return operators.layer_norm_cuda(x, weight, bias, eps)
+    _dense("layer_norm", x, weight, bias)
+    return torch.ops.cudasched.layer_norm.default(x, weight, bias, eps)
+
+
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Any:
+    """Division of the last dimension by its root mean square: ``x / sqrt(mean(x * x) + eps) * weight``.
+
+    Args:
+        x: (..., columns), float32, float16 or bfloat16. What is not contiguous is copied.
+        weight: (columns,), of the same type; None: ones.
+        eps: Added to the mean of the squares.
+
+    Returns:
+        An array like x, contiguous.
+
+    Raises:
+        KernelError: As `layer_norm`.
+    """
+    if not isinstance(x, Tensor):
+        return over_tensors("rms_norm", rms_norm, (x, weight), eps)
+    if weight is None:
+        weight = x.new_ones(x.shape[-1:])
+    _tensors("rms_norm", weight)
+    if _directly(x, weight):
+        return operators.rms_norm_cuda(x, weight, eps)
+    _dense("rms_norm", x, weight)
+    return torch.ops.cudasched.rms_norm.default(x, weight, eps)
+
+
+def softmax(x: Any, dim: int = -1) -> Any:
+    """Exponentials over their sum along one dimension.
+
+    Args:
+        x: Of one dimension or more, float32, float16 or bfloat16. Another dimension than the last is brought there by
+            a copy.
+        dim: Which.
+
+    Returns:
+        An array like x.
+
+    Raises:
+        KernelError: As `layer_norm`; there is no such dimension.
+    """
+    if not isinstance(x, Tensor):
+        return over_tensors("softmax", softmax, (x,), dim)
+    if not -x.dim() <= dim < x.dim():
+        raise KernelError(f"softmax: dim = {dim} of an array of {x.dim()} dimensions")
+    if dim % x.dim() != x.dim() - 1:
+        return softmax(x.movedim(dim, -1)).movedim(-1, dim)
+    if _directly(x):
+        return operators.softmax_cuda(x)
+    _dense("softmax", x)
+    return torch.ops.cudasched.softmax.default(x)
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """The product of matrices: (..., m, k) and (k, n) give (..., m, n). Sums are float32.
+
+    Args:
+        a: The first; what is not contiguous, or not at a multiple of 16 bytes, is copied.
+        b: The second, of the same type; alike. k and n are multiples of 4.
+
+    Returns:
+        An array of the same type, contiguous.
+
+    Raises:
+        KernelError: As `layer_norm`.
+    """
+    if not isinstance(a, Tensor):
+        return over_tensors("matmul", matmul, (a, b))
+    _tensors("matmul", b)
+    if _directly(a, b):
+        return operators.matmul_cuda(a, b)
+    _dense("matmul", a, b)
+    return torch.ops.cudasched.matmul.default(a, b)
+
+
+def _dense(name: str, *tensors: Tensor) -> None:
+    """PyTorch looks for no operator of ours where a layout is none that we have."""
+    for one in tensors:
+        if one.layout is not torch.strided:
+            raise KernelError(f"{name} takes dense arrays, not {one.layout}")
+
+
+def _tensors(name: str, *others: Any) -> None:
+    for one in others:
+        if not isinstance(one, Tensor):
+            raise KernelError(f"{name} takes arrays of one library; the first is PyTorch's, and there is a {type(one)}")

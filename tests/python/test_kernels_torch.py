@@ -1,0 +1,215 @@
+"""The kernels as PyTorch's operators, on the host: what they compute there, gradients, tracing, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cudasched.kernels import KernelError
+from support import Run
+
+torch = pytest.importorskip("torch")
+
+from cudasched import kernels  # noqa: E402
+
+kernels.register()
+OPERATORS = torch.ops.cudasched
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def normal(*shape: int, kind: Any = torch.float32, seed: int = 0, grad: bool = False) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(kind).requires_grad_(grad)
+
+
+def samples(kind: Any, grad: bool) -> dict[str, tuple[Any, ...]]:
+    x, weight, bias = normal(6, 8, kind=kind, grad=grad), normal(8, kind=kind, seed=1), normal(8, kind=kind, seed=2)
+    weight, bias = weight.requires_grad_(grad), bias.requires_grad_(grad)
+    return {
+        "layer_norm": (x, weight, bias, 1e-5),
+        "rms_norm": (x, weight, 1e-6),
+        "softmax": (x,),
+        "matmul": (normal(2, 4, 8, kind=kind, grad=grad), normal(8, 12, kind=kind, seed=1, grad=grad)),
+    }
+
+
+NAMES = list(samples(torch.float32, False))
+WIDE: dict[str, Callable[..., Any]] = {
+    "layer_norm": lambda x, weight, bias, eps: torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps),
+    "rms_norm": lambda x, weight, eps: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "matmul": torch.matmul,
+}
+"""What each computes, by PyTorch."""
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_host_computes_what_the_kernel_does(name: str, kind: Any) -> None:
+    given = samples(kind, False)[name]
+    made = getattr(OPERATORS, name)(*given)
+    wide = WIDE[name](*(one.double() if isinstance(one, torch.Tensor) else one for one in given))
+    assert made.dtype == kind and made.is_contiguous()
+    torch.testing.assert_close(made.double(), wide, rtol=TOLERANCE[kind], atol=TOLERANCE[kind])
+    assert torch.equal(getattr(kernels, name)(*given), made)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("name", NAMES)
+def test_pytorch_finds_the_operators_well_made(name: str, grad: bool) -> None:
+    for kind in (torch.float32, torch.bfloat16):
+        torch.library.opcheck(getattr(OPERATORS, name).default, samples(kind, grad)[name], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_pytorch(name: str) -> None:
+    given, again = samples(torch.float32, True)[name], samples(torch.float32, True)[name]
+    made, wide = getattr(kernels, name)(*given), WIDE[name](*again)
+    grad = normal(*made.shape, seed=7)
+    made.backward(grad)
+    wide.backward(grad)
+    for one, other in zip(given, again, strict=True):
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_one_row_without_another_dimension() -> None:
+    for name, given in (("layer_norm", (normal(8, seed=4), 1e-5)), ("rms_norm", (normal(8, seed=4), 1e-6))):
+        x, weight, bias = normal(8, grad=True), given[0].requires_grad_(), normal(8, seed=5, grad=True)
+        arguments = (x, weight, bias) if name == "layer_norm" else (x, weight)
+        getattr(kernels, name)(*arguments, given[1]).sum().backward()
+        assert all(one.grad.shape == (8,) for one in arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_code_keeps_the_operator_and_has_no_breaks(name: str) -> None:
+    seen = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        seen.append({str(node.target) for node in module.graph.nodes})
+        return module.forward
+
+    given = samples(torch.float32, False)[name]
+    compiled = torch.compile(getattr(kernels, name), fullgraph=True, backend=backend)
+    assert torch.allclose(compiled(*given), getattr(kernels, name)(*given))
+    assert [f"cudasched.{name}.default" in targets for targets in seen] == [True]
+
+
+def test_compiled_models_train_through_the_operators() -> None:
+    def model(x: Any, weight: Any, bias: Any, matrix: Any) -> Any:
+        return kernels.softmax(kernels.matmul(kernels.layer_norm(x, weight, bias), matrix)).square().sum()
+
+    def gradients(function: Callable[..., Any]) -> list[Any]:
+        given = [normal(6, 8, grad=True), normal(8, seed=1, grad=True), normal(8, seed=2, grad=True)]
+        given.append(normal(8, 12, seed=3, grad=True))
+        function(*given).backward()
+        return [one.grad for one in given]
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for one, other in zip(gradients(compiled), gradients(model), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_sizes_may_differ_from_call_to_call_of_compiled_code() -> None:
+    breaks = []
+    compiled = torch.compile(
+        kernels.rms_norm, fullgraph=True, dynamic=True, backend=lambda module, _: breaks.append(1) or module.forward
+    )
+    for rows in (3, 5, 9):
+        x = normal(rows, 8)
+        assert torch.allclose(compiled(x), kernels.rms_norm(x))
+    assert len(breaks) == 1
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax"])
+def test_a_nan_spoils_its_row_alone(name: str) -> None:
+    x = normal(4, 8)
+    x[1, 3] = float("nan")
+    made = getattr(kernels, name)(x)
+    assert made[1].isnan().all() and not made[[0, 2, 3]].isnan().any()
+
+
+def test_what_is_left_out_and_what_is_empty() -> None:
+    x = normal(3, 8)
+    torch.testing.assert_close(kernels.layer_norm(x), torch.nn.functional.layer_norm(x, (8,)))
+    torch.testing.assert_close(kernels.rms_norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+    assert kernels.layer_norm(normal(0, 8)).shape == (0, 8)
+    assert kernels.softmax(normal(3, 0)).shape == (3, 0)
+    assert torch.equal(kernels.matmul(normal(4, 0), normal(0, 8)), torch.zeros(4, 8))
+
+
+def test_strided_arrays_and_other_dimensions_are_copied() -> None:
+    x = normal(8, 6, 5)
+    torch.testing.assert_close(kernels.softmax(x, 0), torch.softmax(x, 0))
+    torch.testing.assert_close(kernels.softmax(x.transpose(0, 2)), torch.softmax(x.transpose(0, 2), -1))
+    weight = normal(16)[::2]
+    torch.testing.assert_close(
+        kernels.layer_norm(x.transpose(0, 2), weight),
+        kernels.layer_norm(x.transpose(0, 2).contiguous(), weight.contiguous()),
+    )
+
+
+META = torch.device("meta")
+REFUSED = {
+    "type": (lambda: kernels.layer_norm(normal(2, 8).double()), "layer_norm takes float32.*not float64"),
+    "integers": (lambda: kernels.softmax(torch.arange(8)), "softmax takes float32.*not int64"),
+    "other type": (lambda: kernels.rms_norm(normal(2, 8), normal(8).half()), "weight has torch.float16"),
+    "shape": (lambda: kernels.layer_norm(normal(2, 8), normal(7)), r"weight has the shape \(7,\); it is \(8,\)"),
+    "bias": (lambda: kernels.layer_norm(normal(2, 8), None, normal(1, 8)), r"bias has the shape \(1, 8\)"),
+    "number": (lambda: kernels.softmax(torch.tensor(1.0), 0), "dimension"),
+    "dimension": (lambda: kernels.softmax(normal(2, 8), 2), "dim = 2 of an array of 2 dimensions"),
+    "device": (lambda: kernels.rms_norm(normal(2, 8), normal(8).to(META)), "weight is on meta.*the first array on cpu"),
+    "layout": (lambda: kernels.softmax(normal(2, 8).to_sparse()), "dense arrays, not torch.sparse_coo"),
+    "product": (lambda: kernels.matmul(normal(2, 8), normal(7, 4)), r"\(..., m, k\) and \(k, n\), not \(2, 8\)"),
+    "batches": (lambda: kernels.matmul(normal(2, 2, 8), normal(2, 8, 4)), "torch.matmul takes batches"),
+    "list": (lambda: kernels.softmax([1.0, 2.0]), "arrays of PyTorch, CuPy or NumPy, not list"),
+    "libraries": (lambda: kernels.rms_norm(normal(2, 8), np.ones(8, np.float32)), "arrays of one library"),
+    "other libraries": (lambda: kernels.rms_norm(np.ones((2, 8), np.float32), normal(8)), "PyTorch, CuPy or NumPy"),
+    "numpy's type": (lambda: kernels.softmax(np.ones((2, 8))), "not float64"),
+    "numpy's text": (lambda: kernels.softmax(np.array(["a"])), "does not take this array of numpy"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_kernel_does_not_take_is_said(what: str) -> None:
+    call, said = REFUSED[what]
+    with pytest.raises(KernelError, match=said):
+        call()
+
+
+def test_numpy_arrays_give_numpy_arrays() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    x.flags.writeable = False
+    made = kernels.softmax(x)
+    assert isinstance(made, np.ndarray) and made.dtype == np.float32
+    np.testing.assert_allclose(made, torch.softmax(torch.tensor(x), -1).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(kernels.matmul(x[:, ::2], x[:, ::2].T.copy()), x[:, ::2] @ x[:, ::2].T, rtol=1e-5)
+
+
+def test_arrays_of_other_libraries_are_refused() -> None:
+    class Other:
+        def __dlpack__(self) -> None: ...
+
+    with pytest.raises(KernelError, match=r"not .*Other"):
+        kernels.softmax(Other())
+
+
+def test_without_pytorch_it_says_what_to_install(python: Run, tmp_path: Path, no_driver: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import cudasched.kernels as k\n"
+        "from cudasched.errors import Error\n"
+        "try: k.softmax\n"
+        "except Error as error: print(error)\n"
+    )
+    done = python(code)
+    assert done.returncode == 0 and "pip install torch" in done.stdout, done.stderr
+
+
+def test_importing_the_package_imports_no_pytorch(python: Run, no_driver: Path) -> None:
+    done = python("import sys, cudasched.kernels; print('torch' in sys.modules, dir(cudasched.kernels))")
+    assert done.stdout.startswith("False") and "'layer_norm'" in done.stdout, done.stderr
