@@ -1,0 +1,1 @@
+"""Work queues on the device and graphs of its own, measured (docs/device.md)."""
