@@ -66,6 +66,23 @@ CUresult apply_axpy(const KernelCommand& kernel) {
   return CUDA_SUCCESS;
 }
 
+// As cudaGraphSetConditional.
+void set_condition(CUgraphConditionalHandle handle, unsigned value) {
+  const Lock lock(driver().mutex);
+  const auto found = driver().conditions.find(handle);
+  if (found != driver().conditions.end()) found->second.value = value;
+}
+
+CUresult apply_countdown(const KernelCommand& kernel) {
+  const auto counter = param<std::uint64_t>(kernel, 1);
+  if (!allocated(counter, sizeof(std::uint64_t))) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  std::uint64_t left = 0;
+  std::memcpy(&left, reinterpret_cast<const void*>(counter), sizeof left);
+  if (left > 0) store(counter, --left);
+  set_condition(param<std::uint64_t>(kernel, 0), left > 0 ? 1 : 0);
+  return CUDA_SUCCESS;
+}
+
 CUresult apply_set(const SetCommand& set) {
   for (std::size_t row = 0; row < set.height; ++row) {
     const std::uintptr_t first = set.destination + row * set.pitch;
@@ -122,6 +139,11 @@ CUresult apply(const Command& command) {
         return apply_append(*kernel);
       case Effect::kAxpy:
         return apply_axpy(*kernel);
+      case Effect::kCondition:
+        set_condition(param<std::uint64_t>(*kernel, 0), param<std::uint32_t>(*kernel, 1));
+        return CUDA_SUCCESS;
+      case Effect::kCountdown:
+        return apply_countdown(*kernel);
       case Effect::kNone:
         return CUDA_SUCCESS;
     }

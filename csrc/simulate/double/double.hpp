@@ -26,6 +26,8 @@
 //   none    nothing
 //   append  (u64* log, u64* cursor, u64 value, ...): log[(*cursor)++] = value
 //   axpy    (float* y, const float* x, float a, u32 count, ...): y[i] += a * x[i]
+//   condition (u64 handle, u32 value, ...): sets a condition of a graph, as cudaGraphSetConditional does
+//   countdown (u64 handle, u64* counter, ...): takes one off the counter and sets the condition to whether any is left
 // Anything else is CUDA_ERROR_INVALID_IMAGE.
 //
 // Time. The model's clock is the machine's monotonic clock divided by the scale. No thread belongs to the double:
@@ -50,9 +52,11 @@
 // Graphs. Nodes of kernels, copies, fills, host functions, child graphs, events, memory and none; edges with their data
 // (a programmatic one orders as a plain one does); clones, deletion of nodes, updates as a whole and of single nodes
 // with the refusals that cuda.h lists, switched-off nodes, user objects. A fill that is updated may not outgrow what it
-// was instantiated with. Bodies of conditional nodes never run, but they are there: what has them, or memory nodes,
-// cannot be cloned or instantiated twice. An executable graph takes 16 KiB and 1 KiB a node of the device's memory.
-// Destructors of user objects run at the end of the driver call that made them due, on its thread.
+// was instantiated with. Conditional nodes are decided by the thread that launches the graph: it waits until what is
+// before them is done, so the launch returns when the last of them is decided; a body's nodes run one after another.
+// What has conditional or memory nodes cannot be cloned or instantiated twice. A graph may be instantiated for launches
+// from the device, but no kernel here makes one. An executable graph takes 16 KiB and 1 KiB a node of the device's
+// memory. Destructors of user objects run at the end of the driver call that made them due, on its thread.
 //
 // Limits. 64 contexts a device over all processes (then OUT_OF_MEMORY), 256 streams a context, of which the default
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch

@@ -550,6 +550,19 @@ class GraphSubmission {
     return submit_work(*device_, stream, work, std::move(command), record, ticket, std::move(keeps));
   }
 
+  // Until all that the stream has got is done, and its effects with it.
+  CUresult settle(const std::shared_ptr<Stream>& stream) {
+    auto record = std::make_shared<Record>();
+    record->context = context_.get();
+    if (const CUresult result = work(stream, {}, {}, &record->ticket, record); result != CUDA_SUCCESS) return result;
+    device_.reset();
+    room_ = 0;
+    wait_until(lock_, context_->device, [&] { return record->done || context_->slot < 0; });
+    return context_state(*context_);
+  }
+
+  void expect(std::uint64_t op_count) { left_ += op_count; }
+
   CUresult order_with_default(const std::shared_ptr<Stream>& stream) {
     const std::uint64_t waits = default_stream_waits(*stream);
     left_ += waits;
@@ -621,6 +634,45 @@ CUresult check_graph_memory(const Exec& exec) {
   return CUDA_SUCCESS;
 }
 
+bool decided(const ExecNode& node, std::size_t& chosen) {
+  const auto found = driver().conditions.find(node.condition);
+  const unsigned value = found == driver().conditions.end() ? 0 : found->second.value;
+  switch (node.decides) {
+    case CU_GRAPH_COND_TYPE_IF:
+      chosen = value != 0 ? 0 : 1;
+      break;
+    case CU_GRAPH_COND_TYPE_WHILE:
+      chosen = value != 0 ? 0 : node.bodies.size();
+      break;
+    default:
+      chosen = value;
+  }
+  return chosen < node.bodies.size();
+}
+
+// A conditional node whose dependencies are ahead of it in the stream.
+CUresult submit_conditional(GraphSubmission& submission, const std::shared_ptr<Stream>& stream, const ExecNode& node) {
+  CUresult result = submission.settle(stream);
+  for (std::size_t chosen = 0; result == CUDA_SUCCESS && decided(node, chosen);) {
+    const ExecBody& body = *node.bodies[chosen];
+    submission.expect(body.structure->op_count);
+    for (std::size_t i = 0; result == CUDA_SUCCESS && i < body.states.size(); ++i) {
+      const ExecNode& inner = body.structure->nodes[i];
+      const ExecState& state = body.states[i];
+      if (inner.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+        result = submit_conditional(submission, stream, inner);
+        continue;
+      }
+      Ticket ticket = 0;
+      const Work work = work_of(state.command, std::clamp(state.priority, kGreatestPriority, 0));
+      result = submission.work(stream, work, state.command, &ticket);
+    }
+    if (result != CUDA_SUCCESS || node.decides != CU_GRAPH_COND_TYPE_WHILE) break;
+    result = submission.settle(stream);
+  }
+  return result;
+}
+
 }  // namespace
 
 CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec) {
@@ -639,10 +691,18 @@ CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const st
   const auto states = exec->states;
   const auto holds = exec->holds;
   const std::vector<std::shared_ptr<Stream>> lanes = choose_lanes(stream, structure->lane_count);
+  // The conditions as they are at the launch's turn: after the launch before has set them.
   GraphSubmission submission(lock, context, structure->op_count);
   Ticket start = 0;
   CUresult result = submission.order_with_default(stream);
   if (result == CUDA_SUCCESS) result = submission.wait(stream, exec->last);
+  if (result == CUDA_SUCCESS && !exec->defaults.empty()) {
+    result = submission.settle(stream);
+    for (const CUgraphConditionalHandle handle : exec->defaults) {
+      Condition& condition = driver().conditions.at(handle);
+      condition.value = condition.default_value;
+    }
+  }
   if (result == CUDA_SUCCESS) result = submission.work(stream, {}, {}, &start);
   std::vector<bool> started(lanes.size(), false);
   std::vector<Ticket> tickets(structure->nodes.size(), 0);
@@ -671,6 +731,8 @@ CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const st
     if (const auto* const memory = std::get_if<GraphMemoryCommand>(&state.command)) {
       memory->memory->live = node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
     }
+    if (node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) result = submit_conditional(submission, lanes[lane], node);
+    if (result != CUDA_SUCCESS) break;
     Command command = state.enabled ? state.command : Command{};
     const Work work = work_of(command, std::clamp(state.priority, kGreatestPriority, 0));
     result = submission.work(lanes[lane], work, std::move(command), &tickets[i], record);

@@ -152,6 +152,14 @@ struct Applied {
   Completion completion;
 };
 
+// Behind a CUgraphConditionalHandle. Nodes of its graph, and of graphs inside it, go by its value.
+struct Condition {
+  const Graph* graph = nullptr;
+  unsigned value = 0;
+  unsigned default_value = 0;
+  bool assigns_default = false;  // at each launch
+};
+
 // SMs of a device, as a descriptor or a green context holds them.
 struct SmPartition {
   unsigned sms = 0;
@@ -188,6 +196,7 @@ struct Driver {
   std::unordered_set<Node*> node_index;
   std::unordered_map<Exec*, std::shared_ptr<Exec>> execs;
   std::unordered_map<UserObject*, std::unique_ptr<UserObject>> user_objects;
+  std::unordered_map<CUgraphConditionalHandle, Condition> conditions;
   std::vector<HostCommand> destructors;  // of user objects, that are due
   std::atomic<bool> destructors_due{false};
   std::unordered_map<SmPartition*, std::unique_ptr<SmPartition>> descriptors;

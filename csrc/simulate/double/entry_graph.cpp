@@ -111,10 +111,14 @@ CUresult add_free(CUgraphNode* handle, Graph& graph, const Dependencies& after, 
   return add_node(handle, graph, after, std::move(node));
 }
 
-// Its bodies never run: what would set the condition is device code.
 CUresult add_conditional(CUgraphNode* handle, Graph& graph, const Dependencies& after,
                          CUDA_CONDITIONAL_NODE_PARAMS& params) {
-  if (params.size == 0 || params.size > 64) return CUDA_ERROR_INVALID_VALUE;
+  const unsigned most = params.type == CU_GRAPH_COND_TYPE_IF ? 2 : params.type == CU_GRAPH_COND_TYPE_WHILE ? 1 : 64;
+  const bool newer = params.type == CU_GRAPH_COND_TYPE_SWITCH || params.size == 2;
+  if (params.type > CU_GRAPH_COND_TYPE_SWITCH || params.size == 0 || params.size > most ||
+      !driver().conditions.contains(params.handle) || (newer && driver_version() < 12080)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_CONDITIONAL);
   for (unsigned i = 0; i < params.size; ++i) {
     node->bodies.push_back(std::make_unique<Graph>());
@@ -122,6 +126,7 @@ CUresult add_conditional(CUgraphNode* handle, Graph& graph, const Dependencies& 
     node->body_handles.push_back(reinterpret_cast<CUgraph>(node->bodies.back().get()));
   }
   params.phGraph_out = node->body_handles.data();
+  node->conditional = params;
   return add_node(handle, graph, after, std::move(node));
 }
 
@@ -722,14 +727,17 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
 
 // ---- conditional nodes
 
-CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* made, CUgraph handle, CUcontext, unsigned,
-                                        unsigned flags) {
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* made, CUgraph handle, CUcontext,
+                                        unsigned default_value, unsigned flags) {
   if (made == nullptr || flags > CU_GRAPH_COND_ASSIGN_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
     Graph* graph = nullptr;
     const CUresult result = find_graph(handle, graph);
-    if (result == CUDA_SUCCESS) *made = driver().next_id++;
-    return result;
+    if (result != CUDA_SUCCESS) return result;
+    *made = driver().next_id++;
+    const bool assigns = (flags & CU_GRAPH_COND_ASSIGN_DEFAULT) != 0;
+    driver().conditions.emplace(*made, Condition{graph, default_value, default_value, assigns});
+    return CUDA_SUCCESS;
   });
 }
 

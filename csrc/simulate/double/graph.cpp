@@ -110,6 +110,9 @@ bool fits_device_launch(const FlatNode& flat) {
   }
 }
 
+Command instantiated(const Command& command);
+std::shared_ptr<const ExecBody> make_body(const Graph& graph);
+
 std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>& flat, std::size_t top_level) {
   auto made = std::make_shared<ExecStructure>();
   made->top_level = top_level;
@@ -121,7 +124,13 @@ std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>&
                   .dependencies = of.dependencies,
                   .edges = {},
                   .child_first = of.child_first,
-                  .lane = 0};
+                  .lane = 0,
+                  .condition = of.node->conditional.handle,
+                  .decides = of.node->conditional.type,
+                  .bodies = {}};
+    if (node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+      for (const auto& body : of.node->bodies) node.bodies.push_back(make_body(*body));
+    }
     for (const Edge& edge : of.node->dependencies) node.edges.push_back(edge.data);
     // A node goes on in the lane of a dependency that nobody has gone on from, else it opens a lane of its own.
     bool placed = node.dependencies.empty() && made->nodes.empty();
@@ -140,6 +149,37 @@ std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>&
   made->lane_count = std::min(made->lane_count, kLanesMax);
   made->op_count += 3 + 2 * made->lane_count;
   return made;
+}
+
+// Its graph has been found to be one that can be a body.
+std::shared_ptr<const ExecBody> make_body(const Graph& graph) {
+  const std::vector<FlatNode> flat = flatten(graph).value();
+  auto made = std::make_shared<ExecBody>();
+  made->structure = make_structure(flat, graph.nodes.size());
+  for (const FlatNode& of : flat) {
+    made->states.push_back({.command = instantiated(of.node->command), .priority = of.node->priority, .enabled = true});
+  }
+  return made;
+}
+
+// Kernels, copies, fills, child graphs, conditional nodes and none: nothing else may be in a body, at any depth.
+bool fits_body(const Graph& graph) {
+  const std::optional<std::vector<FlatNode>> flat = flatten(graph);
+  return flat && std::all_of(flat->begin(), flat->end(), [](const FlatNode& of) {
+           switch (of.node->type) {
+             case CU_GRAPH_NODE_TYPE_KERNEL:
+             case CU_GRAPH_NODE_TYPE_MEMCPY:
+             case CU_GRAPH_NODE_TYPE_MEMSET:
+             case CU_GRAPH_NODE_TYPE_GRAPH:
+             case CU_GRAPH_NODE_TYPE_EMPTY:
+               return true;
+             case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+               return std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
+                                  [](const auto& body) { return fits_body(*body); });
+             default:
+               return false;
+           }
+         });
 }
 
 // A fill keeps the room that it was instantiated with.
@@ -227,7 +267,13 @@ Node::~Node() { driver().node_index.erase(this); }
 
 Graph::Graph() { driver().graph_index.insert(this); }
 
-Graph::~Graph() { driver().graph_index.erase(this); }
+Graph::~Graph() {
+  driver().graph_index.erase(this);
+  // Executable graphs of it go on asking their conditions.
+  for (auto& [handle, condition] : driver().conditions) {
+    if (condition.graph == this) condition.graph = nullptr;
+  }
+}
 
 Node& Graph::add(std::unique_ptr<Node> node) {
   node->graph = this;
@@ -347,6 +393,15 @@ CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exe
     error = {graph.nodes.front().get(), CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE};
     return CUDA_ERROR_INVALID_VALUE;
   }
+  const auto unfit = std::find_if(flat->begin(), flat->end(), [](const FlatNode& of) {
+    return of.node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL &&
+           !std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
+                        [](const auto& body) { return fits_body(*body); });
+  });
+  if (unfit != flat->end()) {
+    error = {unfit->node, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED};
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (for_device) {
     const auto misfit = std::find_if_not(flat->begin(), flat->end(), fits_device_launch);
     if (flat->empty() || misfit != flat->end()) {
@@ -370,6 +425,9 @@ CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exe
   made->flags = flags;
   made->device_bytes = bytes;
   made->memory_of = std::move(context);
+  for (const auto& [handle, condition] : driver().conditions) {
+    if (condition.graph == &graph && condition.assigns_default) made->defaults.push_back(handle);
+  }
   made->counted = graph.executables;
   ++*made->counted;
   exec = std::move(made);

@@ -131,6 +131,8 @@ struct FlatNode {
 };
 std::optional<std::vector<FlatNode>> flatten(const Graph& graph);
 
+struct ExecBody;
+
 // What an executable graph is for good.
 struct ExecNode {
   std::uint64_t source = 0;  // id of the node that it was made of
@@ -139,6 +141,10 @@ struct ExecNode {
   std::vector<CUgraphEdgeData> edges;  // of its node in the node's own graph
   std::size_t child_first = 0;
   std::size_t lane = 0;
+  // Of a conditional node: what decides, how, and what may run.
+  CUgraphConditionalHandle condition = 0;
+  CUgraphConditionalNodeType decides = CU_GRAPH_COND_TYPE_IF;
+  std::vector<std::shared_ptr<const ExecBody>> bodies;
 };
 
 struct ExecStructure {
@@ -156,11 +162,18 @@ struct ExecState {
   bool enabled = true;
 };
 
+// What a conditional node runs, which updates leave as it is.
+struct ExecBody {
+  std::shared_ptr<const ExecStructure> structure;
+  std::vector<ExecState> states;
+};
+
 struct Exec {
   std::shared_ptr<const ExecStructure> structure;
   std::shared_ptr<std::vector<ExecState>> states;  // as many; shared with a launch that is being submitted
   std::shared_ptr<Holds> holds;                    // shared with launches in flight
   std::shared_ptr<std::uint64_t> counted;          // among its graph's executables
+  std::vector<CUgraphConditionalHandle> defaults;  // conditions that each launch sets
   unsigned long long flags = 0;
   std::size_t device_bytes = 0;
   std::shared_ptr<Context> memory_of;  // whose these are

@@ -75,6 +75,10 @@ bool parse_attribute(std::string_view key, std::string_view value, KernelSpec& s
       spec.effect = Effect::kAppend;
     else if (value == "axpy")
       spec.effect = Effect::kAxpy;
+    else if (value == "condition")
+      spec.effect = Effect::kCondition;
+    else if (value == "countdown")
+      spec.effect = Effect::kCountdown;
     else
       return false;
     return true;
@@ -99,6 +103,8 @@ bool parse_kernel(std::string_view line, KernelSpec& spec) {
   }
   if (spec.effect == Effect::kAppend) return begins_with(spec.param_bytes, {8, 8, 8});
   if (spec.effect == Effect::kAxpy) return begins_with(spec.param_bytes, {8, 8, 4, 4});
+  if (spec.effect == Effect::kCondition) return begins_with(spec.param_bytes, {8, 4});
+  if (spec.effect == Effect::kCountdown) return begins_with(spec.param_bytes, {8, 8});
   return true;
 }
 

@@ -10,7 +10,7 @@
 
 namespace cudasched::simulate {
 
-enum class Effect { kNone, kAppend, kAxpy };
+enum class Effect { kNone, kAppend, kAxpy, kCondition, kCountdown };
 
 struct KernelSpec {
   std::string name;

@@ -28,6 +28,8 @@ inline constexpr const char* kTestImage =
     "cudasched-sim 1\n"
     "kernel append params=8,8,8,4 block_us=param:3 effect=append\n"
     "kernel axpy params=8,8,4,4 effect=axpy\n"
+    "kernel condition params=8,4 effect=condition\n"
+    "kernel countdown params=8,8 effect=countdown\n"
     "kernel spin params=4 block_us=param:0 regs=64\n"
     "kernel wide shared=40000 threads_max=256 blocks_per_sm=16 regs=128\n"
     "kernel mixed params=4,8,1\n";

@@ -249,6 +249,58 @@ TEST_F(GraphNodesTest, ConditionalNodesForbidClones) {
   EXPECT_TRUE(log().empty());
 }
 
+TEST_F(GraphNodesTest, ConditionalNodesRunWhatTheirConditionsSay) {
+  const auto conditional = [&](CUgraph to, CUgraphConditionalHandle handle, CUgraphConditionalNodeType type,
+                               unsigned size, std::vector<CUgraphNode> after, CUgraphNode* node) {
+    CUgraphNodeParams params{};
+    params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    params.conditional.handle = handle;
+    params.conditional.type = type;
+    params.conditional.size = size;
+    EXPECT_EQ(cuGraphAddNode(node, to, after.data(), nullptr, after.size(), &params), CUDA_SUCCESS);
+    return std::vector<CUgraph>(params.conditional.phGraph_out, params.conditional.phGraph_out + size);
+  };
+  const auto kernel = [&](CUgraph to, const char* name, std::vector<void*> params, std::vector<CUgraphNode> after) {
+    CUDA_KERNEL_NODE_PARAMS with{};
+    with.func = function(name);
+    with.gridDimX = with.gridDimY = with.gridDimZ = with.blockDimX = with.blockDimY = with.blockDimZ = 1;
+    with.kernelParams = params.data();
+    CUgraphNode made = nullptr;
+    EXPECT_EQ(cuGraphAddKernelNode(&made, to, after.data(), after.size(), &with), CUDA_SUCCESS);
+    return made;
+  };
+  const CUgraph made = graph();
+  CUgraphConditionalHandle loops = 0;
+  CUgraphConditionalHandle choice = 0;
+  ASSERT_EQ(cuGraphConditionalHandleCreate(&loops, made, context_, 1, CU_GRAPH_COND_ASSIGN_DEFAULT), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphConditionalHandleCreate(&choice, made, context_, 0, 0), CUDA_SUCCESS);
+  CUdeviceptr counter = 0;
+  ASSERT_EQ(cuMemAlloc(&counter, 8), CUDA_SUCCESS);
+  CUgraphNode loop = nullptr;
+  const auto body = conditional(made, loops, CU_GRAPH_COND_TYPE_WHILE, 1, {add(made, 1)}, &loop);
+  kernel(body[0], "countdown", {&loops, &counter}, {add(body[0], 2)});
+  std::uint32_t chosen = 2;
+  const CUgraphNode set = kernel(made, "condition", {&choice, &chosen}, {loop});
+  CUgraphNode switched = nullptr;
+  const auto cases = conditional(made, choice, CU_GRAPH_COND_TYPE_SWITCH, 3, {set}, &switched);
+  for (std::size_t i = 0; i < cases.size(); ++i) add(cases[i], 10 + i);
+  CUgraphNode either = nullptr;
+  const auto sides = conditional(made, choice, CU_GRAPH_COND_TYPE_IF, 2, {switched}, &either);
+  add(sides[0], 20);
+  add(sides[1], 21);
+  add(made, 3, {either});
+  const CUgraphExec exec = instantiate(made);
+  for (const std::uint64_t turns : {3, 1}) {
+    ASSERT_EQ(cuMemsetD8(cursor_, 0, 8), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemcpyHtoD(counter, &turns, 8), CUDA_SUCCESS);
+    launch(exec);
+    Values wanted{1};
+    wanted.insert(wanted.end(), turns, 2);
+    wanted.insert(wanted.end(), {12, 20, 3});
+    EXPECT_EQ(log(), wanted);
+  }
+}
+
 TEST_F(GraphNodesTest, CopiesAndFillsOfRows) {
   CUdeviceptr memory = 0;
   ASSERT_EQ(cuMemAlloc(&memory, 64), CUDA_SUCCESS);
