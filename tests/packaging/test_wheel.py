@@ -101,14 +101,14 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
     allowed = re.compile(
-        r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/advise/(origins\.toml|report\.html\.j2)"
+        r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/libcudasched_graphs\.a|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
         r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/tune/compare\.cu"
         r"|cudasched/kernels/sources/\w+\.(cuh?|toml|json)"
         r"|cudasched/observe/(dashboard\.json|trace/flame\.html)"
         r"|cudasched/serve/(assets/(icon\.svg|page\.(css|html|js))|control\.(binpb|proto))"
         r"|cudasched/observe/(analyze|baseline)/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"
-        r"|cudasched/include/cudasched/(counts\.h|engine\.h|scheduler\.hpp|device/\w+\.cuh)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
+        r"|cudasched/include/cudasched/(counts\.h|engine\.h|(graphs|scheduler)\.hpp|device/\w+\.cuh)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
     )
     assert [name for name in names if not allowed.fullmatch(name)] == []
     assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []

@@ -15,7 +15,7 @@ ROOMS = ["base", "predict", "arbiter", "schedule", "graph", "simulate", "driver"
 DOORS = ["hook", "bindings", "torch"]
 PURE = ROOMS[: ROOMS.index("driver")]
 #: Beside the rooms: no room includes them, and they include none.
-BESIDE = ["kernels"]
+BESIDE = ["kernels", "device_graph"]
 STUDIED = {*ROOMS, *DOORS, *BESIDE}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

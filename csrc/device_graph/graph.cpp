@@ -1,0 +1,239 @@
+#include "device_graph/api.hpp"
+
+namespace cudasched::graphs {
+namespace {
+
+constexpr int kCaptureToGraph = 12030;
+constexpr int kConditional = 12040;
+constexpr int kElseAndSwitch = 12080;
+constexpr int kDeviceLaunch = 12000;
+
+CUDA_KERNEL_NODE_PARAMS params_of(const Kernel& kernel) {
+  CUDA_KERNEL_NODE_PARAMS made{};
+  made.func = kernel.function;
+  made.gridDimX = kernel.grid[0];
+  made.gridDimY = kernel.grid[1];
+  made.gridDimZ = kernel.grid[2];
+  made.blockDimX = kernel.block[0];
+  made.blockDimY = kernel.block[1];
+  made.blockDimZ = kernel.block[2];
+  made.sharedMemBytes = kernel.shared_bytes;
+  made.kernelParams = const_cast<void**>(kernel.parameters.data());
+  return made;
+}
+
+CUcontext current_context() {
+  CUcontext context = nullptr;
+  check(api().context_current(&context), "cuCtxGetCurrent");
+  if (context == nullptr)
+    throw Error("no context is current to this thread: cuCtxSetCurrent comes first", CUDA_ERROR_INVALID_CONTEXT);
+  return context;
+}
+
+CUgraph new_graph() {
+  CUgraph made = nullptr;
+  check(api().graph_create(&made, 0), "cuGraphCreate");
+  return made;
+}
+
+}  // namespace
+
+// ---- nodes
+
+std::size_t Builder::node_count() const {
+  std::size_t count = 0;
+  check(api().graph_nodes(graph_, nullptr, &count), "cuGraphGetNodes");
+  return count;
+}
+
+CUgraphNode Builder::add_kernel(const Kernel& kernel, std::span<const CUgraphNode> after) {
+  api().need(api().add_kernel != nullptr, 12000, "kernel nodes");
+  const CUDA_KERNEL_NODE_PARAMS params = params_of(kernel);
+  CUgraphNode node = nullptr;
+  check(api().add_kernel(&node, graph_, after.data(), after.size(), &params), "cuGraphAddKernelNode");
+  return node;
+}
+
+CUgraphNode Builder::add_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, std::span<const CUgraphNode> after) {
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = from;
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = to;
+  copy.WidthInBytes = bytes;
+  copy.Height = 1;
+  copy.Depth = 1;
+  CUgraphNode node = nullptr;
+  check(api().add_copy(&node, graph_, after.data(), after.size(), &copy, current_context()), "cuGraphAddMemcpyNode");
+  return node;
+}
+
+CUgraphNode Builder::add_fill(CUdeviceptr to, std::uint8_t value, std::size_t bytes,
+                              std::span<const CUgraphNode> after) {
+  const CUDA_MEMSET_NODE_PARAMS fill{
+      .dst = to, .pitch = bytes, .value = value, .elementSize = 1, .width = bytes, .height = 1};
+  CUgraphNode node = nullptr;
+  check(api().add_fill(&node, graph_, after.data(), after.size(), &fill, current_context()), "cuGraphAddMemsetNode");
+  return node;
+}
+
+CUgraphNode Builder::add_graph(const Builder& child, std::span<const CUgraphNode> after) {
+  CUgraphNode node = nullptr;
+  check(api().add_child(&node, graph_, after.data(), after.size(), child.handle()), "cuGraphAddChildGraphNode");
+  return node;
+}
+
+CUgraphNode Builder::add_empty(std::span<const CUgraphNode> after) {
+  CUgraphNode node = nullptr;
+  check(api().add_empty(&node, graph_, after.data(), after.size()), "cuGraphAddEmptyNode");
+  return node;
+}
+
+Conditional Builder::add_if(Condition condition, bool with_else, std::span<const CUgraphNode> after) {
+  return add_conditional(condition, CU_GRAPH_COND_TYPE_IF, with_else ? 2 : 1, after);
+}
+
+Conditional Builder::add_while(Condition condition, std::span<const CUgraphNode> after) {
+  return add_conditional(condition, CU_GRAPH_COND_TYPE_WHILE, 1, after);
+}
+
+Conditional Builder::add_switch(Condition condition, unsigned bodies, std::span<const CUgraphNode> after) {
+  return add_conditional(condition, CU_GRAPH_COND_TYPE_SWITCH, bodies, after);
+}
+
+Conditional Builder::add_conditional(Condition condition, CUgraphConditionalNodeType type, unsigned bodies,
+                                     std::span<const CUgraphNode> after) {
+  const Api& driver = api();
+  const bool has = driver.add_node != nullptr;
+  if (type == CU_GRAPH_COND_TYPE_SWITCH) {
+    driver.need(has, kElseAndSwitch, "conditional nodes that choose one of several graphs");
+  } else if (bodies == 2) {
+    driver.need(has, kElseAndSwitch, "conditional nodes with an else");
+  } else {
+    driver.need(has, kConditional, "conditional nodes");
+  }
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  params.conditional.handle = condition.handle;
+  params.conditional.type = type;
+  params.conditional.size = bodies;
+  params.conditional.ctx = current_context();
+  Conditional made;
+  check(driver.add_node(&made.node, graph_, after.data(), nullptr, after.size(), &params), "cuGraphAddNode");
+  made.bodies.assign(params.conditional.phGraph_out, params.conditional.phGraph_out + bodies);
+  return made;
+}
+
+// ---- graphs
+
+Graph::Graph() : Graph(new_graph()) {}
+
+Graph& Graph::operator=(Graph&& other) noexcept {
+  Graph moved(std::move(other));
+  std::swap(static_cast<Builder&>(*this), static_cast<Builder&>(moved));
+  std::swap(owned_, moved.owned_);
+  return *this;
+}
+
+Graph::~Graph() {
+  if (owned_ != nullptr) api().graph_destroy(owned_);
+}
+
+Condition Graph::condition() {
+  api().need(api().create_condition != nullptr, kConditional, "conditional nodes");
+  Condition made;
+  check(api().create_condition(&made.handle, handle(), current_context(), 0, 0), "cuGraphConditionalHandleCreate");
+  return made;
+}
+
+Condition Graph::condition(unsigned start_value) {
+  api().need(api().create_condition != nullptr, kConditional, "conditional nodes");
+  Condition made;
+  check(api().create_condition(&made.handle, handle(), current_context(), start_value, CU_GRAPH_COND_ASSIGN_DEFAULT),
+        "cuGraphConditionalHandleCreate");
+  return made;
+}
+
+// ---- capture
+
+Capture::Capture(CUstream stream, CUstreamCaptureMode mode) : stream_(stream) {
+  check(api().begin_capture(stream, mode), "cuStreamBeginCapture");
+  open_ = true;
+}
+
+Capture::Capture(CUstream stream, const Builder& into, std::span<const CUgraphNode> after, CUstreamCaptureMode mode)
+    : stream_(stream), into_(into.handle()) {
+  api().need(api().begin_capture_to_graph != nullptr, kCaptureToGraph, "captures into a graph");
+  check(api().begin_capture_to_graph(stream, into_, after.data(), nullptr, after.size(), mode),
+        "cuStreamBeginCaptureToGraph");
+  open_ = true;
+}
+
+Capture::~Capture() {
+  if (!open_) return;
+  CUgraph graph = nullptr;
+  if (api().end_capture(stream_, &graph) == CUDA_SUCCESS && graph != nullptr && into_ == nullptr)
+    api().graph_destroy(graph);
+}
+
+CUgraph Capture::end() {
+  if (!open_) throw Error("this capture has ended", CUDA_ERROR_ILLEGAL_STATE);
+  open_ = false;
+  CUgraph graph = nullptr;
+  check(api().end_capture(stream_, &graph), "cuStreamEndCapture");
+  return graph;
+}
+
+Graph Capture::finish() {
+  if (into_ != nullptr) throw Error("a capture into a graph ends by close()", CUDA_ERROR_ILLEGAL_STATE);
+  return Graph(end());
+}
+
+void Capture::close() {
+  CUgraph const graph = end();
+  if (into_ == nullptr) api().graph_destroy(graph);
+}
+
+// ---- executable graphs
+
+Executable::Executable(const Graph& graph, For where) : exec_(nullptr) {
+  const Api& driver = api();
+  if (where == For::kDevice) driver.need(true, kDeviceLaunch, "graphs that are launched from the device");
+  const unsigned long long flags = where == For::kDevice ? CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH : 0;
+  check(driver.instantiate(&exec_, graph.handle(), flags), "cuGraphInstantiate");
+}
+
+Executable& Executable::operator=(Executable&& other) noexcept {
+  Executable moved(std::move(other));
+  std::swap(exec_, moved.exec_);
+  return *this;
+}
+
+Executable::~Executable() {
+  if (exec_ != nullptr) api().exec_destroy(exec_);
+}
+
+void Executable::launch(CUstream stream) const { check(api().launch(exec_, stream), "cuGraphLaunch"); }
+
+void Executable::upload(CUstream stream) const { check(api().upload(exec_, stream), "cuGraphUpload"); }
+
+Update Executable::update(const Graph& graph) {
+  api().need(api().update != nullptr, 12000, "updates of whole graphs");
+  CUgraphExecUpdateResultInfo info{};
+  const CUresult status = api().update(exec_, graph.handle(), &info);
+  if (status != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) check(status, "cuGraphExecUpdate");
+  return {.done = status == CUDA_SUCCESS, .why = info.result, .node = info.errorNode};
+}
+
+void Executable::set_kernel(CUgraphNode node, const Kernel& kernel) {
+  api().need(api().set_kernel != nullptr, 12000, "changes of kernel nodes");
+  const CUDA_KERNEL_NODE_PARAMS params = params_of(kernel);
+  check(api().set_kernel(exec_, node, &params), "cuGraphExecKernelNodeSetParams");
+}
+
+void Executable::set_enabled(CUgraphNode node, bool enabled) {
+  api().need(api().set_enabled != nullptr, 11060, "nodes that can be switched off");
+  check(api().set_enabled(exec_, node, enabled ? 1 : 0), "cuGraphNodeSetEnabled");
+}
+
+}  // namespace cudasched::graphs

@@ -1,0 +1,131 @@
+#include <dlfcn.h>
+
+#include "device_graph/api.hpp"
+
+namespace cudasched::graphs {
+namespace {
+
+// Makes a context current for a scope.
+class Current {
+ public:
+  explicit Current(CUcontext context) { check(api().context_push(context), "cuCtxPushCurrent"); }
+  ~Current() {
+    CUcontext popped = nullptr;
+    api().context_pop(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+};
+
+CUdevice device_of(CUcontext context) {
+  const Current current(context);
+  CUdevice device = 0;
+  check(api().context_device(&device), "cuCtxGetDevice");
+  return device;
+}
+
+// NCCL's, as nccl.h has them.
+using Communicator = void*;
+constexpr int kFloat = 7;
+constexpr int kSum = 0;
+
+struct Nccl {
+  int (*init_all)(Communicator*, int, const int*) = nullptr;
+  int (*destroy)(Communicator) = nullptr;
+  int (*group_start)() = nullptr;
+  int (*group_end)() = nullptr;
+  int (*all_reduce)(const void*, void*, std::size_t, int, int, Communicator, CUstream) = nullptr;
+  const char* (*error_text)(int) = nullptr;
+
+  void check(int status, const char* call) const {
+    if (status != 0) throw Error(std::string(call) + ": " + error_text(status), CUDA_SUCCESS);
+  }
+};
+
+Nccl load_nccl() {
+  void* const library = dlopen("libnccl.so.2", RTLD_NOW);
+  if (library == nullptr) {
+    throw UnsupportedError(
+        "there is no NCCL here: libnccl.so.2 is not found (pip install nvidia-nccl-cu13, or PyTorch, has it)");
+  }
+  Nccl made;
+  const auto find = [library](auto*& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr) throw UnsupportedError(std::string("this libnccl.so.2 has no ") + name);
+  };
+  find(made.init_all, "ncclCommInitAll");
+  find(made.destroy, "ncclCommDestroy");
+  find(made.group_start, "ncclGroupStart");
+  find(made.group_end, "ncclGroupEnd");
+  find(made.all_reduce, "ncclAllReduce");
+  find(made.error_text, "ncclGetErrorString");
+  return made;
+}
+
+}  // namespace
+
+void enable_peer_access(CUcontext from, CUcontext to) {
+  const Api& driver = api();
+  driver.need(driver.enable_peer != nullptr && driver.can_access_peer != nullptr, 11040, "peers");
+  const CUdevice of_from = device_of(from);
+  const CUdevice of_to = device_of(to);
+  int can = 0;
+  check(driver.can_access_peer(&can, of_from, of_to), "cuDeviceCanAccessPeer");
+  if (can == 0) {
+    throw UnsupportedError("GPU " + std::to_string(of_from) + " cannot use memory of GPU " + std::to_string(of_to) +
+                           ": no NVLink and no PCIe path between them allows it");
+  }
+  const Current current(from);
+  const CUresult status = driver.enable_peer(to, 0);
+  if (status != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(status, "cuCtxEnablePeerAccess");
+}
+
+struct Collectives::State {
+  Nccl nccl;
+  std::vector<Communicator> communicators;
+  std::vector<CUcontext> contexts;
+  std::vector<CUdevice> devices;
+
+  ~State() {
+    for (Communicator const communicator : communicators) {
+      if (communicator != nullptr) nccl.destroy(communicator);
+    }
+    for (std::size_t i = 0; i < contexts.size(); ++i) api().primary_release(devices[i]);
+  }
+};
+
+Collectives::Collectives(std::span<const int> devices) : state_(std::make_unique<State>()) {
+  State& state = *state_;
+  state.nccl = load_nccl();
+  for (const int device : devices) {
+    CUcontext context = nullptr;
+    check(api().primary_retain(&context, device), "cuDevicePrimaryCtxRetain");
+    state.contexts.push_back(context);
+    state.devices.push_back(device);
+  }
+  state.communicators.resize(devices.size());
+  state.nccl.check(state.nccl.init_all(state.communicators.data(), static_cast<int>(devices.size()), devices.data()),
+                   "ncclCommInitAll");
+}
+
+Collectives::~Collectives() = default;
+
+void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std::span<const CUstream> streams) {
+  State& state = *state_;
+  if (data.size() != state.communicators.size() || streams.size() != data.size()) {
+    throw std::invalid_argument("a sum over " + std::to_string(state.communicators.size()) +
+                                " GPUs needs as many arrays and streams");
+  }
+  state.nccl.check(state.nccl.group_start(), "ncclGroupStart");
+  int status = 0;
+  for (std::size_t i = 0; i < data.size() && status == 0; ++i) {
+    const Current current(state.contexts[i]);
+    void* const memory = reinterpret_cast<void*>(data[i]);
+    status = state.nccl.all_reduce(memory, memory, count, kFloat, kSum, state.communicators[i], streams[i]);
+  }
+  const int ended = state.nccl.group_end();
+  state.nccl.check(status, "ncclAllReduce");
+  state.nccl.check(ended, "ncclGroupEnd");
+}
+
+}  // namespace cudasched::graphs

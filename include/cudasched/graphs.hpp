@@ -1,0 +1,274 @@
+// CUDA graphs of a program's own: captured or built node by node, replayed, updated, with conditional nodes and
+// launches from the device; memory for them from pools that are planned ahead; peers and collectives between GPUs.
+// Thin: each class owns one handle of the driver's and says in words what the driver refuses.
+//
+//   graphs::Capture capture(stream);
+//   launch_my_kernels(stream);
+//   graphs::Executable replay(capture.finish());
+//   for (...) replay.launch(stream);
+//
+// C++20 and CUDA's cuda.h; link cudasched::graphs. The driver is looked for at run time (libcuda.so.1, which is
+// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread. Objects are
+// used by one thread at a time. Errors are thrown: Error for what the driver refused, UnsupportedError where this
+// driver or machine lacks what is asked for, with the version that has it. Destructors drop what the driver says.
+//
+// Under cudasched, best-effort graphs are cut into slices beside latency clients. A graph with conditional nodes, and
+// one that can be launched from the device, goes whole: a request may wait for all of it (docs/graphs.md).
+#ifndef CUDASCHED_GRAPHS_HPP_
+#define CUDASCHED_GRAPHS_HPP_
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cudasched::graphs {
+
+// A call of the driver failed; status() is CUDA_SUCCESS where it was not the driver that refused.
+class Error : public std::runtime_error {
+ public:
+  Error(const std::string& text, CUresult status) : std::runtime_error(text), status_(status) {}
+  CUresult status() const noexcept { return status_; }
+
+ private:
+  CUresult status_;
+};
+
+// This driver is too old for it, or a library is missing.
+class UnsupportedError : public Error {
+ public:
+  explicit UnsupportedError(const std::string& text) : Error(text, CUDA_ERROR_NOT_SUPPORTED) {}
+};
+
+// Of the driver that is loaded, such as 13000.
+int driver_version();
+
+// ---- graphs ---------------------------------------------------------------------------------------------------------
+
+// A launch of a kernel, as a node of a graph. `parameters` are copied by the driver when the node is made or changed.
+struct Kernel {
+  CUfunction function = nullptr;
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned shared_bytes = 0;
+  std::vector<void*> parameters{};  // a pointer to each
+};
+
+// The value that conditional nodes of one graph go by. Kernels of the graph set it (cudaGraphSetConditional).
+struct Condition {
+  CUgraphConditionalHandle handle = 0;
+};
+
+// A conditional node, and the graphs that it may run. They belong to the node; fill them with Body or Capture.
+struct Conditional {
+  CUgraphNode node = nullptr;
+  std::vector<CUgraph> bodies{};
+};
+
+// What is added to a graph or to a body of a conditional node. Does not own it.
+class Builder {
+ public:
+  explicit Builder(CUgraph graph) : graph_(graph) {}
+
+  CUgraph handle() const noexcept { return graph_; }
+  std::size_t node_count() const;
+
+  // Each node runs after those of `after`, which are of the same graph.
+  CUgraphNode add_kernel(const Kernel& kernel, std::span<const CUgraphNode> after = {});
+  CUgraphNode add_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, std::span<const CUgraphNode> after = {});
+  CUgraphNode add_fill(CUdeviceptr to, std::uint8_t value, std::size_t bytes, std::span<const CUgraphNode> after = {});
+  CUgraphNode add_graph(const Builder& child, std::span<const CUgraphNode> after = {});
+  CUgraphNode add_empty(std::span<const CUgraphNode> after = {});
+
+  // Conditional nodes (CUDA 12.4; else, and switch, 12.8). Their conditions are made of the outermost graph.
+  // Runs bodies[0] where the condition is not 0, else bodies[1] if there is one.
+  Conditional add_if(Condition condition, bool with_else = false, std::span<const CUgraphNode> after = {});
+  // Runs bodies[0] as long as the condition is not 0: asked before each time.
+  Conditional add_while(Condition condition, std::span<const CUgraphNode> after = {});
+  // Runs bodies[condition], none where there are fewer.
+  Conditional add_switch(Condition condition, unsigned bodies, std::span<const CUgraphNode> after = {});
+
+ private:
+  Conditional add_conditional(Condition condition, CUgraphConditionalNodeType type, unsigned bodies,
+                              std::span<const CUgraphNode> after);
+
+  CUgraph graph_;
+};
+
+// Owns a graph.
+class Graph : public Builder {
+ public:
+  Graph();
+  explicit Graph(CUgraph owned) : Builder(owned), owned_(owned) {}
+  Graph(Graph&& other) noexcept : Builder(other), owned_(std::exchange(other.owned_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept;
+  ~Graph();
+
+  // For conditional nodes here and in bodies inside. With a start value each launch begins with that; without one the
+  // value stays what it was.
+  Condition condition();
+  Condition condition(unsigned start_value);
+
+ private:
+  CUgraph owned_;
+};
+
+// Turns what is launched on a stream into a graph, or into more of one, until finish(). A capture that is not finished,
+// as when an exception leaves its scope, ends without a trace.
+class Capture {
+ public:
+  explicit Capture(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  // Into a graph or the body of a conditional node, after the nodes named (CUDA 12.3).
+  Capture(CUstream stream, const Builder& into, std::span<const CUgraphNode> after = {},
+          CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  ~Capture();
+
+  // The graph. Throws Error where something that may not be captured has ended the capture. Of a capture into a graph,
+  // what that graph is does not change hands: use close().
+  Graph finish();
+  void close();
+
+ private:
+  CUgraph end();
+
+  CUstream stream_;
+  CUgraph into_ = nullptr;
+  bool open_ = false;
+};
+
+enum class For {
+  kHost,    // launched by launch()
+  kDevice,  // also by kernels of other graphs (CUDA 12.0); upload it before its first launch there
+};
+
+// What update() found.
+struct Update {
+  bool done = false;
+  CUgraphExecUpdateResult why = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  CUgraphNode node = nullptr;  // of the new graph, that does not fit
+};
+
+// A graph that can be launched. What it does was fixed when it was made; update() and set_kernel() change that.
+class Executable {
+ public:
+  explicit Executable(const Graph& graph, For where = For::kHost);
+  Executable(Executable&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
+  Executable& operator=(Executable&& other) noexcept;
+  ~Executable();
+
+  CUgraphExec handle() const noexcept { return exec_; }
+  // What a kernel passes to cudaGraphLaunch to launch it from the device.
+  std::uint64_t device_handle() const noexcept { return reinterpret_cast<std::uint64_t>(exec_); }
+
+  void launch(CUstream stream) const;
+  // Moves what a launch needs to the device ahead of it.
+  void upload(CUstream stream) const;
+
+  // Takes over the parameters of a graph with the same nodes and edges. Where it does not fit, nothing has changed:
+  // instantiate anew.
+  Update update(const Graph& graph);
+  // One kernel's function, sizes and parameters. The node is of the graph that this was made of.
+  void set_kernel(CUgraphNode node, const Kernel& kernel);
+  // A kernel, copy or fill that is off does nothing.
+  void set_enabled(CUgraphNode node, bool enabled);
+
+ private:
+  CUgraphExec exec_;
+};
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+// Memory that captured work uses, from the step of the first use to that of the last. Steps are the program's own count
+// of what runs one after another, over all the graphs that share a pool: two whose steps do not overlap may have the
+// same memory.
+struct Use {
+  std::size_t bytes = 0;
+  std::uint32_t first_step = 0;
+  std::uint32_t last_step = 0;
+};
+
+struct Plan {
+  std::vector<std::size_t> offsets{};  // for each use
+  std::size_t bytes = 0;               // of the pool
+};
+
+// Where each use has its place, so that no two that overlap in time overlap in memory: the largest first, each at the
+// lowest place that is free for all of its steps. Pure. Throws std::invalid_argument: last_step before first_step, or
+// an alignment that is no power of two.
+Plan plan_memory(std::span<const Use> uses, std::size_t alignment = 256);
+
+// One allocation with a place for each use. Addresses do not change, as graphs need it; it outlives the graphs that use
+// it.
+class StaticPool {
+ public:
+  explicit StaticPool(std::span<const Use> uses, std::size_t alignment = 256);
+  StaticPool(const StaticPool&) = delete;
+  StaticPool& operator=(const StaticPool&) = delete;
+  ~StaticPool();
+
+  CUdeviceptr address(std::size_t use) const { return base_ + plan_.offsets.at(use); }
+  std::size_t bytes() const noexcept { return plan_.bytes; }
+
+ private:
+  Plan plan_;
+  CUdeviceptr base_ = 0;
+};
+
+// ---- code that launches from the device -----------------------------------------------------------------------------
+
+// Where libcudadevrt.a is: CUDA_HOME, CUDA_PATH, /usr/local/cuda, or beside a loaded libcudart or libnvrtc. Empty: not
+// found.
+std::string find_device_runtime();
+
+// A module of relocatable images (nvcc -rdc=true -cubin, NVRTC with --relocatable-device-code=true), linked by the
+// driver with CUDA's device runtime: what kernels need that launch kernels or graphs, or set conditions.
+class LinkedModule {
+ public:
+  // device_runtime: libcudadevrt.a; empty: find_device_runtime(). Throws Error with the linker's log.
+  explicit LinkedModule(std::span<const std::string> images, const std::string& device_runtime = {});
+  LinkedModule(LinkedModule&& other) noexcept : module_(std::exchange(other.module_, nullptr)) {}
+  LinkedModule& operator=(const LinkedModule&) = delete;
+  ~LinkedModule();
+
+  CUmodule handle() const noexcept { return module_; }
+  CUfunction function(const char* name) const;
+
+ private:
+  CUmodule module_ = nullptr;
+};
+
+// ---- several GPUs ---------------------------------------------------------------------------------------------------
+
+// Lets kernels and copies in one context use memory of the other; nothing where it is so already. Throws
+// UnsupportedError: the GPUs cannot reach each other.
+void enable_peer_access(CUcontext from, CUcontext to);
+
+// One communicator of NCCL for each of several GPUs of this process. libnccl.so.2 is looked for at run time: one that
+// is loaded, or the loader's search finds it. Sums can be captured: one capture a GPU, open on all streams at once.
+class Collectives {
+ public:
+  // Throws UnsupportedError: there is no NCCL.
+  explicit Collectives(std::span<const int> devices);
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+  ~Collectives();
+
+  // Of `count` floats: data[i], on the i-th GPU, becomes the sum of all. One stream a GPU.
+  void sum(std::span<const CUdeviceptr> data, std::size_t count, std::span<const CUstream> streams);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cudasched::graphs
+
+#endif
