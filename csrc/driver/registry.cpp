@@ -141,6 +141,7 @@ bool Registry::find(CUgraphExec exec, ExecFacts& facts) const noexcept {
 
 void Registry::made(CUgraphExec exec, const ExecFacts& facts) noexcept {
   const std::uint64_t device = device_word(current_device());
+  if (!facts.plain) may_hold_memory();
   const SpinGuard guard(lock_);
   if (!guard.owns() ||
       !execs_.set(handle_word(exec), {facts.identity, static_cast<std::uint64_t>(facts.critical_path_ns),
@@ -263,6 +264,7 @@ void Registry::clear() noexcept {
   slices_.clear();
   for (auto& each : reach_) each.store(0, std::memory_order_relaxed);
   all_reach_.store(false, std::memory_order_relaxed);
+  graphs_hold_memory_.store(false, std::memory_order_relaxed);
 }
 
 Registry& registry() noexcept {

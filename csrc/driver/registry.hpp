@@ -70,6 +70,10 @@ class Registry {
   void launched(CUgraphExec exec) noexcept;
   void changed(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
+  // Was an executable graph made, ever, that is not known to be plain? Its memory nodes' allocations may be in use by
+  // anything.
+  bool graphs_hold_memory() const noexcept { return graphs_hold_memory_.load(std::memory_order_relaxed); }
+  void may_hold_memory() noexcept { graphs_hold_memory_.store(true, std::memory_order_relaxed); }
   // What the runtime keeps of it to launch it in slices; null: nothing. Until it is forgotten.
   void* slices(CUgraphExec exec) const noexcept;
   bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room to know it
@@ -112,6 +116,7 @@ class Registry {
   HandleTable<4> execs_;    // identity; critical path; nodes and flags; device
   std::array<std::atomic<std::uint32_t>, kMostDevices> reach_{};
   std::atomic<bool> all_reach_{false};
+  std::atomic<bool> graphs_hold_memory_{false};
   std::atomic<std::uint64_t> unknown_{0};
 };
 

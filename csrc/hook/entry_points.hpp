@@ -27,6 +27,7 @@ enum class Scope : std::uint8_t {
   kContextAndMemory,
   kPeers,  // the current context and two others
   kExec,
+  kGraph,  // nothing, unless an executable graph may hold memory of its own
   kProcess
 };
 

@@ -28,6 +28,7 @@ SCOPES = (
     "context+memory",
     "peers",
     "exec",
+    "graph",
     "process",
 )
 TWINS = ("-", "ptsz", "ptds")

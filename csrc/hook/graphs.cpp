@@ -20,6 +20,8 @@ using driver::table;
 
 void note(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept {
   runtime::engine().note_graph(exec, graph, flags);
+  driver::ExecFacts facts;
+  if (!driver::registry().find(exec, facts)) driver::registry().may_hold_memory();
 }
 
 // ---- the priority of kernel nodes (docs/policies.md)

@@ -444,6 +444,7 @@ constexpr queue::Scope drained(Scope scope) noexcept {
     case Scope::kContextAndMemory:
     case Scope::kPeers:
     case Scope::kExec:  // unless it is plain
+    case Scope::kGraph:
     case Scope::kProcess:
       return queue::Scope::kEnd;
   }
@@ -500,6 +501,7 @@ void* go(const Guard& guard, const Passed& passed) noexcept {
     return guard.target;
   }
   if (is_set_already(point, passed)) return guard.target;
+  if (point.scope == Scope::kGraph && !driver::registry().graphs_hold_memory()) return guard.target;
   CUstream stream = nullptr;  // null for calls that have none
   if (point.scope == Scope::kStream) stream = meant(guard.per_thread, passed.handle<CUstream>(point.arguments.stream));
   const auto event = passed.handle<CUevent>(point.arguments.event);

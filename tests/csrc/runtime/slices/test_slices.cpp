@@ -601,6 +601,57 @@ TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
   EXPECT_EQ(ran(), wanted);
 }
 
+// Executable graphs are copies, so that nothing queued needs the graph that one was updated to.
+TEST_F(Changed, AGraphIsDestroyedWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] {});
+  const State before = state();
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    std::atomic<bool> done{false};
+    std::thread opens([&] {  // against a hang
+      for (int i = 0; i < 10'000 && !done; ++i) std::this_thread::sleep_for(1ms);
+      other.kill();
+    });
+    destroy(graph);
+    EXPECT_EQ(state().slice_launches, before.slice_launches);
+    done = true;
+    opens.join();
+  }
+  EXPECT_EQ(ran(), numbers(1, 40));
+}
+
+// What memory nodes have allocated may be in use by what is queued.
+TEST_F(Changed, AGraphWithMemoryNodesIsDestroyedBehindWhatIsQueued) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph allocates = new_graph();
+  CUDA_MEM_ALLOC_NODE_PARAMS memory{};
+  memory.bytesize = 4096;
+  CUgraphNode node = nullptr;
+  ASSERT_EQ(call<decltype(cuGraphAddMemAllocNode)>("cuGraphAddMemAllocNode")(&node, allocates, nullptr, 0, &memory),
+            CUDA_SUCCESS);
+  instantiate(allocates);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] {});
+  const State before = state();
+  OtherClient other(/*active=*/true);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::thread opens([&] {
+    std::this_thread::sleep_for(50ms);
+    other.kill();
+  });
+  destroy(allocates);  // waits
+  EXPECT_GT(state().slice_launches, before.slice_launches);
+  opens.join();
+  EXPECT_EQ(ran(), numbers(1, 40));
+}
+
 // What goes whole is submitted before the whole graph changes.
 TEST_F(Changed, ALaunchThatIsQueuedAndGoesWholeRunsAsItWas) {
   configure(When::kAuto, 1'000'000'000);  // no slice is so long
