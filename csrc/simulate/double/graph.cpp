@@ -11,7 +11,14 @@ namespace {
 
 constexpr std::size_t kLanesMax = 16;
 
+bool is_special(const Node& node) {
+  return node.type == CU_GRAPH_NODE_TYPE_GRAPH || node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL ||
+         node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || node.type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+}
+
+// Of a special node.
 bool any_node(const Graph& graph, const std::function<bool(const Node&)>& is) {
+  if (graph.special == 0) return false;
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const auto& node) {
     return is(*node) ||
            std::any_of(node->bodies.begin(), node->bodies.end(), [&](const auto& body) { return any_node(*body, is); });
@@ -277,6 +284,7 @@ Graph::~Graph() {
 
 Node& Graph::add(std::unique_ptr<Node> node) {
   node->graph = this;
+  special += is_special(*node) ? 1 : 0;
   Node& added = *node;
   nodes.push_back(std::move(node));
   added.place = std::prev(nodes.end());
@@ -288,7 +296,8 @@ void Graph::remove(Node& node) {
   for (Node* const dependent : node.dependents) {
     std::erase_if(dependent->dependencies, [&](const Edge& edge) { return edge.from == &node; });
   }
-  std::erase_if(clones, [&](const auto& entry) { return entry.second == &node; });
+  clones.erase(node.clone_of);
+  special -= is_special(node) ? 1 : 0;
   nodes.erase(node.place);
 }
 
@@ -312,6 +321,7 @@ CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made) {
     twin->command = node->command;
     twin->priority = node->priority;
     twin->attributes = node->attributes;
+    twin->clone_of = node->id;
     for (const auto& body : node->bodies) {
       std::unique_ptr<Graph> inner;
       if (const CUresult result = clone(*body, inner); result != CUDA_SUCCESS) return result;

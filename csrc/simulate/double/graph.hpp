@@ -76,7 +76,8 @@ struct Node {
   Node& operator=(const Node&) = delete;
   ~Node();
 
-  std::uint64_t id = 0;  // of the process, never again
+  std::uint64_t id = 0;        // of the process, never again
+  std::uint64_t clone_of = 0;  // the id of the node that it is a clone of; 0: of none
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   Graph* graph = nullptr;
   std::list<std::unique_ptr<Node>>::iterator place;  // there
@@ -98,6 +99,7 @@ struct Graph {
   ~Graph();
 
   std::list<std::unique_ptr<Node>> nodes;  // in the order in which they were added
+  std::size_t special = 0;                 // of these, memory and conditional nodes and child graphs
   Node* owner = nullptr;                   // whose child graph this is
   Holds holds;
   std::unordered_map<std::uint64_t, Node*> clones;  // by the id of the node that each is a clone of

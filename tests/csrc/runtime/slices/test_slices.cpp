@@ -462,6 +462,83 @@ TEST_F(Sliced, GraphsStayWholeForAReason) {
   EXPECT_EQ(whole(WholeReason::kShort), 1U);
 }
 
+// Kernels that write nothing.
+class Huge : public Sliced {
+ protected:
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  static constexpr std::size_t kNodes = 10'000;
+#else
+  static constexpr std::size_t kNodes = 100'000;
+#endif
+
+  Huge() {
+    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
+        &module_, "cudasched-sim 1\nkernel quiet params=8 block_us=1 blocks_per_sm=4\n"));
+    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&quiet_, module_, "quiet"));
+    CUgraph graph = new_graph();
+    CUgraphNode last = nullptr;
+    for (std::size_t i = 0; i < kNodes; ++i) {
+      Parameters parameters(program_, i);
+      parameters.node.func = quiet_;
+      Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&last, graph, &last, i > 0 ? 1 : 0,
+                                                                                     &parameters.node));
+    }
+    kernel(graph, 1, {last});  // the end
+    exec_ = instantiate(graph);
+    destroy(graph);
+  }
+
+  // It stays whole for this reason, runs to its end, and is counted with its nodes.
+  void expect_whole(WholeReason reason) {
+    ASSERT_EQ(launch(exec_), CUDA_SUCCESS);  // directly
+    ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
+    EXPECT_TRUE(eventually([&] { return whole(reason) == 1; }));
+    EXPECT_EQ(ran(), numbers(1, 1, 2));
+    EXPECT_EQ(slices().counts().whole[static_cast<std::size_t>(reason)].longest_nodes, kNodes + 1);
+    EXPECT_EQ(slices().counts().graphs_sliced, 0U);
+    EXPECT_EQ(slices().counts().bytes, 0U);
+    EXPECT_EQ(state().sliced_launches, 0U);
+  }
+
+  CUmodule module_ = nullptr;
+  CUfunction quiet_ = nullptr;
+  CUgraphExec exec_ = nullptr;
+  const InRegion region_{CUDASCHED_BEST_EFFORT};
+};
+
+TEST_F(Huge, OneThatTakesTooLongToCutGoesWhole) {
+  runtime::SliceSettings settings;
+  settings.when = When::kAlways;
+  settings.most_build_ns = kNsPerMs;
+  slices().configure(settings);
+  expect_whole(WholeReason::kTooSlow);
+}
+
+TEST_F(Huge, OneWhoseSlicesWouldTakeTooMuchMemoryGoesWhole) {
+  runtime::SliceSettings settings;
+  settings.when = When::kAlways;
+  settings.most_bytes = 10'000'000;
+  settings.most_build_ns = 60 * kNsPerSecond;
+  slices().configure(settings);
+  expect_whole(WholeReason::kOverBudget);
+}
+
+TEST_F(Huge, OneThatMayTakeTheTimeAndMemoryIsCut) {
+  runtime::SliceSettings settings;
+  settings.when = When::kAlways;
+  settings.slice_ns = 5 * kNsPerMs;
+  settings.most_build_ns = 200 * kNsPerSecond;
+  slices().configure(settings);
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
+  EXPECT_EQ(ran().size(), 2U);
+  clear_log();
+  ASSERT_TRUE(eventually([&] { return slices().counts().graphs_sliced == 1; }));
+  EXPECT_GT(slices().counts().slices, 10U);
+  ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 1));
+  EXPECT_EQ(state().sliced_launches, 1U);
+}
+
 TEST_F(Sliced, NothingIsClonedWhereItIsOff) {
   configure(When::kOff);
   const InRegion region(CUDASCHED_BEST_EFFORT);
