@@ -299,35 +299,44 @@ void Memory::run_giver(Device& device) noexcept {
   pthread_setname_np(pthread_self(), "cudasched-mem");
   this_thread().empties_cache = true;
   arbiter::Table& table = device.table();
-  while (hot().scheduling.load(std::memory_order_relaxed) && !table.lost()) {
+  while (!table.lost()) {
     const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
-    const int slot = device.slot(Class::kBestEffort);
-    arbiter::SlotMemory& words = table.memory(slot);
-    words.gives.store(can_give(device) ? 1 : 0, std::memory_order_release);
-    std::uint64_t number = 0;
-    const schedule::MemoryGiver own = giver_of(table, slot);
-    for_each_slot(table.layout().memory.requests.load(std::memory_order_acquire), [&](int other) {
-      number = std::max(number, schedule::answer_for(request_of(table, other), own, now_ns()));
-    });
-    if (number == 0) {
-      table.sleep_for_memory(seen, kGiverLookNs);
-      continue;
-    }
-    // A capture may not be disturbed, and what it allocates is not to be taken from it.
-    if (hot().may_capture()) {
-      words.refusals.fetch_add(1, std::memory_order_relaxed);
-    } else {
-      const std::uint64_t before = holdings.held(device.ordinal());
-      emptying_.fetch_add(1);
-      if (hot().scheduling.load()) empty_caches(device);
-      emptying_.fetch_sub(1);
-      const std::uint64_t after = holdings.held(device.ordinal());
-      words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
-      publish(device);
-    }
-    words.answered.store(number, std::memory_order_release);
-    table.wake_for_memory();
+    arbiter::SlotMemory& words = table.memory(device.slot(Class::kBestEffort));
+    giving_.fetch_add(1);
+    // Once stop() has seen nobody give, the slot may be another client's.
+    const bool stopped = stopped_.load();
+    const bool ends = stopped || !hot().scheduling.load();
+    if (ends && !stopped) words.gives.store(0, std::memory_order_release);  // or others would wait for its answers
+    const bool answered = !ends && answer_request(device, words);
+    giving_.fetch_sub(1);
+    if (ends) return;
+    if (!answered) table.sleep_for_memory(seen, kGiverLookNs);
   }
+}
+
+// False: nobody asks.
+bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept {
+  arbiter::Table& table = device.table();
+  words.gives.store(can_give(device) ? 1 : 0, std::memory_order_release);
+  std::uint64_t number = 0;
+  const schedule::MemoryGiver own = giver_of(table, device.slot(Class::kBestEffort));
+  for_each_slot(table.layout().memory.requests.load(std::memory_order_acquire), [&](int other) {
+    number = std::max(number, schedule::answer_for(request_of(table, other), own, now_ns()));
+  });
+  if (number == 0) return false;
+  // A capture may not be disturbed, and what it allocates is not to be taken from it.
+  if (hot().may_capture()) {
+    words.refusals.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    const std::uint64_t before = holdings.held(device.ordinal());
+    empty_caches(device);
+    const std::uint64_t after = holdings.held(device.ordinal());
+    words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
+    publish(device);
+  }
+  words.answered.store(number, std::memory_order_release);
+  table.wake_for_memory();
+  return true;
 }
 
 // With the device's primary context current, as the allocators that give have it.
@@ -359,8 +368,9 @@ void Memory::empty_caches(const Device& device) noexcept {
 
 // The allocator may be taken down when this returns.
 void Memory::stop() noexcept {
+  stopped_.store(true);
   const std::int64_t until = now_ns() + kNsPerSecond;
-  while (emptying_.load() != 0 && now_ns() < until) {
+  while (giving_.load() != 0 && now_ns() < until) {
     const timespec time{0, kNsPerMs};
     nanosleep(&time, nullptr);
   }
@@ -368,7 +378,8 @@ void Memory::stop() noexcept {
 
 void Memory::reset_in_child() noexcept {
   holdings.reset_in_child();
-  emptying_.store(0);
+  giving_.store(0);
+  stopped_.store(false);
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);
@@ -435,7 +446,8 @@ bool MemoryRequest::next() noexcept {
       return true;
     }
     const std::int64_t now = now_ns();
-    if (now >= until_ns_ || table.lost()) return false;
+    // A cache that is being emptied may have freed enough already.
+    if (now >= until_ns_ || table.lost()) return !std::exchange(tried_last_, true);
     if (now - looked_ns >= kDeadLookNs) {
       looked_ns = now;
       if (table.reap(owed_) > 0) continue;

@@ -17,6 +17,10 @@
 #include "cudasched/engine.h"
 #include "runtime/memory/holdings.hpp"
 
+namespace cudasched::arbiter {
+struct SlotMemory;
+}
+
 namespace cudasched::runtime {
 
 class Device;
@@ -55,13 +59,14 @@ class Memory {
   // The pools of a device, as the driver says how large they are.
   void refresh_pools(int device) noexcept;
 
-  // At exit, once scheduling is off: no cache is emptied from here on. Waits for one that is being emptied, for a
-  // while.
+  // At exit, once scheduling is off: from here on no cache is emptied, and no table written. Waits for one that is being
+  // emptied, for a while.
   void stop() noexcept;
   void reset_in_child() noexcept;
 
  private:
   void run_giver(Device& device) noexcept;
+  bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
   bool can_give(const Device& device) noexcept;
   void empty_caches(const Device& device) noexcept;
   void wait_for_requests(Device& device) noexcept;
@@ -71,7 +76,8 @@ class Memory {
   std::atomic<cudasched_release_cache> release_{nullptr};
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
-  std::atomic<int> emptying_{0};  // threads
+  std::atomic<int> giving_{0};    // threads that are at the tables, or empty a cache
+  std::atomic<bool> stopped_{false};
   std::int64_t looked_ns_ = 0;    // for a cache; the ticker's
   bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};
@@ -89,8 +95,8 @@ class MemoryRequest {
   MemoryRequest(const MemoryRequest&) = delete;
   MemoryRequest& operator=(const MemoryRequest&) = delete;
 
-  // Waits until another client has answered: the allocation is to be tried again. False: all have, and it was tried
-  // since, or its time is over.
+  // Waits until another client has answered, or its time is over: the allocation is to be tried again. False: it was
+  // tried since.
   bool next() noexcept;
 
   // Who has not answered, "train.py (4711)"; empty: all have.
@@ -105,6 +111,7 @@ class MemoryRequest {
   std::uint64_t asked_ = 0;  // slots
   std::uint64_t owed_ = 0;   // of these, those that had not answered at the last look
   std::int64_t until_ns_ = 0;
+  bool tried_last_ = false;  // after its time
 };
 
 }  // namespace cudasched::runtime

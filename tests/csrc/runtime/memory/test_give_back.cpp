@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/engine.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/memory/memory.hpp"
 #include "runtime/other_client.hpp"
@@ -175,7 +176,7 @@ TEST_F(GiveBack, AClientWithoutACacheSaysNoAtOnce) {
 
 TEST_F(GiveBack, AClientThatDoesNotAnswerIsWaitedForNoLongerThanAllowed) {
   const Neighbour giver(Class::kBestEffort, &silent);
-  const ScarceMemory scarce(1);
+  const ScarceMemory scarce(2);
   cudasched_configure("give_back_ms", "30");
   CUdeviceptr pointer = 0;
   testing::internal::CaptureStderr();
@@ -184,6 +185,17 @@ TEST_F(GiveBack, AClientThatDoesNotAnswerIsWaitedForNoLongerThanAllowed) {
   EXPECT_NE(said.find("Did not give memory back in time: neighbour ("), std::string::npos) << said;
   EXPECT_NE(said.find("512.0 MiB best_effort"), std::string::npos) << said;
   EXPECT_EQ(HookedDriver::instance().table().layout().memory.requests.load(), 0u);
+}
+
+// It may have freed enough without having come to its end.
+TEST_F(GiveBack, WhenTheTimeIsOverTheAllocationIsTriedOnceMore) {
+  const Neighbour giver(Class::kBestEffort, &silent);
+  const ScarceMemory scarce(1);
+  cudasched_configure("give_back_ms", "30");
+  CUdeviceptr pointer = 0;
+  EXPECT_EQ(allocate_in_a_latency_region(pointer), CUDA_SUCCESS);
+  EXPECT_EQ(attempts.load(), 2);
+  EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
 }
 
 TEST_F(GiveBack, AGiverThatIsKilledIsWaitedForNoLonger) {
@@ -299,6 +311,30 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
   EXPECT_GT(table.memory(own).refusals.load(), refusals);
   EXPECT_EQ(cache.emptied.load(), emptied);
   cudasched_use_cache(nullptr, nullptr);
+}
+
+// Else every latency client would wait for its answers until its time is over. In a process of its own, where nothing is
+// scheduled afterwards.
+TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fails = [] {
+    const Program program;
+    become_best_effort(program);
+    static Cache cache;
+    cudasched_use_cache(&empty, &cache);
+    auto& table = HookedDriver::instance().table();
+    const auto gives = [&] {
+      for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+        if (table.memory(slot).gives.load() != 0) return true;
+      }
+      return false;
+    };
+    if (!eventually(gives)) _exit(2);
+    runtime::engine().fail("as a test wants it");
+    table.wake_for_memory();
+    _exit(eventually([&] { return !gives(); }) ? 0 : 3);
+  };
+  EXPECT_EXIT(fails(), ::testing::ExitedWithCode(0), "as a test wants it");
 }
 
 // What the cache's frees wait for stands behind the gate, which latency work keeps closed. Other frees of best effort
