@@ -228,6 +228,35 @@ def test_an_answer_that_is_cut_short_has_its_whole_lines() -> None:
     assert ncu.parse("") == ncu.parse("==ERROR== nothing\n") == []
 
 
+#: As versions of 2025 write their raw page: attributes of the device and of the launch beside the counters, words and
+#: numbers without digits among them, and, where base units were not asked for or are not known, other units.
+RAW_2025 = """\
+==PROF== Connected to process 4711 (/usr/bin/python3.11)
+==PROF== Profiling "_ZN2at6native18elementwise_kernelE" - 0: 0%....50%....100% - 19 passes
+==PROF== Disconnected from process 4711
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"device__attribute_display_name","dram__bytes.sum","gpu__time_duration.sum","launch__func_cache_config",\
+"sm__throughput.avg.pct_of_peak_sustained_elapsed","dram__throughput.avg.pct_of_peak_sustained_elapsed",\
+"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",\
+"smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_long_scoreboard_not_issued_per_issue_active.ratio",\
+"smsp__average_warps_issue_stalled_selected_per_issue_active.ratio"
+"","","","","","","","","","","","","Mbyte","usecond","","%","%","%","inst","inst","inst"
+"0","4711","python3.11","127.0.0.1","_ZN2at6native18elementwise_kernelE","1","7","(128, 1, 1)","(132, 1, 1)","0","9.0",\
+"NVIDIA H200, 141 GB","1,342.18","412.35","CachePreferNone","21.46","78.02","(!) n/a","17.25","16.11","1"
+==WARNING== Found no counters of another kernel
+"""
+
+
+def test_the_raw_page_of_2025() -> None:
+    (launch,) = ncu.parse(RAW_2025)
+    assert launch.function == "_ZN2at6native18elementwise_kernelE"
+    assert launch.values == pytest.approx(
+        {"duration_ns": 412_350, "dram_bytes": 1_342_180_000, "sm_percent": 21.46, "dram_percent": 78.02}
+    )
+    assert launch.stalls == {"long_scoreboard": 17.25}, "of all cycles, and not of those without an issue; none is issuing"
+
+
 def test_names_are_matched_exactly_whatever_is_in_them(tmp_path: Path) -> None:
     words = ncu.arguments(Path("ncu"), tmp_path / "log", ["a.b(c)|d", "x+"], 3, ["program", "--ncu-like"])
     assert words[words.index("--kernel-name") + 1] == r"regex:^(a\.b\(c\)\|d|x\+)$"

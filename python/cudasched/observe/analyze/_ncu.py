@@ -44,7 +44,14 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 }
 """Of each counter, the names that it has on one GPU or another, the best first."""
 
-_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
+_UNITS: Mapping[str, float] = {
+    **{"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9},
+    **{"nsecond": 1.0, "usecond": 1e3, "msecond": 1e6, "second": 1e9},
+    **{"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
+}
+"""Of times and bytes, should a version not print base units; whatever is not here is as it is."""
+
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_((?!selected_|\w*_not_issued)\w+?)_per_issue_active\.ratio")
 _NOT_PERMITTED = "ERR_NVGPUCTRPERM"
 _UNKNOWN_METRIC = re.compile(r"\bmetrics?\b.*?\b([a-z0-9]+__\w+(?:\.\w+)*)", re.IGNORECASE)
 _MOST_SAID = 2000
@@ -174,17 +181,21 @@ def parse(text: str) -> list[Launch]:
     if "Kernel Name" not in names:
         raise NcuError(f"ncu answers in a form that is not known: its columns are {', '.join(names[:6])} ...")
     kernel = names.index("Kernel Name")
+    units: dict[str, str] = {}
     found = []
     for row in rows[1:]:
+        if len(row) == len(names) and not any(row[: kernel + 1]):
+            units = dict(zip(names, row, strict=True))
         if len(row) != len(names) or not row[0].isdigit():
             continue  # the units, a second header, or a line that was cut short
         said = dict(zip(names, row, strict=True))
         values, stalls = {}, {}
         for counter, candidates in METRICS.items():
-            known = (_number(said[name]) for name in candidates if name in said)
-            value = next((one for one in known if one is not None), None)
-            if value is not None:
-                values[counter] = value
+            for name in candidates:
+                value = _number(said.get(name, ""))
+                if value is not None:
+                    values[counter] = value * _UNITS.get(units.get(name, ""), 1.0)
+                    break
         for name, cell in said.items():
             stall = _STALL.fullmatch(name)
             cycles = _number(cell) if stall else None
