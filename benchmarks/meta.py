@@ -13,6 +13,8 @@ from cudasched.demo.harness import Backend, HarnessError, probe
 
 from benchmarks.results.schema import Meta
 
+ROOT = Path(__file__).parents[1]
+
 
 def describe(simulated: bool, commit: str | None = None, torch_needed: bool = True) -> Meta:
     """The machine, its versions and the command that is running; `sm_clock_mhz` is read later, under load."""
@@ -41,9 +43,11 @@ def describe(simulated: bool, commit: str | None = None, torch_needed: bool = Tr
 
 def command_line() -> str:
     """The running command, as one would type it in the repository root."""
-    module = Path(sys.argv[0])
-    name = f"benchmarks.{module.parent.name if module.name == '__main__.py' else module.stem}"
-    return " ".join(["python -m", name, *sys.argv[1:]])
+    module = Path(sys.argv[0]).resolve()
+    if not module.is_relative_to(ROOT):
+        return " ".join([module.name, *sys.argv[1:]])
+    inside = module.parent if module.name == "__main__.py" else module.with_suffix("")
+    return " ".join(["python -m", ".".join(inside.relative_to(ROOT).parts), *sys.argv[1:]])
 
 
 def sm_clock_mhz() -> int | None:

@@ -6,8 +6,8 @@ Two processes: one of best effort, whose PyTorch keeps so much memory that no te
 makes it impossible to do without; and one of class latency, which allocates as much. Each sample has three times, in
 ms: `bare` of the first one's `torch.cuda.empty_cache()`, `allocation` of the second one's allocation where the
 memory is free, and `give_back` of the same where the other's cache has it. With `busy`, the first one computes
-meanwhile, so that its frees wait for what is on the GPU. Half a minute; on the host alone it rehearses, and its times
-mean nothing.
+meanwhile, some 20 ms ahead of the GPU, so that its frees wait for what is on it; `refused` counts the allocations that
+failed then. Half a minute; on the host alone it rehearses, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import Any
 
 GIB = 1 << 30
 BLOCK_GIB = 2
+#: Matrix products that a computing program is ahead by, of 2 to 3 ms each.
+AHEAD = 8
+REFUSED = -1.0
 
 
 class Allocations:
@@ -72,8 +75,12 @@ class Giver:
         matrix = torch.randn(4096, 4096, device="cuda") if self.memory.on_gpu else torch.ones(1)
         while True:
             self.computes.wait()
-            matrix = (matrix @ matrix).clamp_(-1, 1) if self.memory.on_gpu else matrix
-            time.sleep(0 if self.memory.on_gpu else 0.001)
+            if not self.memory.on_gpu:
+                time.sleep(0.001)
+                continue
+            for _ in range(AHEAD):
+                matrix = (matrix @ matrix).clamp_(-1, 1)
+            torch.cuda.current_stream().synchronize()
 
     def fill(self) -> float:
         """The cache."""
@@ -108,9 +115,13 @@ class Server:
             torch.cuda.synchronize()
 
     def allocate(self) -> float:
-        """What it needs, in ms; an error ends the process."""
+        """What it needs, in ms; `REFUSED` where it cannot have it."""
         began = time.perf_counter_ns()
-        block = self.memory.empty(self.gib)
+        try:
+            block = self.memory.empty(self.gib)
+        except self.memory.torch.OutOfMemoryError as error:
+            print(error, file=sys.stderr)
+            return REFUSED
         took = (time.perf_counter_ns() - began) / 1e6
         del block
         self.memory.empty_cache()
@@ -162,7 +173,7 @@ def play(role: str, gib: int) -> None:
 def measure(gib: int, samples: int) -> dict[str, list[float]]:
     """All samples; each has its times side by side."""
     processes: list[Process] = []
-    found: dict[str, list[float]] = {"bare": [], "allocation": [], "give_back": [], "busy": []}
+    found: dict[str, list[float]] = {"bare": [], "allocation": [], "give_back": [], "busy": [], "refused": []}
     try:
         processes.append(Process("giver", gib))
         processes.append(Process("server", gib))
@@ -174,13 +185,16 @@ def measure(gib: int, samples: int) -> dict[str, list[float]]:
             giver.ask("fill")
             times["give_back"] = server.ask("allocate")
             giver.ask("bare")
+            if REFUSED in times.values():
+                raise RuntimeError(f"an allocation was refused: {times}")
             if sample > 0:  # the first one warms up
                 for name, took in times.items():
                     found[name].append(took)
         giver.ask("busy")
         for _ in range(samples):
             giver.ask("fill")
-            found["busy"].append(server.ask("allocate"))
+            took = server.ask("allocate")
+            found["refused" if took == REFUSED else "busy"].append(took)
     finally:
         for process in processes:
             process.end()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.pytorch import __main__ as benchmark
 from benchmarks.pytorch import give_back
 from benchmarks.pytorch.__main__ import (
     GOALS,
@@ -17,6 +19,7 @@ from benchmarks.pytorch.__main__ import (
     find_threads,
     main,
 )
+from benchmarks.results.schema import FigureRow, load
 
 
 def phase(name: str, latency_ms: dict[str, float], per_s: dict[str, float]) -> dict[str, Any]:
@@ -82,7 +85,28 @@ def test_the_two_processes_of_giving_back_do_as_they_are_told() -> None:
         "allocation": 2,
         "give_back": 2,
         "busy": 2,
+        "refused": 0,
     }
+
+
+def test_a_program_that_fails_keeps_no_other_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "costs.py").write_text(
+        "import sys\n"
+        "if sys.argv[1] == 'region': sys.exit('no such thing')\n"
+        "if sys.argv[1] == 'idle': sys.exit()\n"
+        "print('{\"samples\": [10.0], \"differences\": [0]}')\n"
+    )
+    monkeypatch.setattr(benchmark, "HERE", tmp_path)
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    out = tmp_path / "pytorch.json"
+    assert main(["--rehearse", "--only", "costs", "--out", str(out)]) == 1
+    names = {row.figure for row in load(out).rows if isinstance(row, FigureRow)}
+    assert names == {"install_overhead", "accounting_difference_bytes", "observe_ns"}
+    said = capsys.readouterr().out
+    assert "costs/region: costs.py region" in said and "no such thing" in said
+    assert "costs/idle: costs.py idle" in said
 
 
 def test_what_was_not_measured_has_no_row_and_a_miss_says_why() -> None:
