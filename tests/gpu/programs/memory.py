@@ -29,6 +29,20 @@ def mine() -> cudasched.Client:
     return max(found, key=lambda client: client.memory_bytes)
 
 
+def wait_until_asked() -> None:
+    """Returns when the engine's thread that empties the cache waits for requests."""
+    from pathlib import Path
+
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for task in Path("/proc/self/task").iterdir():
+            name, _, rest = (task / "stat").read_text().partition(" (")[2].rpartition(") ")
+            if (name, rest[0]) == ("cudasched-mem", "S"):
+                return
+        time.sleep(0.01)
+    raise AssertionError(f"the engine has found no cache: {cudasched.state()}")
+
+
 def limit(gib: float) -> None:
     torch.ones(1, device="cuda").add_(1)
     free, total = torch.cuda.mem_get_info()
@@ -57,13 +71,13 @@ def keep(gib: float, say: bool = True) -> None:
     blocks = [empty(1) for _ in range(int(gib))]
     small = torch.arange(1 << 20, device="cuda")
     del blocks
-    time.sleep(1.5)  # until the engine has found the extension
+    wait_until_asked()
     print("kept", flush=True)
     sys.stdin.readline()
     assert torch.equal(small.cpu(), torch.arange(1 << 20)), "what is used stays"
     assert torch.cuda.memory_reserved() < GIB, torch.cuda.memory_reserved()
     given = mine().memory_given_bytes
-    assert given >= (gib - 1) * GIB, given
+    assert given >= (gib - 1) * GIB, f"given {given}, kept {gib} GiB"
     empty(1)  # and it can allocate again
 
 

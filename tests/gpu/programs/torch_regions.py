@@ -15,7 +15,7 @@ import itertools
 import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -243,13 +243,19 @@ def batches() -> list[torch.Tensor]:
 
 
 def train(
-    model: nn.Module, region: Any, *, amp: bool = False, outside: bool = False, call: Any = None
+    model: nn.Module,
+    region: Any,
+    *,
+    amp: bool = False,
+    outside: bool = False,
+    call: Any = None,
+    data: Iterable[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Losses and parameters after some steps. `outside`: forward in the region, backward and optimizer outside."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     losses = []
     call = model if call is None else call
-    for batch in batches():
+    for batch in batches() if data is None else data:
         with region:
             x = batch.to("cuda", non_blocking=True)
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=amp):
@@ -290,6 +296,7 @@ def bits() -> None:
         "ddp built outside": distributed,
         "fsdp2": sharded,
         "graph": graphed,
+        "data loader": loaded,
     }
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     for name, case in cases.items():
@@ -330,6 +337,13 @@ def distributed(region: Any) -> list[torch.Tensor]:
     """Its AccumulateGrad nodes keep the stream that was current when it was built, outside the region."""
     model = nn.parallel.DistributedDataParallel(copy.deepcopy(_base).cuda())
     return train(model, region)
+
+
+def loaded(region: Any) -> list[torch.Tensor]:
+    """Batches that a thread of the loader's pins, made by processes that are forked in the middle of it all."""
+    rows = torch.cat(batches())
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=64, num_workers=2, pin_memory=True)
+    return train(copy.deepcopy(_base).cuda(), region, data=loader)
 
 
 def sharded(region: Any) -> list[torch.Tensor]:
