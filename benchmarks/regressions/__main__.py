@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -157,6 +158,9 @@ def measure(options: argparse.Namespace) -> int:
             mine.runs[name] = record(
                 victim if arm == CHANGED else "", simulate=options.simulate, session=number, timeout_s=max(left_s, 60)
             )
+            if missing := not_found(mine.runs[name]):
+                names = sorted({one.name for each in mine.runs[name].runs for one in each.measured})
+                print(f"warning: no kernel is called as {', '.join(missing)} is (VICTIM_NAMES): {names}", file=sys.stderr)
             longest_s = max(longest_s, time.monotonic() - started)
             if mine.meta.sm_clock_mhz is None and not options.simulate:
                 mine.meta = mine.meta.model_copy(update={"sm_clock_mhz": meta.sm_clock_mhz()})
@@ -209,9 +213,20 @@ class Outcome:
     each_us: tuple[float, ...] = ()
 
 
+#: What PyTorch calls the kernels of each, in one version or another: softmax_warp_forward or cunn_SoftMaxForward,
+#: vectorized_layer_norm_kernel or LayerNormForwardCUDAKernel. Not asin_kernel, and no backward pass, which there is not.
+VICTIM_NAMES = {"sin": r"(?<![a-z])sin_kernel", "softmax": r"(?i)soft_?max", "layer_norm": r"(?i)layer_?norm"}
+
+
 def is_victim(name: str, victim: str) -> bool:
     """Whether a kernel is the one with more work, by PyTorch's names for it, or the simulated one."""
-    return name == victim or {"sin": "sin_kernel"}.get(victim, victim) in name
+    return name == victim or re.search(VICTIM_NAMES[victim], name) is not None
+
+
+def not_found(run: Baseline) -> list[str]:
+    """The victims that no kernel of a process is, by its name: nothing could be evaluated for them."""
+    names = {one.name for each in run.runs for one in each.measured if one.kind == "kernel"}
+    return [victim for victim in VICTIMS if not any(is_victim(name, victim) for name in names)]
 
 
 def compare(

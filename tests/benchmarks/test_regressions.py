@@ -42,6 +42,33 @@ def test_a_rehearsal_records_each_process_once_and_goes_on_where_it_stopped(meas
     assert set(regressions.VICTIMS) <= names
 
 
+@pytest.mark.parametrize(
+    ("name", "victim"),
+    [
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_15sin_kernel_cudaERNS_18TensorIteratorBaseEENKUl", "sin"),
+        ("_ZN43_GLOBAL__N__00000000_10_SoftMax_cu_00000000_020softmax_warp_forwardIfffLi10ELb0ELb0EEEvPT0_", "softmax"),
+        ("_ZN2at6native12_GLOBAL__N_119cunn_SoftMaxForwardILi4EfffNS1_22SoftMaxForwardEpilogueEEEvPT2_", "softmax"),
+        ("_ZN2at6native12_GLOBAL__N_128vectorized_layer_norm_kernelIffLb0EEEviT0_PKT_", "layer_norm"),
+        ("_ZN2at6native12_GLOBAL__N_126LayerNormForwardCUDAKernelIfEEvl", "layer_norm"),
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_16asin_kernel_cudaERNS_18TensorIteratorBaseE", ""),
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_16tanh_kernel_cudaERNS_18TensorIteratorBaseE", ""),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x32", ""),
+    ],
+)
+def test_a_victim_is_known_by_pytorchs_names(name: str, victim: str) -> None:
+    assert [each for each in regressions.VICTIMS if regressions.is_victim(name, each)] == ([victim] if victim else [])
+
+
+def test_a_victim_without_a_kernel_is_said_while_it_is_measured(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(regressions, "VICTIMS", (*regressions.VICTIMS[:2], "cumsum"))
+    monkeypatch.setitem(regressions.VICTIM_NAMES, "cumsum", "scan")
+    options = ["measure", "--out", str(measured), "--simulate", "--processes", "3", "--only", "1"]
+    assert regressions.main(options) == 0
+    assert "no kernel is called as cumsum is" in capsys.readouterr().err
+
+
 def many(measured: Path, shift: float) -> list[Path]:
     """Three measurements of eight processes of each kind, each a little different from the recorded ones."""
     content = json.loads((measured / "measurement-1.json").read_text())
