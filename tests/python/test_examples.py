@@ -38,6 +38,28 @@ def test_it_runs(command: str, said: str, needs: str) -> None:
     assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
 
 
+def test_the_async_server_with_fastapi() -> None:
+    for needs in ("fastapi", "httpx"):
+        pytest.importorskip(needs)
+    code = (
+        "from fastapi.testclient import TestClient\n"
+        "import async_server\n"
+        "with TestClient(async_server.app) as client:\n"
+        "    first, again = (client.get('/answer/3') for _ in range(2))\n"
+        "    assert first.status_code == 200 and first.json() == again.json(), first.text\n"
+        "    assert client.get('/answer/three').status_code == 422\n"
+        "print('answered')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0 and "answered" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_two_programs_of_two_processes() -> None:
     for role, said in (("serve", "served"), ("train", "trained")):
         done = subprocess.run(
