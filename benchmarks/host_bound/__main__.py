@@ -1,27 +1,38 @@
 """Runs the host-bound benchmark within a given time, and goes on where the last run stopped.
 
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590
+    python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --plan
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590 --only bert_eager/transformer
+    python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --predict simulated.json   # needs no GPU
     python -m benchmarks.host_bound --simulate --out /tmp/rehearsal.json
 
 Eager servers beside training and GEMMs: alone, in time slices, under MPS with a low priority, and under cudasched with
 the policies `harvest` and `strict` (`_strict`). A server's requests come at a rate that keeps its host busy for 35% of
 the time (BERT: 60 a second); it is measured once and kept with the cells. The arms of a repeat have equal arrivals, and
-ratios are medians over the pairs of a repeat. Programs are pinned: the server to the first half of the cores that the
-benchmark may use, best effort to the other, in all arms; one process has them all. `--only SERVER[/BESIDE[/ARM]]` takes
-parts, and may be given again. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
-result, 3 when time ran out first, 1 when a cell failed.
+ratios are medians over the pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take. Programs are
+pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in all arms; one
+process has them all.
+
+The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
+all modes, time slices, both loads alone) and records the servers' requests for the simulator; the second has the rest,
+with the server alone again, so that what is compared was measured together. `--plan` prints the passes with the time
+that each takes, and measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again. Each outcome
+is saved at once in NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a
+cell failed. Beside the results lies NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how
+much its P50 and ratio are off of those that were measured (benchmarks/host_bound/replayed.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +60,39 @@ from benchmarks.colocation.__main__ import (
     configured_lead_us,
     write_plots,
 )
-from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome
+from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.frame import report, run_cells
 from benchmarks.colocation.rows import results
+from benchmarks.host_bound import replayed
+from benchmarks.results.schema import Results, load
 from benchmarks.tables import colocation_table
 
 LOADS = Path(__file__).with_name("loads.py")
-#: What each server runs beside.
-PAIRS = {
-    "bert_eager": ("transformer", "resnet50", "gemm"),
-    "resnet50_eager": ("transformer",),
-    "decode_eager": ("transformer", "resnet50", "gemm"),
-    "recommender": ("transformer",),
-}
+#: What each server runs beside, the most important first.
+PAIRS = (
+    ("bert_eager", "transformer"),
+    ("decode_eager", "transformer"),
+    ("bert_eager", "gemm"),
+    ("decode_eager", "gemm"),
+    ("resnet50_eager", "transformer"),
+    ("recommender", "transformer"),
+    ("bert_eager", "resnet50"),
+    ("decode_eager", "resnet50"),
+)
 #: Requests a second; others follow from `HOST_SHARE`.
 RATES_HZ = {"bert_eager": 60.0}
 HOST_SHARE = 0.35
 MOST_SIMULATED_HZ = 120.0
+#: Latencies that a P99 is made of, with what a Poisson process may be short of; how long a cell is at least and most.
+POOLED = 1000 * 1.05
+LEAST_S, MOST_S = 6.0, 15.0
+#: Requests that are recorded for the simulator; a decoder's have some thousand launches each.
+RECORDED = {"decode_eager": 6}
+RECORDED_OTHERS = 24
+#: What --plan reckons with: a pair's workers to start, a cell beyond its seconds, profiles of both loads.
+PLANNED_START_S, PLANNED_EXTRA_S, PLANNED_PROFILES_S = 35.0, 1.2, 20.0
+#: And for servers that have not run yet: latencies a second.
+USUAL_PER_S = {"bert_eager": 60.0, "resnet50_eager": 50.0, "decode_eager": 75.0, "recommender": 350.0}
 MODES = ("two_processes", "mps", "one_process")
 ARMS = {
     arm.name: arm
@@ -78,9 +105,43 @@ ARMS = {
 }
 
 
+@dataclass(frozen=True)
+class Pass:
+    """Arms that are measured together; `records`: profiles of both loads with them.
+
+    Attributes:
+        arms: Their names.
+        records: Whether the loads' kernels and requests are recorded, too.
+    """
+
+    arms: tuple[str, ...]
+    records: bool = False
+
+
+PASSES = (
+    Pass(
+        (
+            *("latency_alone", "best_effort_alone_hooked", "processes"),
+            *(f"cudasched_{mode}" for mode in MODES),
+        ),
+        records=True,
+    ),
+    Pass(
+        (
+            *("latency_alone", "best_effort_alone", "mps_priority"),
+            *(f"cudasched_{mode}_strict" for mode in MODES),
+        )
+    ),
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     options = parse(arguments)
+    if options.plan:
+        return print_plan(options)
+    if options.predict:
+        return predict(options)
 
     def measure(backend: Backend, cells: CellFile) -> int:
         backend.loads = LOADS
@@ -99,22 +160,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
     parser.add_argument("--only", action="append", default=[], metavar="SERVER[/BESIDE[/ARM]]", help="only these cells")
     parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
-    parser.add_argument("--repeats", type=int, default=None, help="of each cell (4; 1 on the simulated driver)")
-    parser.add_argument("--seconds", type=float, default=None, help="of each cell (8; 1 on the simulated driver)")
+    parser.add_argument("--repeats", type=int, default=None, help="of each cell (3; 1 on the simulated driver)")
+    parser.add_argument("--seconds", type=float, help="of each cell (6, or what 1,000 latencies take; simulated: 1)")
+    parser.add_argument(
+        "--plan", action="store_true", help="print what would be measured, in order, and how long it takes"
+    )
+    parser.add_argument(
+        "--predict", type=Path, metavar="FILE", help="simulate what was measured, and write how far off"
+    )
     parser.add_argument("--simulate", "--rehearse", action="store_true", help="rehearse on the simulated driver")
     parser.add_argument("--simulated-driver", type=Path, help="its libcuda.so.1, if not the installed one")
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="write no plots beside the results")
     options = parser.parse_args(arguments)
-    for name, value in (("repeats", 1 if options.simulate else 4), ("seconds", 1.0 if options.simulate else 8.0)):
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if min(options.repeats, options.seconds) <= 0:
+    if options.repeats is None:
+        options.repeats = 1 if options.simulate else 3
+    if options.seconds is None and options.simulate:
+        options.seconds = 1.0
+    if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--repeats and --seconds must be above 0")
     for part in options.only:
         server, beside, arm = [*part.split("/"), "", ""][:3]
-        if server not in PAIRS or (beside and beside not in PAIRS[server]) or (arm and arm not in ARMS):
-            pairs = "; ".join(f"{name} beside {', '.join(others)}" for name, others in PAIRS.items())
+        if not any(server == one and beside in (other, "") for one, other in PAIRS) or (arm and arm not in ARMS):
+            pairs = ", ".join("/".join(pair) for pair in PAIRS)
             parser.error(f"--only {part}: there are {pairs}; arms {', '.join(ARMS)}")
     return options
 
@@ -131,27 +199,84 @@ def wanted(only: Sequence[str], server: str, beside: str, arm: str) -> bool:
     return not only or any(own.startswith(part + "/") for part in only)
 
 
+def cell_seconds(repeats: int, latencies_per_s: float) -> float:
+    """How long a cell is, so that all its repeats have the latencies that a P99 needs."""
+    return float(min(MOST_S, max(LEAST_S, math.ceil(POOLED / repeats / latencies_per_s))))
+
+
+def print_plan(options: argparse.Namespace) -> int:
+    """Prints the pairs in their order with what each takes, as far as it is known beforehand."""
+    path = cells_path(options.out)
+    cells = CellFile(path) if path.exists() else None
+    total_s = 0.0
+    for number, one in enumerate(PASSES):
+        for server, beside in PAIRS:
+            arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
+            if not arms:
+                continue
+            seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
+            first = number * options.repeats
+            done = [
+                outcome
+                for cell, outcome in (cells.outcomes.items() if cells else ())
+                if (cell.latency, cell.best_effort) == (server, beside)
+                and cell.arm in arms
+                and first <= cell.repeat < first + options.repeats
+                and outcome.result is not None
+            ]
+            left = len(arms) * options.repeats - len(done)
+            took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + (PLANNED_PROFILES_S if one.records else 0)
+            took_s = took_s if left else 0.0
+            total_s += took_s
+            print(
+                f"pass {number + 1}, {server} beside {beside}: {left} cells of {seconds:g} s, "
+                f"{took_s:.0f} s, {total_s / 60:.1f} min by its end ({', '.join(arms)})"
+            )
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Simulates the measured rows from what was recorded; writes and prints how far off they are."""
+    try:
+        made = load(options.out)
+        found = replayed.figures(made, replayed.read(replayed.recording_path(options.out)))
+    except (OSError, ValueError) as error:
+        print(f"host_bound: {error}", file=sys.stderr)
+        return 1
+    if not found:
+        print("host_bound: nothing was measured beside what was recorded", file=sys.stderr)
+        return 1
+    for row in found:
+        print(f"{row.figure}: off by {row.value:.1%}{'' if row.met else f', missed: {row.limited_by}'}")
+    Results(meta=made.meta, rows=found).write(options.predict)
+    return 0
+
+
 class Runner:
-    """Does the cells that are missing, pair by pair, while there is time."""
+    """Does the cells that are missing, pass by pass and pair by pair, while there is time."""
 
     def __init__(self, pool: Pool, cells: CellFile, options: argparse.Namespace) -> None:
         self.pool, self.cells, self.options = pool, cells, options
         self.began = time.monotonic()
         self.lead_us = configured_lead_us(pool.backend)
-        self.arms = [name for name, arm in ARMS.items() if not (options.simulate and arm.mode == "mps")]
+        self.arms = {name for name, arm in ARMS.items() if not (options.simulate and arm.mode == "mps")}
         self.failed = 0
 
     def run(self) -> int:
         """Returns the exit status."""
-        for server, besides in PAIRS.items():
-            for beside in besides:
-                arms = [arm for arm in self.arms if wanted(self.options.only, server, beside, arm)]
+        for number, one in enumerate(PASSES):
+            for server, beside in PAIRS:
+                arms = [arm for arm in one.arms if arm in self.arms and wanted(self.options.only, server, beside, arm)]
                 if not arms:
                     continue
-                rate_hz = self._rate_hz(server)
-                if rate_hz is None:
+                rate = self._rate(server)
+                if rate is None:
                     return 1 if self.failed else self._out_of_time()
-                if not self._pair(self._planned(server, beside, rate_hz, arms), f"{server} beside {beside}"):
+                repeats = range(number * self.options.repeats, (number + 1) * self.options.repeats)
+                planned = self._planned(server, beside, rate, arms, repeats)
+                if one.records:
+                    planned += [Cell.kernels(beside), Cell.busy(server)]
+                if not self._pair(planned, f"pass {number + 1}, {server} beside {beside}"):
                     return self._out_of_time()
         return 1 if self.failed else 0
 
@@ -159,12 +284,15 @@ class Runner:
         print("time ran out: the same command goes on from here")
         return TIME_RAN_OUT
 
-    def _rate_hz(self, server: str) -> str | None:
-        """What keeps the server's host busy for its share, by a measurement that is made once; None: it failed."""
-        if server in RATES_HZ:
-            return f"{RATES_HZ[server]:g}"
+    def _rate(self, server: str) -> tuple[str, float] | None:
+        """Requests a second that keep the host busy for its share, and the seconds of a cell at that; None: no time.
+
+        By a measurement that is made once.
+        """
         hz = f"{CALIBRATION_HZ * (10 if self.options.simulate else 1):g}"
-        cell = Cell.calibration(server, hz, min(self.options.seconds, 3.0))
+        cell = Cell.calibration(server, hz, min(self.options.seconds or LEAST_S, 3.0))
+        if server in RATES_HZ:
+            return f"{RATES_HZ[server]:g}", self._seconds(RATES_HZ[server])
         if self.cells.missing([cell]):
             if self._left_s() < START_S + cell.seconds:
                 return None
@@ -173,19 +301,24 @@ class Runner:
         if outcome.result is None:
             return None
         served = outcome.result["latency"][server]
-        rate_hz = HOST_SHARE / statistics.median(served.get("request_ms") or served["latency_ms"]) * 1e3
+        requests_ms = served.get("request_ms") or served["latency_ms"]
+        rate_hz = HOST_SHARE / statistics.median(requests_ms) * 1e3
         # The simulated device is slow, and threads that wait for it take the host from one another.
-        return f"{min(rate_hz, MOST_SIMULATED_HZ) if self.options.simulate else rate_hz:.4g}"
+        rate_hz = min(rate_hz, MOST_SIMULATED_HZ) if self.options.simulate else rate_hz
+        return f"{rate_hz:.4g}", self._seconds(rate_hz * len(served["latency_ms"]) / len(requests_ms))
 
-    def _planned(self, server: str, beside: str, rate_hz: str, arms: list[str]) -> list[Cell]:
-        planned = []
-        for repeat in range(self.options.repeats):
-            for name in arms:
-                lead_us = self.lead_us if ARMS[name].managed else 0.0
-                planned.append(
-                    Cell(name, server, beside, "poisson", rate_hz, self.options.seconds, lead_us, repeat, 0.0)
-                )
-        return [*planned, Cell.kernels(beside), Cell.busy(server)]
+    def _seconds(self, latencies_per_s: float) -> float:
+        return float(self.options.seconds or cell_seconds(self.options.repeats, latencies_per_s))
+
+    def _planned(
+        self, server: str, beside: str, rate: tuple[str, float], arms: list[str], repeats: Sequence[int]
+    ) -> list[Cell]:
+        rate_hz, seconds = rate
+        return [
+            Cell(name, server, beside, "poisson", rate_hz, seconds, self.lead_us if ARMS[name].managed else 0.0, repeat)
+            for repeat in repeats
+            for name in arms
+        ]
 
     @staticmethod
     def _workers(cell: Cell) -> list[WorkerSpec]:
@@ -197,7 +330,7 @@ class Runner:
         missing = self.cells.missing(planned)
         if not missing:
             return True
-        if self._left_s() < START_S + self.options.seconds + CELL_EXTRA_S:
+        if self._left_s() < START_S + max(cell.seconds for cell in missing) + CELL_EXTRA_S:
             return False
         needed = list(dict.fromkeys(spec for cell in missing for spec in self._workers(cell)))
         self.pool.retire(keep=needed)
@@ -218,7 +351,9 @@ class Runner:
             if cell.arm == KERNELS:
                 result = self.pool.kernels(specs[0])
             elif cell.arm == BUSY:
-                result = self.pool.busy(specs[0])
+                result = self.pool.requests(specs[0], RECORDED.get(cell.latency, RECORDED_OTHERS))
+                if result.get("problem"):
+                    self._say(f"{cell.latency}: its requests could not be recorded: {result['problem']}")
             else:
                 # The arms of a repeat have its arrivals.
                 result = self.pool.run(specs, Run(cell.seconds, cell.rates_hz, cell.arrivals, cell.repeat))
@@ -242,6 +377,9 @@ class Runner:
 def finish(cells: CellFile, out: Path, plots: bool) -> None:
     """Writes results and plots, and prints the table and what failed."""
     made = results(cells, arms=ARMS, paired=True)
+    recorded = replayed.packed(cells)
+    if recorded["servers"]:
+        replayed.save(recorded, replayed.recording_path(out))
     if made.rows and plots:
         write_plots(made, out)
     report(cells, out, made, (colocation_table,))

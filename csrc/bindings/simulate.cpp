@@ -34,6 +34,7 @@ using simulate::TraceLaunch;
 
 class Trace {
  public:
+  Trace() = default;
   Trace(const std::vector<std::int64_t>& submitted_ns, const std::vector<std::int64_t>& start_ns,
         const std::vector<std::int64_t>& duration_ns, int kernels, std::int64_t recording_ns) {
     if (start_ns.size() != submitted_ns.size() || duration_ns.size() != submitted_ns.size()) {
@@ -48,6 +49,20 @@ class Trace {
       launch.kernels = kernels;
       if (!launch.synchronised) launch.gap_ns = std::max<std::int64_t>(launch.gap_ns - recording_ns, 0);
     }
+  }
+
+  // Of what is known of the host itself: `waits` says where the program waited for the GPU before a launch.
+  static Trace of_host(const std::vector<std::int64_t>& gap_ns, const std::vector<std::int64_t>& duration_ns,
+                       const std::vector<bool>& waits) {
+    if (gap_ns.size() != duration_ns.size() || waits.size() != duration_ns.size()) {
+      throw ConfigError("a trace has as many gaps and waits as durations");
+    }
+    Trace made;
+    for (std::size_t i = 0; i < gap_ns.size(); ++i) {
+      made.launches_.push_back(
+          {std::max<std::int64_t>(gap_ns[i], 0), std::max<std::int64_t>(duration_ns[i], 0), waits[i]});
+    }
+    return made;
   }
 
   const std::vector<TraceLaunch>& launches() const noexcept { return launches_; }
@@ -155,6 +170,7 @@ void bind_simulate(py::module_& module) {
                     const std::vector<std::int64_t>&, int, std::int64_t>(),
            py::arg("submitted_ns"), py::arg("start_ns"), py::arg("duration_ns"), py::arg("kernels") = 1,
            py::arg("recording_ns") = 0)
+      .def_static("of_host", &Trace::of_host, py::arg("gap_ns"), py::arg("duration_ns"), py::arg("waits"))
       .def("__len__", [](const Trace& self) { return self.launches().size(); })
       .def_property_readonly("gpu_ns", &Trace::gpu_ns)
       .def("request_ends", &Trace::request_ends, py::arg("gap_ns"));

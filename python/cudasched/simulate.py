@@ -52,6 +52,7 @@ __all__ = [
     "Trace",
     "best_effort",
     "compare",
+    "host_trace",
     "latency",
     "measured",
     "plot",
@@ -342,6 +343,36 @@ def trace_of(
     )
     ends = tuple(range(1, len(core) + 1)) if requests else ()
     return Trace(name, len(core), core.gpu_ns / _MS, load, core, ends)
+
+
+def host_trace(
+    gap_ns: Sequence[int],
+    gpu_ns: Sequence[int],
+    waits: Sequence[bool],
+    *,
+    ends: Sequence[int] = (),
+    name: str = "trace",
+    load: str = "",
+) -> Trace:
+    """A trace of which it is known what the host does between two launches, and where it waits for the GPU.
+
+    Args:
+        gap_ns: The host's own time since the launch before began, or since the program had waited, ns.
+        gpu_ns: How long each launch runs on the GPU, ns.
+        waits: Whether the program waits for the GPU before it.
+        ends: Where requests end; empty: it is one.
+        name: Of the program.
+        load: The benchmark load that it is.
+
+    Raises:
+        ConfigError: The columns differ in length, or are empty; a request ends where no launch is.
+    """
+    if not gap_ns:
+        raise ConfigError(f"{name} has no launches")
+    if list(ends) != sorted(set(ends)) or (ends and not 0 < ends[0] <= ends[-1] == len(gap_ns)):
+        raise ConfigError(f"the requests of {name} must end one after another, the last with the last launch")
+    core = _engine().Trace.of_host(list(gap_ns), list(gpu_ns), list(waits))
+    return Trace(name, len(core), core.gpu_ns / _MS, load, core, tuple(ends) or (len(core),))
 
 
 def request(gpu_ms: float, *, kernels: int = 1, name: str = "request") -> Trace:

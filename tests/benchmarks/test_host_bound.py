@@ -7,7 +7,8 @@ import pytest
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import __main__ as host_bound
-from benchmarks.results.schema import ColocationRow, Meta, Results, load
+from benchmarks.host_bound import replayed
+from benchmarks.results.schema import ColocationRow, FigureRow, Meta, Results, load
 from benchmarks.tables import table_of
 
 META = Meta(
@@ -106,7 +107,110 @@ def test_programs_have_cores_of_their_own_where_there_are_any():
     assert host_bound.halves([5]) == {"latency": [5], "best_effort": [5], "both": [5]}
 
 
-def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path):
+def test_every_arm_is_in_a_pass_and_what_is_compared_is_measured_together():
+    arms = [arm for one in host_bound.PASSES for arm in one.arms]
+    assert set(arms) == set(host_bound.ARMS)
+    assert all("latency_alone" in one.arms for one in host_bound.PASSES)
+    assert host_bound.PAIRS[0] == ("bert_eager", "transformer")
+
+
+def test_a_cell_is_as_long_as_a_thousand_latencies_take():
+    assert host_bound.cell_seconds(3, 60.0) == host_bound.LEAST_S
+    assert host_bound.cell_seconds(3, 50.0) * 3 * 50.0 >= 1000
+    assert host_bound.cell_seconds(1, 1.0) == host_bound.MOST_S
+
+
+def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
+    out = tmp_path / "run.json"
+    assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("pass 1, bert_eager beside gemm: 18 cells of 6 s") and "cudasched_mps," in first
+    assert second.startswith("pass 2, bert_eager beside gemm: 18 cells") and "cudasched_mps_strict" in second
+    cells = CellFile(cells_path(out), META)
+    cell = Cell("processes", "bert_eager", "gemm", "poisson", "60", 6.0, 0.0, 1)
+    cells.add(Outcome(cell, {"latency": {}}, None, "2026-01-01T00:00:00+00:00"))
+    cells.save()
+    assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
+    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 17 cells")
+    assert not out.exists()
+
+
+def recorded_cells(tmp_path) -> CellFile:
+    """An eager BERT: 250 kernels of 5 us, 20 us on the host, recorded at 30 us; GEMMs of 1.5 ms beside it."""
+    cells = CellFile(tmp_path / "run.cells", META)
+    launches = [[[30_000 + 40 * request, 4_000 + 8 * n, 0] for n in range(250)] for request in range(20)]
+    served = {"launches": launches, "request_ms": [5.0] * 20, "busy_us": 1500.0}
+    kernels = {"kernel_us": [[1500.0, 3]], "per_item_us": 1500.0}
+    for cell, result in ((Cell.busy("bert_eager"), served), (Cell.kernels("gemm"), kernels)):
+        cells.add(Outcome(cell, result, None, "2026-01-01T00:00:00+00:00"))
+    return cells
+
+
+def test_what_was_recorded_is_packed_and_a_request_takes_what_it_takes_unrecorded(tmp_path):
+    recorded = replayed.packed(recorded_cells(tmp_path))
+    path = replayed.recording_path(tmp_path / "run.json")
+    replayed.save(recorded, path)
+    assert path.stat().st_size < 4096
+    assert replayed.read(path) == recorded
+    trace = replayed.server_trace(recorded["servers"]["bert_eager"], "bert_eager")
+    assert len(trace.ends) == 20 and trace.launches == 20 * 250
+    alone = replayed.simulate.compare(
+        [replayed.simulate.latency(trace, rate_hz=20, seconds=5)], [replayed.simulate.Arm()], seconds=5
+    )[0]
+    assert alone.latency_ms is not None and alone.latency_ms.p50 == pytest.approx(5.0, rel=0.03)
+    path.write_bytes(b"no recording")
+    with pytest.raises(ValueError, match="no recording of requests"):
+        replayed.read(path)
+
+
+def test_waits_inside_a_request_are_replayed(tmp_path):
+    server = {"gpu_ns": [100_000] * 4, "waits": [2], "gaps": [[100] * 4] * 3, "request_ms": 0.25}
+    trace = replayed.server_trace(server, "decode_eager")
+    alone = replayed.simulate.compare(
+        [replayed.simulate.latency(trace, rate_hz=20, seconds=5)], [replayed.simulate.Arm()], seconds=5
+    )[0]
+    unwaited = replayed.server_trace({**server, "waits": []}, "decode_eager")
+    shorter = replayed.simulate.compare(
+        [replayed.simulate.latency(unwaited, rate_hz=20, seconds=5)], [replayed.simulate.Arm()], seconds=5
+    )[0]
+    assert alone.latency_ms.p50 > shorter.latency_ms.p50 + 0.002
+
+
+def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
+    recorded = replayed.packed(recorded_cells(tmp_path))
+    replayed.save(recorded, replayed.recording_path(tmp_path / "run.json"))
+    row = ColocationRow(
+        arm="cudasched_mps",
+        mode="mps",
+        latency_load="bert_eager",
+        best_effort_load="gemm",
+        arrivals="poisson",
+        rate_hz=60.0,
+        policy="harvest",
+        lead_us=20.0,
+        repeats=3,
+        latency_ms={"p50": 5.1, "p95": 9.0, "p99": 11.0, "mean": 6.0, "n": 1080},
+        alone_ms={"p50": 5.0, "p95": 8.0, "p99": 10.0, "mean": 5.5, "n": 1080},
+        p50_ratio=1.02,
+        p99_ratio=1.1,
+        bound_p99_ms=None,
+        best_effort_per_s=500.0,
+        best_effort_alone_per_s=660.0,
+        duty=0.3,
+        best_effort_ratio=1.0,
+        best_effort_gpu_ratio=0.5,
+        attainment=None,
+    )
+    out = tmp_path / "run.json"
+    Results(meta=META, rows=[row, row.model_copy(update={"arm": "processes", "policy": None})]).write(out)
+    assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
+    p50, ratio = [one for one in load(tmp_path / "off.json").rows if isinstance(one, FigureRow)]
+    assert p50.figure == "p50 bert_eager gemm cudasched_mps" and p50.value < 0.1 and p50.limited_by == ""
+    assert ratio.value > 0.5 and "measured 0.500" in ratio.limited_by  # harvest keeps about 90% of the GPU time
+    assert "missed" in capsys.readouterr().out
+
+
+def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path, capsys):
     out = tmp_path / "rehearsal.json"
     common = ["--simulate", "--simulated-driver", str(simulated_driver), "--no-plots", "--out", str(out)]
     first = [*common, "--only", "decode_eager/transformer/latency_alone"]
@@ -125,3 +229,9 @@ def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path):
     alone = next(known.result for cell, known in cells.items() if cell.arm == "latency_alone")
     served = alone["latency"]["decode_eager"]
     assert len(served["latency_ms"]) == 3 * len(served["request_ms"])
+    # Its requests are recorded beside the results, and the simulator takes them.
+    recorded = replayed.read(replayed.recording_path(out))
+    assert recorded["servers"]["decode_eager"]["waits"] == [12, 24, 36]
+    assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
+    capsys.readouterr()
+    assert len(load(tmp_path / "off.json").rows) == 4

@@ -9,6 +9,8 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
         "best_effort_per_s": {"gemm": 580.1}}
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
     -> {"command": "busy"}             <- {"event": "result", "busy_us": 1893.5}
+    -> {"command": "requests", "count": 24}  <- {"event": "result", "launches": [[[20500, 4800, 0], ...], ...],
+                                                 "request_ms": [5.7, ...], "busy_us": 1893.5}
     -> {"command": "quit"}
 
 Times in commands and answers are the device's: on the simulated driver they are the wall clock's divided by its scale;
@@ -90,6 +92,10 @@ class Workload(Protocol):
 
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
         """Start and length in ns of every kernel, copy and fill of some steps run now, and how many steps."""
+        ...
+
+    def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
+        """What the host does in `count` requests run now: their launches, as recorded.py has them."""
         ...
 
 
@@ -209,6 +215,28 @@ class Client:
         with workload.context():
             spans, steps = workload.busy_spans()
         return {"busy_us": covered_ns(spans) / 1e3 / steps}
+
+    def requests(self, count: int) -> dict[str, Any]:
+        """What requests take, how long they keep the GPU busy, and their launches for the simulator.
+
+        Without launches, `problem` says why.
+        """
+        if len(self.latency) != 1:
+            raise ValueError("this worker has not one latency load")
+        (workload,) = self.latency.values()
+        request_ms = []
+        with workload.context():
+            for _ in range(count):
+                began_ns = time.monotonic_ns()
+                workload.step()
+                workload.synchronize()
+                request_ms.append(round((time.monotonic_ns() - began_ns) / self.scale / 1e6, 5))
+            spans, steps = workload.busy_spans()
+            found = {"request_ms": request_ms, "busy_us": covered_ns(spans) / 1e3 / steps, "launches": []}
+            try:
+                return found | {"launches": workload.recorded_requests(count)}
+            except ValueError as error:
+                return found | {"problem": str(error)}
 
     def _drive_latency(
         self,
@@ -357,6 +385,8 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
             result = client.kernels()
         elif name == "busy":
             result = client.busy()
+        elif name == "requests":
+            result = client.requests(**command)
         else:
             raise ValueError(f"unknown command {name!r}")
         answer({"event": "result", **result})

@@ -574,10 +574,10 @@ class Pool:
         """
         return self._profile(spec, "kernels")
 
-    def _profile(self, spec: WorkerSpec, command: str) -> dict[str, Any]:
+    def _profile(self, spec: WorkerSpec, command: str, **arguments: Any) -> dict[str, Any]:
         self._require([spec])
         try:
-            self._workers[spec].tell(command)
+            self._workers[spec].tell(command, **arguments)
             answer = self._workers[spec].answer(ANSWER_SLACK_S)
         finally:
             self._discard([spec])
@@ -591,6 +591,14 @@ class Pool:
             HarnessError: It failed.
         """
         return self._profile(spec, "busy")
+
+    def requests(self, spec: WorkerSpec, count: int) -> dict[str, Any]:
+        """Some requests of a latency worker, launch by launch (see client.py); the worker is ended then, too.
+
+        Raises:
+            HarnessError: It failed.
+        """
+        return self._profile(spec, "requests", count=count)
 
     def _require(self, specs: list[WorkerSpec]) -> None:
         for spec, error in self.start(specs).items():

@@ -1,0 +1,78 @@
+"""What a server's host does in its requests, from what the profiler says of it: launches and waits, for the simulator.
+
+Run by path as client.py is; imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+#: The host's own time before it and the GPU's, in ns, and 1 where the program waited for the GPU before it.
+Launch = tuple[int, int, int]
+
+#: Calls that return when the GPU is done. A copy that is not named asynchronous returns then, too.
+_WAITS = ("Synchronize",)
+_SYNCHRONOUS_COPIES = ("cudaMemcpy", "cuMemcpy", "cudaMemcpyToSymbol", "cudaMemcpyFromSymbol")
+
+
+class HostCall(NamedTuple):
+    """A call to CUDA, on the clock of the host."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    correlation: int
+
+
+class DeviceWork(NamedTuple):
+    """A kernel, copy or fill, on the clock of the device."""
+
+    start_ns: int
+    duration_ns: int
+    correlation: int
+
+
+def waits(name: str) -> bool:
+    """Whether a call by this name returns only when the GPU is done with what was submitted."""
+    base = name.split("_v")[0]
+    return any(part in base for part in _WAITS) or (base.startswith(_SYNCHRONOUS_COPIES) and "Async" not in base)
+
+
+def requests_of(calls: Iterable[HostCall], works: Iterable[DeviceWork], count: int) -> list[list[Launch]]:
+    """The launches of each of `count` requests that ran one after another, each waited for at its end.
+
+    Args:
+        calls: What the host called, in any order.
+        works: What the GPU did, in any order.
+        count: Requests; the first is left out, because it is not known when it began.
+
+    Returns:
+        For each request its launches; the host's own time is that since the launch before began, or since the program
+        had waited.
+
+    Raises:
+        ValueError: No launch is known of any work, or the requests did not all launch the same.
+    """
+    took = {work.correlation: work.duration_ns for work in works}
+    launches: list[Launch] = []
+    before_ns: int | None = None
+    waited = False
+    told: set[int] = set()
+    for call in sorted(calls):
+        if waits(call.name):
+            before_ns, waited = call.end_ns, True
+        # The runtime's call and the driver's within it have one correlation: the outer one counts.
+        if call.correlation in took and call.correlation not in told:
+            told.add(call.correlation)
+            gap_ns = 0 if before_ns is None else max(0, call.start_ns - before_ns)
+            launches.append((gap_ns, took[call.correlation], int(waited)))
+            before_ns, waited = (call.end_ns, True) if waits(call.name) else (call.start_ns, False)
+    each, rest = divmod(len(launches), count)
+    if not each:
+        raise ValueError("the profiler told of no call that launched what ran on the GPU")
+    if rest:
+        raise ValueError(f"{count} requests made {len(launches)} launches: they do not all launch the same")
+    found = [launches[begin : begin + each] for begin in range(each, len(launches), each)]
+    # That the request before was waited for is no wait of this one.
+    return [[(gap_ns, gpu_ns, 0), *others] for (gap_ns, gpu_ns, _), *others in found]
