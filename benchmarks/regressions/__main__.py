@@ -160,7 +160,9 @@ def measure(options: argparse.Namespace) -> int:
             )
             if missing := not_found(mine.runs[name]):
                 names = sorted({one.name for each in mine.runs[name].runs for one in each.measured})
-                print(f"warning: no kernel is called as {', '.join(missing)} is (VICTIM_NAMES): {names}", file=sys.stderr)
+                print(
+                    f"warning: no kernel is called as {', '.join(missing)} is (VICTIM_NAMES): {names}", file=sys.stderr
+                )
             longest_s = max(longest_s, time.monotonic() - started)
             if mine.meta.sm_clock_mhz is None and not options.simulate:
                 mine.meta = mine.meta.model_copy(update={"sm_clock_mhz": meta.sm_clock_mhz()})
@@ -214,7 +216,7 @@ class Outcome:
 
 
 #: What PyTorch calls the kernels of each, in one version or another: softmax_warp_forward or cunn_SoftMaxForward,
-#: vectorized_layer_norm_kernel or LayerNormForwardCUDAKernel. Not asin_kernel, and no backward pass, which there is not.
+#: vectorized_layer_norm_kernel or LayerNormForwardCUDAKernel. Not asin_kernel; there is no backward pass.
 VICTIM_NAMES = {"sin": r"(?<![a-z])sin_kernel", "softmax": r"(?i)soft_?max", "layer_norm": r"(?i)layer_?norm"}
 
 

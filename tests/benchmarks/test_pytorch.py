@@ -96,7 +96,7 @@ def test_a_program_that_fails_keeps_no_other_from_running(
         "import sys\n"
         "if sys.argv[1] == 'region': sys.exit('no such thing')\n"
         "if sys.argv[1] == 'idle': sys.exit()\n"
-        "print('{\"samples\": [10.0], \"differences\": [0]}')\n"
+        'print(\'{"samples": [10.0], "differences": [0]}\')\n'
     )
     monkeypatch.setattr(benchmark, "HERE", tmp_path)
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)

@@ -45,7 +45,10 @@ def test_a_rehearsal_records_each_process_once_and_goes_on_where_it_stopped(meas
 @pytest.mark.parametrize(
     ("name", "victim"),
     [
-        ("_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_15sin_kernel_cudaERNS_18TensorIteratorBaseEENKUl", "sin"),
+        (
+            "_ZN2at6native29vectorized_elementwise_kernelILi4EZZZNS0_15sin_kernel_cudaERNS_18TensorIteratorBaseEENKUl",
+            "sin",
+        ),
         ("_ZN43_GLOBAL__N__00000000_10_SoftMax_cu_00000000_020softmax_warp_forwardIfffLi10ELb0ELb0EEEvPT0_", "softmax"),
         ("_ZN2at6native12_GLOBAL__N_119cunn_SoftMaxForwardILi4EfffNS1_22SoftMaxForwardEpilogueEEEvPT2_", "softmax"),
         ("_ZN2at6native12_GLOBAL__N_128vectorized_layer_norm_kernelIffLb0EEEviT0_PKT_", "layer_norm"),

@@ -59,8 +59,8 @@ class Memory {
   // The pools of a device, as the driver says how large they are.
   void refresh_pools(int device) noexcept;
 
-  // At exit, once scheduling is off: from here on no cache is emptied, and no table written. Waits for one that is being
-  // emptied, for a while.
+  // At exit, once scheduling is off: from here on no cache is emptied, and no table written. Waits for one that is
+  // being emptied, for a while.
   void stop() noexcept;
   void reset_in_child() noexcept;
 
@@ -76,9 +76,9 @@ class Memory {
   std::atomic<cudasched_release_cache> release_{nullptr};
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
-  std::atomic<int> giving_{0};    // threads that are at the tables, or empty a cache
+  std::atomic<int> giving_{0};  // threads that are at the tables, or empty a cache
   std::atomic<bool> stopped_{false};
-  std::int64_t looked_ns_ = 0;    // for a cache; the ticker's
+  std::int64_t looked_ns_ = 0;  // for a cache; the ticker's
   bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};
   std::atomic<std::int64_t> said_limit_ns_{0};

@@ -313,8 +313,8 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
   cudasched_use_cache(nullptr, nullptr);
 }
 
-// Else every latency client would wait for its answers until its time is over. In a process of its own, where nothing is
-// scheduled afterwards.
+// Else every latency client would wait for its answers until its time is over. In a process of its own, where nothing
+// is scheduled afterwards.
 TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fails = [] {

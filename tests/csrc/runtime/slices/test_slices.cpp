@@ -474,7 +474,8 @@ class Huge : public Sliced {
   Huge() {
     Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
         &module_, "cudasched-sim 1\nkernel quiet params=8 block_us=1 blocks_per_sm=4\n"));
-    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&quiet_, module_, "quiet"));
+    Program::check(
+        call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&quiet_, module_, "quiet"));
     CUgraph graph = new_graph();
     CUgraphNode last = nullptr;
     for (std::size_t i = 0; i < kNodes; ++i) {
