@@ -60,19 +60,31 @@ std::int32_t priority(const std::string& value) {
 std::uint64_t size(const std::string& value) {
   const Problem wanted = "a size of at least 1 MiB, such as 20GiB, 500MB or a number of bytes, or none";
   if (value == "none" || value == "0") return 0;
-  double amount = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), amount);
-  if (error != std::errc() || !std::isfinite(amount)) throw wanted;
-  std::string_view unit(end, static_cast<std::size_t>(value.data() + value.size() - end));
+  const char* const last = value.data() + value.size();
+  std::uint64_t whole = 0;  // to the byte, which a double has no room for
+  auto parsed = std::from_chars(value.data(), last, whole);
+  const bool is_whole = parsed.ec == std::errc() &&
+                        (parsed.ptr == last || std::string_view(".eE").find(*parsed.ptr) == std::string_view::npos);
+  double amount = static_cast<double>(whole);
+  if (!is_whole) parsed = std::from_chars(value.data(), last, amount);
+  if (parsed.ec != std::errc() || !std::isfinite(amount)) throw wanted;
+  std::string_view unit(parsed.ptr, static_cast<std::size_t>(last - parsed.ptr));
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
-  constexpr std::pair<std::string_view, double> kUnits[] = {
-      {"", 1},      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
-      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  constexpr std::pair<std::string_view, std::uint64_t> kUnits[] = {{"", 1},
+                                                                   {"B", 1},
+                                                                   {"KB", 1'000},
+                                                                   {"MB", 1'000'000},
+                                                                   {"GB", 1'000'000'000},
+                                                                   {"TB", 1'000'000'000'000},
+                                                                   {"KiB", 1ULL << 10},
+                                                                   {"MiB", 1ULL << 20},
+                                                                   {"GiB", 1ULL << 30},
+                                                                   {"TiB", 1ULL << 40}};
   for (const auto& [name, factor] : kUnits) {
     if (unit != name) continue;
-    const double bytes = amount * factor;
-    if (bytes < 0x1p20 || bytes > 0x1p60) throw wanted;
-    return static_cast<std::uint64_t>(bytes);
+    const double bytes = amount * static_cast<double>(factor);
+    if (bytes < 0x1p20 || bytes > 0x1p60 || (is_whole && whole > (1ULL << 60) / factor)) throw wanted;
+    return is_whole ? whole * factor : static_cast<std::uint64_t>(bytes);
   }
   throw wanted;
 }

@@ -216,20 +216,21 @@ def parse_size(value: object, text: bool = True) -> int:
     Raises:
         ValueError: It is no size.
     """
-    amount = float("nan")
+    amount: float = float("nan")
     if isinstance(value, str):
         if value in ("none", "0"):
             return 0
         found = _SIZE.fullmatch(value)
         if found and found[2] in _UNITS:
-            amount = float(found[1]) * _UNITS[found[2]]
+            is_whole = found[1].isdigit() and len(found[1]) < 20  # to the byte, which a float has no room for
+            amount = (int(found[1]) if is_whole else float(found[1])) * _UNITS[found[2]]
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         if value == 0:
             return 0
-        amount = float(value) if abs(value) <= _MOST_SIZE else float("nan")
+        amount = value
     if not _LEAST_SIZE <= amount <= _MOST_SIZE:
         raise ValueError("must be a size of at least 1 MiB, such as 20GiB, 500MB or a number of bytes, or none")
-    return value if isinstance(value, int) else int(amount)
+    return int(amount)
 
 
 def _integer(least: int, most: int) -> Setting:

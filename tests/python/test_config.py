@@ -117,6 +117,7 @@ def test_the_engine_gets_what_was_set_and_the_model_and_nothing_else(values: dic
     [
         ("20GiB", 20 << 30),
         ("1.5 GB", 1_500_000_000),
+        ("9007199254740993", 9_007_199_254_740_993),  # no float
         ("500MB", 500_000_000),
         ("1TiB", 1 << 40),
         ("2e9", 2_000_000_000),
