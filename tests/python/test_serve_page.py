@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from chromium import FOUND, Browser
 from chromium import serving as other_server
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -205,6 +205,7 @@ def test_the_page_says_when_the_server_is_gone(server: Serving, tmp_path: Path) 
         assert browser.evaluate("document.getElementById('nobody').hidden") is False
         server.process.terminate()
         browser.wait_for("document.getElementById('summary').textContent === 'the server does not answer'")
+    assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_is_small() -> None:
