@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cudasched.errors import ConfigError
 from cudasched.tune.compile import compile_source
 from cudasched.tune.space import Gpu, read
 from support import PATIENCE_S, ROOT
@@ -44,6 +45,25 @@ PRODUCTS = [
 ]
 
 
+def warpgroups(
+    kind: int, sizes: tuple[int, ...], tile: tuple[int, ...], consumers: int, blocks: int, **more: int
+) -> dict[str, int]:
+    names = ("SIZE_M", "SIZE_N", "SIZE_K", "TILE_M", "TILE_N", "TILE_K")
+    fixed = {"TYPE": kind, "CONSUMERS": consumers, "BLOCKS": blocks, "STAGES": 3, "CLUSTER": 1, "GROUP": 2}
+    return fixed | dict(zip(names, (*sizes, *tile), strict=True)) | {"STORE_BOX": 1} | more
+
+
+WARPGROUPS = [
+    warpgroups(BF16, (128, 64, 128), (64, 64, 64), 1, 2, STORE_BOX=0),
+    warpgroups(BF16, (256, 128, 192), (128, 128, 64), 2, 3),
+    warpgroups(BF16, (200, 200, 136), (64, 64, 64), 1, 4),
+    warpgroups(FP16, (200, 200, 136), (64, 128, 64), 1, 2, CLUSTER=2, STAGES=2),
+    warpgroups(BF16, (320, 136, 264), (128, 128, 128), 1, 4, CLUSTER=2, STAGES=2, STORE_BOX=0),
+    warpgroups(BF16, (256, 256, 200), (128, 256, 64), 2, 2, CLUSTER=2, GROUP=8),
+    warpgroups(FP16, (200, 192, 200), (192, 192, 64), 3, 1, STAGES=2),
+]
+
+
 def build(source: str, macros: Mapping[str, object], directory: Path, *options: str) -> Path:
     """A program of tests/csrc/kernels."""
     program = directory / "check"
@@ -57,6 +77,12 @@ def build(source: str, macros: Mapping[str, object], directory: Path, *options: 
 
 def test_the_emulated_instructions_do_what_their_documentation_says(tmp_path: Path) -> None:
     program = build("check_mma.cpp", {}, tmp_path)
+    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_the_emulated_instructions_of_hopper_do_what_their_documentation_says(tmp_path: Path) -> None:
+    program = build("check_hopper.cpp", {}, tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
@@ -89,3 +115,30 @@ def test_a_product_compiles_for(space: str, capability: str) -> None:
         macros = problem.launch(problem.configurations[place]).macros
         made = compile_source(KERNELS / "gemm_mma.cu", macros, problem.gpu.target, a_compiler())
         assert made.image[:4] == b"\x7fELF" and not made.log, made.log
+
+
+@pytest.mark.parametrize("macros", WARPGROUPS, ids=lambda macros: "-".join(map(str, macros.values())))
+def test_a_product_by_warpgroups_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+    """Blocks, warps, loads and products early and late; fewer blocks than tiles, tiles that are not whole, clusters."""
+    program = build("check_gemm_sm90.cpp", macros, tmp_path, "-O2")
+    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert run.returncode == 0, run
+    error, conflicts = run.stdout.split()
+    assert float(error) <= BOUNDS[macros["TYPE"]] and int(conflicts) == 0, run.stdout
+
+
+def test_a_product_by_warpgroups_compiles() -> None:
+    problem = read(KERNELS / "gemm_sm90.toml").problem(Gpu("any", "9.0", 132))
+    found = problem.configurations
+    assert 1000 <= len(found) <= 5000
+    wide = {"TILE_M": 128, "TILE_N": 256, "CONSUMERS": 2, "CLUSTER": 2, "STORE_BOX": 0}
+    chosen = [found[len(found) // 3], found[-1], next(one for one in found if one.items() >= wide.items())]
+    for configuration in chosen:
+        macros = problem.launch(configuration).macros
+        made = compile_source(KERNELS / "gemm_sm90.cu", macros, problem.gpu.target, a_compiler())
+        assert made.image[:4] == b"\x7fELF" and not made.log, made.log
+
+
+def test_a_product_by_warpgroups_is_for_hopper_alone() -> None:
+    with pytest.raises(ConfigError, match=r"capability == 9\.0"):
+        assert read(KERNELS / "gemm_sm90.toml").problem(Gpu("any", "12.0", 188)).configurations

@@ -264,6 +264,7 @@ const Entry kEntries[] = {
     {"cuStreamUpdateCaptureDependencies", 12030, address(cuStreamUpdateCaptureDependencies_v2),
      address(cuStreamUpdateCaptureDependencies_v2_ptsz)},
     {"cuStreamWaitEvent", 3020, address(cuStreamWaitEvent), address(cuStreamWaitEvent_ptsz)},
+    {"cuTensorMapEncodeTiled", 12000, address(cuTensorMapEncodeTiled), nullptr},
     {"cuThreadExchangeStreamCaptureMode", 10010, address(cuThreadExchangeStreamCaptureMode), nullptr},
     {"cuUserObjectCreate", 11030, address(cuUserObjectCreate), nullptr},
     {"cuUserObjectRelease", 11030, address(cuUserObjectRelease), nullptr},

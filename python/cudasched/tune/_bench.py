@@ -246,14 +246,17 @@ class Bench:
         np.savez(temporary, **right)
         temporary.replace(self._cached())
 
-    def _arguments(self) -> Arguments:
+    def _arguments(self, configuration: Configuration) -> Arguments:
         scalars = self.problem.scalars()
-        given: list[tuple[str, int | float]] = []
+        maps = self.problem.tensor_maps(configuration)
+        given: list[tuple[str, int | float | bytes]] = []
         for one in self._space.arguments:
             if one.role == "scalar":
                 given.append((one.type, scalars[one.name]))
             elif one.role == "workspace":
                 given.append(("pointer", self._workspace.address if self._workspace else 0))
+            elif one.role == "tensor_map":
+                given.append((one.role, self.device.tensor_map(self._buffers[one.of].address, maps[one.name])))
             else:
                 given.append(("pointer", self._buffers[one.name].address))
         return Arguments(given)
@@ -354,7 +357,7 @@ class Bench:
                 return self._ended(known, "does_not_fit", why, begin)
             self.device.allow_shared(kernel, launch.shared_bytes)
             self._take_workspace(launch.workspace_bytes)
-            arguments = self._arguments()
+            arguments = self._arguments(job.configuration)
             if job.check:
                 self._prepare()
                 self.device.launch(kernel, launch, arguments)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cudasched.errors import DriverError, Error
 from cudasched.tune._need import need
-from cudasched.tune.space import Gpu, Launch
+from cudasched.tune.space import TYPES, Gpu, Launch, TensorMap
 
 __all__ = ["Buffer", "Device", "Kernel", "RefusedError"]
 
@@ -28,6 +29,21 @@ _HARMLESS = (
     *("CUDA_ERROR_NOT_FOUND", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
     *("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_INVALID_SOURCE", "CUDA_ERROR_NOT_SUPPORTED"),
 )
+
+
+_MAP_BYTES = 128
+_MAP_ALIGNMENT = 64
+_MAP_TYPES = {
+    "float32": "FLOAT32",
+    "float16": "FLOAT16",
+    "bfloat16": "BFLOAT16",
+    "float64": "FLOAT64",
+    "int8": "UINT8",  # the width is what matters
+    "uint8": "UINT8",
+    "int32": "INT32",
+    "uint32": "UINT32",
+    "int64": "INT64",
+}
 
 
 class RefusedError(Error):
@@ -192,6 +208,34 @@ class Device:
             0,
         )
 
+    def tensor_map(self, address: int, seen: TensorMap) -> bytes:
+        """What a kernel is given for TMA to read or write the dense array at an address; beyond it there are zeros."""
+        cuda = self._cuda
+        strides = [TYPES[seen.type] * math.prod(seen.dims[: i + 1]) for i in range(len(seen.dims) - 1)]
+        try:
+            made = self._call(
+                "cuTensorMapEncodeTiled",
+                getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES[seen.type]}"),
+                len(seen.dims),
+                address,
+                [cuda.cuuint64_t(size) for size in seen.dims],
+                [cuda.cuuint64_t(stride) for stride in strides],
+                [cuda.cuuint32_t(size) for size in seen.box],
+                [cuda.cuuint32_t(1) for _ in seen.box],
+                cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                getattr(
+                    cuda.CUtensorMapSwizzle,
+                    f"CU_TENSOR_MAP_SWIZZLE_{f'{seen.swizzle}B' if seen.swizzle else 'NONE'}",
+                ),
+                cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        except RefusedError as error:
+            raise RefusedError(f"the tensor map of {seen.of}, box {seen.box} of {seen.dims}: {error}") from None
+        except RuntimeError as error:  # cuda-bindings, where the driver has no such function
+            raise RefusedError(f"this driver makes no tensor maps: {error}") from None
+        return ctypes.string_at(made.getPtr(), _MAP_BYTES)
+
     def time(self, kernel: Kernel, launch: Launch, arguments: Arguments, launches: int = 1) -> float:
         """The time of a launch on an L2 without the arguments, us; of several in a row, their mean.
 
@@ -217,11 +261,11 @@ class Device:
 class Arguments:
     """A kernel's parameters as the driver takes them."""
 
-    def __init__(self, values: Sequence[tuple[str, int | float]]) -> None:
+    def __init__(self, values: Sequence[tuple[str, int | float | bytes]]) -> None:
         """Makes them.
 
         Args:
-            values: Type and value of each; the type "pointer" for addresses.
+            values: Type and value of each; the type "pointer" for addresses, "tensor_map" for what the device made.
         """
         kinds: dict[str, Any] = {
             "pointer": ctypes.c_uint64,
@@ -233,11 +277,20 @@ class Arguments:
             "uint32": ctypes.c_uint32,
             "int64": ctypes.c_int64,
         }
-        for kind, _ in values:
+        self._held: list[Any] = []
+        addresses = []
+        for kind, value in values:
+            if isinstance(value, bytes):
+                self._held.append(ctypes.create_string_buffer(len(value) + _MAP_ALIGNMENT))
+                begin = -(-ctypes.addressof(self._held[-1]) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+                ctypes.memmove(begin, value, len(value))
+                addresses.append(begin)
+                continue
             if kind not in kinds:
                 raise RefusedError(f"a scalar argument of type {kind} cannot be given")
-        self._held = [kinds[kind](value if "float" in kind else int(value)) for kind, value in values]
-        self._table = (ctypes.c_void_p * len(self._held))(*(ctypes.addressof(one) for one in self._held))
+            self._held.append(kinds[kind](value if "float" in kind else int(value)))
+            addresses.append(ctypes.addressof(self._held[-1]))
+        self._table = (ctypes.c_void_p * len(addresses))(*addresses)
         self.address = ctypes.addressof(self._table)
 
 

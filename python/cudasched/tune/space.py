@@ -33,7 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "read", "with_includes"]
+__all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "TensorMap", "read", "with_includes"]
 
 Value = int | float | str | bool
 Configuration = Mapping[str, Value]
@@ -55,8 +55,10 @@ TYPES: Mapping[str, int] = {
     "int64": 8,
 }
 """Bytes of an element."""
-Role = Literal["input", "output", "inout", "scalar", "workspace"]
-_ROLES = ("input", "output", "inout", "scalar", "workspace")
+Role = Literal["input", "output", "inout", "scalar", "workspace", "tensor_map"]
+_ROLES = ("input", "output", "inout", "scalar", "workspace", "tensor_map")
+_MAPPED = ("input", "output", "inout")
+_SWIZZLES = (0, 32, 64, 128)
 _FILLS = ("normal", "uniform", "zeros", "ones", "index")
 
 
@@ -103,13 +105,17 @@ class Argument:
 
     Attributes:
         name: Its name.
-        role: An array that is read, written or both; a scalar; or memory that the kernel needs for itself (zeros
-            before the first launch).
+        role: An array that is read, written or both; a scalar; memory that the kernel needs for itself (zeros
+            before the first launch); or a tensor map by which TMA reads or writes an array.
         type: Of its elements.
         size: Elements of an array; bytes of a workspace.
         value: Of a scalar.
         fill: What an input begins with: normal, uniform (0 to 1), zeros, ones or index.
         mean: Added to each element of such an input.
+        of: The array of a tensor map.
+        dims: Its sizes, the innermost first.
+        box: What one load takes of each.
+        swizzle: Bytes over which a box is swizzled in shared memory: 0, 32, 64 or 128.
     """
 
     name: str
@@ -119,6 +125,29 @@ class Argument:
     value: Expression | None
     fill: str
     mean: float
+    of: str = ""
+    dims: tuple[Expression, ...] = ()
+    box: tuple[Expression, ...] = ()
+    swizzle: int = 0
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How TMA sees an array, for one configuration.
+
+    Attributes:
+        of: The array's name.
+        type: Of its elements.
+        dims: Its sizes, the innermost first; the array is dense.
+        box: What one load takes of each.
+        swizzle: Bytes over which a box is swizzled in shared memory.
+    """
+
+    of: str
+    type: str
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
 
 
 @dataclass(frozen=True)
@@ -293,6 +322,7 @@ class Space:
         if not isinstance(arguments, list) or not arguments:
             raise ConfigError("it has no [[arguments]]: what is the kernel called with?")
         self.arguments = tuple(self._argument(_table(one, "an argument"), i) for i, one in enumerate(arguments, 1))
+        self._check_maps()
         if not any(one.role in ("output", "inout") for one in self.arguments):
             raise ConfigError("no argument is an output: nothing could be checked")
         check = _table(data.get("check", {}), "check")
@@ -342,7 +372,8 @@ class Space:
     def _argument(self, table: dict[str, Any], place: int) -> Argument:
         name = table.get("name", f"argument {place}")
         where = f"argument {name}"
-        _refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean"), where)
+        of_maps = ("of", "dims", "box", "swizzle") if table.get("role") == "tensor_map" else ()
+        _refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean", *of_maps), where)
         role, kind = table.get("role"), table.get("type", "float32" if table.get("role") != "workspace" else "uint8")
         if role not in _ROLES:
             raise ConfigError(f"{where}: role is one of {', '.join(_ROLES)}, not {shown(role)}")
@@ -351,7 +382,7 @@ class Space:
         fill = table.get("fill", "normal")
         if fill not in _FILLS:
             raise ConfigError(f"{where}: fill is one of {', '.join(_FILLS)}, not {shown(fill)}")
-        wanted = {"scalar": "value", "workspace": ""}.get(role, "size")
+        wanted = {"scalar": "value", "workspace": "", "tensor_map": ""}.get(role, "size")
         if wanted and wanted not in table:
             raise ConfigError(f"{where}: it has no {wanted}")
         return Argument(
@@ -362,7 +393,29 @@ class Space:
             value=self._expression(table["value"], f"{where}: value") if wanted == "value" else None,
             fill=fill,
             mean=float(table.get("mean", 0.0)),
+            **(self._map(table, where) if role == "tensor_map" else {}),
         )
+
+    def _map(self, table: dict[str, Any], where: str) -> dict[str, Any]:
+        def sizes(key: str) -> tuple[Expression, ...]:
+            given = table.get(key)
+            if not isinstance(given, list) or not 1 <= len(given) <= 5:
+                raise ConfigError(f"{where}: {key} is a list of one to five expressions, the innermost size first")
+            return tuple(self._expression(one, f"{where}: {key}") for one in given)
+
+        dims, box, swizzle = sizes("dims"), sizes("box"), table.get("swizzle", 0)
+        if len(dims) != len(box):
+            raise ConfigError(f"{where}: {len(dims)} dims and {len(box)} sizes of the box, which go together")
+        if isinstance(swizzle, bool) or swizzle not in _SWIZZLES:
+            raise ConfigError(f"{where}: swizzle is one of {', '.join(map(str, _SWIZZLES))}, not {shown(swizzle)}")
+        return {"of": str(table.get("of", "")), "dims": dims, "box": box, "swizzle": swizzle}
+
+    def _check_maps(self) -> None:
+        arrays = [one.name for one in self.arguments if one.role in _MAPPED]
+        for one in self.arguments:
+            if one.role == "tensor_map" and one.of not in arrays:
+                hint = closest(one.of, arrays) or f"; there are {', '.join(arrays)}"
+                raise ConfigError(f"argument {one.name}: it is a map of {shown(one.of)}, which is no array{hint}")
 
     def _reference(self, given: Any) -> tuple[Path, str] | None:
         if given is None:
@@ -519,6 +572,27 @@ class Problem:
         """The value of each scalar."""
         values = self._values({})
         return {one.name: one.value(values) for one in self.space.arguments if one.value is not None}
+
+    def tensor_maps(self, configuration: Configuration) -> dict[str, TensorMap]:
+        """How TMA sees the arrays that the kernel has tensor maps of.
+
+        Raises:
+            ConfigError: An expression gives no whole number.
+        """
+        values = self._values(configuration)
+        values["threads"] = math.prod(one.integer(values) for one in self.space._block)
+        kinds = {one.name: one.type for one in self.space.arguments}
+        return {
+            one.name: TensorMap(
+                of=one.of,
+                type=kinds[one.of],
+                dims=tuple(size.integer(values) for size in one.dims),
+                box=tuple(size.integer(values) for size in one.box),
+                swizzle=one.swizzle,
+            )
+            for one in self.space.arguments
+            if one.role == "tensor_map"
+        }
 
     @property
     def work(self) -> float:

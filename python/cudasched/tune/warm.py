@@ -143,10 +143,15 @@ def _columns(problem: Problem) -> dict[str, Any]:
 def _words(problem: Problem) -> tuple[list[int], list[int]]:
     """The parameter block in words of 4 bytes, and which of them are pointers."""
     scalars = problem.scalars()
-    block, pointers = b"", []
+    block = b""
+    pointers: list[int] = []
     forms = {"float32": "f", "float64": "d", "int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "int64": "q"}
     for one in problem.space.arguments:
-        if one.role != "scalar":
+        if one.role == "tensor_map":  # 128 bytes at a multiple of 64, of addresses and the space's own sizes
+            block += b"\0" * (-len(block) % 64)
+            pointers += range(len(block) // 4, len(block) // 4 + 32)
+            block += b"\0" * 128
+        elif one.role != "scalar":
             block += b"\0" * (-len(block) % 8)
             pointers += [len(block) // 4, len(block) // 4 + 1]
             block += b"\0" * 8

@@ -36,7 +36,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __align__(n) alignas(n)
-#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulate::dynamic_shared.data())
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulate::own_shared())
 
 #define EMULATED
 
@@ -67,16 +67,20 @@ inline unsigned short bf16_of_float(float value) {
   return static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline std::vector<float4> dynamic_shared;
+inline std::vector<float4> dynamic_shared;  // of the blocks that run together, one after another
+inline std::size_t shared_quads = 0;        // of a block
 inline unsigned long blocks_run = 0;
+inline unsigned first_block = 0;  // of those that run together
 inline bool last_warp_first = false;
+inline std::function<bool()> when_all_wait;  // does something that was left for later, if there is something
 inline dim3 thread_index, block_index, block_size, grid_size;
 
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
-  int waits = 0;  // 0: runs, 1: for its warp, 2: for its block
+  int waits = 0;  // 0: runs, 1: for its warp, 2: for its block, 3: until something holds, 4: for its cluster
+  std::function<bool()> until;
   float given = 0;
 };
 inline std::vector<Fiber> fibers;
@@ -88,6 +92,12 @@ inline void wait(int what) {
   const unsigned self = running;
   fibers[self].waits = what;
   swapcontext(&fibers[self].context, &scheduler);
+}
+
+inline void wait_until(std::function<bool()> holds) {
+  if (holds()) return;
+  fibers[running].until = std::move(holds);
+  wait(3);
 }
 
 inline void enter() {
@@ -108,16 +118,27 @@ inline bool release(std::size_t first, std::size_t last, int what) {
   return any;
 }
 
+// A block of those that run together, as a thread sees it.
+inline void become(unsigned fiber) {
+  running = fiber;
+  thread_index = {fiber % block_size.x, 0, 0};
+  const unsigned block = first_block + fiber / block_size.x;
+  block_index = {block % grid_size.x, block / grid_size.x % grid_size.y, block / grid_size.x / grid_size.y};
+}
+
+inline float4* own_shared() { return dynamic_shared.data() + running / block_size.x * shared_quads; }
+
 // Runs a warp as far as it comes without the others: a barrier that is missing shows.
 inline bool run_warp(unsigned first, unsigned last) {
   bool moved = false;
   for (bool again = true; again;) {
     again = false;
     for (unsigned i = first; i < last; ++i) {
-      if (fibers[i].done || fibers[i].waits != 0) continue;
-      running = i;
-      thread_index = {i, 0, 0};
-      swapcontext(&scheduler, &fibers[i].context);
+      Fiber& fiber = fibers[i];
+      if (fiber.waits == 3 && fiber.until()) fiber.waits = 0;
+      if (fiber.done || fiber.waits != 0) continue;
+      become(i);
+      swapcontext(&scheduler, &fiber.context);
       again = true;
     }
     again |= release(first, last, 1);
@@ -126,10 +147,29 @@ inline bool run_warp(unsigned first, unsigned last) {
   return moved;
 }
 
-inline void run_block(unsigned threads) {
-  ++blocks_run;
+// And a block as far as it comes without those of its cluster.
+inline bool run_block(unsigned block) {
+  const unsigned begin = block * block_size.x;
+  const unsigned end = begin + block_size.x;
+  const unsigned warps = (block_size.x + 31) / 32;
+  bool moved = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (unsigned i = 0; i < warps; ++i) {
+      const unsigned first = begin + 32 * (last_warp_first ? warps - 1 - i : i);
+      again |= run_warp(first, std::min(first + 32, end));
+    }
+    again |= release(begin, end, 2);
+    moved |= again;
+  }
+  return moved;
+}
+
+inline void run_blocks(unsigned blocks) {
+  blocks_run += blocks;
   constexpr std::size_t kStack = 64 * 1024;
-  fibers.resize(threads);
+  const unsigned threads = block_size.x;
+  fibers.resize(blocks * threads);
   for (Fiber& fiber : fibers) {
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStack);
     fiber.done = false;
@@ -140,35 +180,32 @@ inline void run_block(unsigned threads) {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, enter, 0);
   }
-  const unsigned warps = (threads + 31) / 32;
   while (true) {
     bool moved = false;
-    for (unsigned i = 0; i < warps; ++i) {
-      const unsigned first = 32 * (last_warp_first ? warps - 1 - i : i);
-      moved |= run_warp(first, std::min(first + 32, threads));
-    }
+    for (unsigned i = 0; i < blocks; ++i) moved |= run_block(last_warp_first ? blocks - 1 - i : i);
     if (std::all_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return fiber.done; })) return;
-    moved |= release(0, threads, 2);
-    if (!moved) {
+    moved |= release(0, blocks * threads, 4);
+    if (!moved && !(when_all_wait && when_all_wait())) {
       std::fprintf(stderr, "emulate: some threads wait for a barrier that others do not reach\n");
       std::abort();
     }
   }
 }
 
-// Runs kernel() for each thread of each block, blocks and warps in reverse order if wanted.
+// Runs kernel() for each thread of each block, clusters of `cluster` blocks together; blocks and warps in reverse order
+// if wanted.
 inline void launch(dim3 grid, unsigned threads, std::size_t shared_bytes, std::function<void()> kernel,
-                   bool backwards = false) {
+                   bool backwards = false, unsigned cluster = 1) {
   grid_size = grid;
   block_size = {threads, 1, 1};
   body = std::move(kernel);
   last_warp_first = backwards;
-  const unsigned blocks = grid.x * grid.y * grid.z;
-  for (unsigned i = 0; i < blocks; ++i) {
-    const unsigned block = backwards ? blocks - 1 - i : i;
-    block_index = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-    dynamic_shared.assign(shared_bytes / sizeof(float4) + 1, float4{NAN, NAN, NAN, NAN});
-    run_block(threads);
+  shared_quads = shared_bytes / sizeof(float4) + 1;
+  const unsigned clusters = grid.x * grid.y * grid.z / cluster;
+  for (unsigned i = 0; i < clusters; ++i) {
+    first_block = (backwards ? clusters - 1 - i : i) * cluster;
+    dynamic_shared.assign(cluster * shared_quads, float4{NAN, NAN, NAN, NAN});
+    run_blocks(cluster);
   }
 }
 

@@ -30,8 +30,8 @@ struct Copies {
   unsigned long block = 0;
   std::deque<std::vector<Copy>> groups{1};
 };
-inline std::array<Copies, 1024> copies;
-inline std::array<const void*, 1024> offered;
+inline std::array<Copies, 2048> copies;
+inline std::array<const void*, 2048> offered;
 
 // This thread's copies; those of an earlier block are forgotten.
 inline Copies& own_copies() {
