@@ -22,6 +22,7 @@
 // before the first launch and after each. Not used with SPLIT_K = 1.
 #include "common.cuh"
 #include "gemm.cuh"
+#include "last_block.cuh"
 #include "mma.cuh"
 
 namespace {
@@ -334,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     store_pair(to, pair_of(sums, i, j, half), ALIGNED || column + 1 < n);
   });
   auto* arrived = reinterpret_cast<unsigned*>(workspace + SPLIT_K * size) + blockIdx.x;
-  if (!is_last_of(arrived, SPLIT_K, reinterpret_cast<unsigned*>(shared))) return;
+  if (!is_last_block(arrived, SPLIT_K)) return;
   each_pair(row0, column0, warp_m, warp_n, lane, [&](int, int, int, int row, int column) {
     if (!ALIGNED && (row >= m || column >= n)) return;
     const bool both = ALIGNED || column + 1 < n;

@@ -64,6 +64,24 @@ WARPGROUPS = [
 ]
 
 
+def simt(sizes: tuple[int, ...], tile: tuple[int, ...], thread: tuple[int, int], **more: int) -> dict[str, int]:
+    names = ("SIZE_M", "SIZE_N", "SIZE_K", "TILE_M", "TILE_N", "TILE_K", "THREAD_M", "THREAD_N")
+    whole = all(size % part == 0 for size, part in zip(sizes, tile, strict=True))
+    fixed = {"LANES_N": 8, "BUFFERS": 3, "GROUP": 2, "SPLIT_K": 1, "MIN_BLOCKS": 1, "ALIGNED": int(whole)}
+    return fixed | dict(zip(names, (*sizes, *tile, *thread), strict=True)) | more
+
+
+SIMT = [
+    simt((128, 128, 64), (128, 128, 16), (8, 8)),
+    simt((128, 128, 64), (128, 128, 16), (8, 8), LANES_N=16, BUFFERS=2),
+    simt((128, 128, 192), (64, 64, 16), (4, 8), BUFFERS=4, SPLIT_K=3),
+    simt((100, 92, 36), (32, 64, 8), (4, 8), LANES_N=4, SPLIT_K=2),
+    simt((100, 92, 132), (64, 64, 16), (8, 8), LANES_N=4, BUFFERS=4, SPLIT_K=2),
+    simt((70, 68, 20), (64, 64, 32), (8, 4), LANES_N=16, BUFFERS=2),
+    simt((70, 68, 20), (64, 64, 32), (8, 4), LANES_N=16),
+]
+
+
 def build(source: str, macros: Mapping[str, object], directory: Path, *options: str) -> Path:
     """A program of tests/csrc/kernels."""
     program = directory / "check"
@@ -103,6 +121,14 @@ def test_a_product_by_mma_is_right(macros: dict[str, int], tmp_path: Path) -> No
     error, conflicts = run.stdout.split()
     bound = 1e-5 if macros["WIDE_OUTPUT"] else BOUNDS[macros["TYPE"]]
     assert float(error) <= bound and int(conflicts) == 0, run.stdout
+
+
+@pytest.mark.parametrize("macros", SIMT, ids=lambda macros: "-".join(map(str, macros.values())))
+def test_a_product_by_multipliers_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+    """By registers and by copies early and late, lanes in different shapes, tiles that are not whole."""
+    program = build("check.cpp", macros, tmp_path, '-DKERNEL_SOURCE="gemm.cu"')
+    run = subprocess.run([str(program), "3"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert run.returncode == 0 and float(run.stdout) < 2e-5, run
 
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "12.0"])

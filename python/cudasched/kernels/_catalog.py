@@ -267,6 +267,7 @@ def _gemm(wanted: Wanted) -> Configuration:
         "TILE_K": 16,
         "THREAD_M": thread_m,
         "THREAD_N": thread_n,
+        "LANES_N": 8,
         "BUFFERS": 2,
         "GROUP": 8,
         "SPLIT_K": 1,

@@ -2,6 +2,7 @@
 // configuration comes by macros, the kernel by KERNEL_SOURCE; tests/python/test_kernels.py builds and runs it.
 #include "emulate.hpp"
 
+#define EMULATED_MMA "emulate_mma.hpp"
 #include KERNEL_SOURCE
 
 #include <random>
@@ -92,6 +93,7 @@ double check(unsigned, bool backwards) {
       wanted.push_back(sum);
     }
   }
+  emulate::eager_copies = backwards;
   double worst = 0;
   for (int repeat = 0; repeat < 2; ++repeat) {  // the counters are zero again after a launch
     c = unwritten(m * n);
