@@ -14,7 +14,8 @@
 // beginning; RESCALE: whether a row's sums are rescaled 0 for each tile, 1 where its maximum has grown; ORDER: 0
 // neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, what the compiler keeps registers for.
 //
-// A variant for sm_90a (wgmma, TMA) would be a source of its own with the arguments of this one.
+// flash_attention_sm90.cu is the same for sm_90a, with the arguments of this one.
+#include "attention.cuh"
 #include "common.cuh"
 #include "corner.cuh"
 #include "mma.cuh"
@@ -42,21 +43,9 @@ constexpr int kRowsPerWarp = TILE_Q / WARPS;
 constexpr int kBands = kRowsPerWarp / 16;  // of a warp: 16 rows, the height of a fragment
 constexpr int kTileBytesQ = TILE_Q * kRowBytes;
 constexpr int kTileBytesK = TILE_K * kRowBytes;
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 static_assert(TILE_Q % (16 * WARPS) == 0 && TILE_K % 16 == 0 && HEAD % 16 == 0, "fragments are 16 x 16");
 static_assert(kThreads % kChunks == 0 && TILE_Q % (kThreads / kChunks) == 0 && TILE_K % (kThreads / kChunks) == 0,
               "all threads copy equally many chunks of a tile");
-
-__device__ __forceinline__ float exponential2(float value) {
-#ifdef EMULATED
-  return exp2f(value);
-#else
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-#endif
-}
 
 // Begins the copy of `Rows` rows from row `first` on; rows from `end` on become zeros.
 template <int Rows>
@@ -79,19 +68,6 @@ __device__ __forceinline__ void load_queries(FragmentA<Type> (&made)[kBands], co
   for (int band = 0; band < kBands; ++band) {
     load_matrix_x4(made[band].at, corner.in(tile, warp * kRowsPerWarp + band * 16, depth * 32));
   }
-}
-
-// What is taken from the scores of a row, times scale2. Where nothing has been seen yet, the difference of two
-// infinities would be NaN.
-__device__ __forceinline__ float shift_of(float maximum, float scale2) {
-  return maximum == Maximum::neutral() ? 0.0f : maximum * scale2;
-}
-
-// Over the four lanes that share a row.
-template <typename Operation>
-__device__ __forceinline__ float reduce_quad(float value) {
-  value = Operation::combine(value, __shfl_xor_sync(kAllLanes, value, 1));
-  return Operation::combine(value, __shfl_xor_sync(kAllLanes, value, 2));
 }
 
 }  // namespace

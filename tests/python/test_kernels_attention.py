@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cudasched.errors import Error
+from cudasched.errors import ConfigError, Error
 from cudasched.tune import compile as compilation
 from cudasched.tune.compile import compile_source
 from cudasched.tune.space import Gpu, Problem, read
@@ -139,8 +139,40 @@ def test_flash_attention_computes_what_it_should(macros: dict[str, int], tmp_pat
     macros = ATTENTION | macros
     program = build("check_flash_attention", macros, tmp_path)
     for problem in ("2 2 2 70 77", "1 2 1 33 130", "1 1 1 150 20", "1 1 1 5 0"):
-        out, lse = run(program, *problem.split())
+        out, lse, conflicts = run(program, *problem.split())
+        assert out < (1.5e-2 if macros["TYPE"] == 2 else 2e-3) and lse < 1e-5 and conflicts == 0, problem
+
+
+HOPPER = [
+    {"GROUPS": 1, "TILE_K": 64, "STAGES": 2},
+    {"GROUPS": 2, "TILE_K": 96, "STAGES": 3, "HEAD": 128, "TYPE": 1, "CAUSAL": 1, "ORDER": 1},
+    {"GROUPS": 3, "TILE_K": 64, "STAGES": 2, "TYPE": 1, "CAUSAL": 1},
+    {"GROUPS": 1, "TILE_K": 128, "STAGES": 4, "HEAD": 128, "TYPE": 1},
+]
+
+
+@pytest.mark.parametrize("macros", HOPPER, ids=lambda one: "-".join(map(str, one.values())))
+def test_flash_attention_of_hopper_computes_what_it_should(macros: dict[str, int], tmp_path: Path) -> None:
+    """The same, with products that read shared memory at once and at the last moment."""
+    macros = ATTENTION | macros
+    program = build("check_flash_attention", macros | {"HOPPER": 1}, tmp_path)
+    for problem in ("2 2 2 70 77", "1 2 1 33 300", "1 1 1 150 20", "1 1 1 5 0"):
+        out, lse, _ = run(program, *problem.split())
         assert out < (1.5e-2 if macros["TYPE"] == 2 else 2e-3) and lse < 1e-5, problem
+
+
+@pytest.mark.parametrize("shape", [{}, {"head": 64, "causal": 1}], ids=str)
+def test_flash_attention_of_hopper_compiles_for_it_alone(shape: dict[str, int]) -> None:
+    space = read(KERNELS / "flash_attention_sm90.toml")
+    problem = space.problem(Gpu("any", "9.0", 132), shape)
+    count = len(problem.configurations)
+    assert 30 <= count <= 5000
+    compiles(problem, "flash_attention_sm90.cu", (0, count // 3, count // 2, count - 1))
+    assert [one.name for one in space.arguments] == [
+        one.name for one in read(KERNELS / "flash_attention.toml").arguments
+    ]
+    with pytest.raises(ConfigError, match="capability"):
+        _ = space.problem(Gpu("any", "12.0", 100), shape).configurations
 
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
@@ -182,8 +214,8 @@ def test_a_convolution_is_what_it_should_be(macros: dict[str, int], problems: tu
     that are no multiple of eight; more blocks for a tile than it has steps."""
     program = build("check_conv2d", IMAGES | macros, tmp_path)
     for problem in problems:
-        (error,) = run(program, *problem.split())
-        assert error < (8e-3 if macros.get("TYPE") == 2 else 1e-3), problem
+        error, conflicts = run(program, *problem.split())
+        assert error < (8e-3 if macros.get("TYPE") == 2 else 1e-3) and conflicts == 0, problem
 
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])

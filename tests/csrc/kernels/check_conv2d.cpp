@@ -1,6 +1,7 @@
 // Runs one configuration of conv2d.cu on the host and compares it with plain loops in double. The configuration comes
 // by macros; arguments: images, height, width, channels, filters, rows, columns, stride, padding, dilation, whether
-// there is a bias. Prints the largest error. tests/python/test_kernels_attention.py builds and runs it.
+// there is a bias. Prints the largest error, and how many loads of matrices met bank conflicts.
+// tests/python/test_kernels_attention.py builds and runs it.
 #include "emulate.hpp"
 
 #define EMULATED_MMA "emulate_mma.hpp"
@@ -78,5 +79,5 @@ int main(int, char** arguments) {
       if (y[i] != 0xffff) worst = INFINITY;
     }
   }
-  std::printf("%g\n", worst);
+  std::printf("%g %ld\n", worst, emulate::bank_conflicts);
 }

@@ -1,6 +1,7 @@
 // Runs one configuration of flash_attention.cu on the host and compares it with plain loops in double. The
 // configuration comes by macros; arguments: batches, heads, heads of q that share one of k and v, queries, keys. Prints
-// the largest errors of out and of lse. tests/python/test_kernels_attention.py builds and runs it.
+// the largest errors of out and of lse, and how many loads of matrices met bank conflicts.
+// tests/python/test_kernels_attention.py builds and runs it.
 //
 // Arrays are batches x rows x heads x HEAD with gaps behind each row of heads: NaN in those that are read, and looked
 // at after the launch in those that are written.
@@ -9,11 +10,28 @@
 #define EMULATED_MMA "emulate_mma.hpp"
 #include <random>
 
+#ifdef HOPPER
+#define EMULATED_HOPPER "emulate_hopper.hpp"
+#define EMULATED_HOPPER_PRODUCTS "emulate_hopper_products.hpp"
+#include "flash_attention_sm90.cu"
+#else
 #include "flash_attention.cu"
+#endif
 
 namespace {
 
 constexpr int kGap = 8;
+#ifdef HOPPER
+constexpr int kTile = kTileQ;
+constexpr std::size_t kSharedBytes = 1024 + kBytesQ + 2 * STAGES * kBytesK;
+constexpr auto kKernel = flash_attention_sm90;
+#else
+constexpr int kTile = TILE_Q;
+constexpr std::size_t kRings = 2 * STAGES * kTileBytesK;
+constexpr std::size_t kSharedBytes =
+    QUERIES_IN == QUERIES_BY_RINGS ? std::max<std::size_t>(kRings, kTileBytesQ) : kRings + kTileBytesQ;
+constexpr auto kKernel = flash_attention;
+#endif
 
 struct Array {
   Array(int batches, int rows, int heads) : batches(batches), rows(rows), heads(heads), bits(elements()) {
@@ -46,25 +64,23 @@ int main(int, char** arguments) {
   q.fill(1, 1.5f), k.fill(2, 1.5f), v.fill(3, 1.0f);
   const float scale = 0.11f;
 
-  const unsigned tiles = (queries + TILE_Q - 1) / TILE_Q;
+  const unsigned tiles = (queries + kTile - 1) / kTile;
   const dim3 grid = ORDER == 0 ? dim3{tiles, static_cast<unsigned>(heads), static_cast<unsigned>(batches)}
                                : dim3{static_cast<unsigned>(heads), tiles, static_cast<unsigned>(batches)};
-  const std::size_t ring = 2 * STAGES * kTileBytesK;
-  const std::size_t shared =
-      QUERIES_IN == QUERIES_BY_RINGS ? std::max<std::size_t>(ring, kTileBytesQ) : ring + kTileBytesQ;
-
   double worst_out = 0, worst_lse = 0;
   for (const bool eager : {false, true}) {
     emulate::eager_copies = eager;
+#ifdef HOPPER
+    emulate::eager_reads = !eager;
+#endif
     Array out(batches, queries, heads);
     std::vector<float> lse(static_cast<std::size_t>(batches * heads * queries), NAN);
     emulate::launch(
-        grid, kThreads, shared,
+        grid, kThreads, kSharedBytes,
         [&] {
-          flash_attention(out.bits.data(), lse.data(), q.bits.data(), k.bits.data(), v.bits.data(), queries, keys,
-                          group, scale, out.batch_stride(), HEAD, out.row_stride(), q.batch_stride(), HEAD,
-                          q.row_stride(), k.batch_stride(), HEAD, k.row_stride(), v.batch_stride(), HEAD,
-                          v.row_stride());
+          kKernel(out.bits.data(), lse.data(), q.bits.data(), k.bits.data(), v.bits.data(), queries, keys, group, scale,
+                  out.batch_stride(), HEAD, out.row_stride(), q.batch_stride(), HEAD, q.row_stride(), k.batch_stride(),
+                  HEAD, k.row_stride(), v.batch_stride(), HEAD, v.row_stride());
         },
         eager);
     for (int batch = 0; batch < batches; ++batch) {
@@ -101,5 +117,5 @@ int main(int, char** arguments) {
       }
     }
   }
-  std::printf("%g %g\n", worst_out, worst_lse);
+  std::printf("%g %g %ld\n", worst_out, worst_lse, emulate::bank_conflicts);
 }

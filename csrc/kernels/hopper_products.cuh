@@ -1,0 +1,83 @@
+// Products by a warpgroup that hopper.cuh has not: of B by columns, and of an A in registers. For sm_90a alone.
+//
+// On the host, EMULATED_HOPPER_PRODUCTS names the file that has these functions instead
+// (tests/csrc/kernels/emulate_hopper_products.hpp).
+#pragma once
+
+#include "hopper.cuh"
+
+#ifdef EMULATED_HOPPER_PRODUCTS
+#include EMULATED_HOPPER_PRODUCTS
+#else
+
+namespace cudasched::kernels {
+
+#define SUMS_8(d, i)                                                                                  \
+  "+f"((d)[(i) + 0]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
+      "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
+#define SUMS_16(d, i) SUMS_8(d, i), SUMS_8(d, (i) + 8)
+#define SUMS_64(d) SUMS_16(d, 0), SUMS_16(d, 16)
+#define SUMS_96(d) SUMS_64(d), SUMS_16(d, 32)
+#define SUMS_128(d) SUMS_96(d), SUMS_16(d, 48)
+#define LIST_64                                                            \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LIST_96                                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LIST_128                                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// multiply_by_columns(d, a, b, accumulate, Type()): begins d = a * b (+ d), 64 x N, N twice the size of d, by the 128
+// threads of a warpgroup; a is 64 x 16 by rows along k, b 16 x N by columns along k. Sums lie as those of
+// multiply_group.
+#define BY_COLUMNS(N, A, B, P, TYPE, NAME)                                                                             \
+  __device__ __forceinline__ void multiply_by_columns(float(&d)[N / 2], unsigned long long a, unsigned long long b,    \
+                                                      int accumulate, TYPE) {                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P                                                                 \
+                 ", 0;\n"                                                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIST_##N "}, " A ", " B          \
+                                                                                               ", p, 1, 1, 0, 0;\n}\n" \
+                 : SUMS_##N(d)                                                                                         \
+                 : "l"(a), "l"(b), "r"(accumulate));                                                                   \
+  }
+BY_COLUMNS(64, "%32", "%33", "%34", Bf16, "bf16")
+BY_COLUMNS(64, "%32", "%33", "%34", Fp16, "f16")
+BY_COLUMNS(96, "%48", "%49", "%50", Bf16, "bf16")
+BY_COLUMNS(96, "%48", "%49", "%50", Fp16, "f16")
+BY_COLUMNS(128, "%64", "%65", "%66", Bf16, "bf16")
+BY_COLUMNS(128, "%64", "%65", "%66", Fp16, "f16")
+#undef BY_COLUMNS
+
+// multiply_held(d, a, b): begins d += a * b, 64 x N; each warp has its 16 rows of a as a fragment, b is 16 x N by rows
+// along n. The fragment may not change before the product is waited for.
+#define HELD(N, A0, A1, A2, A3, B, TYPE, NAME)                                                                      \
+  __device__ __forceinline__ void multiply_held(float(&d)[N / 2], const FragmentA<TYPE>& a, unsigned long long b) { \
+    asm volatile(                                                                                                   \
+        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"                                                                  \
+        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIST_##N                               \
+        "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 1;\n}\n"                                              \
+        : SUMS_##N(d)                                                                                               \
+        : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "l"(b));                                          \
+  }
+HELD(64, "%32", "%33", "%34", "%35", "%36", Bf16, "bf16")
+HELD(64, "%32", "%33", "%34", "%35", "%36", Fp16, "f16")
+HELD(128, "%64", "%65", "%66", "%67", "%68", Bf16, "bf16")
+HELD(128, "%64", "%65", "%66", "%67", "%68", Fp16, "f16")
+#undef HELD
+#undef LIST_64
+#undef LIST_96
+#undef LIST_128
+#undef SUMS_8
+#undef SUMS_16
+#undef SUMS_64
+#undef SUMS_96
+#undef SUMS_128
+
+}  // namespace cudasched::kernels
+
+#endif  // EMULATED_HOPPER_PRODUCTS
