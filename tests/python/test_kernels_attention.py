@@ -128,7 +128,7 @@ FLASH = [
     {"TILE_Q": 64, "TILE_K": 64, "WARPS": 4, "STAGES": 2, "QUERIES_IN": 1, "TYPE": 1, "RESCALE": 1, "CAUSAL": 1},
     {"TILE_Q": 128, "TILE_K": 32, "WARPS": 4, "STAGES": 3, "QUERIES_IN": 2, "TYPE": 1, "CAUSAL": 1},
     {"TILE_Q": 64, "TILE_K": 32, "WARPS": 2, "STAGES": 2, "QUERIES_IN": 0, "HEAD": 128, "ORDER": 1, "CAUSAL": 1},
-    {"TILE_Q": 64, "TILE_K": 32, "WARPS": 4, "STAGES": 4, "QUERIES_IN": 1, "HEAD": 128, "TYPE": 1, "RESCALE": 1},
+    {"TILE_Q": 128, "TILE_K": 32, "WARPS": 4, "STAGES": 1, "QUERIES_IN": 1, "TYPE": 1, "RESCALE": 1},
 ]
 
 
