@@ -200,11 +200,17 @@ def test_the_reference_of_attention_agrees_with_the_definition() -> None:
 IMAGES = {"TYPE": 1, "TILE_M": 64, "TILE_N": 64, "TILE_K": 32, "WARPS_M": 2, "WARPS_N": 2, "STAGES": 2, "SPLIT_K": 1}
 IMAGES |= {"ORDER": 0, "CHUNK": 8, "MIN_BLOCKS": 1}
 SAME, STRIDED, SMALL = "2 9 11 24 40 3 3 1 1 1 1", "1 13 10 8 20 3 5 2 3 2 0", "1 7 7 16 8 1 1 1 0 1 0"
+ODD = "1 17 14 3 20 7 7 2 3 1 1"
 CONVOLUTIONS: list[tuple[dict[str, int], tuple[str, ...]]] = [
     ({"TYPE": 2, "TILE_N": 32, "WARPS_N": 1}, (SAME, STRIDED, SMALL)),
     ({"TILE_K": 64, "STAGES": 3, "SPLIT_K": 3, "ORDER": 1}, (SAME, STRIDED, SMALL)),
     ({"TILE_M": 128, "TILE_N": 32, "WARPS_M": 4, "WARPS_N": 1, "STAGES": 4, "SPLIT_K": 2}, (SAME, SMALL)),
-    ({"CHUNK": 1, "ORDER": 1}, ("1 17 14 3 20 7 7 2 3 1 1", "2 6 6 5 9 3 3 1 1 1 1")),
+    ({"CHUNK": 1, "ORDER": 1}, (ODD, "2 6 6 5 9 3 3 1 1 1 1")),
+]
+HOPPER_CONVOLUTIONS: list[tuple[dict[str, int], tuple[str, ...]]] = [
+    ({"GROUPS": 1, "PARTS": 2, "TILE_N": 64, "STAGES": 3, "SPLIT_K": 2, "ORDER": 1}, (SAME, STRIDED, SMALL)),
+    ({"GROUPS": 2, "PARTS": 1, "TILE_N": 128, "STAGES": 4, "TYPE": 2, "CHUNK": 1}, (SAME, ODD)),
+    ({"GROUPS": 2, "PARTS": 1, "TILE_N": 256, "STAGES": 3}, (SAME,)),
 ]
 
 
@@ -216,6 +222,29 @@ def test_a_convolution_is_what_it_should_be(macros: dict[str, int], problems: tu
     for problem in problems:
         error, conflicts = run(program, *problem.split())
         assert error < (8e-3 if macros.get("TYPE") == 2 else 1e-3) and conflicts == 0, problem
+
+
+@pytest.mark.parametrize(("macros", "problems"), HOPPER_CONVOLUTIONS, ids=lambda one: "-".join(map(str, one)))
+def test_a_convolution_of_hopper_is_what_it_should_be(
+    macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The same, with products that read shared memory at once and at the last moment."""
+    given = {"HOPPER": 1, "TYPE": 1, "SPLIT_K": 1, "ORDER": 0, "CHUNK": 8, "MIN_BLOCKS": 1} | macros
+    program = build("check_conv2d", given, tmp_path)
+    for problem in problems:
+        error, conflicts = run(program, *problem.split())
+        assert error < (8e-3 if given["TYPE"] == 2 else 1e-3) and conflicts == 0, problem
+
+
+def test_a_convolution_of_hopper_compiles_for_it_alone() -> None:
+    space = read(KERNELS / "conv2d_sm90.toml")
+    problem = space.problem(Gpu("any", "9.0", 132))
+    count = len(problem.configurations)
+    assert 100 <= count <= 5000
+    compiles(problem, "conv2d_sm90.cu", (0, count // 3, count - 1))
+    assert [one.name for one in space.arguments] == [one.name for one in read(KERNELS / "conv2d.toml").arguments]
+    with pytest.raises(ConfigError, match="capability"):
+        _ = space.problem(Gpu("any", "8.0", 100)).configurations
 
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])

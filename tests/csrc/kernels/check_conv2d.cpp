@@ -1,15 +1,29 @@
-// Runs one configuration of conv2d.cu on the host and compares it with plain loops in double. The configuration comes
-// by macros; arguments: images, height, width, channels, filters, rows, columns, stride, padding, dilation, whether
-// there is a bias. Prints the largest error, and how many loads of matrices met bank conflicts.
-// tests/python/test_kernels_attention.py builds and runs it.
+// Runs one configuration of conv2d.cu, or with HOPPER of conv2d_sm90.cu, on the host and compares it with plain loops
+// in double. The configuration comes by macros; arguments: images, height, width, channels, filters, rows, columns,
+// stride, padding, dilation, whether there is a bias. Prints the largest error, and how many loads of matrices met bank
+// conflicts. tests/python/test_kernels_attention.py builds and runs it.
 #include "emulate.hpp"
 
 #define EMULATED_MMA "emulate_mma.hpp"
 #include <random>
 
+#ifdef HOPPER
+#define EMULATED_HOPPER "emulate_hopper.hpp"
+#define EMULATED_HOPPER_PRODUCTS "emulate_hopper_products.hpp"
+#include "conv2d_sm90.cu"
+#else
 #include "conv2d.cu"
+#endif
 
 namespace {
+
+#ifdef HOPPER
+constexpr auto kKernel = conv2d_sm90;
+constexpr std::size_t kAligned = 1024;
+#else
+constexpr auto kKernel = conv2d;
+constexpr std::size_t kAligned = 0;
+#endif
 
 // With NaN behind it, so that what is read beyond the end shows.
 std::vector<Element> elements(std::size_t count, unsigned seed) {
@@ -58,17 +72,20 @@ int main(int, char** arguments) {
   const int pixels = of.images * of.out_height * of.out_width;
   const unsigned tiles = (pixels + TILE_M - 1) / TILE_M * ((of.filters + TILE_N - 1) / TILE_N);
   std::vector<float> workspace(SPLIT_K > 1 ? SPLIT_K * tiles * TILE_M * TILE_N + tiles : 0, 0.0f);
-  const std::size_t shared = std::max(STAGES * kStageBytes, TILE_M * kOutBytes);
+  const std::size_t shared = kAligned + std::max(STAGES * kStageBytes, TILE_M * kOutBytes);
   double worst = 0;
   for (const bool eager : {false, true}) {  // the counters are zero again after a launch
     emulate::eager_copies = eager;
+#ifdef HOPPER
+    emulate::eager_reads = !eager;
+#endif
     std::vector<Element> y(wanted.size() + 8, 0xffff);
     emulate::launch(
         {tiles, 1, SPLIT_K}, kThreads, shared,
         [&] {
-          conv2d(y.data(), x.data(), w.data(), biased ? bias.data() : nullptr, workspace.data(), of.images, of.height,
-                 of.width, of.channels, of.filters, of.rows, of.columns, of.out_height, of.out_width, of.stride_y,
-                 of.stride_x, of.padding_y, of.padding_x, of.dilation_y, of.dilation_x);
+          kKernel(y.data(), x.data(), w.data(), biased ? bias.data() : nullptr, workspace.data(), of.images, of.height,
+                  of.width, of.channels, of.filters, of.rows, of.columns, of.out_height, of.out_width, of.stride_y,
+                  of.stride_x, of.padding_y, of.padding_x, of.dilation_y, of.dilation_x);
         },
         eager);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
