@@ -6,6 +6,7 @@ Importing it needs Triton. What mypy would say of a kernel's code is no help: it
 
 import triton
 import triton.language as tl
+
 from cudasched import tune
 
 LAYER_NORM_SPACE = {
