@@ -33,8 +33,17 @@ def samples(kind: Any, grad: bool) -> dict[str, tuple[Any, ...]]:
         "layer_norm": (x, weight, bias, 1e-5),
         "rms_norm": (x, weight, 1e-6),
         "softmax": (x,),
-        "matmul": (normal(2, 4, 8, kind=kind, grad=grad), normal(8, 12, kind=kind, seed=1, grad=grad)),
+        "matmul": (normal(2, 4, 8, kind=kind, grad=grad), normal(8, 12, kind=kind, seed=1, grad=grad), False),
     }
+
+
+def attended(kind: Any = torch.float16, grad: bool = False, group: int = 2, keys: int = 6) -> tuple[Any, ...]:
+    """Queries, keys and values, as a layer has them: heads of a row side by side."""
+
+    def heads(count: int, rows: int, seed: int) -> Any:
+        return normal(2, rows, count, 64, kind=kind, seed=seed).transpose(1, 2).requires_grad_(grad)
+
+    return heads(4, 6, 0), heads(4 // group, keys, 1), heads(4 // group, keys, 2)
 
 
 NAMES = list(samples(torch.float32, False))
@@ -42,7 +51,7 @@ WIDE: dict[str, Callable[..., Any]] = {
     "layer_norm": lambda x, weight, bias, eps: torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps),
     "rms_norm": lambda x, weight, eps: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps),
     "softmax": lambda x: torch.softmax(x, -1),
-    "matmul": torch.matmul,
+    "matmul": lambda a, b, tf32: torch.matmul(a, b),
 }
 """What each computes, by PyTorch."""
 
@@ -75,6 +84,76 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
     for one, other in zip(given, again, strict=True):
         if isinstance(one, torch.Tensor):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+def test_attention_and_its_gradients_are_those_of_pytorch(group: int, causal: bool) -> None:
+    given, again = (attended(torch.float16, True, group) for _ in range(2))
+    made = kernels.attention(*given, causal=causal, scale=0.3)
+    wide = torch.nn.functional.scaled_dot_product_attention(
+        *(one.float() for one in again), is_causal=causal, scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(made.float(), wide, rtol=2e-3, atol=2e-3)
+    assert made.transpose(1, 2).is_contiguous()
+    grad = normal(*made.shape, seed=7)
+    made.backward(grad.half())
+    wide.backward(grad)
+    for one, other in zip(given, again, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+def test_pytorch_finds_attention_and_backward_passes_well_made(grad: bool) -> None:
+    for causal in (False, True):
+        given = (*attended(torch.bfloat16, grad), causal, 0.125)
+        torch.library.opcheck(OPERATORS.attention.default, given, rtol=5e-2, atol=5e-2)
+    x, weight = normal(6, 8), normal(8, seed=1)
+    for name in ("layer_norm_backward", "rms_norm_backward"):
+        torch.library.opcheck(getattr(OPERATORS, name).default, (normal(6, 8, seed=3), x, weight, 1e-5))
+
+
+def test_gradients_of_gradients() -> None:
+    x, weight = normal(3, 8).double().float().requires_grad_(), normal(8, seed=1, grad=True)
+    for function, other in (
+        (kernels.rms_norm, lambda x, weight: torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)),
+        (kernels.layer_norm, lambda x, weight: torch.nn.functional.layer_norm(x, (8,), weight)),
+    ):
+        twice = []
+        for one in (function, other):
+            (first,) = torch.autograd.grad(one(x, weight).square().sum(), x, create_graph=True)
+            twice.append(torch.autograd.grad(first.square().sum(), x)[0])
+        torch.testing.assert_close(*twice, rtol=1e-3, atol=1e-4)
+
+
+def test_int8_products_are_exact() -> None:
+    a, b = (torch.randint(-128, 128, size, dtype=torch.int8) for size in ((5, 16), (16, 32)))
+    made = kernels.matmul(a, b)
+    assert made.dtype == torch.int32 and torch.equal(made, (a.double() @ b.double()).int())
+    torch.library.opcheck(OPERATORS.matmul.default, (a, b, True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tf32", "k", "n", "name"),
+    [
+        ("float32", False, 4, 12, "gemm"),
+        ("float32", True, 4, 12, "gemm_tf32"),
+        ("bfloat16", True, 8, 16, "gemm_mma"),
+        ("float16", False, 8, 18, "gemm_mma_narrow"),
+        ("int8", False, 16, 32, "gemm_int8"),
+        ("float32", False, 4, 7, "both must be multiples of 4"),
+        ("float16", False, 3, 8, "both must be multiples of 2"),
+        ("int8", False, 8, 16, "both must be multiples of 16"),
+    ],
+)
+def test_products_go_to_the_kernel_of_their_type_and_sizes(kind: str, tf32: bool, k: int, n: int, name: str) -> None:
+    from cudasched.kernels.operators._matmul import kernel_for
+
+    if " " in name:
+        with pytest.raises(KernelError, match=name):
+            kernel_for(kind, tf32, k, n)
+    else:
+        assert kernel_for(kind, tf32, k, n) == name
 
 
 def test_gradients_of_one_row_without_another_dimension() -> None:
@@ -139,6 +218,8 @@ def test_what_is_left_out_and_what_is_empty() -> None:
     torch.testing.assert_close(kernels.rms_norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
     assert kernels.layer_norm(normal(0, 8)).shape == (0, 8)
     assert kernels.softmax(normal(3, 0)).shape == (3, 0)
+    q, k, v = attended(keys=0)
+    assert torch.equal(kernels.attention(q, k, v), torch.zeros_like(q))
     assert torch.equal(kernels.matmul(normal(4, 0), normal(0, 8)), torch.zeros(4, 8))
 
 
@@ -166,6 +247,10 @@ REFUSED = {
     "layout": (lambda: kernels.softmax(normal(2, 8).to_sparse()), "dense arrays, not torch.sparse_coo"),
     "product": (lambda: kernels.matmul(normal(2, 8), normal(7, 4)), r"\(..., m, k\) and \(k, n\), not \(2, 8\)"),
     "batches": (lambda: kernels.matmul(normal(2, 2, 8), normal(2, 8, 4)), "torch.matmul takes batches"),
+    "attended types": (lambda: kernels.attention(*attended(torch.float32)), "takes float16, bfloat16, not float32"),
+    "attended shapes": (lambda: kernels.attention(*(one[0] for one in attended())), "takes q of .*, not .4, 6, 64"),
+    "attended heads": (lambda: kernels.attention(*(attended()[one] for one in (1, 0, 0))), "heads of q are a multiple"),
+    "head size": (lambda: kernels.attention(*(one[..., :32] for one in attended())), "heads of 64 or 128, not 32"),
     "list": (lambda: kernels.softmax([1.0, 2.0]), "arrays of PyTorch, CuPy or NumPy, not list"),
     "libraries": (lambda: kernels.rms_norm(normal(2, 8), np.ones(8, np.float32)), "arrays of one library"),
     "other libraries": (lambda: kernels.rms_norm(np.ones((2, 8), np.float32), normal(8)), "PyTorch, CuPy or NumPy"),

@@ -1,4 +1,4 @@
-"""cudasched's kernels, for PyTorch, CuPy and NumPy: layer normalisation, RMS normalisation, softmax, matrix products.
+"""cudasched's kernels, for PyTorch, CuPy and NumPy: normalisation, softmax, products of matrices, attention.
 
 ::
 
@@ -22,11 +22,21 @@ from cudasched.kernels._tune import configuration, tune
 from cudasched.tune._need import need
 
 if TYPE_CHECKING:
-    from cudasched.kernels._functions import layer_norm, matmul, rms_norm, softmax
+    from cudasched.kernels._functions import attention, layer_norm, matmul, rms_norm, softmax
 
-__all__ = ["KernelError", "configuration", "layer_norm", "matmul", "register", "rms_norm", "softmax", "tune"]
+__all__ = [
+    "KernelError",
+    "attention",
+    "configuration",
+    "layer_norm",
+    "matmul",
+    "register",
+    "rms_norm",
+    "softmax",
+    "tune",
+]
 
-_FUNCTIONS = ("layer_norm", "matmul", "rms_norm", "softmax")
+_FUNCTIONS = ("attention", "layer_norm", "matmul", "rms_norm", "softmax")
 
 
 def register() -> None:
@@ -36,7 +46,7 @@ def register() -> None:
         Error: PyTorch is not installed.
     """
     need("torch", "the kernels", "torch")
-    importlib.import_module("cudasched.kernels._operators")
+    importlib.import_module("cudasched.kernels.operators")
 
 
 def __getattr__(name: str) -> Any:

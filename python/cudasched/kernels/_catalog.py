@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["KERNELS", "Kernel", "Shape", "Wanted", "sources", "space_text", "variant"]
+__all__ = ["BACKWARD_COLS", "KERNELS", "Kernel", "Shape", "Wanted", "sources", "space_text", "variant"]
 
 _HERE = Path(__file__).resolve().parent
 Shape = Mapping[str, int]
@@ -62,8 +62,10 @@ class Kernel:
         types: The macros of each type of elements that it takes.
         default: A configuration that works for a shape.
         constants: Macros that are the same for all types.
+        typed: The arrays whose elements are of the type; None: all.
         values: Values of parameters in place of those in the space, by type: what the tuner may try.
         fits: Whether a configuration of another shape works for this one, beside what the space says.
+        most: The largest values that sizes of a shape may have.
         since: The compute capability that it needs at least.
         only: Those that it is for, where later ones cannot run it, either.
     """
@@ -73,8 +75,10 @@ class Kernel:
     types: Mapping[str, Mapping[str, int]]
     default: Callable[[Wanted], Configuration]
     constants: Mapping[str, int] = field(default_factory=dict)
+    typed: tuple[str, ...] | None = None
     values: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     fits: Callable[[Wanted, Configuration], bool] = lambda wanted, configuration: True
+    most: Mapping[str, int] = field(default_factory=dict)
     since: str = "8.0"
     only: tuple[str, ...] = ()
 
@@ -168,8 +172,9 @@ def space_text(kernel: Kernel, kind: str, directory: Path | None = None) -> str:
         raise KernelError(f"{path}: the space of {kernel.name} cannot be read: {error}") from None
     data["constants"] = {**data.get("constants", {}), **kernel.constants, **kernel.types[kind]}
     for one in data["arguments"]:
-        if one["role"] in ("input", "output", "inout"):
-            one.setdefault("type", kind)
+        is_typed = one["role"] in ("input", "output", "inout") if kernel.typed is None else one["name"] in kernel.typed
+        if is_typed and one.get("type", "float32") != kind:  # nothing is said anew: the tuner's measurements are found
+            one["type"] = kind
     data["parameters"].update({name: list(values) for name, values in kernel.values.get(kind, {}).items()})
     return _toml(data)
 
@@ -209,6 +214,9 @@ _TYPES = {"float32": {"TYPE": 0}, "float16": {"TYPE": 1}, "bfloat16": {"TYPE": 2
 _WIDER = {"float16": {"VECTOR": (1, 2, 4, 8)}, "bfloat16": {"VECTOR": (1, 2, 4, 8)}}
 _STATIC_SHARED_BYTES = 1024
 _KEPT_FLOATS = 64
+_SUMMED_FLOATS = 32
+BACKWARD_COLS = 32768
+"""The longest rows whose gradients the kernels compute: the sums of their columns are in registers."""
 
 
 def _power_of_two(at_least: int, most: int) -> int:
@@ -216,12 +224,18 @@ def _power_of_two(at_least: int, most: int) -> int:
     return min(1 << max(at_least - 1, 0).bit_length(), most)
 
 
+def _vector(wanted: Wanted) -> int:
+    """The widest vectors of which rows are whole numbers, and at whose multiples the arrays are."""
+    cols, size = wanted.shape["cols"], wanted.element_bytes
+    return next(
+        one for one in (8, 4, 2, 1) if one * size <= 16 and cols % one == 0 and wanted.alignment % (one * size) == 0
+    )
+
+
 def _rows(wanted: Wanted) -> dict[str, int]:
     """How a kernel of rows (row.cuh) is laid out: about four vectors a thread, in registers where they fit."""
     cols, size = wanted.shape["cols"], wanted.element_bytes
-    vector = next(
-        one for one in (8, 4, 2, 1) if one * size <= 16 and cols % one == 0 and wanted.alignment % (one * size) == 0
-    )
+    vector = _vector(wanted)
     vectors = cols // vector
     warps = _power_of_two(-(-vectors // 128), 16)
     rows_a_block = max(1, 4 // warps)
@@ -275,13 +289,87 @@ def _gemm(wanted: Wanted) -> Configuration:
     }
 
 
+def _backward(wanted: Wanted) -> dict[str, int]:
+    """How the backward kernels are laid out: their sums over the rows, and a row where it fits, in registers."""
+    cols = wanted.shape["cols"]
+    vector = _vector(wanted)
+    warps = max(2, _power_of_two(-(-cols // (32 * 8)), 32))
+    held = -(-cols // (vector * 32 * warps)) * vector
+    return {
+        "WARPS_PER_ROW": warps,
+        "ROWS_PER_BLOCK": 1,
+        "VECTOR": vector,
+        "KEEP": 1 if 2 * held <= _SUMMED_FLOATS else 0,
+        "ACCUMULATE": 0,
+        "STREAM_LOADS": 0,
+        "STREAM_STORES": 0,
+        "WAVES": 2,
+    }
+
+
+def _layer_norm_backward(wanted: Wanted) -> Configuration:
+    return {**_backward(wanted), "STATISTICS": 0}
+
+
+def _mma(bytes_deep: int, least_n: int = 64) -> Callable[[Wanted], Configuration]:
+    """For the tensor cores: the largest tiles that give each multiprocessor one; tiles of so many bytes of depth."""
+
+    def default(wanted: Wanted) -> Configuration:
+        m, n = wanted.shape["m"], wanted.shape["n"]
+        large = -(-m // 128) * -(-n // 128) >= wanted.gpu.sms
+        return {
+            "TILE_M": 128 if large else 64,
+            "TILE_N": 128 if large else least_n,
+            "TILE_K": bytes_deep // wanted.element_bytes,
+            "WARPS_M": 2,
+            "WARPS_N": 4 if large else 2,
+            "STAGES": 4,
+            "GROUP": 8,
+            "SPLIT_K": 1,
+            "MIN_BLOCKS": 1,
+        }
+
+    return default
+
+
+def _attention(wanted: Wanted) -> Configuration:
+    return {
+        "TILE_Q": 128,
+        "TILE_K": 64,
+        "WARPS": 8,
+        "STAGES": 2,
+        "QUERIES_IN": 1,
+        "RESCALE": 0,
+        "ORDER": 0,
+        "MIN_BLOCKS": 1,
+    }
+
+
+_HALVES = {"float16": {"TYPE": 1}, "bfloat16": {"TYPE": 2}}
+_MATRICES = ("c", "a", "b")
+
+
+def _of_rows(
+    name: str, file: str, default: Callable[[Wanted], Configuration], *, most_cols: int = 2**31 - 1, **constants: int
+) -> Kernel:
+    return Kernel(name, file, _TYPES, default, constants, values=_WIDER, fits=_whole_vectors, most={"cols": most_cols})
+
+
 KERNELS: dict[str, Kernel] = {
     one.name: one
     for one in (
-        Kernel("layer_norm", "layernorm", _TYPES, _layer_norm, {"RMS": 0}, _WIDER, _whole_vectors),
-        Kernel("rms_norm", "layernorm", _TYPES, _layer_norm, {"RMS": 1}, _WIDER, _whole_vectors),
-        Kernel("softmax", "softmax", _TYPES, _softmax, {}, _WIDER, _whole_vectors),
+        _of_rows("layer_norm", "layernorm", _layer_norm, RMS=0),
+        _of_rows("rms_norm", "layernorm", _layer_norm, RMS=1),
+        _of_rows("softmax", "softmax", _softmax),
+        _of_rows("layer_norm_backward", "layernorm_backward", _layer_norm_backward, most_cols=BACKWARD_COLS),
+        _of_rows("rms_norm_backward", "rmsnorm_backward", _backward, most_cols=BACKWARD_COLS),
         Kernel("gemm", "gemm", {"float32": {}}, _gemm),
+        Kernel("gemm_mma", "gemm_mma", _HALVES, _mma(64), typed=_MATRICES),
+        # Rows of A and of B that are whole numbers of 4 bytes alone.
+        Kernel("gemm_mma_narrow", "gemm_mma", _HALVES, _mma(64), {"COPY_BYTES": 4}, typed=_MATRICES),
+        Kernel("gemm_tf32", "gemm_mma_tf32", {"float32": {}}, _mma(64), typed=_MATRICES),
+        Kernel("gemm_int8", "gemm_mma_int8", {"int8": {}}, _mma(64, least_n=128), typed=("a", "b")),
+        Kernel("flash_attention", "flash_attention", _HALVES, _attention, typed=("out", "q", "k", "v")),
     )
 }
 """By their names."""

@@ -132,7 +132,9 @@ def forget() -> None:
 def _distance(shape: Mapping[str, float], other: Mapping[str, float]) -> float:
     if set(shape) != set(other):
         return math.inf
-    return sum(abs(math.log2(shape[name] / other[name])) for name in shape)
+    if any((shape[name] == 0) != (other[name] == 0) for name in shape):
+        return math.inf  # what is on or off
+    return sum(abs(math.log2(shape[name] / other[name])) for name in shape if shape[name])
 
 
 def _fits(kernel: Kernel, problem: Problem, configuration: Configuration, wanted: Wanted) -> bool:
@@ -160,7 +162,7 @@ def choose(kernel: Kernel, problem: Problem, wanted: Wanted, found: Known) -> Ch
     for origin, best in exact:
         if key in best and _fits(kernel, problem, best[key], wanted):
             return Choice(best[key], origin)
-    shape = {name: float(value) for name, value in wanted.shape.items()}
+    shape = {name: float(value) for name, value in problem.shape.items()}
     near = sorted(
         (_distance(shape, parse_key(other)), place, other)
         for place, (_, best) in enumerate(exact)

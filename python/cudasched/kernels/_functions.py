@@ -1,4 +1,4 @@
-"""What users call: `layer_norm`, `rms_norm`, `softmax`, `matmul`, on arrays of PyTorch, CuPy or NumPy."""
+"""What users call: `layer_norm`, `rms_norm`, `softmax`, `matmul`, `attention`, on arrays of PyTorch, CuPy or NumPy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudasched.kernels import _operators as operators
+from cudasched.kernels import operators
 from cudasched.kernels._arrays import over_tensors
 from cudasched.kernels._errors import KernelError
 
-__all__ = ["layer_norm", "matmul", "rms_norm", "softmax"]
+__all__ = ["attention", "layer_norm", "matmul", "rms_norm", "softmax"]
 
 
 def _directly(*tensors: Tensor) -> bool:
@@ -108,26 +108,59 @@ def softmax(x: Any, dim: int = -1) -> Any:
     return torch.ops.cudasched.softmax.default(x)
 
 
-def matmul(a: Any, b: Any) -> Any:
-    """The product of matrices: (..., m, k) and (k, n) give (..., m, n). Sums are float32.
+def matmul(a: Any, b: Any, tf32: bool = False) -> Any:
+    """The product of matrices: (..., m, k) and (k, n) give (..., m, n).
+
+    float32 is multiplied as it is on the SIMT cores, or rounded to tf32 on the tensor cores, where float16, bfloat16
+    and int8 are multiplied too. Sums are float32, those of int8 int32.
 
     Args:
         a: The first; what is not contiguous, or not at a multiple of 16 bytes, is copied.
-        b: The second, of the same type; alike. k and n are multiples of 4.
+        b: The second, of the same type; alike. k and n are multiples of 4 (float32), 2 (float16, bfloat16) or 16
+            (int8).
+        tf32: Whether float32 is rounded to tf32.
 
     Returns:
-        An array of the same type, contiguous.
+        A contiguous array of the same type; int32 where they are int8.
 
     Raises:
         KernelError: As `layer_norm`.
     """
     if not isinstance(a, Tensor):
-        return over_tensors("matmul", matmul, (a, b))
+        return over_tensors("matmul", lambda one, other: matmul(one, other, tf32=tf32), (a, b))
     _tensors("matmul", b)
     if _directly(a, b):
-        return operators.matmul_cuda(a, b)
+        return operators.matmul_cuda(a, b, tf32)
     _dense("matmul", a, b)
-    return torch.ops.cudasched.matmul.default(a, b)
+    return torch.ops.cudasched.matmul.default(a, b, tf32)
+
+
+def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None) -> Any:
+    """Attention, ``softmax(q @ k.T * scale) @ v``, without its matrix of scores.
+
+    Args:
+        q: (batches, heads, queries, head), float16 or bfloat16, head 64 or 128. Any strides, if rows are contiguous and
+            at multiples of 16 bytes; otherwise it is copied.
+        k: (batches, key heads, keys, head); the heads of q are a multiple of these.
+        v: Like k.
+        causal: Whether query i sees keys 0 to i alone.
+        scale: Of the scores; None: 1 / sqrt(head).
+
+    Returns:
+        An array of q's shape, whose heads lie side by side: ``transpose(1, 2).flatten(2)`` copies nothing.
+
+    Raises:
+        KernelError: As `layer_norm`.
+    """
+    if not isinstance(q, Tensor):
+        return over_tensors("attention", lambda *all: attention(*all, causal=causal, scale=scale), (q, k, v))
+    _tensors("attention", k, v)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    if _directly(q, k, v):
+        return operators.attention_cuda(q, k, v, causal, scale)[0]
+    _dense("attention", q, k, v)
+    return torch.ops.cudasched.attention.default(q, k, v, causal, scale)[0]
 
 
 def _dense(name: str, *tensors: Tensor) -> None:

@@ -119,6 +119,9 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
     refusal = kernel.refusal(gpu)
     if refusal:
         raise KernelError(refusal)
+    for size, value in shape:
+        if value > kernel.most.get(size, value):
+            raise KernelError(f"{kernel.name} takes {size} up to {kernel.most[size]}, not {value}")
     space = variant(kernel.name, kind)
     try:
         wanted = Wanted(dict(shape), kind, gpu, alignment)

@@ -1,0 +1,14 @@
+"""The kernels as PyTorch operators, ``torch.ops.cudasched.NAME``: torch.compile keeps them, autograd knows them.
+
+Each has an implementation for CUDA, which launches the kernel on the current stream; one for the host, by PyTorch's
+own operators in the precision of the kernel, which tests compare with; and one without data for tracing. Importing
+this package imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from cudasched.kernels.operators._attention import attention_cuda
+from cudasched.kernels.operators._matmul import matmul_cuda
+from cudasched.kernels.operators._rows import layer_norm_cuda, rms_norm_cuda, softmax_cuda
+
+__all__ = ["attention_cuda", "layer_norm_cuda", "matmul_cuda", "rms_norm_cuda", "softmax_cuda"]

@@ -1,0 +1,94 @@
+"""What the operators share: what is checked of arrays, the current stream, registration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudasched.kernels._errors import KernelError
+
+__all__ = ["TYPES", "as_new", "contiguous", "kind_of", "low_bits", "register", "same", "stream_of", "workspace_of"]
+
+TYPES: dict[torch.dtype, str] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+"""What most operators take, as the spaces call it."""
+_ALIGNED = 16
+_torch: Any = torch  # what its type hints do not have
+_LIBRARY = _torch.library.Library("cudasched", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def kind_of(name: str, x: Tensor, types: dict[torch.dtype, str] = TYPES) -> str:
+    """The type of the elements, one of those that an operator takes."""
+    kind = types.get(x.dtype)
+    if kind is None:
+        known = ", ".join(str(one).removeprefix("torch.") for one in types)
+        raise KernelError(f"{name} takes {known}, not {str(x.dtype).removeprefix('torch.')}")
+    return kind
+
+
+def same(name: str, x: Tensor, **others: Tensor) -> None:
+    """That all are on one device and of one type."""
+    for other, tensor in others.items():
+        if tensor.device != x.device:
+            raise KernelError(f"{name}: {other} is on {tensor.device}, and the first array on {x.device}")
+        if tensor.dtype != x.dtype:
+            raise KernelError(
+                f"{name}: {other} has {tensor.dtype}, and the first array {x.dtype}; they are of one type"
+            )
+
+
+def low_bits(*addresses: int) -> int:
+    """What all the addresses are a multiple of, at most 16."""
+    together = _ALIGNED
+    for one in addresses:
+        together |= one
+    return together & -together
+
+
+def stream_of(index: int) -> int:
+    """PyTorch's current stream of a GPU, as the driver knows it."""
+    return int(_torch._C._cuda_getCurrentRawStream(index))
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Contiguous and at a multiple of 16 bytes: a copy where it is not."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % _ALIGNED else x
+
+
+def workspace_of(nbytes: int, like: Tensor) -> Tensor | None:
+    """Zeros that a kernel needs for itself. Who asks keeps them until the launch is submitted."""
+    return torch.zeros(nbytes, dtype=torch.uint8, device=like.device) if nbytes else None
+
+
+def as_new(made: Tensor, kind: torch.dtype) -> Tensor:
+    """Of a type and contiguous, and never one of the arguments."""
+    new: Tensor = made.to(kind).contiguous()
+    return new
+
+
+def register(schema: str, cuda: Any, host: Any, fake: Any, backward: Any = None, context: Any = None) -> None:
+    """Makes ``torch.ops.cudasched.NAME``.
+
+    Args:
+        schema: As PyTorch writes them.
+        cuda: What launches the kernel.
+        host: The same by PyTorch's operators, for tensors of the CPU.
+        fake: What makes outputs without data.
+        backward: The gradients; None: there are none.
+        context: What is kept for that.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.impl(name, cuda, "CUDA")
+    _LIBRARY.impl(name, host, "CPU")
+    full = f"cudasched::{name}"
+    torch.library.register_fake(full, fake, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(full, backward, setup_context=context, lib=_LIBRARY)
