@@ -19,7 +19,7 @@ from cudasched.kernels._catalog import KERNELS, Kernel, Wanted, sources, variant
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.space import Configuration, Gpu, Problem, Space
 
-__all__ = ["Choice", "Known", "Origin", "choose", "forget", "parse_key"]
+__all__ = ["SHIPPED", "Choice", "Known", "Origin", "choose", "fastest", "forget", "parse_key", "shipped_entry"]
 
 Origin = Literal["database", "shipped", "nearest", "default"]
 SHIPPED = "best.json"
@@ -64,21 +64,25 @@ def _of_database(space: Space, gpu: Gpu, path: Path) -> dict[str, Configuration]
             fingerprint = space.fingerprint(space.source)
             for key in database.keys(space.kernel):
                 if (key.gpu, key.fingerprint) == (gpu.name, fingerprint):
-                    found = _fastest(database, key)
+                    found = fastest(database, key)
                     if found is not None:
-                        best[key.shape] = found
+                        best[key.shape] = found[0]
     except (Error, OSError, ValueError):
         return {}
     return best
 
 
-def _fastest(database: Database, key: Key) -> Configuration | None:
+def fastest(database: Database, key: Key) -> tuple[Configuration, float] | None:
+    """The fastest configuration that was measured more than a few times, and its time, us."""
     timed = [
         (made.time_us, configuration)
         for configuration, made in database.get(key).items()
         if made.status == "ok" and made.time_us is not None and len(made.samples_us) >= _LEAST_SAMPLES
     ]
-    return dict(json.loads(min(timed)[1])) if timed else None
+    if not timed:
+        return None
+    time_us, configuration = min(timed)
+    return dict(json.loads(configuration)), time_us
 
 
 def _of_shipment(space: Space, kernel: Kernel, kind: str, gpu: Gpu) -> dict[str, Configuration]:

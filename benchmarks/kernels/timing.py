@@ -1,0 +1,68 @@
+"""Times arms in turns: each round has a few samples of each, so that a drift of the machine meets all of them.
+
+On a GPU, events stand around each call, behind a fill that flushes the L2 and hides the host's time. Without one, the
+host's clock: a rehearsal, whose figures say nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+Arms = Mapping[str, Callable[[], Any]]
+Rounds = dict[str, list[float]]
+"""The median of each round, us, by arm."""
+
+
+class Timer(Protocol):
+    """Times one call."""
+
+    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+        """The time of one call, on an L2 without its arrays if `flush`."""
+        ...
+
+
+class GpuTimer:
+    """By events on the current stream."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or 64 << 20
+        self._room = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+        """See `Timer`."""
+        if flush:
+            self._room.zero_()
+        self._begin.record()
+        call()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) * 1e3
+
+
+class HostTimer:
+    """By the host's clock."""
+
+    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+        """See `Timer`; nothing is flushed."""
+        began = time.perf_counter()
+        call()
+        return max((time.perf_counter() - began) * 1e6, 1e-3)
+
+
+def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: int = 3, flush: bool = True) -> Rounds:
+    """Times arms in turns; each round begins with another one."""
+    for call in arms.values():
+        for _ in range(warm_up):
+            call()
+    names = list(arms)
+    found: Rounds = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(statistics.median(timer.time_us(arms[name], flush) for _ in range(samples)))
+    return found

@@ -1,0 +1,201 @@
+"""benchmarks/kernels: the arithmetic of its figures, a rehearsal, and what is shipped of a database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cudasched.kernels import _catalog, _choose
+from cudasched.tune.database import Database, Key
+from cudasched.tune.measurement import Measurement
+from cudasched.tune.space import Gpu
+
+from benchmarks.kernels import layers, ship
+from benchmarks.kernels.figures import GOALS, NOT_EXPLAINED, figures, for_dashboard, of_layers, ratio
+from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
+from benchmarks.kernels.timing import in_turns
+from benchmarks.results.schema import FigureRow, load
+
+
+def part(samples: int = 10, **arms: list[float]) -> dict[str, Any]:
+    return {"arms": arms, "samples": samples, "error": 0.1}
+
+
+def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
+    measured = part(ours=[10.0, 20.0, 10.0], memcpy=[9.0, 9.0, 12.0], copy=[8.0, 8.0, 16.0])
+    value, low, high = ratio(measured, ("memcpy", "copy"))
+    assert (value, low, high) == pytest.approx((0.8, 0.4, 1.6))  # the copy is the faster one by its median
+    assert ratio(measured, ("memcpy", "absent"))[0] == pytest.approx(0.9)
+    with pytest.raises(ValueError, match="none of flash was measured; there are ours, memcpy, copy"):
+        ratio(measured, ("flash",))
+
+
+def test_a_figure_is_its_worst_part_with_all_rounds_and_says_what_limits_it() -> None:
+    done = {
+        "softmax_of_copy/small": part(ours=[10.0, 10.0], memcpy=[10.0, 10.0], copy=[20.0, 20.0]),
+        "softmax_of_copy/large": part(ours=[10.0, 10.0], memcpy=[9.0, 9.2], copy=[20.0, 20.0]),
+        "gemm_bf16_of_cublas/8192": part(ours=[10.0], cublas=[9.0]),
+    }
+    rows = {row.figure: row for row in figures(done, {})}
+    softmax = rows["softmax_of_copy"]
+    assert (softmax.value, softmax.low, softmax.high, softmax.n) == pytest.approx((0.91, 0.9, 1.0, 20))
+    assert (softmax.goal, softmax.better, softmax.limited_by) == (0.95, "more", NOT_EXPLAINED)
+    assert rows["gemm_bf16_of_cublas"].limited_by == ""
+    assert figures(done, {"softmax_of_copy": "the L2"})[-1].limited_by == "the L2"
+    assert list(rows) == ["gemm_bf16_of_cublas", "softmax_of_copy"]
+
+
+def test_a_layer_counts_by_its_faster_way_and_opens_in_the_dashboard() -> None:
+    done = {
+        "bert/whole": part(ours=[10.0], ours_compiled=[8.0], eager=[12.0], compiled=[4.0]),
+        "bert/attention": part(ours=[2.0], pytorch=[3.0]),
+        "llama/out": part(ours=[2.0], pytorch=[1.0]),
+    }
+    rows = {row.figure: row.value for row in of_layers(done, {})}
+    expected = {"bert_layer_of_eager": 1.5, "bert_layer_of_compiled": 0.5, "bert_attention_of_pytorch": 1.5}
+    assert rows == pytest.approx(expected | {"llama_out_of_pytorch": 0.5})
+    told = for_dashboard(done, "bert")
+    assert told == {"kernels": [{"kernel": "attention", "baseline_us": 3.0, "tuned_us": 2.0}]}
+
+
+def test_arms_are_timed_in_turns_each_first_as_often() -> None:
+    called: list[str] = []
+
+    class Clock:
+        def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+            assert flush
+            call()
+            return float(len(called))
+
+    arms = {name: lambda name=name: called.append(name) for name in "abc"}  # type: ignore[misc]
+    found = in_turns(Clock(), arms, rounds=3, samples=2, warm_up=1)
+    assert called == list("abc") + list("aabbcc") + list("bbccaa") + list("ccaabb")
+    assert found == {"a": [4.5, 14.5, 18.5], "b": [6.5, 10.5, 20.5], "c": [8.5, 12.5, 16.5]}
+
+
+def test_every_figure_has_parts_whose_kernels_can_be_launched() -> None:
+    found = parts()
+    assert {one.figure for one in found} <= set(GOALS)
+    assert len({one.key for one in found}) == len(found)
+    gpu = Gpu("NVIDIA H200", "9.0", 132, 60 << 20)
+    for name, kind, shape in ship.shapes():
+        problem = _catalog.variant(name, kind).problem(gpu, shape)
+        wanted = _catalog.Wanted(shape, kind, gpu)
+        assert problem.launch(_catalog.KERNELS[name].default(wanted)).blocks > 0
+    assert {name for name, _, _ in ship.shapes()} >= {"gemm", "gemm_mma", "layer_norm", "softmax", "flash_attention"}
+
+
+@pytest.fixture
+def scene() -> Scene:
+    torch = pytest.importorskip("torch")
+    import cudasched.kernels
+
+    torch.set_num_threads(1)
+    return Scene(torch, cudasched.kernels, "cpu", True)
+
+
+def test_an_error_is_a_share_of_what_is_allowed(scene: Scene) -> None:
+    torch = scene.torch
+    expected = torch.tensor([1.0, 100.0], dtype=torch.float64)
+    assert share_of_allowed(torch, torch.tensor([1.0, 101.0]), expected, 0.01, 1.0) == pytest.approx(0.5)
+    assert share_of_allowed(torch, torch.tensor([float("nan"), 100.0]), expected, 0.01, 1.0) > 1e30
+
+
+REHEARSED = "gemm_fp32_of_cublas,softmax_of_copy/bfloat16_64MiB,flash_attention_of_flash/4096_causal"
+
+
+def test_a_rehearsal_measures_writes_and_goes_on(
+    scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.kernels.__main__ import TIME_RAN_OUT, main
+
+    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "2", "--samples", "1"]
+    assert main([*arguments, "--only", REHEARSED]) == 0
+    assert capsys.readouterr().out.count(" of the error allowed") == 3
+    rows = [row for row in load(tmp_path / "kernels.json").rows if isinstance(row, FigureRow)]
+    assert [row.figure for row in rows] == ["gemm_fp32_of_cublas", "softmax_of_copy", "flash_attention_of_flash"]
+    assert all(row.n == 2 and row.low <= row.value <= row.high for row in rows)
+    assert main([*arguments, "--only", REHEARSED]) == 0
+    assert capsys.readouterr().out == ""  # nothing is measured twice
+    assert main([*arguments, "--limit-s", "1"]) == TIME_RAN_OUT
+
+
+def test_rows_of_others_stay_in_the_file(scene: Scene, tmp_path: Path) -> None:
+    from benchmarks.kernels.__main__ import main
+
+    other = {"figure": "queue_severe", "value": 2.5, "goal": 2.0, "better": "more", "low": 2.0, "high": 3.0, "n": 9}
+    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "1", "--samples", "1", "--only"]
+    assert main([*arguments, "gemm_bf16_of_cublas"]) == 0
+    path = tmp_path / "kernels.json"
+    data = json.loads(path.read_text())
+    data["rows"].append({**other, "limited_by": ""})
+    path.write_text(json.dumps(data))
+    assert main([*arguments, "gemm_fp32_of_cublas"]) == 0
+    names = [row.figure for row in load(path).rows if isinstance(row, FigureRow)]
+    assert names == ["gemm_bf16_of_cublas", "gemm_fp32_of_cublas", "queue_severe"]
+
+
+@pytest.mark.parametrize("name", layers.LAYERS)
+def test_a_layer_with_our_kernels_is_the_layer(name: str, scene: Scene) -> None:
+    layer = layers.build(name, scene)
+    pytorch, ours = layers.PyTorch(scene), layers.Ours(scene)
+    with scene.torch.no_grad():
+        assert layers.error(scene, layer.run(ours, layer.x), layer.run(pytorch, layer.x)) < 1
+        assert set(layer.kernels) == set(layers.KERNELS[name])
+        for call in layer.kernels.values():
+            assert layers.error(scene, call(ours), call(pytorch)) < 1
+
+
+def test_a_wrong_kernel_is_not_timed(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.kernels.__main__ import main
+
+    monkeypatch.setattr(scene.kernels, "softmax", lambda x: x)
+    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "1", "--samples", "1"]
+    assert main([*arguments, "--only", "softmax_of_copy/float32_64MiB"]) == 1
+    said = capsys.readouterr()
+    assert "WrongError" in said.out and "failed: softmax_of_copy/float32_64MiB" in said.err
+    assert not (tmp_path / "kernels.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--limited-by", "text"]])
+def test_what_is_not_known_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.kernels.__main__ import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", "/nowhere", *arguments])
+    assert ended.value.code == 2 and arguments[1] in capsys.readouterr().err
+
+
+def test_the_best_of_a_database_is_shipped_in_place_of_older(tmp_path: Path) -> None:
+    space = _catalog.variant("rms_norm", "bfloat16")
+    gpu = Gpu("NVIDIA H200", "9.0", 132, 60 << 20)
+    problem = space.problem(gpu, {"rows": 4096, "cols": 4096})
+    assert space.source is not None
+    key = Key.of(problem, space.fingerprint(space.source))
+    out = tmp_path / "best.json"
+    old = {"gpu": gpu.name, "capability": "9.0", "kernel": "rms_norm", "type": "bfloat16"}
+    others = {**old, "shape": {"rows": 1, "cols": 8}, "configuration": {}, "time_us": 1.0}
+    older = {**old, "shape": {"rows": 4096, "cols": 4096}, "configuration": {}, "time_us": 99.0}
+    out.write_text(json.dumps({"version": 1, "best": [others, older]}))
+    with Database(tmp_path / "tune.sqlite") as database:
+        for place, time_us in ((0, 30.0), (1, 20.0), (2, 25.0)):
+            made = Measurement("ok", samples_us=(time_us,) * 5)
+            database.put(key, problem.configurations[place], made)
+        database.put(Key(key.gpu, key.kernel, "stale", key.shape), problem.configurations[3], made)
+    assert ship.main(["--database", str(tmp_path / "tune.sqlite"), "--out", str(out)]) == 0
+    shipped = json.loads(out.read_text())["best"]
+    assert len(shipped) == 2 and others in shipped
+    (made_entry,) = (one for one in shipped if one != others)
+    assert made_entry["configuration"] == dict(problem.configurations[1]) and made_entry["time_us"] == 20.0
+    assert made_entry["shape"] == {"rows": 4096, "cols": 4096} and made_entry["kernel"] == "rms_norm"
+    _choose.forget()
+    assert len(_choose._shipped(out)) == 2
+
+
+def test_parts_are_named_as_the_command_takes_them() -> None:
+    assert Part("a", "b", lambda scene: None).key == "a/b"  # type: ignore[arg-type, return-value]
