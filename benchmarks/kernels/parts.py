@@ -197,14 +197,49 @@ def _attention(queries: int, causal: bool) -> Callable[[Scene], Built]:
     return build
 
 
-#: Batch, channels in, size, channels out, kernel, stride: five shapes of ResNet-50.
+#: Size of the images, channels, filters, size of the filters, stride: five layers of ResNet-50.
 CONVOLUTIONS = {
-    "stem_7x7": (64, 8, 224, 64, 7, 2),
-    "3x3_64": (64, 64, 56, 64, 3, 1),
-    "3x3_128": (64, 128, 28, 128, 3, 1),
-    "3x3_256": (64, 256, 14, 256, 3, 1),
-    "1x1_1024": (64, 256, 14, 1024, 1, 1),
+    "conv2_3x3": (56, 64, 64, 3, 1),
+    "conv3_3x3": (28, 128, 128, 3, 1),
+    "conv4_3x3": (14, 256, 256, 3, 1),
+    "conv5_3x3": (7, 512, 512, 3, 1),
+    "conv3_1x1": (56, 256, 512, 1, 2),
 }
+IMAGES = 64
+
+
+def _convolution(name: str) -> Callable[[Scene], Built]:
+    def build(scene: Scene) -> Built:
+        torch, functional = scene.torch, scene.torch.nn.functional
+        torch.backends.cudnn.benchmark = True
+        size, channels, filters, rows, stride = CONVOLUTIONS[name]
+        images = IMAGES
+        if scene.small:
+            size, channels, filters, images = 7, 8, 16, 2
+        kind, padding = "bfloat16", rows // 2
+        x = scene.normal(images, channels, size, size, kind=kind).contiguous(memory_format=torch.channels_last)
+        w = scene.normal(filters, channels, rows, rows, kind=kind, seed=1).contiguous(memory_format=torch.channels_last)
+        bias = scene.normal(filters, kind=kind, seed=2)
+
+        def ours() -> Any:
+            return scene.kernels.conv2d(x, w, bias, stride=stride, padding=padding)
+
+        def error() -> float:
+            some = x[-1:].double()
+            expected = functional.conv2d(some, w.double(), bias.double(), stride, padding)
+            return share_of_allowed(torch, ours()[-1:], expected, ROUNDING[kind], 1e-6 * channels * rows * rows)
+
+        arms = {"ours": ours, "cudnn": lambda: functional.conv2d(x, w, bias, stride, padding)}
+        return Built(arms, error, (x, w, bias))
+
+    return build
+
+
+def _convolution_shape(name: str) -> dict[str, int]:
+    size, channels, filters, rows, stride = CONVOLUTIONS[name]
+    out = (size + 2 * (rows // 2) - rows) // stride + 1
+    shape = {"images": IMAGES, "height": size, "width": size, "channels": channels, "filters": filters}
+    return shape | {"rows": rows, "columns": rows, "out_height": out, "out_width": out, "stride": stride}
 
 
 def parts() -> list[Part]:
@@ -226,6 +261,8 @@ def parts() -> list[Part]:
             name = f"{queries}{'_causal' if causal else ''}"
             attention = _attention(queries, causal)
             made.append(Part("flash_attention_of_flash", name, attention, ("flash_attention", "bfloat16", shape)))
+    for name in CONVOLUTIONS:
+        made.append(Part("conv2d_of_cudnn", name, _convolution(name), ("conv2d", "bfloat16", _convolution_shape(name))))
     return made
 
 

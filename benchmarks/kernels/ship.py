@@ -13,6 +13,7 @@ from typing import Any
 
 from cudasched.errors import Error
 from cudasched.kernels import _catalog, _choose
+from cudasched.kernels._plan import gpu_of
 from cudasched.tune.database import Database, default_path
 from cudasched.tune.space import Gpu, configuration_key
 
@@ -36,8 +37,13 @@ def shapes() -> list[tuple[str, str, dict[str, int]]]:
 
 
 def _gemm_name() -> str:
-    """The kernel that multiplies bfloat16 on this GPU."""
-    return "gemm_mma"
+    """The kernel that multiplies bfloat16 on this GPU; without one, on Hopper."""
+    from cudasched.kernels.operators._matmul import kernel_for
+
+    try:
+        return kernel_for("bfloat16", False, 8192, 8192, 8192, gpu_of(0).capability)
+    except Error:
+        return "gemm_sm90"
 
 
 def tune(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from support import PATIENCE_S, Run
 H200 = Gpu("NVIDIA H200", "9.0", 132, 60 << 20)
 T4 = Gpu("Tesla T4", "7.5", 40)
 A10 = Gpu("NVIDIA A10", "8.6", 72)
+IMAGES = ("images", "height", "width", "channels", "filters", "rows", "columns")
 SHAPES: dict[str, list[dict[str, int]]] = {
     "rows": [
         *({"rows": 8192, "cols": cols} for cols in (1, 7, 32, 100, 1000, 1024, 4096, 12288, 65536, 1_000_003)),
@@ -38,6 +39,18 @@ SHAPES: dict[str, list[dict[str, int]]] = {
             (16384, 16384, 128, 4, {"causal": 1}),
         )
     ],
+    "images": [
+        {
+            **dict(zip(("images", "height", "width", "channels", "filters", "rows", "columns"), sizes, strict=True)),
+            **out,
+        }
+        for *sizes, out in (
+            (64, 28, 28, 128, 128, 3, 3, {"out_height": 28, "out_width": 28}),
+            (1, 5, 5, 1, 1, 1, 1, {"out_height": 5, "out_width": 5}),
+            (64, 224, 224, 3, 64, 7, 7, {"out_height": 112, "out_width": 112, "stride": 2}),
+            (2, 7, 9, 8, 24, 3, 3, {"out_height": 5, "out_width": 7, "dilation": 1}),
+        )
+    ],
     "gemm": [
         *({"m": size, "n": size, "k": size} for size in (4, 64, 1000, 2048, 8192)),
         {"m": 1, "n": 4096, "k": 4},
@@ -48,7 +61,9 @@ SHAPES: dict[str, list[dict[str, int]]] = {
 
 def shapes_of(name: str) -> list[dict[str, int]]:
     sizes = _catalog.variant(name, next(iter(KERNELS[name].types))).shape
-    found = SHAPES["gemm" if "k" in sizes else "attention" if "queries" in sizes else "rows"]
+    found = SHAPES[
+        "gemm" if "k" in sizes else "attention" if "queries" in sizes else "images" if "images" in sizes else "rows"
+    ]
     return [one for one in found if all(value <= KERNELS[name].most.get(size, value) for size, value in one.items())]
 
 
@@ -375,6 +390,15 @@ role = "scalar"
 type = "uint32"
 value = "n"
 """
+MAPPED = """
+[[arguments]]
+name = "map_x"
+role = "tensor_map"
+of = "x"
+dims = [16, 32]
+box = [8, 4]
+swizzle = 32
+"""
 IMAGE = "cudasched-sim 1\nkernel axpy params=8,8,4,4 regs=32 threads_max=256 block_us=2 effect=axpy\n"
 
 
@@ -453,6 +477,32 @@ def test_any_thread_launches_on_any_gpu(launched: Run, monkeypatch: pytest.Monke
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_tensor_maps_are_made_anew_where_an_array_is_elsewhere(launched: Run, tmp_path: Path) -> None:
+    text = SPACE.replace('[[arguments]]\nname = "a"', MAPPED + '[[arguments]]\nname = "a"')
+    (tmp_path / "kernels" / "axpy.toml").write_text(text)
+    (tmp_path / "kernels" / "axpy.cubin").write_text(
+        IMAGE.replace("8,8,4,4", "8,8,128,4,4").replace("axpy\n", "none\n")
+    )
+    done = launched(
+        """
+        y, x, other = memory([0.0] * N), memory([1.0] * N), memory([1.0] * N)
+        made = []
+        encode = driver.encode
+        driver.encode = lambda into, address, seen: (made.append((address, seen)), encode(into, address, seen))
+        for one in (x, x, other):
+            run(y, one, 1.0)
+        assert [address for address, _ in made] == [x, other], made
+        assert {(seen.dims, seen.box, seen.swizzle) for _, seen in made} == {((16, 32), (8, 4), 32)}
+        try:
+            run(y, other + 4, 1.0)
+        except cudasched.Error as error:
+            print(error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the tensor map of x, box (8, 4) of (16, 32): cuTensorMapEncodeTiled: CUDA_ERROR" in done.stdout
 
 
 def test_what_the_driver_refuses_is_an_error_of_its_name(launched: Run) -> None:

@@ -113,6 +113,32 @@ def test_pytorch_finds_attention_and_backward_passes_well_made(grad: bool) -> No
         torch.library.opcheck(getattr(OPERATORS, name).default, (normal(6, 8, seed=3), x, weight, 1e-5))
 
 
+def images(kind: Any = torch.float16, grad: bool = False) -> tuple[Any, ...]:
+    x, w = normal(2, 8, 6, 7, kind=kind), normal(16, 8, 3, 3, kind=kind, seed=1)
+    return tuple(one.requires_grad_(grad) for one in (x, w, normal(16, kind=kind, seed=2)))
+
+
+def test_convolution_and_its_gradients_are_those_of_pytorch() -> None:
+    for sizes in ({}, {"stride": 2, "padding": (1, 0)}, {"dilation": (1, 2), "padding": 2, "stride": (1, 2)}):
+        given, again = images(grad=True), images(grad=True)
+        made = kernels.conv2d(*given, **sizes)
+        wide = torch.nn.functional.conv2d(*(one.float() for one in again), **sizes)
+        torch.testing.assert_close(made.float(), wide, rtol=2e-3, atol=2e-3)
+        assert made.is_contiguous(memory_format=torch.channels_last)
+        grad = normal(*made.shape, seed=7)
+        made.backward(grad.half())
+        wide.backward(grad)
+        for one, other in zip(given, again, strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(kernels.conv2d(*given[:2]), kernels.conv2d(*given[:2], torch.zeros_like(given[2])))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+def test_pytorch_finds_convolution_well_made(grad: bool) -> None:
+    given = (*images(torch.bfloat16, grad), [2, 1], [1, 0], [1, 1])
+    torch.library.opcheck(OPERATORS.conv2d.default, given, rtol=5e-2, atol=5e-2)
+
+
 def test_gradients_of_gradients() -> None:
     x, weight = normal(3, 8).double().float().requires_grad_(), normal(8, seed=1, grad=True)
     for function, other in (
@@ -134,26 +160,31 @@ def test_int8_products_are_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tf32", "k", "n", "name"),
+    ("kind", "tf32", "k", "n", "capability", "name"),
     [
-        ("float32", False, 4, 12, "gemm"),
-        ("float32", True, 4, 12, "gemm_tf32"),
-        ("bfloat16", True, 8, 16, "gemm_mma"),
-        ("float16", False, 8, 18, "gemm_mma_narrow"),
-        ("int8", False, 16, 32, "gemm_int8"),
-        ("float32", False, 4, 7, "both must be multiples of 4"),
-        ("float16", False, 3, 8, "both must be multiples of 2"),
-        ("int8", False, 8, 16, "both must be multiples of 16"),
+        ("float32", False, 4, 12, "9.0", "gemm"),
+        ("float32", True, 4, 12, "9.0", "gemm_tf32"),
+        ("bfloat16", True, 8, 16, "9.0", "gemm_mma"),
+        ("float16", False, 8, 18, "9.0", "gemm_mma_narrow"),
+        ("bfloat16", False, 64, 128, "9.0", "gemm_sm90"),
+        ("bfloat16", False, 64, 128, "8.0", "gemm_mma"),
+        ("bfloat16", False, 64, 128, "12.0", "gemm_mma"),
+        ("int8", False, 16, 32, "9.0", "gemm_int8"),
+        ("float32", False, 4, 7, "9.0", "both must be multiples of 4"),
+        ("float16", False, 3, 8, "9.0", "both must be multiples of 2"),
+        ("int8", False, 8, 16, "9.0", "both must be multiples of 16"),
     ],
 )
-def test_products_go_to_the_kernel_of_their_type_and_sizes(kind: str, tf32: bool, k: int, n: int, name: str) -> None:
+def test_products_go_to_the_kernel_of_their_type_sizes_and_gpu(
+    kind: str, tf32: bool, k: int, n: int, capability: str, name: str
+) -> None:
     from cudasched.kernels.operators._matmul import kernel_for
 
     if " " in name:
         with pytest.raises(KernelError, match=name):
-            kernel_for(kind, tf32, k, n)
+            kernel_for(kind, tf32, 256, n, k, capability)
     else:
-        assert kernel_for(kind, tf32, k, n) == name
+        assert kernel_for(kind, tf32, 256, n, k, capability) == name
 
 
 def test_gradients_of_one_row_without_another_dimension() -> None:
@@ -251,6 +282,14 @@ REFUSED = {
     "attended shapes": (lambda: kernels.attention(*(one[0] for one in attended())), "takes q of .*, not .4, 6, 64"),
     "attended heads": (lambda: kernels.attention(*(attended()[one] for one in (1, 0, 0))), "heads of q are a multiple"),
     "head size": (lambda: kernels.attention(*(one[..., :32] for one in attended())), "heads of 64 or 128, not 32"),
+    "images": (lambda: kernels.conv2d(images()[0], images()[1][:, :4]), "knows no groups"),
+    "image types": (lambda: kernels.conv2d(*images(torch.float32)), "conv2d takes float16, bfloat16, not float32"),
+    "filters": (
+        lambda: kernels.conv2d(*images(), dilation=4),
+        r"filters of \(3, 3\) are larger than images of \(6, 7\)",
+    ),
+    "strides": (lambda: kernels.conv2d(*images(), stride=0), r"stride is two numbers of 1 or more, not \[0, 0\]"),
+    "image bias": (lambda: kernels.conv2d(*images()[:2], images()[2][:3]), r"bias has the shape \(3,\); it is \(16,\)"),
     "list": (lambda: kernels.softmax([1.0, 2.0]), "arrays of PyTorch, CuPy or NumPy, not list"),
     "libraries": (lambda: kernels.rms_norm(normal(2, 8), np.ones(8, np.float32)), "arrays of one library"),
     "other libraries": (lambda: kernels.rms_norm(np.ones((2, 8), np.float32), normal(8)), "PyTorch, CuPy or NumPy"),

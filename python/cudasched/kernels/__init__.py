@@ -1,4 +1,4 @@
-"""cudasched's kernels, for PyTorch, CuPy and NumPy: normalisation, softmax, products of matrices, attention.
+"""cudasched's kernels, for PyTorch, CuPy and NumPy: normalisation, softmax, products, attention, convolution.
 
 ::
 
@@ -22,12 +22,13 @@ from cudasched.kernels._tune import configuration, tune
 from cudasched.tune._need import need
 
 if TYPE_CHECKING:
-    from cudasched.kernels._functions import attention, layer_norm, matmul, rms_norm, softmax
+    from cudasched.kernels._functions import attention, conv2d, layer_norm, matmul, rms_norm, softmax
 
 __all__ = [
     "KernelError",
     "attention",
     "configuration",
+    "conv2d",
     "layer_norm",
     "matmul",
     "register",
@@ -36,7 +37,7 @@ __all__ = [
     "tune",
 ]
 
-_FUNCTIONS = ("attention", "layer_norm", "matmul", "rms_norm", "softmax")
+_FUNCTIONS = ("attention", "conv2d", "layer_norm", "matmul", "rms_norm", "softmax")
 
 
 def register() -> None:

@@ -332,6 +332,42 @@ def _mma(bytes_deep: int, least_n: int = 64) -> Callable[[Wanted], Configuration
     return default
 
 
+def _wgmma(wanted: Wanted) -> Configuration:
+    """For Hopper: two groups of warps multiply, each tiles of 64 or 128 rows, and a third loads."""
+    m, n = wanted.shape["m"], wanted.shape["n"]
+    tile_m, tile_n, consumers = 64, 64, 1
+    for rows, columns in ((128, 256), (128, 128)):
+        if -(-m // rows) * -(-n // columns) >= wanted.gpu.sms:
+            tile_m, tile_n, consumers = rows, columns, 2
+            break
+    return {
+        "TILE_M": tile_m,
+        "TILE_N": tile_n,
+        "TILE_K": 64,
+        "CONSUMERS": consumers,
+        "STAGES": 4,
+        "CLUSTER": 1,
+        "GROUP": 8,
+        "PERSISTENT": 1,
+        "STORE_BOX": 0,
+    }
+
+
+def _conv2d(wanted: Wanted) -> Configuration:
+    filters = wanted.shape["filters"]
+    return {
+        "TILE_M": 128,
+        "TILE_N": 32 if filters <= 32 else 64 if filters <= 64 else 128,
+        "TILE_K": 32,
+        "WARPS_M": 2,
+        "WARPS_N": 2,
+        "STAGES": 3,
+        "SPLIT_K": 1,
+        "ORDER": 0,
+        "MIN_BLOCKS": 1,
+    }
+
+
 def _attention(wanted: Wanted) -> Configuration:
     return {
         "TILE_Q": 128,
@@ -367,8 +403,10 @@ KERNELS: dict[str, Kernel] = {
         Kernel("gemm_mma", "gemm_mma", _HALVES, _mma(64), typed=_MATRICES),
         # Rows of A and of B that are whole numbers of 4 bytes alone.
         Kernel("gemm_mma_narrow", "gemm_mma", _HALVES, _mma(64), {"COPY_BYTES": 4}, typed=_MATRICES),
+        Kernel("gemm_sm90", "gemm_sm90", _HALVES, _wgmma, typed=_MATRICES, only=("9.0",)),
         Kernel("gemm_tf32", "gemm_mma_tf32", {"float32": {}}, _mma(64), typed=_MATRICES),
         Kernel("gemm_int8", "gemm_mma_int8", {"int8": {}}, _mma(64, least_n=128), typed=("a", "b")),
+        Kernel("conv2d", "conv2d", _HALVES, _conv2d, typed=("y", "x", "w", "bias")),
         Kernel("flash_attention", "flash_attention", _HALVES, _attention, typed=("out", "q", "k", "v")),
     )
 }

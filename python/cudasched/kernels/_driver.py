@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any
 
 from cudasched.errors import DriverError
 from cudasched.kernels._errors import KernelError
-from cudasched.tune.space import Gpu, Launch
+from cudasched.tune.space import TYPES, Gpu, Launch, TensorMap
 
-__all__ = ["Cell", "Driver", "Function", "cells", "load"]
+__all__ = ["Cell", "Driver", "Function", "Map", "cells", "load"]
 
 _INVALID_CONTEXT = 201
 _MAJOR, _MINOR, _SMS, _L2_BYTES = 75, 76, 16, 38  # CUdevice_attribute
@@ -34,14 +35,33 @@ _KINDS: dict[str, Any] = {
     "uint32": ctypes.c_uint32,
     "int64": ctypes.c_int64,
 }
+_MAP_BYTES = 128
+_MAP_ALIGNMENT = 64
+#: CUtensorMapDataType; of integers the width is what matters.
+_MAP_TYPES = {
+    **{"int8": 0, "uint8": 0, "uint32": 2, "int32": 3, "int64": 5, "float16": 6, "float32": 7, "float64": 8},
+    "bfloat16": 9,
+}
+_MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes
+_MAP_L2_256B = 3  # CUtensorMapL2promotion
 Cell = Any
 """One argument, as ctypes holds it."""
 
 
+class Map:
+    """Room for a tensor map, which TMA is given by value, and of which array it is."""
+
+    def __init__(self) -> None:
+        self._room = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        self.begin = -(-ctypes.addressof(self._room) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        self.address = 0
+
+
 def cells(kinds: Sequence[str]) -> tuple[list[Cell], Any]:
     """Room for a kernel's arguments, and the table of their addresses that the driver takes."""
-    made = [_KINDS[kind]() for kind in kinds]
-    return made, (ctypes.c_void_p * len(made))(*(ctypes.addressof(one) for one in made))
+    made = [Map() if kind == "tensor_map" else _KINDS[kind]() for kind in kinds]
+    begins = [one.begin if isinstance(one, Map) else ctypes.addressof(one) for one in made]
+    return made, (ctypes.c_void_p * len(made))(*begins)
 
 
 @dataclass(frozen=True)
@@ -157,6 +177,36 @@ class Driver:
             if exchange is not None:
                 exchange(ctypes.byref(mode))
         return Function(function.value or 0, context)
+
+    def encode(self, into: Map, address: int, seen: TensorMap) -> None:
+        """Makes the tensor map of a dense array at an address; beyond the array there are zeros.
+
+        Raises:
+            DriverError: The driver does not take it, or makes none.
+        """
+        rank = len(seen.dims)
+        strides = [TYPES[seen.type] * math.prod(seen.dims[: i + 1]) for i in range(rank - 1)]
+        try:
+            self.call(
+                "cuTensorMapEncodeTiled",
+                ctypes.c_void_p(into.begin),
+                _MAP_TYPES[seen.type],
+                ctypes.c_uint32(rank),
+                ctypes.c_void_p(address),
+                (ctypes.c_uint64 * rank)(*seen.dims),
+                (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+                (ctypes.c_uint32 * rank)(*seen.box),
+                (ctypes.c_uint32 * rank)(*[1] * rank),
+                0,
+                _MAP_SWIZZLES[seen.swizzle],
+                _MAP_L2_256B,
+                0,
+            )
+        except AttributeError:
+            raise DriverError("this driver makes no tensor maps (cuTensorMapEncodeTiled)") from None
+        except DriverError as error:
+            raise DriverError(f"the tensor map of {seen.of}, box {seen.box} of {seen.dims}: {error}") from None
+        into.address = address
 
     def launch(self, function: Function, launch: Launch, stream: int, table: Any) -> None:
         """Launches a kernel; other threads of Python run meanwhile.

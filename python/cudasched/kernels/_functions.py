@@ -1,7 +1,8 @@
-"""What users call: `layer_norm`, `rms_norm`, `softmax`, `matmul`, `attention`, on arrays of PyTorch, CuPy or NumPy."""
+"""What users call, `layer_norm` and the others, on arrays of PyTorch, CuPy or NumPy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from cudasched.kernels import operators
 from cudasched.kernels._arrays import over_tensors
 from cudasched.kernels._errors import KernelError
 
-__all__ = ["attention", "layer_norm", "matmul", "rms_norm", "softmax"]
+__all__ = ["attention", "conv2d", "layer_norm", "matmul", "rms_norm", "softmax"]
 
 
 def _directly(*tensors: Tensor) -> bool:
@@ -161,6 +162,50 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         return operators.attention_cuda(q, k, v, causal, scale)[0]
     _dense("attention", q, k, v)
     return torch.ops.cudasched.attention.default(q, k, v, causal, scale)[0]
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Any:
+    """Convolution of images, as ``torch.nn.functional.conv2d`` without groups; channels are last in memory.
+
+    Args:
+        x: (images, channels, height, width), float16 or bfloat16; copied where its memory format is not channels_last.
+        w: (filters, channels, rows, columns), of the same type; alike.
+        bias: (filters,); None: zeros.
+        stride: Of the patches; one number, or those of height and width.
+        padding: Zeros around an image.
+        dilation: Between the pixels of a patch.
+
+    Returns:
+        (images, filters, out height, out width), channels_last.
+
+    Raises:
+        KernelError: As `layer_norm`.
+    """
+    pairs = [_pair(one) for one in (stride, padding, dilation)]
+    if not isinstance(x, Tensor):
+        return over_tensors(
+            "conv2d", lambda *all: conv2d(*all, stride=stride, padding=padding, dilation=dilation), (x, w, bias)
+        )
+    _tensors("conv2d", w)
+    if bias is None:
+        bias = w.new_zeros(w.shape[:1])
+    _tensors("conv2d", bias)
+    if _directly(x, w, bias):
+        return operators.conv2d_cuda(x, w, bias, *pairs)
+    _dense("conv2d", x, w, bias)
+    return torch.ops.cudasched.conv2d.default(x, w, bias, *pairs)
+
+
+def _pair(given: int | Sequence[int]) -> list[int]:
+    return [given, given] if isinstance(given, int) else list(given)
 
 
 def _dense(name: str, *tensors: Tensor) -> None:

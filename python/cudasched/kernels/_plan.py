@@ -18,7 +18,7 @@ from cudasched.kernels._catalog import KERNELS, Kernel, Wanted, variant
 from cudasched.kernels._choose import Choice, choose, forget, known
 from cudasched.kernels._errors import KernelError
 from cudasched.tune import compile as compilation
-from cudasched.tune.space import Gpu, Launch, Problem, Space, with_includes
+from cudasched.tune.space import Gpu, Launch, Problem, Space, TensorMap, with_includes
 
 __all__ = ["Plan", "plan", "plan_for", "reset"]
 
@@ -36,12 +36,14 @@ class Resolved:
         choice: The configuration.
         launch: Grid, block, shared memory, macros.
         scalars: Values of scalar arguments by name, as the space has them.
+        maps: How TMA sees arrays, by the name of the argument.
     """
 
     space: Space
     choice: Choice
     launch: Launch
     scalars: dict[str, int | float]
+    maps: dict[str, TensorMap]
 
 
 class Plan:
@@ -59,12 +61,18 @@ class Plan:
         self.workspace_bytes = resolved.launch.workspace_bytes
         self._function, self._driver = function, driver
         arguments = resolved.space.arguments
-        self._kinds = [one.type if one.role == "scalar" else "pointer" for one in arguments]
+        self._kinds = [
+            one.type if one.role == "scalar" else one.role if one.role == "tensor_map" else "pointer"
+            for one in arguments
+        ]
         self._names = [one.name for one in arguments]
         self._fixed = [
             (place, _given(one.type, resolved.scalars[one.name]))
             for place, one in enumerate(arguments)
             if one.role == "scalar"
+        ]
+        self._maps = [
+            (self._names.index(name), self._names.index(seen.of), seen) for name, seen in resolved.maps.items()
         ]
         self._places: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._local = threading.local()
@@ -103,6 +111,9 @@ class Plan:
                 held[place].value = fixed
         for place, value in zip(places, values):  # noqa: B905 - of one length, and on the way of a launch
             held[place].value = value
+        for place, array, seen in self._maps:
+            if held[place].address != held[array].value:
+                self._driver.encode(held[place], held[array].value, seen)
         self._driver.launch(self._function, self.launch, stream, table)
 
 
@@ -128,14 +139,14 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
         problem = space.problem(gpu, wanted.shape)
         choice = choose(kernel, problem, wanted, known(kernel.name, kind, gpu))
         launch = problem.launch(choice.configuration)
-        scalars = problem.scalars()
+        scalars, maps = problem.scalars(), problem.tensor_maps(choice.configuration)
         _check(kernel, problem, launch)
     except ConfigError as error:
         raise KernelError(f"{kernel.name} of {kind}, {_shown(shape)}: {error}") from None
     for one in space.arguments:
         if one.type == "int32" and one.role == "scalar" and scalars[one.name] > _INT32_MOST:
             raise KernelError(f"{kernel.name}: {one.name} = {scalars[one.name]:.0f} is more than {_INT32_MOST}")
-    return Resolved(space, choice, launch, scalars)
+    return Resolved(space, choice, launch, scalars, maps)
 
 
 def _check(kernel: Kernel, problem: Problem, launch: Launch) -> None:

@@ -8,7 +8,8 @@ this package imports PyTorch.
 from __future__ import annotations
 
 from cudasched.kernels.operators._attention import attention_cuda
+from cudasched.kernels.operators._conv2d import conv2d_cuda
 from cudasched.kernels.operators._matmul import matmul_cuda
 from cudasched.kernels.operators._rows import layer_norm_cuda, rms_norm_cuda, softmax_cuda
 
-__all__ = ["attention_cuda", "layer_norm_cuda", "matmul_cuda", "rms_norm_cuda", "softmax_cuda"]
+__all__ = ["attention_cuda", "conv2d_cuda", "layer_norm_cuda", "matmul_cuda", "rms_norm_cuda", "softmax_cuda"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cudasched.kernels._errors import KernelError
-from cudasched.kernels._plan import plan
+from cudasched.kernels._plan import gpu_of, plan
 from cudasched.kernels.operators._common import (
     TYPES,
     as_new,
@@ -25,6 +25,7 @@ __all__ = ["matmul_cuda"]
 _ARGUMENTS = ("c", "a", "b", "workspace")
 _ALL_TYPES = {**TYPES, torch.int8: "int8"}
 _INT8 = "int8"
+_LEAST_SM90 = 64  # smaller matrices are less than a tile
 
 
 def _check(a: Tensor, b: Tensor) -> str:
@@ -38,8 +39,8 @@ def _check(a: Tensor, b: Tensor) -> str:
     return kind
 
 
-def kernel_for(kind: str, tf32: bool, k: int, n: int) -> str:
-    """Which kernel multiplies matrices of a type.
+def kernel_for(kind: str, tf32: bool, m: int, n: int, k: int, capability: str) -> str:
+    """Which kernel multiplies matrices of a type on GPUs of a compute capability.
 
     Raises:
         KernelError: None does: of the sizes k and n both must be multiples of a number.
@@ -50,6 +51,8 @@ def kernel_for(kind: str, tf32: bool, k: int, n: int) -> str:
         name, multiple = "gemm_int8", 16
     else:
         name, multiple = ("gemm_mma", 8) if k % 8 == 0 and n % 8 == 0 else ("gemm_mma_narrow", 2)
+        if name == "gemm_mma" and capability == "9.0" and min(m, n, k) >= _LEAST_SM90:
+            name = "gemm_sm90"
     if k % multiple or n % multiple:
         raise KernelError(
             f"matmul of {kind}: k = {k} and n = {n}: both must be multiples of {multiple}; torch.matmul takes any"
@@ -70,10 +73,16 @@ def matmul_cuda(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
         return c.zero_()
     a, b = contiguous(a), contiguous(b)
     index = a.device.index
-    ready = plan(kernel_for(kind, tf32, k, n), kind, (("k", k), ("m", c.numel() // n), ("n", n)), index)
+    m = c.numel() // n
+    name = kernel_for(kind, tf32, m, n, k, gpu_of(index).capability)
+    ready = plan(name, kind, (("k", k), ("m", m), ("n", n)), index)
+    addresses = (c.data_ptr(), a.data_ptr(), b.data_ptr())
+    if name == "gemm_sm90":
+        ready.run(stream_of(index), ready.places(_ARGUMENTS[:3]), addresses)
+        return c
     workspace = workspace_of(ready.workspace_bytes, a)
     room = workspace.data_ptr() if workspace is not None else 0
-    ready.run(stream_of(index), ready.places(_ARGUMENTS), (c.data_ptr(), a.data_ptr(), b.data_ptr(), room))
+    ready.run(stream_of(index), ready.places(_ARGUMENTS), (*addresses, room))
     return c
 
 
