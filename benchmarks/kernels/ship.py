@@ -30,20 +30,23 @@ def shapes() -> list[tuple[str, str, dict[str, int]]]:
     found += [one for name in layers.LAYERS for one in layers.tuned_shapes(name)]
     made: list[tuple[str, str, dict[str, int]]] = []
     for name, kind, shape in found:
-        one = (_gemm_name() if name == "gemm_bf16" else name, kind, shape)
+        one = (_on_this_gpu(name), kind, shape)
         if one[0] in _catalog.KERNELS and one not in made:
             made.append(one)
     return made
 
 
-def _gemm_name() -> str:
-    """The kernel that multiplies bfloat16 on this GPU; without one, on Hopper."""
-    from cudasched.kernels.operators._matmul import kernel_for
+def _on_this_gpu(name: str) -> str:
+    """The kernel that a function takes on this GPU; without one, on Hopper."""
+    from cudasched.kernels.operators import _attention, _matmul
 
     try:
-        return kernel_for("bfloat16", False, 8192, 8192, 8192, gpu_of(0).capability)
+        capability = gpu_of(0).capability
     except Error:
-        return "gemm_sm90"
+        capability = "9.0"
+    if name == "gemm_bf16":
+        return _matmul.kernel_for("bfloat16", False, 8192, 8192, 8192, capability)
+    return _attention.kernel_for(capability) if name == "flash_attention" else name
 
 
 def tune(arguments: Sequence[str]) -> int:

@@ -381,8 +381,13 @@ def _attention(wanted: Wanted) -> Configuration:
     }
 
 
+def _attention_sm90(wanted: Wanted) -> Configuration:
+    return {"GROUPS": 2, "TILE_K": 128, "STAGES": 2, "ORDER": 0, "MIN_BLOCKS": 1}
+
+
 _HALVES = {"float16": {"TYPE": 1}, "bfloat16": {"TYPE": 2}}
 _MATRICES = ("c", "a", "b")
+_ATTENDED = ("out", "q", "k", "v")
 
 
 def _of_rows(
@@ -407,7 +412,10 @@ KERNELS: dict[str, Kernel] = {
         Kernel("gemm_tf32", "gemm_mma_tf32", {"float32": {}}, _mma(64), typed=_MATRICES),
         Kernel("gemm_int8", "gemm_mma_int8", {"int8": {}}, _mma(64, least_n=128), typed=("a", "b")),
         Kernel("conv2d", "conv2d", _HALVES, _conv2d, typed=("y", "x", "w", "bias")),
-        Kernel("flash_attention", "flash_attention", _HALVES, _attention, typed=("out", "q", "k", "v")),
+        Kernel("flash_attention", "flash_attention", _HALVES, _attention, typed=_ATTENDED),
+        Kernel(
+            "flash_attention_sm90", "flash_attention_sm90", _HALVES, _attention_sm90, typed=_ATTENDED, only=("9.0",)
+        ),
     )
 }
 """By their names."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cudasched.kernels._errors import KernelError
-from cudasched.kernels._plan import plan
+from cudasched.kernels._plan import gpu_of, plan
 from cudasched.kernels.operators._common import contiguous, kind_of, register, same, stream_of
 
 __all__ = ["HEAD_SIZES", "attention_cuda"]
@@ -38,6 +38,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> str:
     if q.shape[3] not in HEAD_SIZES:
         raise KernelError(f"attention takes heads of {' or '.join(map(str, HEAD_SIZES))}, not {q.shape[3]}")
     return kind
+
+
+def kernel_for(capability: str) -> str:
+    """Which kernel computes it on GPUs of a compute capability."""
+    return "flash_attention_sm90" if capability == "9.0" else "flash_attention"
 
 
 def _new(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +75,7 @@ def attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
     if causal:
         shape.insert(1, ("causal", 1))
     index = q.device.index
-    ready = plan("flash_attention", kind, tuple(shape), index)
+    ready = plan(kernel_for(gpu_of(index).capability), kind, tuple(shape), index)
     strides = [stride for one in (out, q, k, v) for stride in one.stride()[:3]]
     addresses = [one.data_ptr() for one in (out, lse, q, k, v)]
     ready.run(stream_of(index), ready.places(_ARGUMENTS), (*addresses, scale, *strides))
