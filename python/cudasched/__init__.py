@@ -40,11 +40,11 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import advise, collect, observe, predictor, simulate, torch, tune
+    from cudasched import advise, collect, kernels, observe, predictor, simulate, torch, tune
     from cudasched.observe import metrics
     from cudasched.observe.trace import trace
 
-_LOADED_WHEN_USED = ("advise", "collect", "observe", "predictor", "simulate", "torch", "tune")
+_LOADED_WHEN_USED = ("advise", "collect", "kernels", "observe", "predictor", "simulate", "torch", "tune")
 
 __all__ = [
     "ArbiterError",
@@ -68,6 +68,7 @@ __all__ = [
     "get_cmake_dir",
     "get_include",
     "install",
+    "kernels",
     "metrics",
     "observe",
     "predictor",
