@@ -70,8 +70,10 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
     }
   };
   Linker linker;
-  linked(driver.link_create(static_cast<unsigned>(options.size()), options.data(), values.data(), &linker.state),
-         "cuLinkCreate");
+  const CUresult created =
+      driver.link_create(static_cast<unsigned>(options.size()), options.data(), values.data(), &linker.state);
+  driver.need(created != CUDA_ERROR_NOT_SUPPORTED, 11040, "modules that are linked at run time");
+  linked(created, "cuLinkCreate");
   for (const std::string& image : images) {
     // ELF is machine code, else PTX, which ends with a NUL that is counted.
     const bool is_code = image.compare(0, 4,

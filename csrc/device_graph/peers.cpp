@@ -70,7 +70,9 @@ void enable_peer_access(CUcontext from, CUcontext to) {
   const CUdevice of_from = device_of(from);
   const CUdevice of_to = device_of(to);
   int can = 0;
-  check(driver.can_access_peer(&can, of_from, of_to), "cuDeviceCanAccessPeer");
+  const CUresult asked = driver.can_access_peer(&can, of_from, of_to);
+  driver.need(asked != CUDA_ERROR_NOT_SUPPORTED, 11040, "peers");  // cudasched's shim stands for what a driver lacks
+  check(asked, "cuDeviceCanAccessPeer");
   if (can == 0) {
     throw UnsupportedError("GPU " + std::to_string(of_from) + " cannot use memory of GPU " + std::to_string(of_to) +
                            ": no NVLink and no PCIe path between them allows it");

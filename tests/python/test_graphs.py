@@ -1,0 +1,233 @@
+"""Graphs of a program's own, over the simulated driver: in Python as in C++ (tests/csrc/device_graph)."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cudasched import graphs
+from cudasched.errors import ConfigError
+from cudasched.graphs import Use
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Run
+
+# A program that finds libcuda.so.1 as it is loaded: the simulated driver, or the shim before it.
+PROGRAM = r"""
+import ctypes, sys
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+from cudasched import graphs
+
+cuda = ctypes.CDLL("libcuda.so.1" if sys.argv[1] == "hooked" else sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    assert status == 0, (name, status)
+
+IMAGE = b"cudasched-sim 1\nkernel append params=8,8,8,4 block_us=param:3 effect=append\n" \
+    b"kernel countdown params=8,8 effect=countdown\n\0"
+call("cuInit", 0)
+context, module, log, cursor, left, stream = (c_void_p() for _ in range(6))
+call("cuDevicePrimaryCtxRetain", byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuModuleLoadData", byref(module), IMAGE)
+def function(name):
+    found = c_void_p()
+    call("cuModuleGetFunction", byref(found), module, name)
+    return found.value
+append, countdown = function(b"append"), function(b"countdown")
+for memory, size in ((log, 8192), (cursor, 8), (left, 8)):
+    call("cuMemAlloc_v2", byref(memory), c_uint64(size))
+    call("cuMemsetD8_v2", memory, 0, c_uint64(size))
+call("cuStreamCreate", byref(stream), 1)
+
+def values(value):
+    return [c_uint64(log.value), c_uint64(cursor.value), c_uint64(value), c_uint32(20)]
+
+def launch(value):
+    given = values(value)
+    table = (c_void_p * 4)(*(ctypes.cast(ctypes.pointer(one), c_void_p) for one in given))
+    call("cuLaunchKernel", c_void_p(append), 1, 1, 1, 1, 1, 1, 0, stream, table, None)
+
+def logged():
+    call("cuCtxSynchronize")
+    count = c_uint64()
+    call("cuMemcpyDtoH_v2", byref(count), cursor, c_uint64(8))
+    entries = (c_uint64 * max(count.value, 1))()
+    call("cuMemcpyDtoH_v2", entries, log, c_uint64(8 * count.value))
+    call("cuMemsetD8_v2", cursor, 0, c_uint64(8))
+    return list(entries)[:count.value]
+"""
+
+
+@pytest.fixture(params=["plain", "hooked"])
+def run(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: Path,
+    python: Run,
+    command: str,
+    quick_device: None,
+) -> Run:
+    """Runs code after PROGRAM, over the simulated driver, and as best-effort work under cudasched."""
+
+    if request.param == "plain":
+        monkeypatch.setenv("CUDASCHED_OFF", "1")
+
+    def plain(code: str) -> subprocess.CompletedProcess[str]:
+        return python(PROGRAM + code, str(simulated))
+
+    def hooked(code: str) -> subprocess.CompletedProcess[str]:
+        program = Path("program.py")
+        program.write_text(PROGRAM + code)
+        arguments = [command, "run", "--class", "best-effort", "--", sys.executable, str(program), "hooked"]
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+
+    return plain if request.param == "plain" else hooked
+
+
+def ok(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_captures_replays_and_updates(run: Run) -> None:
+    ok(
+        run(
+            """
+with graphs.capture(stream.value) as captured:
+    launch(1)
+    launch(2)
+assert captured.graph.node_count == 2 and logged() == []
+replay = captured.graph.instantiate()
+replay.upload(stream.value)
+for _ in range(2):
+    replay.launch(stream.value)
+assert logged() == [1, 2, 1, 2]
+
+graph = graphs.Graph()
+first = graph.add_kernel(append, 1, (1, 1), values(3))
+second = graph.add_kernel(append, 1, 1, values(4), after=[graph.add_empty(after=[first])])
+replay = graph.instantiate()
+replay.set_kernel(first, append, 1, 1, values(5))
+replay.launch(stream.value)
+assert logged() == [5, 4]
+assert not replay.update(captured.graph).done
+replay.set_enabled(second, False)
+replay.launch(stream.value)
+assert logged() == [5]
+"""
+        )
+    )
+
+
+def test_conditional_nodes(run: Run) -> None:
+    ok(
+        run(
+            """
+call("cuMemcpyHtoD_v2", left, byref(c_uint64(3)), c_uint64(8))
+graph = graphs.Graph()
+turns, choice = graph.condition(1), graph.condition(2)
+loop = graph.add_while(turns)
+with graphs.capture(stream.value, into=loop.bodies[0]):
+    launch(7)
+last = loop.bodies[0].add_kernel(countdown, 1, 1, [c_uint64(turns), c_uint64(left.value)])
+cases = graph.add_switch(choice, 3, after=[loop.node])
+for number, body in enumerate(cases.bodies):
+    body.add_kernel(append, 1, 1, values(10 + number))
+either = graph.add_if(choice, with_else=True, after=[cases.node])
+for number, body in enumerate(either.bodies):
+    body.add_kernel(append, 1, 1, values(20 + number))
+replay = graph.instantiate()
+replay.launch(stream.value)
+assert logged() == [7, 7, 7, 12, 20], "wrong"
+"""
+        )
+    )
+
+
+def test_a_program_that_fails_in_a_capture_goes_on(run: Run) -> None:
+    ok(
+        run(
+            """
+for breaks in (False, True):
+    try:
+        with graphs.capture(stream.value) as captured:
+            launch(1)
+            if breaks:
+                assert cuda.cuStreamSynchronize(stream) != 0
+            raise KeyError
+    except KeyError:
+        pass
+try:
+    with graphs.capture(stream.value) as captured:
+        cuda.cuStreamSynchronize(stream)
+    raise SystemExit("no error")
+except graphs.DriverError as error:
+    assert "cuStreamEndCapture: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" in str(error), error
+launch(2)
+assert logged() == [2]
+"""
+        )
+    )
+
+
+def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DRIVER_VERSION", "12020")
+    ok(
+        run(
+            """
+def said(ask):
+    try:
+        ask()
+    except graphs.UnsupportedError as error:
+        return str(error)
+assert graphs.driver_version() == 12020
+assert "need an NVIDIA driver for CUDA 12.4 (release 550)" in said(lambda: graphs.Graph().condition(1))
+assert "captures into a graph need" in said(lambda: graphs.capture(stream.value, into=graphs.Graph()).__enter__())
+assert "peers need" in said(lambda: graphs.enable_peer_access(context.value, context.value))
+assert "linked at run time need" in said(lambda: graphs.LinkedModule([b"x"]))
+"""
+        )
+    )
+
+
+def test_a_machine_without_a_driver_is_said(python: Run, no_driver: Path) -> None:
+    if Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists():
+        pytest.skip("this machine has a driver")
+    done = python("from cudasched import graphs\ntry: graphs.Graph()\nexcept graphs.UnsupportedError as e: print(e)")
+    assert "there is no NVIDIA driver here" in done.stdout, done
+
+
+uses = st.builds(
+    lambda nbytes, first, length: Use(nbytes, first, first + length),
+    st.integers(0, 4000),
+    st.integers(0, 9),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(uses, max_size=12))
+def test_a_plan_keeps_apart_what_is_used_at_once(wanted: list[Use]) -> None:
+    offsets, nbytes = graphs.plan_memory(wanted)
+    for i, (one, at) in enumerate(zip(wanted, offsets, strict=True)):
+        assert at % 256 == 0 and at + one.nbytes <= max(nbytes, at)
+        for other, place in zip(wanted[:i], offsets[:i], strict=True):
+            if one.first_step <= other.last_step and other.first_step <= one.last_step and one.nbytes and other.nbytes:
+                assert at + one.nbytes <= place or place + other.nbytes <= at
+
+
+def test_arguments_say_their_types() -> None:
+    assert graphs._parameter(ctypes.c_uint32(7)) == b"\7\0\0\0"
+    assert graphs._parameter(b"ab") == b"ab"
+    with pytest.raises(ConfigError, match="c_uint32"):
+        graphs._parameter(7)
+    with pytest.raises(ConfigError, match="grid"):
+        graphs._sizes((0, 1), "grid")
+    with pytest.raises(ValueError, match="before it begins"):
+        graphs.plan_memory([Use(1, 2, 1)])
+    with pytest.raises(ConfigError, match="has not ended"):
+        _ = graphs.Captured().graph
