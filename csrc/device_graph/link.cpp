@@ -55,10 +55,6 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
   const Api& driver = api();
   driver.need(driver.link_create != nullptr && driver.link_add_file != nullptr, 11040,
               "modules that are linked at run time");
-  const std::string runtime = device_runtime.empty() ? find_device_runtime() : device_runtime;
-  if (runtime.empty()) {
-    throw UnsupportedError(std::string(kRuntime) + " is not found: it comes with CUDA's toolkit; set CUDA_HOME");
-  }
   std::array<char, 4096> log{};
   std::array<CUjit_option, 2> options{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   std::array<void*, 2> values{log.data(), reinterpret_cast<void*>(log.size())};
@@ -74,6 +70,10 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
       driver.link_create(static_cast<unsigned>(options.size()), options.data(), values.data(), &linker.state);
   driver.need(created != CUDA_ERROR_NOT_SUPPORTED, 11040, "modules that are linked at run time");
   linked(created, "cuLinkCreate");
+  const std::string runtime = device_runtime.empty() ? find_device_runtime() : device_runtime;
+  if (runtime.empty()) {
+    throw UnsupportedError(std::string(kRuntime) + " is not found: it comes with CUDA's toolkit; set CUDA_HOME");
+  }
   for (const std::string& image : images) {
     // ELF is machine code, else PTX, which ends with a NUL that is counted.
     const bool is_code = image.compare(0, 4,

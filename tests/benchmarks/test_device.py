@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +13,10 @@ import pytest
 from cudasched.errors import Error
 from cudasched.tune import compile as compilation
 
+from benchmarks.device import __main__ as device
 from benchmarks.device import queues
 from benchmarks.device.gpu import INCLUDE, ROOT
+from benchmarks.results.schema import load
 
 np = pytest.importorskip("numpy")
 
@@ -51,3 +56,50 @@ def test_it_says_that_it_needs_a_gpu() -> None:
     )
     if done.returncode != 0:  # on a machine that has one, it measures
         assert done.returncode == 4 and "needs a GPU" in done.stderr, done.stderr
+
+
+def test_a_run_without_a_gpu_says_so_and_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.device", "--out", str(tmp_path), "--limit-s", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
+    if done.returncode == device.NO_GPU:
+        assert "queues: needs a GPU" in done.stderr and "graphs: needs a GPU" in done.stderr
+    else:
+        assert load(tmp_path / "kernels.json").rows, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_graphs_are_rehearsed_over_the_simulated_driver(tmp_path: Path) -> None:
+    assert device.main(["--simulate", "--out", str(tmp_path), "--limit-s", "100"]) == 0
+    made = {row.figure for row in load(tmp_path / "kernels.json").rows if row.kind == "figures"}
+    assert made == {"graph_pipeline", "conditional_loop"}
+    assert json.loads((tmp_path / "device.json").read_text())["graphs"]["pipeline"]["kernels"] == 96
+
+
+def test_figures_and_what_they_are_made_of(tmp_path: Path) -> None:
+    def way(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 1, "high": value + 1, "n": 3}
+
+    graphs = {"device": {"decided_by_the_one_before": way(4.0), "fire_and_forget_latency": way(3.0)}}
+    found = device.figures({"queues": {"queue_severe": way(1.5)}, "graphs": graphs})
+    made = device.rows(found, {"queue_severe": "the longest item"})
+    assert [(row.figure, row.value, row.low, row.high, row.limited_by) for row in made] == [
+        ("queue_severe", 1.5, 0.5, 2.5, "the longest item"),
+        ("device_launch", 3.0, 2.0, 5.0, ""),
+    ]
+    described = device.describe(device_options())
+    device.write(tmp_path / "a.json", described, made)
+    device.write(tmp_path / "a.json", described, device.rows({"queue_severe": way(9.0)}, {}))
+    assert device.merge([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    values = {row.figure: row.value for row in load(tmp_path / "b.json").rows if row.kind == "figures"}
+    assert values == {"device_launch": 3.0, "queue_severe": 9.0}
+
+
+def device_options() -> argparse.Namespace:
+    return argparse.Namespace(commit="c0ffee", simulate=True)
+
+
+def test_the_kernels_of_graphs_compile_relocatable() -> None:
+    try:
+        assert device.relocatable("sm_90")[:4] == b"\x7fELF"
+    except Error as error:
+        pytest.skip(str(error))
