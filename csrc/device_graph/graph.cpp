@@ -56,9 +56,9 @@ CUgraphNode Builder::add_kernel(const Kernel& kernel, std::span<const CUgraphNod
 
 CUgraphNode Builder::add_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, std::span<const CUgraphNode> after) {
   CUDA_MEMCPY3D copy{};
-  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;  // whichever memory the addresses are of
   copy.srcDevice = from;
-  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
   copy.dstDevice = to;
   copy.WidthInBytes = bytes;
   copy.Height = 1;

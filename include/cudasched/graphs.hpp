@@ -81,6 +81,7 @@ class Builder {
 
   // Each node runs after those of `after`, which are of the same graph.
   CUgraphNode add_kernel(const Kernel& kernel, std::span<const CUgraphNode> after = {});
+  // Device or pinned memory, of any GPU that the other reaches.
   CUgraphNode add_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, std::span<const CUgraphNode> after = {});
   CUgraphNode add_fill(CUdeviceptr to, std::uint8_t value, std::size_t bytes, std::span<const CUgraphNode> after = {});
   CUgraphNode add_graph(const Builder& child, std::span<const CUgraphNode> after = {});

@@ -142,7 +142,7 @@ class Builder:
         )
 
     def add_copy(self, to: int, source: int, nbytes: int, *, after: Sequence[int] = ()) -> int:
-        """Adds a copy within device memory. Returns the node."""
+        """Adds a copy; both are device or pinned memory, of any GPU that the other reaches. Returns the node."""
         return self._native.add_copy(int(to), int(source), nbytes, list(after))
 
     def add_fill(self, to: int, value: int, nbytes: int, *, after: Sequence[int] = ()) -> int:

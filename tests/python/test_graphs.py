@@ -148,6 +148,38 @@ assert logged() == [7, 7, 7, 12, 20], "wrong"
     )
 
 
+def test_the_document_says_which_graphs_go_whole(
+    simulated: Path, command: str, quick_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with conditional nodes, and those that the device may launch, are never cut into slices."""
+    monkeypatch.setenv("CUDASCHED_GRAPH_SLICES", "always")
+    Path("program.py").write_text(
+        PROGRAM
+        + """
+import time
+import cudasched
+looping, plain = graphs.Graph(), graphs.Graph()
+body = looping.add_if(looping.condition(1)).bodies[0]
+for number in range(4):
+    body.add_kernel(append, 1, 1, values(number))
+    plain.add_kernel(append, 1, 1, values(number))
+both = looping.instantiate(), plain.instantiate(device_launch=True)
+wanted = {"conditional", "device_launch"}
+for _ in range(300):
+    for replay in both:
+        replay.launch(stream.value)
+    assert len(logged()) == 8
+    whole = {name for name, count in cudasched.state().graphs_whole.items() if count}
+    if wanted <= whole:
+        break
+    time.sleep(0.02)
+assert wanted <= whole, whole
+"""
+    )
+    arguments = [command, "run", "--class", "best-effort", "--", sys.executable, "program.py", "hooked"]
+    ok(subprocess.run(arguments, capture_output=True, text=True, timeout=120))
+
+
 def test_a_program_that_fails_in_a_capture_goes_on(run: Run) -> None:
     ok(
         run(
