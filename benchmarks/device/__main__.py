@@ -48,6 +48,8 @@ GOALS = {
 }
 #: What `device_launch` is the least of.
 LAUNCHES = ("decided_by_the_one_before", "fire_and_forget_latency")
+#: Groups that figures come from; of the others, those that this machine has no GPUs or libraries for are left out.
+FIGURED = ("pipeline", "loop", "device")
 NOT_EXPLAINED = "not explained yet"
 IMAGE = """cudasched-sim 1
 kernel stage params=8,4 block_us=1
@@ -150,7 +152,7 @@ def measure_graphs(limit_s: float, simulate: bool) -> tuple[dict[str, Any], str]
     with tempfile.TemporaryDirectory(prefix="cudasched.device-") as name:
         directory = Path(name)
         image = directory / "graphs.image"
-        environment: dict[str, str] = {}
+        environment = library_paths()
         if simulate:
             image.write_text(IMAGE)
             device = directory / "device"
@@ -163,16 +165,25 @@ def measure_graphs(limit_s: float, simulate: bool) -> tuple[dict[str, Any], str]
         else:
             image.write_bytes(relocatable(Gpu().target))
         program = build_measure(directory)
-        for group in ("pipeline", "loop") if simulate else ("pipeline", "loop", "device"):
+        for group in ("pipeline", "loop", "pool") if simulate else ("pipeline", "loop", "device", "pool", "peers"):
             left = limit_s - (time.monotonic() - begin)
             output, errors, status = run([str(program), str(image), group], left, environment)
             for made in objects(output):
                 found[group] = made
             if status == NO_GPU and not found and "needs a GPU" in errors:
                 raise NoGpuError(errors)
-            if status:
+            if status and (group in FIGURED or status != NO_GPU):
                 wrong.append(f"{group}: {errors[-600:]}")
+            elif status:
+                print(f"{errors}; left out", file=sys.stderr)
     return found, "\n".join(wrong)
+
+
+def library_paths() -> dict[str, str]:
+    """What the loader needs to find the NCCL that came with PyTorch."""
+    found = [str(path) for one in sys.path for path in Path(one or ".").glob("nvidia/nccl/lib")]
+    usual = os.environ.get("LD_LIBRARY_PATH", "")
+    return {"LD_LIBRARY_PATH": os.pathsep.join([*([usual] if usual else []), *found])} if found else {}
 
 
 def relocatable(target: str) -> bytes:

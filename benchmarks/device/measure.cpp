@@ -3,7 +3,7 @@
 //
 //   measure IMAGE GROUP...      IMAGE: machine code of graphs.cu, or an image of the simulated driver
 //
-// Groups: pipeline, loop, device.
+// Groups: pipeline, loop, device, pool, peers.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -425,6 +425,109 @@ void device(const Lab& lab) {
   std::printf("}\n");
 }
 
+// ---- memory and several GPUs
+// ------------------------------------------------------------------------------------------
+
+// Arrays that a step needs for a while: from a pool, and by nodes that allocate and free.
+void pool(const Lab& lab) {
+  constexpr std::size_t kSteps = 16;
+  constexpr std::size_t kArray = 1 << 20;
+  const int turns = lab.simulated ? 2 : 100;
+  CUfunction const stage = lab.function("stage");
+  CUstream const stream = lab.streams[0];
+  unsigned count = 2048;
+  std::vector<graphs::Use> uses;
+  for (std::uint32_t step = 0; step < kSteps; ++step) uses.push_back({kArray, step, step});
+  const graphs::StaticPool memory(uses);
+  const auto from_pool = [&] {
+    graphs::Capture capture(stream);
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      CUdeviceptr array = memory.address(step);
+      lab.launch(stage, stream, {&array, &count}, 8, 256);
+    }
+    return capture.finish();
+  }();
+  const auto by_nodes = [&] {
+    graphs::Capture capture(stream);
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      CUdeviceptr array = 0;
+      CALL(cuMemAllocAsync, "cuMemAllocAsync", &array, kArray, stream);
+      lab.launch(stage, stream, {&array, &count}, 8, 256);
+      CALL(cuMemFreeAsync, "cuMemFreeAsync", array, stream);
+    }
+    return capture.finish();
+  }();
+  const graphs::Executable pooled(from_pool);
+  const graphs::Executable allocating(by_nodes);
+  const auto timed = [&](const graphs::Executable& replay) {
+    lab.synchronize();
+    const double begin = now_us();
+    for (int i = 0; i < turns; ++i) replay.launch(stream);
+    lab.synchronize();
+    return (now_us() - begin) / turns;
+  };
+  const Comparison compared([&] { return timed(pooled); }, [&] { return timed(allocating); });
+  std::printf("{\"arrays\": %zu, \"pool_bytes\": %zu, \"array_bytes\": %zu, ", kSteps, memory.bytes(), kSteps * kArray);
+  compared.print("pool_of_allocation_nodes", false);
+  std::printf("}\n");
+}
+
+// Small sums over two GPUs, captured and one by one.
+void peers(const Lab& lab) {
+  int gpus = 0;
+  CALL(cuDeviceGetCount, "cuDeviceGetCount", &gpus);
+  if (gpus < 2) throw graphs::UnsupportedError("needs two GPUs");
+  constexpr int kSums = 20;
+  constexpr std::size_t kCount = 1024;
+  const std::vector<int> devices{0, 1};
+  graphs::Collectives collectives(devices);
+  std::vector<CUcontext> contexts(2);
+  std::vector<CUstream> streams(2);
+  std::vector<CUdeviceptr> data(2);
+  const auto use = [&](std::size_t gpu) { CALL(cuCtxSetCurrent, "cuCtxSetCurrent", contexts[gpu]); };
+  const auto on_each = [&](const auto& once) {
+    for (std::size_t gpu = 0; gpu < 2; ++gpu) {
+      use(gpu);
+      once(gpu);
+    }
+    use(0);
+  };
+  for (std::size_t gpu = 0; gpu < 2; ++gpu) {
+    CALL(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", &contexts[gpu], devices[gpu]);
+  }
+  on_each([&](std::size_t gpu) {
+    CALL(cuStreamCreate, "cuStreamCreate", &streams[gpu], CU_STREAM_NON_BLOCKING);
+    CALL(cuMemAlloc, "cuMemAlloc_v2", &data[gpu], kCount * sizeof(float));
+    CALL(cuMemsetD8, "cuMemsetD8_v2", data[gpu], static_cast<unsigned char>(0), kCount * sizeof(float));
+    lab.synchronize();
+  });
+  const auto sums = [&] {
+    for (int i = 0; i < kSums; ++i) collectives.sum(data, kCount, streams);
+  };
+  sums();
+  on_each([&](std::size_t) { lab.synchronize(); });
+  std::vector<graphs::Executable> replays;
+  {
+    graphs::Capture first(streams[0]);
+    graphs::Capture second(streams[1]);
+    sums();
+    const graphs::Graph ends[] = {first.finish(), second.finish()};
+    on_each([&](std::size_t gpu) { replays.emplace_back(ends[gpu]); });
+  }
+  const auto timed = [&](const auto& once) {
+    on_each([&](std::size_t) { lab.synchronize(); });
+    const double begin = now_us();
+    for (int i = 0; i < 20; ++i) once();
+    on_each([&](std::size_t) { lab.synchronize(); });
+    return (now_us() - begin) / (20 * kSums);
+  };
+  const auto replay = [&] { on_each([&](std::size_t gpu) { replays[gpu].launch(streams[gpu]); }); };
+  const Comparison compared([&] { return timed(replay); }, [&] { return timed(sums); });
+  std::printf("{\"sums\": %d, \"floats\": %zu, ", kSums, kCount);
+  compared.print("captured_sums", false);
+  std::printf("}\n");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -432,7 +535,8 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "measure IMAGE GROUP...\n");
     return 2;
   }
-  const std::map<std::string, void (*)(const Lab&)> groups{{"pipeline", pipeline}, {"loop", loop}, {"device", device}};
+  const std::map<std::string, void (*)(const Lab&)> groups{
+      {"pipeline", pipeline}, {"loop", loop}, {"device", device}, {"pool", pool}, {"peers", peers}};
   int status = 0;
   try {
     const Lab lab(arguments[1]);

@@ -72,7 +72,8 @@ def test_graphs_are_rehearsed_over_the_simulated_driver(tmp_path: Path) -> None:
     assert device.main(["--simulate", "--out", str(tmp_path), "--limit-s", "100"]) == 0
     made = {row.figure for row in load(tmp_path / "kernels.json").rows if row.kind == "figures"}
     assert made == {"graph_pipeline", "conditional_loop"}
-    assert json.loads((tmp_path / "device.json").read_text())["graphs"]["pipeline"]["kernels"] == 96
+    graphs = json.loads((tmp_path / "device.json").read_text())["graphs"]
+    assert graphs["pipeline"]["kernels"] == 96 and graphs["pool"]["pool_bytes"] * 16 == graphs["pool"]["array_bytes"]
 
 
 def test_figures_and_what_they_are_made_of(tmp_path: Path) -> None:
