@@ -147,6 +147,37 @@ TEST(Strict, ALongLaunchLingersTwiceAsLongUntilItHasBeenHeldOut) {
   EXPECT_EQ(strict(snapshot).wait_ns, 1);
 }
 
+// A graph in slices: the gate asks for each of them, with what is in flight of those before it.
+TEST(AdmissionTest, SlicesAreNoLongLaunchesAndFitASlackThatTheirGraphDoesNot) {
+  std::mt19937_64 random(14);
+  for (int i = 0; i < 100'000; ++i) {
+    Snapshot whole = informed_snapshot(random);
+    whole.latency_clients = whole.my_turn = true;
+    whole.in_flight_ns = 0;
+    whole.hint_ns = 0;
+    whole.since_latency_ns = Snapshot::kLongAgoNs;
+    whole.waited_ns = 0;
+    const auto slices = 2 + static_cast<std::int64_t>(random() % 30);
+    const std::int64_t slice_ns = 1 + static_cast<std::int64_t>(random() % whole.long_ns);
+    whole.predicted_ns = whole.bound_ns = slices * slice_ns;
+    Snapshot slice = whole;
+    slice.predicted_ns = slice.bound_ns = slice_ns;
+    if (whole.latency_active) {
+      // Fits it where the rest of the slack holds one slice.
+      whole.slack_ns = slice.slack_ns = whole.margin_ns + slice_ns + static_cast<std::int64_t>(random() % slice_ns);
+      whole.free_ns = slice.free_ns = Snapshot::kLongAgoNs;
+      ASSERT_EQ(slack(slice).answer, Answer::kSubmit);
+      ASSERT_EQ(slack(whole).answer, Answer::kWaitForLatency);
+      continue;
+    }
+    for (const auto decide : {&strict, &slack}) {
+      ASSERT_EQ(decide(slice).answer, Answer::kSubmit) << "whatever is foreseen";
+      const bool waits = whole.predicted_ns > whole.long_ns && whole.predicted_ns > whole.free_ns;
+      ASSERT_EQ(decide(whole).answer, waits ? Answer::kWaitForTime : Answer::kSubmit);
+    }
+  }
+}
+
 TEST(Slack, NeverAdmitsWhatDoesNotFitAndIsStrictWhereNothingIsKnown) {
   std::mt19937_64 random(24);
   int admitted = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "graph_program.hpp"
+#include "schedule/admission.hpp"
 
 namespace cudasched::test {
 namespace {
@@ -728,6 +729,69 @@ TEST_F(Changed, AGraphWithMemoryNodesIsDestroyedBehindWhatIsQueued) {
   EXPECT_GT(state().slice_launches, before.slice_launches);
   opens.join();
   EXPECT_EQ(ran(), numbers(1, 40));
+}
+
+// ---- slices at the gate
+
+// Of the launches that a policy is asked about.
+struct Asked {
+  std::atomic<std::int64_t> longest_ns{0};
+  std::atomic<std::uint64_t> submitted{0};
+};
+schedule::Decision ask_slack(const schedule::Snapshot& seen, void* context) noexcept {
+  Asked& asked = *static_cast<Asked*>(context);
+  if (seen.longest_ns() > asked.longest_ns) asked.longest_ns = seen.longest_ns();
+  const schedule::Decision decision = schedule::slack(seen);
+  if (decision.answer == schedule::Answer::kSubmit) ++asked.submitted;
+  return decision;
+}
+
+// The request of another process leaves less time than the graph takes, and more than slices do.
+TEST_F(Sliced, UnderSlackSlicesGoWhereTheGraphWouldNot) {
+  constexpr std::uint64_t kKernels = 4'000;  // of 20 us
+  constexpr std::int64_t kSlackNs = 60 * kNsPerMs;
+  OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, kKernels);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  Asked asked;
+  runtime::engine().use_policy({&ask_slack, &asked});
+  arbiter::Table& table = HookedDriver::instance().table();
+  arbiter::Slot& client = table.slot(other.slot());
+  const std::uint64_t bit = std::uint64_t{1} << other.slot();
+  const auto begin_request = [&] {
+    client.entered_ns = now_ns();
+    client.expected_ns = 1'000 * kNsPerSecond;
+    client.deadline_ns = client.entered_ns + client.expected_ns + kSlackNs;
+    client.admitted_at_entry_ns = table.layout().admitted_ns.load();
+    table.layout().active.fetch_or(bit);
+  };
+  const auto end_request = [&] {
+    table.layout().active.fetch_and(~bit);
+    table.wake_all();
+  };
+  begin_request();
+  const State before = state();
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return state().slice_launches > before.slice_launches; }));
+  EXPECT_GT(asked.submitted, 0U);
+  end_request();
+  EXPECT_EQ(ran(), numbers(1, kKernels));
+  clear_log();
+
+  configure(When::kOff);
+  begin_request();
+  asked.submitted = 0;
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return table.layout().waiting.load() != 0; }));
+  EXPECT_EQ(asked.submitted, 0U);
+  EXPECT_EQ(program_.ran(), 0U);
+  EXPECT_GT(asked.longest_ns, kSlackNs);
+  end_request();
+  EXPECT_EQ(ran(), numbers(1, kKernels));
+  runtime::engine().configure("policy", "strict");
 }
 
 // What goes whole is submitted before the whole graph changes.
