@@ -90,14 +90,14 @@ stage_tsan() {
   cpp_tests build/tsan "${sanitized[@]}" -DCUDASCHED_SANITIZE=thread
 }
 
-# PyTorch for the host alone: 200 MB, where the default build brings several GB. What needs it is skipped where it
-# cannot be had.
+# PyTorch for the host alone, 200 MB, where an index or directory that pip knows has it (PIP_EXTRA_INDEX_URL,
+# PIP_FIND_LINKS); else the default build, which is several GB. What needs it is skipped where it cannot be had.
 install_cpu_pytorch() {
   local wanted
-  wanted="torch==$(sed -n 's/^torch==//p' constraints.txt)+cpu"
+  wanted="torch==$(sed -n 's/^torch==//p' constraints.txt)"
   python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && return
-  python -m pip install -q "${pip_options[@]}" "$wanted" 2>/dev/null ||
-    python -m pip install -q "${pip_options[@]}" --retries 1 --timeout 30 --index-url https://download.pytorch.org/whl/cpu "$wanted" ||
+  python -m pip install -q "${pip_options[@]}" "$wanted+cpu" 2>/dev/null ||
+    python -m pip install -q "${pip_options[@]}" "$wanted" ||
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
