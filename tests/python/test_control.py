@@ -94,6 +94,10 @@ def test_every_setting_of_a_running_program() -> None:
         eventually(lambda: "latency" in named("train.py").classes)
         again = named("train.py")
         assert (again.client_class, again.priority, again.weight, again.id) == ("latency", -2, 0.25, before.id)
+        # What it was once it stays listed as (docs/control.md): its latency work may be in the middle of a launch.
+        assert control.change(before.id, client_class="best_effort").client_class == "best_effort"
+        assert set(named("train.py").classes) == {"best_effort", "latency"}
+        assert control.change(before.id, client_class="latency").client_class == "latency"
         assert running.stdin and running.stdout
         running.stdin.close()
         assert running.stdout.read() == "latency True\n"
