@@ -2,9 +2,9 @@
 
     python examples/fractions_with_ray.py --seconds 10
 
-Ray counts fractions of a GPU and leaves it to the programs to share it. `py_executable` of a runtime environment is what
-Ray starts its workers with: `cudasched run` gives each its class, and neither the deployment nor the training has a line
-of cudasched in it. `import cudasched` in the loop would come too late, because Ray Train imports torch before it.
+Ray counts fractions of a GPU and leaves it to the programs to share it. Ray starts its workers with `py_executable` of
+a runtime environment: `cudasched run` gives each its class, and neither the deployment nor the training has a line of
+cudasched in it. `import cudasched` in the loop would come too late, because Ray Train imports torch before it.
 """
 
 import argparse

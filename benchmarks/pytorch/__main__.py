@@ -1,6 +1,6 @@
 """Measures the figures of benchmarks/results/pytorch.json; a rerun does what is missing. About 12 minutes.
 
-    python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --limit-s 590  # twice: the first has all figures
+    python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --limit-s 590    # twice: the first has all figures
     python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --only costs
     python -m benchmarks.pytorch --rehearse --out /tmp/pytorch.json
 
@@ -14,8 +14,8 @@ What is measured is kept after each run of a program in NAME.cells beside the re
     four_threads  two servers and two trainings in four threads; with priority streams instead, in the same run
 
 A program that fails keeps no other from running. Figures that are not measured have no row. One that misses its goal
-says what limits it: `--limited-by FIGURE=TEXT`.
-The exit status is 0 when all groups have their figures, 3 when time ran out first, 1 when a measurement failed.
+says what limits it: `--limited-by FIGURE=TEXT`. The exit status is 0 when all groups have their figures, 3 when time
+ran out first, 1 when a measurement failed.
 """
 
 from __future__ import annotations

@@ -254,9 +254,7 @@ def test_the_raw_page_of_2025() -> None:
     assert launch.values == pytest.approx(
         {"duration_ns": 412_350, "dram_bytes": 1_342_180_000, "sm_percent": 21.46, "dram_percent": 78.02}
     )
-    assert launch.stalls == {"long_scoreboard": 17.25}, (
-        "of all cycles, and not of those without an issue; none is issuing"
-    )
+    assert launch.stalls == {"long_scoreboard": 17.25}, "of all cycles, and of waits alone"
 
 
 def test_names_are_matched_exactly_whatever_is_in_them(tmp_path: Path) -> None:

@@ -109,6 +109,14 @@ def test_status_shows_memory_by_client(stage: Stage, cudasched: Run) -> None:
     assert clients()[server.pid].memory_limit_bytes is None
     shown = cudasched("status", env={**os.environ, "COLUMNS": "160"}).stdout
     assert "512 MiB of 600 MiB" in shown and "64 MiB" in shown
+    metrics = cudasched("metrics", "show").stdout.splitlines()
+    of_training = [line.rsplit(" ", 1) for line in metrics if "memory" in line and f'pid="{training.pid}"' in line]
+    assert {labels.partition("{")[0]: float(value) for labels, value in of_training} == {
+        "cudasched_client_memory_bytes": 512 * MIB,
+        "cudasched_client_memory_limit_bytes": 600 * MIB,
+        "cudasched_client_memory_given_bytes_total": 0,
+    }
+    assert not any("memory_limit" in line and f'pid="{server.pid}"' in line for line in metrics)
     server.call(f"free({pointer})")
     eventually(lambda: clients()[server.pid].memory_bytes == 0, "the free is told")
     assert clients()[server.pid].memory_peak_bytes == 64 * MIB

@@ -59,7 +59,11 @@ HOSTILE = 'sea"rch\\ {x="y"} é #'
 def program(simulated: Path, quick_device: None) -> Iterator[subprocess.Popen[str]]:
     """A process of two classes that works until it is told to end."""
     with subprocess.Popen(
-        [sys.executable, "-c", WORKS, HOSTILE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKS, HOSTILE],
+        env={**os.environ, "CUDASCHED_MEMORY_LIMIT": "1GiB"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as running:
         assert running.stdin and running.stdout
         assert running.stdout.readline() == "ready\n"

@@ -144,7 +144,7 @@ def _of_region(name: str, kind: str, unit: str, text: str, value: Callable[..., 
 _CLIENT = ("gpu", "pid", "client", "class")
 
 
-def _of_client(name: str, unit: str, text: str, value: Callable[..., float | None]) -> Exported:
+def _of_client(name: str, unit: str, text: str, value: Callable[..., float | None], kind: str = "gauge") -> Exported:
     def read(_: list[Device], processes: list[Process]) -> Iterator[Series]:
         for process in processes:
             for uuid, client in process.clients:
@@ -152,7 +152,7 @@ def _of_client(name: str, unit: str, text: str, value: Callable[..., float | Non
                     labels = (label_text(uuid), *_process_labels(process), client.client_class)
                     yield Series(labels, found)
 
-    return Exported(name, "gauge", unit, text, _CLIENT, read)
+    return Exported(name, kind, unit, text, _CLIENT, read)
 
 
 def _gpus(devices: list[Device], _: list[Process]) -> Iterator[Series]:
@@ -244,6 +244,25 @@ EXPORTED: tuple[Exported, ...] = (
         "seconds",
         "Since the client's oldest launch in flight should have been done; 0: none is late.",
         lambda c: c.overdue_s,
+    ),
+    _of_client(
+        "cudasched_client_memory_bytes",
+        "bytes",
+        "What the client has asked the driver for and not freed, caches included.",
+        lambda c: float(c.memory_bytes),
+    ),
+    _of_client(
+        "cudasched_client_memory_limit_bytes",
+        "bytes",
+        "Its process's memory limit, where it has one.",
+        lambda c: None if c.memory_limit_bytes is None else float(c.memory_limit_bytes),
+    ),
+    _of_client(
+        "cudasched_client_memory_given_bytes",
+        "bytes",
+        "What it has given back to latency clients that asked for memory.",
+        lambda c: float(c.memory_given_bytes),
+        "counter",
     ),
     Exported(
         "cudasched_launches",
