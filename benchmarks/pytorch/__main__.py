@@ -1,6 +1,6 @@
 """Measures the figures of benchmarks/results/pytorch.json; a rerun does what is missing. About 12 minutes.
 
-    python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --limit-s 590    # twice: the first has all figures
+    python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --limit-s 590    # twice; the first has all rows
     python -m benchmarks.pytorch --out benchmarks/results/pytorch.json --only costs
     python -m benchmarks.pytorch --rehearse --out /tmp/pytorch.json
 
