@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -380,6 +381,7 @@ void Memory::reset_in_child() noexcept {
   holdings.reset_in_child();
   giving_.store(0);
   stopped_.store(false);
+  new (&asking_) Asking;  // the parent's thread may hold the lock
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);
@@ -391,7 +393,9 @@ void Memory::reset_in_child() noexcept {
 MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept {
   const std::int64_t longest = memory().give_back_ns();
   Device* const known = engine().known_device(device);
-  if (longest == 0 || known == nullptr || !hot().scheduling.load(std::memory_order_relaxed)) return;
+  if (longest == 0 || known == nullptr || device >= Holdings::kDevices ||
+      !hot().scheduling.load(std::memory_order_relaxed))
+    return;
   // A client asks; one that has launched nothing yet becomes one here.
   if (!engine().prepare(*known, Class::kLatency, this_thread()) || known->table().lost()) return;
   arbiter::Table& table = known->table();
@@ -402,24 +406,37 @@ MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept {
     if (table.memory(slot).gives.load(std::memory_order_acquire) != 0) givers |= bit_of(slot);
   });
   if (givers == 0) return;
-  slot_ = known->slot(Class::kLatency);
-  device_ = known;
-  asked_ = owed_ = givers;
-  until_ns_ = now_ns() + longest;
-  number_ = table.layout().memory.made.fetch_add(1) + 1;
-  arbiter::SlotMemory& words = table.memory(slot_);
-  words.request_bytes.store(bytes, std::memory_order_relaxed);
-  words.request_until_ns.store(until_ns_, std::memory_order_relaxed);
-  words.request.store(number_, std::memory_order_release);
-  table.layout().memory.requests.fetch_or(bit_of(slot_));
+  {
+    // One slot for all threads of the process: the newest request stands in it, and answers to that answer the others.
+    Memory::Asking& asking = memory().asking_;
+    const SpinGuard guard(asking.lock);
+    if (!guard.owns()) return;
+    slot_ = known->slot(Class::kLatency);
+    device_ = known;
+    asked_ = owed_ = givers;
+    until_ns_ = now_ns() + longest;
+    number_ = table.layout().memory.made.fetch_add(1) + 1;
+    ++asking.requests[static_cast<std::size_t>(device)];
+    arbiter::SlotMemory& words = table.memory(slot_);
+    words.request_bytes.store(bytes, std::memory_order_relaxed);
+    words.request_until_ns.store(until_ns_, std::memory_order_relaxed);
+    words.request.store(number_, std::memory_order_release);
+    table.layout().memory.requests.fetch_or(bit_of(slot_));
+  }
   table.wake_for_memory();
 }
 
 MemoryRequest::~MemoryRequest() {
-  if (device_ == nullptr || device_->table().lost()) return;
+  if (device_ == nullptr) return;
   arbiter::Table& table = device_->table();
-  // Another thread of the process may have asked since.
-  if (table.memory(slot_).request.load() == number_) table.layout().memory.requests.fetch_and(~bit_of(slot_));
+  {
+    Memory::Asking& asking = memory().asking_;
+    const SpinGuard guard(asking.lock);
+    if (!guard.owns()) return;
+    const bool others = --asking.requests[static_cast<std::size_t>(device_->ordinal())] > 0;
+    if (others || table.lost()) return;
+    table.layout().memory.requests.fetch_and(~bit_of(slot_));
+  }
   table.wake_for_memory();
 }
 

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/spin_lock.hpp"
 #include "cudasched/engine.h"
 #include "runtime/memory/holdings.hpp"
 
@@ -65,6 +66,13 @@ class Memory {
   void reset_in_child() noexcept;
 
  private:
+  friend class MemoryRequest;
+  // The requests of this process's threads, by device.
+  struct Asking {
+    SpinLock lock;
+    std::array<int, Holdings::kDevices> requests{};
+  };
+
   void run_giver(Device& device) noexcept;
   bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
   bool can_give(const Device& device) noexcept;
@@ -78,6 +86,7 @@ class Memory {
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
   std::atomic<int> giving_{0};  // threads that are at the tables, or empty a cache
   std::atomic<bool> stopped_{false};
+  Asking asking_;
   std::int64_t looked_ns_ = 0;  // for a cache; the ticker's
   bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};

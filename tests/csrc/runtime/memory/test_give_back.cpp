@@ -198,6 +198,28 @@ TEST_F(GiveBack, WhenTheTimeIsOverTheAllocationIsTriedOnceMore) {
   EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
 }
 
+// A server's threads allocate at once: the end of one's request is not the end of another's.
+TEST_F(GiveBack, ARequestStaysOpenWhileAThreadOfTheProcessWaits) {
+  const Neighbour giver(Class::kBestEffort, [](arbiter::Table& table, int slot) {
+    if (table.memory(slot).refusals.load() != 0) answer(table, slot);  // when it is told to
+  });
+  cudasched_configure("give_back_ms", "50000");
+  const auto open = [] { return HookedDriver::instance().table().layout().memory.requests.load() != 0; };
+  {
+    runtime::MemoryRequest first(0, kMiB);
+    {
+      const runtime::MemoryRequest second(0, kMiB);
+      EXPECT_TRUE(open());
+    }
+    EXPECT_TRUE(open());
+    giver.words().refusals.store(1);
+    EXPECT_TRUE(first.next()) << "the answer to the second is the first one's, too";
+    EXPECT_EQ(first.unanswered(), "");
+    EXPECT_FALSE(first.next());
+  }
+  EXPECT_FALSE(open());
+}
+
 TEST_F(GiveBack, AGiverThatIsKilledIsWaitedForNoLonger) {
   Neighbour giver(Class::kBestEffort, &silent);
   const ScarceMemory scarce(1);
