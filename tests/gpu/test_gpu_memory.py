@@ -49,6 +49,12 @@ def test_bytes_at_the_driver_are_what_pytorch_has_reserved(allocator: str, start
     assert finish(process).splitlines()[-1] == "done"
 
 
+@pytest.mark.parametrize("allocator", ALLOCATORS[:2])
+def test_observed_bytes_are_pytorchs_at_every_step(allocator: str, start: Start) -> None:
+    process = start("memory.py", "observed", client_class="normal", settings={"PYTORCH_CUDA_ALLOC_CONF": allocator})
+    assert finish(process).splitlines()[-1] == "done"
+
+
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("what", ["keep", "silent"])
 @pytest.mark.usefixtures("most_of_the_memory")

@@ -33,3 +33,8 @@ def test_a_rule_that_is_removed_is_missed(rule: str) -> None:
 @pytest.mark.parametrize("what", ["bits", "apart", "weights"])
 def test_what_programs_do_in_regions(what: str, start: Start) -> None:
     assert finish(start("torch_regions.py", what)).splitlines()[-1] == "done"
+
+
+def test_uses_that_nothing_orders_are_named_and_no_others(start: Start) -> None:
+    process = start("torch_regions.py", "checked", settings={"CUDASCHED_CHECK_STREAMS": "1"})
+    assert finish(process).splitlines()[-1] == "done"

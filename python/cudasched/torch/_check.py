@@ -7,6 +7,7 @@ waited for, whoever does so, and from what the host waits for. `watch` puts a di
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -205,8 +206,11 @@ def watch(torch: Any, current_stream: Any = None, is_watched: Any = None) -> Non
 
 def _subscribe(torch: Any, order: Order) -> None:
     """PyTorch tells of events and of what the host waits for, from its C layer."""
-    trace = sys.modules.get("torch.cuda._gpu_trace")
-    if trace is None or not hasattr(torch._C, "_activate_gpu_trace"):
+    try:
+        trace: Any = importlib.import_module("torch.cuda._gpu_trace")  # which `import torch` leaves out
+    except ImportError:
+        return
+    if not hasattr(torch._C, "_activate_gpu_trace"):
         return
     trace.register_callback_for_event_record(order.recorded)
     trace.register_callback_for_event_wait(order.waited)

@@ -5,6 +5,7 @@ python memory.py keep GIB           # best effort: caches so much, then says `ke
 python memory.py silent GIB         # the same, in a program that says nothing of its cache
 python memory.py need GIB           # latency: allocates so much, and says in how many ms
 python memory.py accounts           # bytes at the driver's door against PyTorch's own
+python memory.py observed           # bytes by `cudasched.torch.memory()` against PyTorch's own, at every step
 """
 
 import sys
@@ -100,6 +101,28 @@ def accounts(_: float) -> None:
         if _round % 5 == 0:
             torch.cuda.empty_cache()
         assert mine().memory_bytes - torch.cuda.memory_reserved() == before
+
+
+def observed(_: float) -> None:
+    import random
+
+    rng, held = random.Random(1), [torch.empty(1 << 20, device="cuda")]
+    cudasched.torch.observe()
+    for step in range(2000):
+        if held and rng.random() < 0.5:
+            held.pop(rng.randrange(len(held)))
+        else:
+            with cudasched.region(rng.choice(["latency", "normal", "best_effort"]), name=rng.choice("abc")):
+                held.append(torch.empty(rng.randrange(1, 1 << 24), device="cuda", dtype=torch.int8))
+        if rng.random() < 0.02:
+            torch.cuda.empty_cache()
+        mine, theirs = cudasched.torch.memory(), torch.cuda.memory_stats()
+        assert mine.lost == 0
+        for name in ("requested_bytes", "reserved_bytes"):
+            assert getattr(mine, name) == theirs[f"{name}.all.current"], (step, name, mine)
+    assert set(mine.by_class) >= {"latency", "best_effort"}, mine
+    points = cudasched.torch.memory_timeline()
+    assert points, "no timeline"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Regions with streams of their own on the real allocator: random programs, and what PyTorch programs do in regions.
 
     python torch_regions.py random --programs 500 [--without order|default|keep|handover] [--seed 1]
-    python torch_regions.py bits|apart|weights
+    python torch_regions.py bits|apart|weights|checked
 
 `random` runs threads that enter and leave regions, allocate, use, free and hand over, a step at a time, with kernels
 that only take time in between. Each tensor's contents are known; a use that ran too early, or a block that was used
@@ -15,6 +15,7 @@ import itertools
 import queue
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -439,9 +440,48 @@ def weights() -> None:
     print("weights")
 
 
+def checked() -> None:
+    """With CUDASCHED_CHECK_STREAMS=1: what is ordered is not warned of, and what is not, with both places."""
+    caught: list[str] = []
+    warnings.showwarning = lambda message, *rest: caught.append(str(message))  # type: ignore[assignment]
+    warnings.simplefilter("always")
+
+    def told() -> list[str]:
+        return [text for text in caught if "nothing orders them" in text]
+
+    before = torch.ones(1 << 16, device="cuda")
+    torch.cuda.synchronize()
+    training, serving = Worker(), Worker()
+    net = training.run(lambda: Net().cuda())
+    for client_class in ("best_effort", "latency"):
+        training.run(lambda c=client_class: train(net, cudasched.region(c)))
+        training.run(lambda c=client_class: train(net, cudasched.region(c), outside=True))
+
+    def step(give: bool) -> Any:
+        with cudasched.region("best_effort"):
+            torch.cuda._sleep(2_000_000)
+            made = before * 2
+            return cudasched.torch.handover(made) if give else made
+
+    def use_what_was_made(made: Any) -> float:
+        with cudasched.region("latency"):
+            tensor = made.take() if isinstance(made, cudasched.torch.Handover) else made
+            return float(tensor.sum())
+
+    assert serving.run(lambda made=training.run(lambda: step(True)): use_what_was_made(made)) == 2 << 16
+    assert not told(), told()[0]
+    made = training.run(lambda: step(False))
+    serving.run(lambda: use_what_was_made(made))
+    assert told(), "an unordered use was not named"
+    assert all("in step" in text and "in use_what_was_made" in text for text in told()), told()
+    training.stop()
+    serving.stop()
+    print("checked")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["random", "bits", "apart", "weights"])
+    parser.add_argument("what", choices=["random", "bits", "apart", "weights", "checked"])
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
@@ -453,7 +493,7 @@ def main() -> None:
     if arguments.what == "random":
         random_programs(arguments)
     else:
-        {"bits": bits, "apart": apart, "weights": weights}[arguments.what]()
+        {"bits": bits, "apart": apart, "weights": weights, "checked": checked}[arguments.what]()
     state = cudasched.state()
     assert state.attached and not state.off_reason, state
     print("done")
