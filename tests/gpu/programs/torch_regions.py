@@ -468,10 +468,11 @@ def checked() -> None:
             tensor = made.take() if isinstance(made, cudasched.torch.Handover) else made
             return float(tensor.sum())
 
-    assert serving.run(lambda made=training.run(lambda: step(True)): use_what_was_made(made)) == 2 << 16
+    given = training.run(lambda: step(True))
+    assert serving.run(lambda: use_what_was_made(given)) == 2 << 16
     assert not told(), told()[0]
-    made = training.run(lambda: step(False))
-    serving.run(lambda: use_what_was_made(made))
+    shared = training.run(lambda: step(False))
+    serving.run(lambda: use_what_was_made(shared))
     assert told(), "an unordered use was not named"
     assert all("in step" in text and "in use_what_was_made" in text for text in told()), told()
     training.stop()
