@@ -6,7 +6,8 @@
 Each arm is one run of `benchmarks.observe.training`: untraced, traced, and with device times by CUPTI. Each second the
 resident memory of the program and the size of what was traced are read. `traced/tracing.json` is written after each
 arm; arms that it has are not run again, so that what was cut off goes on where it was. The traces and the flame graphs
-stay beside it. Takes `--seconds` and about a minute an arm; untraced takes 60 s at most.
+stay beside it. `--results benchmarks/results/tracing.json` puts what is to be kept of it there. Takes `--seconds` and
+about a minute an arm; untraced takes 60 s at most.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from cudasched.demo.harness import CUDASCHED, Backend
 
 from benchmarks import meta
+from benchmarks.results.schema import Meta, Results, TracingRow
 
 ARMS = ("untraced", "traced", "device_times")
 #: Memory is taken to be flat where its median over the last third is above that over the second by no more than this.
@@ -116,6 +118,7 @@ def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
         "steps_per_s": round(steps / took_s, 3),
         "resident_growth_mb": round(last - middle, 2),
         "flat": last - middle <= FLAT_MB,
+        "limit_mb": options.limit_mb,
         "most_parts_mb": max((mb for _, _, mb in samples), default=0.0),
         "trace_mb": round(trace.stat().st_size / 2**20, 2) if trace.exists() else 0.0,
         "converted_s": converted_s,
@@ -127,10 +130,31 @@ def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def row_of(arm: str, found: dict[str, Any]) -> TracingRow:
+    """What is kept of an arm."""
+    resident = [mb for _, mb, _ in found["samples"]]
+    tenths = [resident[len(resident) * part // 10 : len(resident) * (part + 1) // 10] for part in range(10)]
+    return TracingRow(
+        arm=arm,
+        seconds=found["seconds"],
+        steps=found["steps"],
+        steps_per_s=found["steps_per_s"],
+        resident_mb=[statistics.median(tenth) for tenth in tenths if tenth],
+        growth_mb=found["resident_growth_mb"],
+        limit_mb=found["limit_mb"],
+        parts_mb=found["most_parts_mb"],
+        dropped=found["dropped"],
+        rotated_away=found["rotated_away"],
+        launches_kept=found["launches_kept"],
+        converted_s=found["converted_s"],
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. The exit status is 1 where memory was not flat or records were dropped."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observe.tracing", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a directory for the results")
+    parser.add_argument("--results", type=Path, help="the results file")
     parser.add_argument("--seconds", type=float, default=300.0, help="of each traced arm (300)")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--limit-mb", type=int, default=256, help="as `cudasched trace` has it")
@@ -148,6 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written = path.with_suffix(".new")
         written.write_text(json.dumps(results, indent=1))
         written.replace(path)
+    if options.results is not None and results["arms"]:
+        arms = results["arms"]
+        first = Meta.model_validate(next(iter(arms.values()))["meta"])
+        Results(meta=first, rows=[row_of(arm, found) for arm, found in arms.items()]).write(options.results)
     bad = False
     bare = results["arms"].get("untraced", {}).get("steps_per_s")
     for arm, found in results["arms"].items():

@@ -243,6 +243,27 @@ class SoakRow(Strict):
     processes_left: int
 
 
+class TracingRow(Strict):
+    """A training that was traced for long (benchmarks.observe.tracing): is memory flat, are files bounded?
+
+    `resident_mb` are the program's: the median of each tenth of the time, in order; `growth_mb` is that of the last
+    third over the second. `parts_mb` is what its records took at most of the disk, of which `limit_mb` is the bound.
+    """
+
+    arm: str
+    seconds: Positive
+    steps: int
+    steps_per_s: Positive
+    resident_mb: list[float]
+    growth_mb: float
+    limit_mb: Positive
+    parts_mb: float
+    dropped: int
+    rotated_away: int
+    launches_kept: int
+    converted_s: float
+
+
 class FigureRow(Strict):
     """One figure that is promised (benchmarks/core, benchmarks/graphs).
 
@@ -282,7 +303,14 @@ class Results(Strict):
 
     meta: Meta
     meta_by_kind: dict[str, Meta] = {}
-    rows: list[ColocationRow] | list[OverheadRow] | list[PredictorRow] | list[SoakRow] | list[FigureRow]
+    rows: (
+        list[ColocationRow]
+        | list[OverheadRow]
+        | list[PredictorRow]
+        | list[SoakRow]
+        | list[TracingRow]
+        | list[FigureRow]
+    )
 
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""
@@ -311,7 +339,8 @@ def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
     if path.exists():
         before = load(path)
         for row in before.rows:
-            if not isinstance(row, (ColocationRow, OverheadRow, SoakRow, FigureRow)) and row.kind not in made:
+            others = (ColocationRow, OverheadRow, SoakRow, TracingRow, FigureRow)
+            if not isinstance(row, others) and row.kind not in made:
                 kept.append(row)
         made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
     # The file's own meta names the GPU that the launches ran on, if any kind has one.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.observe import tracing
+from benchmarks.results.schema import TracingRow, load
 
 
 def test_arms_are_measured_once_and_the_rest_later(
@@ -24,7 +25,10 @@ def test_arms_are_measured_once_and_the_rest_later(
     assert traced["samples"], "memory was looked at"
     assert (tmp_path / "traced" / "traced.pftrace").stat().st_size > 0
     assert "<title>GPU time: traced.pftrace</title>" in (tmp_path / "traced" / "traced.html").read_text()
-    assert tracing.main([*arguments, "--arms", "untraced", "traced"]) == 0
+    results = tmp_path / "tracing.json"
+    assert tracing.main([*arguments, "--arms", "untraced", "traced", "--results", str(results)]) == 0
+    (row,) = (row for row in load(results).rows if isinstance(row, TracingRow) and row.arm == "traced")
+    assert row.steps == traced["steps"] and row.limit_mb == 256 and 0 < len(row.resident_mb) <= 10
     arms = json.loads(path.read_text())["arms"]
     assert arms["traced"] == traced, "not again"
     assert arms["untraced"]["most_parts_mb"] == 0
