@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from training.data import Codes, Floats, replay_columns, sm_count_of
 
-#: As EventClock of csrc/predict/sample.hpp.
+#: As event_sample() of csrc/predict/sample.hpp.
 GAP_NS = 1300
 TICK_NS = 500
 COVERAGE = 0.9

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "predict/features.hpp"
+#include "predict/outlook.hpp"
 #include "predict/predictor.hpp"
 #include "predict/trees/evaluator.hpp"
 
@@ -96,18 +97,24 @@ struct Asked {
   Launches launches;
   std::uint64_t next = 1;
 
-  // ns a prediction; -1 where not all were hits, or misses.
-  double time(bool is_hit) {
+  // ns a prediction; -1 where not all were hits, or misses. `outlook`: with all that is said of a launch before it
+  // runs.
+  double time(bool is_hit, bool outlook = false) {
     std::size_t hits = 0;
     std::int64_t sum = 0;
+    float shares = 0;
     const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < kLaunches; ++i) {
       const predict::Prediction prediction = predictor.predict(launches.query(i));
       hits += prediction.hit ? 1 : 0;
       sum += prediction.bound_ns;
+      if (outlook) {
+        const predict::Outlook said = predict::outlook_of(launches.query(i), prediction.duration_ns);
+        shares += said.occupancy + said.sm_utilisation + said.block_efficiency;
+      }
     }
     const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    const bool is_valid = hits == (is_hit ? kLaunches : 0) && sum > 0;
+    const bool is_valid = hits == (is_hit ? kLaunches : 0) && sum > 0 && (!outlook || shares > 0);
     return is_valid ? took.count() / kLaunches : -1;
   }
 };
@@ -145,11 +152,16 @@ void* open_predictor(const void* evaluator) {
 
 double time_hit(void* asked) { return static_cast<Asked*>(asked)->time(true); }
 
-double time_cold(void* opened) {
+double time_new(void* opened, bool outlook) {
   auto* const asked = static_cast<Asked*>(opened);
   asked->launches.fill(kLaunches * asked->next++);
-  return asked->time(false);
+  return asked->time(false, outlook);
 }
+
+double time_cold(void* opened) { return time_new(opened, false); }
+
+// Of new launches: their time, occupancy, use of the multiprocessors, and efficiency or throughput.
+double time_four(void* opened) { return time_new(opened, true); }
 
 // Null where it cannot be had; stderr says why.
 const void* open_evaluator(const char* path, int isa) {

@@ -21,7 +21,7 @@ constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates about what 
 constexpr float kSpreadWeight = 6;         // samples of a key that weigh as much as kUsualSpread
 constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
-constexpr float kFunctionStep = 0.1F;
+constexpr float kFunctionStep = 0.05F;
 constexpr float kMostScore = 10'000;
 constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted of a correction
 
@@ -153,7 +153,8 @@ float Predictor::base_log_of(const Query& query) const noexcept {
 std::int64_t Predictor::estimate_ns(const Query& query) const noexcept {
   const CacheEntry* const entry = place_of(query).entry;
   if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
-  return static_cast<std::int64_t>(std::exp(base_log_of(query) + correction_log(correction_of(query.function))));
+  const float base_log = base_log_of(query);
+  return static_cast<std::int64_t>(std::exp(base_log + correction_log(correction_of(query.function), base_log)));
 }
 
 std::uint64_t Predictor::key_of_graph(const void* graph, std::int64_t critical_path_ns) noexcept {
@@ -178,17 +179,26 @@ Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_pat
   return answer(entry, false, busy);
 }
 
-float Predictor::correction_log(std::uint32_t function_index) const noexcept {
+float Predictor::mean_correction_log(std::uint32_t function_index) const noexcept {
   if (function_index == kUncorrected) return 0;
   const Correction& own = corrections_[function_index];
   const auto samples = static_cast<float>(own.samples);
   return (samples * own.log_ratio + kLibraryWeight * libraries_.shrunk(own.library)) / (samples + kLibraryWeight);
 }
 
+// Of a launch without a sample of its own.
+float Predictor::correction_log(std::uint32_t function_index, float base_log) const noexcept {
+  const float mean = mean_correction_log(function_index);
+  return function_index < kMaxFunctions ? nearby_.about(function_index, base_log, mean) : mean;
+}
+
 void Predictor::refresh(CacheEntry& entry) const noexcept {
-  const float corrected = entry.base_log + correction_log(entry.function);
-  float log = corrected;
-  if (entry.samples > 0) {
+  float log = 0;
+  if (entry.samples == 0) {
+    log = entry.base_log + correction_log(entry.function, entry.base_log);
+  } else {
+    // By the mean over all sizes: what is known of launches nearby has this key's own first sample in it.
+    const float corrected = entry.base_log + mean_correction_log(entry.function);
     // What the function suggests weighs as many samples as it deserves: by the noise of a sample over what the
     // suggestion is off by, of which what the samples' own noise explains is not counted.
     const auto samples = static_cast<float>(entry.samples);
@@ -308,6 +318,7 @@ void Predictor::learn(const Prediction& prediction, const Sample& sample, bool o
       if (Library* const library = libraries_.at(correction.library)) library->add(ratio);
     }
     correction.add(ratio, kFunctionStep);
+    if (function < kMaxFunctions) nearby_.add(function, prediction.base_log, ratio);
   }
   if (entry == nullptr || entry->is_split) return;
   if (prediction.own_key != 0) unanswered_ = 0;
@@ -336,7 +347,7 @@ void Predictor::observe_at_least(const Prediction& prediction, std::int64_t ran_
   if (entry == nullptr || entry->samples > 0 || entry->is_split) return;
   const float ran_log = std::min(log_of(ran_ns), kMostLog);
   if (ran_log <= entry->estimate_log) return;
-  entry->base_log = std::clamp(ran_log - correction_log(entry->function), kLeastLog, kMostLog);
+  entry->base_log = std::clamp(ran_log - correction_log(entry->function, entry->base_log), kLeastLog, kMostLog);
   refresh(*entry);
   entry->bound_ns = 0;
 }
@@ -469,6 +480,7 @@ void Predictor::restore(std::span<const std::byte> state) {
   cache_ = *cache;
   bound_ = *bound;
   libraries_ = libraries;
+  nearby_.clear();
   corrections_.fill({});
   corrections_[kGraphs] = graphs;
   saved_ = std::move(functions);

@@ -1,9 +1,9 @@
 // How long will this launch take, and what will it hardly exceed? The one interface that the scheduler knows.
 //
 // A key that was launched before: what its launches lasted (cache.hpp). A new one: the trees, or without them occupancy
-// and waves, times what such estimates of this function's new keys were wrong by so far, and of a new function those of
-// its library as far as they agree (libraries.hpp). A graph: its critical path
-// or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
+// and waves, times what such estimates of this function's new keys of about that length were wrong by so far
+// (nearby.hpp), and of a new function those of its library as far as they agree (libraries.hpp). A graph: its critical
+// path or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
 // (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
 //
 // Kernels whose work shows in their geometry (elementwise, copies, indexing, fills; by name) share a key
@@ -33,6 +33,7 @@
 #include "predict/cache.hpp"
 #include "predict/launch.hpp"
 #include "predict/libraries.hpp"
+#include "predict/nearby.hpp"
 #include "predict/sample.hpp"
 #include "predict/trees/evaluator.hpp"
 #include "predict/words.hpp"
@@ -104,13 +105,10 @@ class Predictor {
 
   // The same of a launch between two timing events, which gave `elapsed_ns`. What it took by that.
   std::int64_t observe_elapsed(const Prediction& prediction, std::int64_t elapsed_ns, bool overlapped) noexcept {
-    const Sample sample = clock_.sample(elapsed_ns);
+    const Sample sample = event_sample(elapsed_ns);
     if (elapsed_ns > 0) learn(prediction, sample, overlapped);
     return static_cast<std::int64_t>(sample.ns);
   }
-
-  // What two timing events around nothing gave: what they add to a launch.
-  void calibrate(std::int64_t elapsed_ns) noexcept { clock_.calibrate(elapsed_ns); }
 
   // A launch has run for `ran_ns` and is not complete: it takes at least that. For a key that has no sample yet, whose
   // estimate may be far too short; a measured one stands.
@@ -165,7 +163,8 @@ class Predictor {
   void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
   std::uint64_t base_identity() const noexcept;  // of what estimates new keys; 0: no trees
   float base_log_of(const Query& query) const noexcept;
-  float correction_log(std::uint32_t function_index) const noexcept;
+  float mean_correction_log(std::uint32_t function_index) const noexcept;
+  float correction_log(std::uint32_t function_index, float base_log) const noexcept;
   void refresh(CacheEntry& entry) const noexcept;
   bool settles(const CacheEntry& entry) noexcept;
   bool draw(const CacheEntry& entry, bool busy) noexcept;
@@ -180,10 +179,10 @@ class Predictor {
   const Allocations* allocations_ = nullptr;
   Cache cache_;
   Bound bound_;
-  EventClock clock_;
   float noise_ns_ = 0;  // of the samples
   std::array<Correction, kMaxFunctions + 2> corrections_{};
   Libraries libraries_;
+  Nearby nearby_;
   std::vector<Correction> saved_;  // of functions of earlier runs, by identity
   Words words_;
 };

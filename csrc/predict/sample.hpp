@@ -1,9 +1,9 @@
 // A measured duration, with what the measurement may be wrong by.
 //
 // CUPTI gives the time on the device to a few nanoseconds. Two CUDA events around a launch give it in half-microsecond
-// ticks and with the gap before the kernel, which EventClock takes off: of a kernel of 1 us a single sample is wrong by
-// 20%, but not in the mean, as long as nothing is cut off below. So short kernels are averaged in nanoseconds, not in
-// logarithms, over more samples.
+// ticks and with the gap before the kernel, which event_sample() takes off: of a kernel of 1 us a single sample is
+// wrong by 20%, but not in the mean, as long as nothing is cut off below. So short kernels are averaged in nanoseconds,
+// not in logarithms, over more samples.
 #pragma once
 
 #include <algorithm>
@@ -37,30 +37,15 @@ struct Sample {
   }
 };
 
+// What two events around a launch add to its kernel, and what they resolve.
+inline constexpr std::int64_t kEventGapNs = 1'300;
+inline constexpr float kEventTickNs = 500;
+inline constexpr float kEventNoiseNs =
+    0.41F * kEventTickNs;  // of the difference of two rounded times: a tick over root six
+
 // What two events around a launch say of it.
-class EventClock {
- public:
-  static constexpr std::int64_t kGapNs = 1'300;  // what they add to a kernel between them, until it was measured
-  static constexpr float kTickNs = 500;
-  static constexpr float kNoiseNs = 0.41F * kTickNs;  // of the difference of two rounded times: a tick over root six
-
-  // Two events around nothing came `elapsed_ns` apart: the gap follows the mean of these.
-  void calibrate(std::int64_t elapsed_ns) noexcept {
-    if (elapsed_ns < 0 || elapsed_ns > kMostGapNs) return;  // other work came between them
-    count_ = std::min(count_ + 1, kMostCount);
-    gap_ns_ += (static_cast<float>(elapsed_ns) - gap_ns_) / static_cast<float>(count_);
-  }
-
-  float gap_ns() const noexcept { return gap_ns_; }
-
-  Sample sample(std::int64_t elapsed_ns) const noexcept { return {static_cast<float>(elapsed_ns) - gap_ns_, kNoiseNs}; }
-
- private:
-  static constexpr std::int64_t kMostGapNs = 10'000;
-  static constexpr int kMostCount = 256;
-
-  float gap_ns_ = kGapNs;
-  int count_ = 0;
-};
+inline Sample event_sample(std::int64_t elapsed_ns) noexcept {
+  return {static_cast<float>(elapsed_ns - kEventGapNs), kEventNoiseNs};
+}
 
 }  // namespace cudasched::predict

@@ -39,7 +39,7 @@ def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monke
     before, after = (json.loads(one.read_text()) for one in (committed, path))
     names = [row["figure"] for row in after["rows"]]
     assert len(names) == len(set(names))
-    assert set(names) == {row["figure"] for row in before["rows"]} | {"miss_ns", "hit_ns"}
+    assert set(names) == {row["figure"] for row in before["rows"]} | {"miss_ns", "hit_ns", "four_predictions_ns"}
     assert [row for row in after["rows"] if row["figure"] == "repeat"] == [
         row for row in before["rows"] if row["figure"] == "repeat"
     ]

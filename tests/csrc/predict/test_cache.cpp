@@ -97,8 +97,8 @@ TEST(CacheEntry, TracksASlowDriftAndItsOwnSpread) {
 // As two events in half-microsecond ticks tell a kernel of that length.
 Sample by_events(double duration_ns, std::mt19937_64& random) {
   const double begin = std::uniform_real_distribution<double>(0, 500)(random);
-  const double elapsed = 500 * std::floor((begin + duration_ns + EventClock::kGapNs) / 500);
-  return EventClock{}.sample(static_cast<std::int64_t>(elapsed));
+  const double elapsed = 500 * std::floor((begin + duration_ns + kEventGapNs) / 500);
+  return event_sample(static_cast<std::int64_t>(elapsed));
 }
 
 TEST(CacheEntry, ShortKernelsTimedByEventsAreNotBiased) {
@@ -126,17 +126,6 @@ TEST(CacheEntry, ShortSamplesOfASharedKeySplitNothingByTheirTicks) {
     if (entry.agrees(static_cast<std::uint16_t>(2 * i + 1), sample)) entry.add(sample);
   }
   EXPECT_FALSE(entry.is_split);
-}
-
-TEST(EventClock, TakesOffWhatEventsAroundNothingGave) {
-  EventClock clock;
-  EXPECT_EQ(clock.sample(5'000).ns, 5'000 - EventClock::kGapNs);
-  for (int i = 0; i < 500; ++i) clock.calibrate(i % 2 == 0 ? 1'500 : 2'000);
-  EXPECT_NEAR(clock.gap_ns(), 1'750, 30);
-  EXPECT_NEAR(clock.sample(5'000).ns, 3'250, 30);
-  clock.calibrate(5'000'000);  // other work came between them
-  clock.calibrate(-1);
-  EXPECT_NEAR(clock.gap_ns(), 1'750, 30);
 }
 
 // Far more keys than places: the table never fails, and the keys in use now are the ones it knows.
