@@ -1,15 +1,19 @@
 """Records programs of other libraries on a GPU, by CUPTI and by events at once: what evaluation is held to.
 
-    python -m training.record --out DIR --seconds 75                    # on the GPU: at most 8 minutes, six files
-    python -m training.record --unpack DIR --out training/data/         # anywhere: libraries.parquet
+    python -m training.record --out DIR --seconds 36                    # on the GPU: at most 6 minutes, seven files
+    python -m training.record --unpack DIR --out training/data/         # anywhere: libraries.parquet, sm_counts.parquet
 
 The programs (`training.libraries`) use CuPy, Numba, Triton, JAX, torchvision and transformers, and share no code with
 the sweeps. Each is a process of its own whose launches are timed by `--timing both` (docs/dataset.md); what is not
 installed or fails is counted and left out. Recording needs neither pyarrow nor XGBoost: the journals of a program are
 packed as they are into `NAME.tar.xz`, with `record.json`, which says what ran. A program that is there, whole, is not
-recorded again; one that takes too long is stopped, and what it has recorded by then is kept.
+recorded again; one that takes too long is stopped, and what it has recorded by then is kept. A program that has
+launched enough ends early, so that its file stays below 16 MiB. `sm_counts` is the same work on parts of the GPU
+(`training.sm_counts`).
 
-`--unpack` makes one Parquet file of them, a program a process, every launch in order.
+`--unpack` makes one Parquet file of them, a program a process, every launch in order, and another of `sm_counts`. It
+says what events around a kernel add to its time, and by how much that varies: what the scheduler takes off
+(csrc/predict/sample.hpp).
 """
 
 from __future__ import annotations
@@ -45,9 +49,15 @@ PROGRAMS = (
     "transformers_models",
     "jax_models",
 )
+#: Recorded with them, and not one of them: it is kept in a file of its own.
+SM_COUNTS = "sm_counts"
 #: What a program's process may take longer than it was given, to start, to end and to write its journal.
 GRACE_S = 20.0
 MOST_BYTES = 16 << 20
+#: Launches timed by both, for what is said of events.
+LEAST_TIMED = 20
+#: Of journals, after which a program ends: packed they take a tenth of that and less.
+MOST_JOURNAL_BYTES = 120 << 20
 PACKAGES = ("torch", "torchvision", "transformers", "triton", "jax", "jaxlib", "cupy-cuda13x", "numba", "numba-cuda")
 #: XLA's graphs would hide its kernels, and its pool the memory of the others.
 ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -58,13 +68,16 @@ Parts = Iterator[tuple[str, Callable[[], Any]]]
 
 def parts_of(name: str, tiny: bool) -> Parts:
     """A program's parts: those of `training.libraries`, or of another module of that name."""
-    module = importlib.import_module(f"training.libraries.{name}" if name in PROGRAMS else name)
+    home = "training.libraries." if name in PROGRAMS else "training." if name == SM_COUNTS else ""
+    module = importlib.import_module(home + name)
     found: Parts = module.parts(tiny)
     return found
 
 
-def run(name: str, seconds: float, tiny: bool, label: Callable[[str], Any]) -> dict[str, Any]:
-    """Runs a program's parts until there are no more, or the time is over.
+def run(
+    name: str, seconds: float, tiny: bool, label: Callable[[str], Any], enough: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Runs a program's parts until there are no more, the time is over, or `enough` is recorded.
 
     Returns:
         What ran, as `record.json` has it: parts that ran, why others did not, whether the program came to its end.
@@ -74,6 +87,9 @@ def run(name: str, seconds: float, tiny: bool, label: Callable[[str], Any]) -> d
     try:
         for what, part in parts_of(name, tiny):
             if time.monotonic() - began > seconds:
+                break
+            if enough():
+                done["complete"] = True
                 break
             label(f"program:{name}|{what}")
             try:
@@ -103,7 +119,11 @@ def child(options: argparse.Namespace) -> None:
         import cudasched.collect
 
         label = cudasched.collect.label
-    done = run(options.child, options.seconds, options.tiny, label)
+
+    def enough() -> bool:
+        return sum(path.stat().st_size for path in options.out.parent.glob("*.journal")) > MOST_JOURNAL_BYTES
+
+    done = run(options.child, options.seconds, options.tiny, label, enough)
     options.out.write_text(json.dumps(done) + "\n")
 
 
@@ -210,7 +230,8 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
 
     from training.compact import plain, read, write
 
-    tables, rows = [], {}
+    tables: dict[str, list[Any]] = {"libraries": [], SM_COUNTS: []}
+    rows: dict[str, int] = {}
     about: dict[str, str] = {}
     for path in sorted(source.glob("*.tar.xz")):
         with tempfile.TemporaryDirectory() as scratch, tarfile.open(path, "r:xz") as archive:
@@ -232,25 +253,48 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
         # Two events around nothing, as this program's process measured them.
         about[f"training.empty_pair_ns.{name}"] = metadata.get("cudasched.empty_pair_ns", "0")
         if len(table):
-            tables.append(table)
-    if not tables:
+            tables[name if name == SM_COUNTS else "libraries"].append(table)
+            about |= {f"training.event_{what}_ns.{name}": str(ns) for what, ns in event_gap(table, name).items()}
+    if not any(tables.values()):
         raise FileNotFoundError(f"{source} has no recorded launches (*.tar.xz): record with python -m training.record")
-    whole = pa.concat_tables(tables, promote_options="default")
-    known = {key.decode(): value.decode() for key, value in (tables[0].schema.metadata or {}).items()}
-    known.pop("cudasched.seal", None)  # of one program's file
-    known["cudasched.command"] = json.dumps(["python", "-m", "training.record"])
     out.mkdir(parents=True, exist_ok=True)
-    size = write(whole.replace_schema_metadata({**about, **known}), out / "libraries.parquet")
-    print(f"libraries.parquet: {len(whole)} rows, {size / 2**20:.1f} MiB, {rows}")
+    for file, some in tables.items():
+        if not some:
+            continue
+        whole = pa.concat_tables(some, promote_options="default")
+        known = {key.decode(): value.decode() for key, value in (some[0].schema.metadata or {}).items()}
+        known.pop("cudasched.seal", None)  # of one program's file
+        known["cudasched.command"] = json.dumps(["python", "-m", "training.record"])
+        size = write(whole.replace_schema_metadata({**about, **known}), out / f"{file}.parquet")
+        print(f"{file}.parquet: {len(whole)} rows, {size / 2**20:.1f} MiB")
+    print(rows)
     return rows
+
+
+def event_gap(table: Any, name: str) -> dict[str, int]:
+    """What two events add to the kernel between them: the median, and the spread about it, ns; printed, too.
+
+    Of kernels that ran alone and were timed by both; nothing where there are too few.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    alone = pc.and_(pc.is_valid(table["duration_ns"]), pc.invert(pc.fill_null(table["overlapped"], False)))
+    timed = table.filter(pc.and_(alone, pc.greater(pc.fill_null(table["elapsed_ns"], 0), 0)))
+    if len(timed) < LEAST_TIMED:
+        return {}
+    added = timed["elapsed_ns"].to_numpy() - timed["duration_ns"].to_numpy()
+    low, middle, high = (round(float(value)) for value in np.quantile(added, (0.16, 0.5, 0.84)))
+    print(f"{name}: events add {middle} ns to a kernel, 68% of the time {low} to {high} ({len(timed)} launches)")
+    return {"gap": middle, "spread": (high - low) // 2}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     parser = argparse.ArgumentParser(prog="python -m training.record", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory that files are put in")
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="these, separated by commas")
-    parser.add_argument("--seconds", type=float, default=75, help="of each program; 20 more for its start and end")
+    parser.add_argument("--programs", default=",".join((*PROGRAMS, SM_COUNTS)), help="these, separated by commas")
+    parser.add_argument("--seconds", type=float, default=36, help="of each program; 20 more for its start and end")
     parser.add_argument("--grace", type=float, default=GRACE_S, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--tiny", action="store_true", help="the least shapes, for rehearsals")

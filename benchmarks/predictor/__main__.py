@@ -12,9 +12,10 @@ parameters to the prediction and its bound: 512 launches that it knows, and as m
 
     python -m benchmarks.predictor --figures benchmarks/results/predictor_figures.json
 
-does only this: `miss_ns` and `hit_ns`, what the shipped model's predictor takes for a launch that it never saw and for
-one that it knows, and `four_predictions_ns`, for all that is said of a new launch. A figure is the least of many batches' ns a launch, which a machine that does other work beside it
-disturbs least; `low` is the same, `high` their median.
+does only this, of the shipped model: `miss_ns`, what its predictor takes for a launch that it never saw, `hit_ns`, for
+one that it knows, and `four_predictions_ns`, for all that is said of a new launch. A figure is the least of many
+batches' ns a launch, which a machine that does other work beside it disturbs least; `low` is the same, `high` their
+median.
 
 An engine that is not installed is left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals
 onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the results file (accuracy, coverage) stay.

@@ -77,6 +77,9 @@ def test_a_program_is_recorded_by_both_times_packed_and_unpacked(machine: dict[s
     assert pc.min(table["elapsed_ns"]).as_py() >= 20_000  # of kernels of 20 us; nothing is taken off
     assert len(table_of(tmp_path / "data/libraries.parquet")) == 50
     assert (table.schema.metadata or {})[b"training.empty_pair_ns.simulated_program"].isdigit()
+    # What events add to a kernel, and by how much that varies.
+    assert int((table.schema.metadata or {})[b"training.event_gap_ns.simulated_program"]) >= -500
+    assert int((table.schema.metadata or {})[b"training.event_spread_ns.simulated_program"]) >= 0
 
 
 def test_what_is_whole_is_not_recorded_again(machine: dict[str, str], tmp_path: Path) -> None:
@@ -105,6 +108,29 @@ def test_a_cut_or_foreign_archive_is_not_whole(tmp_path: Path) -> None:
     assert not record.is_whole(tmp_path / "cut.tar.xz")
     with pytest.raises(FileNotFoundError, match="no recorded launches"):
         record.unpack(tmp_path / "nowhere", tmp_path)
+
+
+def test_a_program_that_has_recorded_enough_ends_and_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "endless.py").write_text(
+        "import itertools\ndef parts(tiny):\n    for i in itertools.count():\n        yield str(i), lambda: None\n"
+    )
+    calls: list[str] = []
+    done = record.run("endless", 3600, False, calls.append, lambda: len(calls) >= 5)
+    assert done["complete"] and done["parts"] == 5
+
+
+def test_parts_of_the_gpu_are_recorded_apart_from_libraries(machine: dict[str, str], tmp_path: Path) -> None:
+    assert run(machine, tmp_path / "out", "--tiny").returncode == 0
+    packed = tmp_path / "out/simulated_program.tar.xz"
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "journals", filter="data")
+    said = json.loads((tmp_path / "journals/record.json").read_text()) | {"program": record.SM_COUNTS}
+    (tmp_path / "journals/record.json").write_text(json.dumps(said))
+    record.pack(tmp_path / "journals", tmp_path / "out/sm_counts.tar.xz")
+    assert record.unpack(tmp_path / "out", tmp_path / "data") == {"simulated_program": 50, "sm_counts": 50}
+    assert len(collect.read(tmp_path / "data/libraries.parquet")) == 50
+    assert len(collect.read(tmp_path / "data/sm_counts.parquet")) == 50
 
 
 @pytest.mark.parametrize("name", record.PROGRAMS)
