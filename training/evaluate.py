@@ -15,6 +15,11 @@ knew, `new_shape` those that it did not, of kernels that training has, `unseen_k
 all. The bound's coverage is counted on their launches after the first 1,000 of each, pooled, by decile of the predicted
 duration. All intervals are from resampling groups (`training.measures`).
 
+Parts of the GPU (`--sm-counts`, recorded by `training.record`) stand for smaller GPUs of its kind. Trees of the sweeps,
+which ran on the whole GPU, and trees that have some counts of multiprocessors besides, are tested on the other counts,
+alone and as they are corrected on line: rows whose scope is `sm_count:64`, the split `new_shape` where training had
+other counts, else `program`.
+
 A recording without labels, or of one process, lacks some of the splits: they are left out, and that is said.
 """
 
@@ -37,7 +42,7 @@ from training.baselines import BASELINES
 from training.data import Codes, Floats, Launches, Mask, demangle, launches_of, name_family_of, split, table_of
 from training.measures import BINS, Errors, bins_of, errors_of, share_interval
 from training.production import COVERAGE, replay, replay_parts
-from training.train import Recipe, fit, percentage_errors, predict
+from training.train import Recipe, fit, fit_parts, percentage_errors, predict
 
 SPLITS = {"repeat": "processes", "new_shape": "shapes", "unseen_kernel": "kernels"}
 TARGETS = {"repeat": 0.03, "new_shape": 0.09, "unseen_kernel": 0.30}
@@ -48,6 +53,8 @@ WARM_UP = 1000
 BLOCK_KEYS = 2000
 #: Programs of libraries that the sweeps have nothing of.
 OTHER_LIBRARIES = ("cupy_arrays", "numba_kernels", "triton_tutorials")
+#: Counts of multiprocessors that are tested on, of those that `training.sm_counts` records.
+TESTED_COUNTS = (32, 64, 112)
 #: A family with fewer tested launches gets no row of its own.
 LEAST_ROWS = 200
 
@@ -482,6 +489,7 @@ def evaluate(
     threads: int = 2,
     baselines: Sequence[str] = tuple(BASELINES),
     libraries: Path | None = None,
+    sm_counts: Path | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Evaluates, prints, plots; returns rows for the results file, and the promised figures."""
     from cudasched.predictor._recording import feature_names
@@ -518,6 +526,8 @@ def evaluate(
     others = Programs(libraries, str(model / "model.ubj")) if libraries else None
     if others:
         rows += library_rows(others, known)
+    if sm_counts:
+        rows += sm_count_rows(sm_counts, launches, feature_names(), Recipe(**report["recipe"]), threads)
     figures = figures_of(tested, found, known, others)
     print("\nfigures")
     for row in figures:
@@ -537,6 +547,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="the sweeps")
     parser.add_argument("--programs", type=Path, help="the programs that training never saw")
     parser.add_argument("--libraries", type=Path, help="what training.record recorded of other libraries")
+    parser.add_argument("--sm-counts", type=Path, help="what training.record recorded on parts of the GPU")
     parser.add_argument("--model", type=Path, required=True, help="what training.train wrote")
     parser.add_argument("--out", type=Path, help="a results file; its rows of other kinds stay")
     parser.add_argument("--figures", type=Path, help="a file for the promised figures; others that it has stay")
@@ -549,7 +560,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=UserWarning, module="xgboost")
     programs: Path | None = options.programs
     rows, figures = evaluate(
-        *(options.data, programs, options.model, options.plots, options.threads, options.baselines, options.libraries)
+        *(options.data, programs, options.model, options.plots, options.threads, options.baselines),
+        *(options.libraries, options.sm_counts),
     )
     (options.model / "evaluation.json").write_text(json.dumps({"rows": rows, "figures": figures}, indent=1) + "\n")
     command = f"python -m training.evaluate --data {options.data.name} --model model/"
@@ -571,6 +583,59 @@ def library_rows(others: Programs, known: set[int]) -> list[dict[str, Any]]:
                 f"{row['scope']:36}{row['split']:16}{row['n']:>8}{row['mdape']:>8.1%}"
                 f"  [{row['low']:.1%}, {row['high']:.1%}]{row['time_weighted']:>8.1%}{row['bias']:>+8.1%}"
             )
+    return rows
+
+
+def by_sm_count(path: Path) -> dict[int, pa.Table]:
+    """What was recorded on each count of multiprocessors, each a table as of a GPU that has so many.
+
+    Raises:
+        ValueError: A label says nothing of a count.
+    """
+    table = table_of(path)
+    labels = table["label"].cast(pa.string()).to_pylist()
+    try:
+        counts = np.array([int(text.split("|")[1]) for text in labels])
+    except (IndexError, ValueError):
+        raise ValueError(f"{path}: its labels do not say on how many multiprocessors it ran") from None
+    found = {}
+    for count in np.unique(counts).tolist():
+        part = table.filter(pa.array(counts == count))
+        metadata = {**(table.schema.metadata or {}), b"cudasched.sm_count": str(count).encode()}
+        found[int(count)] = part.replace_schema_metadata(metadata)
+    return found
+
+
+def sm_count_rows(
+    path: Path, sweeps: Launches, names: Sequence[str], recipe: Recipe, threads: int
+) -> list[dict[str, Any]]:
+    """Rows of kind accuracy of trees on counts of multiprocessors that they were not trained on, printed too."""
+    tables = by_sm_count(path)
+    trained = [launches_of(table) for count, table in tables.items() if count not in TESTED_COUNTS]
+    rows = []
+    for split_name, more in (("program", []), ("new_shape", trained)):
+        booster = fit_parts([sweeps, *more], names, recipe, threads)
+        with tempfile.TemporaryDirectory() as directory:
+            model = str(Path(directory) / "parts.ubj")
+            booster.save_model(model)
+            for count in TESTED_COUNTS:
+                if count not in tables:
+                    continue
+                launches = launches_of(tables[count])
+                said = replay(tables[count], model)
+                first = first_of(launches.key)
+                for corrected, values in ((False, predict(booster, launches)), (True, said["predicted_ns"])):
+                    errors = errors_of(values[first], launches.duration_ns[first], launches.key[first])
+                    rows.append(
+                        errors.row(split=split_name, model="ours", scope=f"sm_count:{count}", corrected=corrected)
+                    )
+    print("\nparts of the GPU: first launches, trees of the whole GPU (program) and of other parts too (new_shape)")
+    for row in rows:
+        how = "corrected" if row["corrected"] else "trees"
+        print(
+            f"{row['scope']:16}{row['split']:16}{how:12}{row['n']:>8}{row['mdape']:>8.1%}"
+            f"{row['time_weighted']:>8.1%}{row['bias']:>+8.1%}"
+        )
     return rows
 
 

@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,19 @@ def fit(launches: Launches, names: Sequence[str], recipe: Recipe, threads: int =
         "seed": SEED,
     }
     return xgboost.train(parameters, data, recipe.trees)
+
+
+def fit_parts(parts: Sequence[Launches], names: Sequence[str], recipe: Recipe, threads: int = 2) -> xgboost.Booster:
+    """The same on several recordings: launches of two of them are never alike."""
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = replace(
+            joined,
+            rows=np.concatenate([joined.rows, part.rows]),
+            duration_ns=np.concatenate([joined.duration_ns, part.duration_ns]),
+            key=np.concatenate([joined.key, part.key + int(joined.key.max()) + 1]),
+        )
+    return fit(joined, names, recipe, threads)
 
 
 def predict(booster: xgboost.Booster, launches: Launches) -> Floats:

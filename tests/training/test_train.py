@@ -313,3 +313,40 @@ def test_programs_of_other_libraries_have_rows_and_a_figure(trained: Path, progr
     first = next(row for row in rows if row["scope"] == "program:cupy_arrays" and row["split"] == "unseen_kernel")
     assert figures["other_libraries_first"]["n"] == first["n"]
     assert figures["other_libraries_first"]["goal"] == 0.40
+
+
+def parts_of_the_gpu(sweeps: Path, out: Path) -> Path:
+    """The sweeps' launches as if on several counts of multiprocessors, each as much slower as it has fewer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(sweeps)
+    tables = []
+    for count in (16, 64, 132):
+        labels = [f"program:sm_counts|{count}|work {i % 40}" for i in range(len(table))]
+        took = table["duration_ns"].to_numpy() * 132 // count
+        for name, column in (("label", pa.array(labels).dictionary_encode()), ("duration_ns", pa.array(took))):
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, table.schema.field(place), column.cast(table.schema.field(place).type))
+        tables.append(table)
+        table = pq.read_table(sweeps)
+    pq.write_table(pa.concat_tables(tables), out)
+    return out
+
+
+def test_trees_are_tested_on_counts_of_multiprocessors_that_they_did_not_have(
+    sweeps: Path, launches: data.Launches, tmp_path: Path
+) -> None:
+    from cudasched.predictor._recording import feature_names
+
+    path = parts_of_the_gpu(sweeps, tmp_path / "sm_counts.parquet")
+    tables = evaluate.by_sm_count(path)
+    assert {count: data.sm_count_of(table) for count, table in tables.items()} == {16: 16, 64: 64, 132: 132}
+    assert [len(table) for table in tables.values()] == [len(launches)] * 3
+    rows = evaluate.sm_count_rows(path, launches, feature_names(), train.Recipe(trees=40), 2)
+    assert {row["scope"] for row in rows} == {"sm_count:64"}
+    error = {(row["split"], row["corrected"]): row["mdape"] for row in rows}
+    # Half the multiprocessors take twice as long, of which trees of the whole GPU know little; corrections follow.
+    assert error["program", True] < error["program", False]
+    with pytest.raises(ValueError, match="how many multiprocessors"):
+        evaluate.by_sm_count(sweeps)
