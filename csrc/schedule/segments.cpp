@@ -46,7 +46,7 @@ Segments::Told Segments::begin(std::uint64_t key, std::int64_t now) noexcept {
     clean_ = request % kCleanPeriod == 0 || known.share < kLeastShare;
     if (clean_ && profile(key_, 0).known()) ++counts_.clean;
     noted = request % kNotedPeriod == 1 || !profile(key_, 0).known();
-    if (noted) phase_.store((phase_.load(std::memory_order_relaxed) + 1) % kTimedPeriod, std::memory_order_relaxed);
+    if (noted) time_others(known);
   }
   noted_.store(noted, std::memory_order_relaxed);
   return start(now);
@@ -63,11 +63,11 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
     profile_.store(nullptr, std::memory_order_release);
     return told;
   }
-  const Key& key = keys_[static_cast<std::size_t>(key_)];
+  Key& key = keys_[static_cast<std::size_t>(key_)];
   const SegmentProfile& known = profile(key_, number_);
   // The times of a segment that is not known yet are noted in any request.
   if (!known.known() && !noted_.load(std::memory_order_relaxed)) {
-    phase_.store((phase_.load(std::memory_order_relaxed) + 1) % kTimedPeriod, std::memory_order_relaxed);
+    time_others(key);
     noted_.store(true, std::memory_order_relaxed);
   }
   told.median_ns = known.median_ns();
@@ -81,6 +81,11 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
   }
   profile_.store(&known, std::memory_order_release);
   return told;
+}
+
+void Segments::time_others(Key& key) noexcept {
+  key.phase = (key.phase + 1) % kTimedPeriod;
+  phase_.store(key.phase, std::memory_order_relaxed);
 }
 
 void Segments::took(std::size_t number, std::int64_t gpu_ns) noexcept {

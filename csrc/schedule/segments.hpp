@@ -104,6 +104,7 @@ class Segments {
     double share = 1.0;
     std::uint64_t judged = 0;  // requests beside best effort since the last judgement
     int calm = 0;              // judgements in a row that found them within the target
+    std::size_t phase = 0;     // which of its launches were measured last, of kTimedPeriod
   };
 
   static constexpr int kNone = -1;
@@ -113,6 +114,9 @@ class Segments {
   Told start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
   void judge(Key& key) noexcept;
+  // Of the request under way, measure other launches than of the key's last: servers that take turns must not always
+  // get the same of them.
+  void time_others(Key& key) noexcept;
   SegmentProfile& profile(int key, std::size_t number) noexcept {
     return profiles_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
   }

@@ -184,6 +184,38 @@ TEST(Segments, ALiarIsBelievedLessAndLessOften) {
   EXPECT_LT(foretold, kRequests / 20u);
 }
 
+TEST(Segments, TwoServersOfOneProcessKeepTheirOwnProfilesUnderTheirOwnTargets) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  const Program slow{250, 5 * kUs, 20 * kUs, 10 * kUs};
+  const Program quick{60, 12 * kUs, 15 * kUs, 10 * kUs};
+  const auto host_ns = [](const Segments::Told& told) {
+    const std::optional<Left> left = unpack(told.left);
+    return left ? left->host_ns : -1;
+  };
+  int known = 0;
+  for (int i = 0; i < 200; ++i) {
+    const std::int64_t of_slow = host_ns(request(segments, slow, now, 1, 5 * kMs).front());
+    const std::int64_t of_quick = host_ns(request(segments, quick, now, 1, 2 * kMs).front());
+    if (i < 20) continue;
+    if (of_slow >= 0) EXPECT_NEAR(static_cast<double>(of_slow), 5e6, 1e5);
+    if (of_quick >= 0) EXPECT_NEAR(static_cast<double>(of_quick), 9e5, 5e4);
+    known += of_slow >= 0 && of_quick >= 0 ? 1 : 0;
+  }
+  EXPECT_EQ(segments.counts().fallbacks, 0u);
+  EXPECT_GE(known, 170);
+}
+
+TEST(Segments, AClientThatNamesAnotherTargetForEachRequestIsNeverBelieved) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (std::uint64_t i = 0; i < 500; ++i) {
+    const Segments::Told told = request(segments, {}, now, 1, 1 + i % (Segments::kKeys + 1)).front();
+    EXPECT_EQ(told.left, kNothingKnown);
+    EXPECT_EQ(told.late_ns, 0);
+  }
+}
+
 TEST(Segments, OfOverlappingRequestsNothingIsLearned) {
   Segments segments(0.03);
   std::int64_t now = kMs;

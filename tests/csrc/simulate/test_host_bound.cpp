@@ -149,6 +149,75 @@ TEST(HostBound, ADifferentModelBehindTheSameServerIsStrictAgainWithinAFewRequest
   EXPECT_LE(slowed, 20) << "of " << requests;
 }
 
+// Every tenth request hangs on its host, in mid-request, for a second.
+TEST(HostBound, IntoARequestThatDoesNotEndNothingIsLetInAnyMore) {
+  ReplayClient hanging = server({}, 7, kEndNs);
+  for (std::size_t request = 9; request < hanging.request_ends.size(); request += 10) {
+    hanging.launches[hanging.request_ends[request] - 100].gap_ns = kSecondNs;
+  }
+  hanging.arrivals_ns.clear();
+  for (std::int64_t at = 0; at < 2 * kEndNs / 3; at += 150 * kMsNs) hanging.arrivals_ns.push_back(at);
+  ReplaySettings settings = harvesting(Sharing::kMps);
+  settings.log = true;
+  const auto both = replay(std::vector{hanging, trainer(kTransformerKernels, 3)}, settings);
+  EXPECT_TRUE(std::any_of(both.clients[0].latencies_ns.begin(), both.clients[0].latencies_ns.end(),
+                          [](std::int64_t latency_ns) { return latency_ns > kSecondNs; }));
+  // Launches that went while latency work was active, by the time since the server's last launch.
+  std::int64_t last_ns = 0;
+  std::int64_t longest_ns = 0;
+  std::uint64_t in_gaps = 0;
+  std::vector<LaunchRecord> log = both.log;
+  std::sort(log.begin(), log.end(), [](const auto& a, const auto& b) { return a.submitted_ns < b.submitted_ns; });
+  for (const LaunchRecord& launch : log) {
+    if (launch.client == 0) last_ns = launch.submitted_ns;
+    if (launch.client != 1 || !launch.latency_active) continue;
+    ++in_gaps;
+    longest_ns = std::max(longest_ns, launch.submitted_ns - last_ns);
+  }
+  EXPECT_GT(in_gaps, 100u);
+  EXPECT_LT(longest_ns, 25 * kMsNs) << "four times what such a segment takes, and no longer";
+}
+
+// A region that is left open holds request after request: each wait ends a segment, the later ones are taken for alike.
+TEST(HostBound, ARegionThatHoldsManyRequestsIsHarvestedAndKeptToItsPace) {
+  HostBoundServer model;
+  model.segments = 40;
+  model.launches = 60;
+  model.rate_hz = 8;
+  const ReplayClient region = server(model, 7, kEndNs);
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kOneProcess}) {
+    const Beside strict = strictly(region, trainer(kTransformerKernels, 3), sharing);
+    const Beside found = beside(region, trainer(kTransformerKernels, 3), harvesting(sharing));
+    EXPECT_LT(found.p50, strict.p50 + 0.06);
+    EXPECT_GE(found.kept, strict.kept - 0.01);
+  }
+}
+
+// Two servers of one process, of different lengths, whose requests meet now and then.
+TEST(HostBound, TwoServersOfDifferentProfilesAreSlowedByNoMoreThanUnderStrictAndTheTarget) {
+  HostBoundServer small;
+  small.launches = 80;
+  small.gap_ns = 12 * kUsNs;
+  small.rate_hz = 25;
+  ReplayClient one = server({}, 7, kEndNs);
+  ReplayClient two = server(small, 9, kEndNs);
+  one.slo_ns = 20 * kMsNs;
+  two.slo_ns = 5 * kMsNs;
+  const auto run = [&](const std::string& policy) {
+    ReplaySettings settings = harvesting(Sharing::kOneProcess);
+    settings.policy = policy;
+    return replay(std::vector{one, two, trainer(kTransformerKernels, 3)}, settings);
+  };
+  const ReplayResult strict = run("strict");
+  const ReplayResult found = run("harvest");
+  for (const std::size_t client : {std::size_t{0}, std::size_t{1}}) {
+    EXPECT_LT(percentile_ns(found.clients[client].latencies_ns, 0.5),
+              1.06 * percentile_ns(strict.clients[client].latencies_ns, 0.5))
+        << client;
+  }
+  EXPECT_GT(found.clients[2].gpu_ns, strict.clients[2].gpu_ns);
+}
+
 TEST(HostBound, AServerOfOneGraphIsServedAsUnderStrict) {
   ReplayClient graphs = server({}, 7, kEndNs);
   graphs.launches = {{0, 480 * kUsNs, false, 70}};
