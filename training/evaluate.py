@@ -307,7 +307,7 @@ LIMITED_BY = {
     "new_shape_misses": "128 trees of depth 7, which is what a launch has time for, and few shapes of convolution, "
     "attention and pooling in the recording",
     "unseen_family": "few name families in the recording: what a kernel of another source does is not in its launch",
-    "program_time_weighted": "first launches of new shapes: 7% of the time, predicted at a quarter off",
+    "program_time_weighted": "first launches of new shapes: 7% of the time, predicted at a fifth off",
     "program_bias": "first launches over 100 us",
     "over_100us": "few recorded launches over 100 us, and kernels whose work depends on data or on loops that their "
     "parameters do not show",
