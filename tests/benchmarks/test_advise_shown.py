@@ -1,0 +1,126 @@
+"""The cases that advice is shown on: rules fire for what they are made of, and the benchmark's rows. No GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from cudasched.errors import Error
+
+from benchmarks.advise import __main__ as shown
+from benchmarks.advise.cases import SOURCE, Case, Version, cases
+from benchmarks.results.schema import RESULTS, FigureRow, load
+
+pa = pytest.importorskip("pyarrow", reason="advice reads recordings with pyarrow")
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+
+#: Rules of whole programs, of which the kernels' own facts say nothing.
+OF_PROGRAMS = ("tiny_launches", "launch_bound")
+
+
+def facts_of(case: Case, version: Version) -> dict[str, int]:
+    """Registers and local memory of a version's kernel, as the compiler tells them."""
+    from cudasched.tune import compile as compiling
+
+    try:
+        compiling.choose("nvcc")
+    except Error as error:
+        pytest.skip(str(error))
+    log = compiling.compile_source(SOURCE, version.macros, "sm_90", "nvcc", ["-Xptxas=-v"]).log
+    part = log[log.index(f"Compiling entry function '{case.kernel}'") :]
+    registers = re.search(r"Used (\d+) registers", part)
+    stack = re.search(r"(\d+) bytes stack frame", part)
+    assert registers and stack, part
+    return {"registers": int(registers[1]), "local_bytes": int(stack[1])}
+
+
+def advised(case: Case, version: Version) -> set[str]:
+    """The rules that fire for a version, from what its launches are and half a millisecond each."""
+    from cudasched.advise import advise
+    from cudasched.advise.occupancy import ARCHITECTURES, occupancy
+    from test_advise import launch, recording
+
+    facts = facts_of(case, version)
+    table = ARCHITECTURES["9.0"]
+    fits = occupancy(table, version.threads, facts["registers"], version.shared_bytes)
+    row = launch(
+        grid=(version.blocks, 1, 1),
+        block=(version.threads, 1, 1),
+        function=case.kernel,
+        dynamic_shared_bytes=version.shared_bytes,
+        blocks_per_sm=fits.blocks_per_sm,
+        duration_ns=500_000,
+        **facts,
+    )
+    (kernel,) = advise(recording([row])).kernels
+    return {finding.rule for finding in kernel.findings}
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.rule not in OF_PROGRAMS], ids=lambda case: case.rule)
+def test_a_rule_fires_for_its_kernel_before_and_not_after(case: Case) -> None:
+    assert shown.why_not_shown(case.rule, advised(case, case.before), advised(case, case.after)) == ""
+
+
+def test_every_rule_but_one_has_a_case() -> None:
+    document = (Path(__file__).parents[2] / "docs/advise.md").read_text()
+    rules = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
+    assert {"slower_than_predicted"} == rules - {case.rule for case in cases()}
+
+
+def test_both_versions_do_the_same_work() -> None:
+    def steps(version: Version) -> int:
+        held = int(dict(version.macros).get("HELD", 8))
+        per_value = version.rounds * (held if version.shared_bytes or version.macros else 1)
+        return version.launches * per_value
+
+    for case in cases():
+        before, after = case.before, case.after
+        assert before.count == after.count
+        assert steps(before) == steps(after), case.rule
+
+
+def test_rows_say_what_the_second_takes_of_the_first() -> None:
+    found = shown.row("tail", [2.0, 4.0, 2.0], [1.0, 2.2, 1.0])
+    assert (found.value, found.low, found.high, found.n) == (0.5, 0.5, pytest.approx(0.55), 3)
+    assert found.met and found.limited_by == ""
+    slower = shown.row("tail", [2.0], [2.1])
+    assert not slower.met and "2.000 ms before, 2.100 after" in slower.limited_by
+
+
+def test_what_speaks_against_a_case_is_said() -> None:
+    assert shown.why_not_shown("tail", {"tail", "local_memory"}, set()) == ""
+    assert shown.why_not_shown("tail", {"local_memory"}, set()) == "the rule does not fire before (local_memory)"
+    assert shown.why_not_shown("tail", {"tail"}, {"tail"}) == "the rule fires after, too"
+
+
+def test_the_benchmark_keeps_rows_of_rules_that_were_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = {case.rule: {"before": [2.0, 2.0], "after": [1.0, 1.0]} for case in cases()}
+    monkeypatch.setattr(shown, "timed", lambda times: every)
+    monkeypatch.setattr(shown, "fired", lambda case, version, timing: {case.rule} if version == "before" else set())
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    monkeypatch.setattr(shown.meta, "describe", lambda **_: load(RESULTS / "overhead.json").meta)
+    out = tmp_path / "advise.json"
+    assert shown.main(["--out", str(out)]) == 0
+    assert [row.figure for row in load(out).rows if isinstance(row, FigureRow)] == [case.rule for case in cases()]
+    # One that does not fire any more is no row, and the others stay.
+    monkeypatch.setattr(shown, "fired", lambda case, version, timing: set())
+    assert shown.main(["--out", str(out)]) == 1
+    assert len(load(out).rows) == len(cases())
+
+
+def test_what_is_called_shown_was_measured() -> None:
+    from cudasched.advise import rules
+
+    path = RESULTS / "advise.json"
+    measured = (
+        {row.figure for row in load(path).rows if isinstance(row, FigureRow) and row.met} if path.exists() else set()
+    )
+    assert measured >= rules.SHOWN
+
+
+def test_rules_are_read_from_a_report() -> None:
+    report = {"kernels": [{"findings": [{"rule": "tail"}]}, {"findings": []}], "program": [{"rule": "launch_bound"}]}
+    assert shown.rules_of(json.loads(json.dumps(report))) == {"tail", "launch_bound"}
