@@ -31,7 +31,7 @@ class Nearby {
     if (row == nullptr) {
       // The second place, so that of two rows that meet in one place both may stay.
       Row& first = rows_[place(tag)];
-      row = first.tag == 0 ? &first : &rows_[place(tag) ^ 1];
+      row = first.tag == 0 ? &first : &rows_[other(place(tag))];
       *row = Row{};
       row->tag = tag;
     }
@@ -84,11 +84,15 @@ class Nearby {
   static std::uint32_t tag_of(std::uint32_t function, std::uint32_t bin) noexcept {
     return (function + 1) << 8 | bin / kBins;
   }
-  static std::size_t place(std::uint32_t tag) noexcept { return (tag * 0x9E37'79B1U) >> 20; }
+  // Rows of one kernel lie side by side, so that two that are needed together are fetched together.
+  static std::size_t place(std::uint32_t tag) noexcept {
+    return (((tag >> 8) * 0x9E37'79B1U >> 20) + (tag & 0xff)) % kRows;
+  }
+  static std::size_t other(std::size_t place) noexcept { return place ^ kRows / 2; }
   const Row* find(std::uint32_t tag) const noexcept {
     const std::size_t first = place(tag);
     if (rows_[first].tag == tag) return &rows_[first];
-    return rows_[first ^ 1].tag == tag ? &rows_[first ^ 1] : nullptr;
+    return rows_[other(first)].tag == tag ? &rows_[other(first)] : nullptr;
   }
   Row* find(std::uint32_t tag) noexcept { return const_cast<Row*>(std::as_const(*this).find(tag)); }
 
