@@ -133,9 +133,26 @@ def test_parts_of_the_gpu_are_recorded_apart_from_libraries(machine: dict[str, s
     assert len(collect.read(tmp_path / "data/sm_counts.parquet")) == 50
 
 
+def test_launches_on_parts_of_the_multiprocessors_are_timed_by_both(machine: dict[str, str], tmp_path: Path) -> None:
+    done = run(machine, tmp_path / "out", "--programs", "simulated_parts")
+    assert done.returncode == 0, done.stdout + done.stderr
+    record.unpack(tmp_path / "out", tmp_path / "data")
+    table = collect.read(tmp_path / "data/libraries.parquet")
+    counted = {text: table["label"].to_pylist().count(text) for text in set(table["label"].to_pylist()) - {""}}
+    assert counted == {f"program:simulated_parts|{count}|work": 10 for count in (16, 64, 132)}
+    assert len(set(table["stream"].to_pylist())) == 3
+    assert table["elapsed_ns"].null_count == table["duration_ns"].null_count == 0
+
+
 @pytest.mark.parametrize("name", record.PROGRAMS)
 def test_programs_compile_and_share_nothing_with_the_sweeps(name: str) -> None:
     source = (ROOT / f"training/libraries/{name}.py").read_text()
     compile(source, name, "exec")
     for module in ("training.operations", "training.models", "training.programs", "training.triton_kernels", "demo"):
         assert module not in source
+
+
+def test_what_runs_on_parts_shares_nothing_with_the_sweeps() -> None:
+    source = (ROOT / "training/sm_counts.py").read_text()
+    compile(source, "sm_counts", "exec")
+    assert "training.operations" not in source and "training.models" not in source
