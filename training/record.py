@@ -1,6 +1,6 @@
 """Records programs of other libraries on a GPU, by CUPTI and by events at once: what evaluation is held to.
 
-    python -m training.record --out DIR --seconds 36                    # on the GPU: at most 6 minutes, seven files
+    python -m training.record --out DIR --seconds 28                    # on the GPU: at most 6 minutes, seven files
     python -m training.record --unpack DIR --out training/data/         # anywhere: libraries.parquet, sm_counts.parquet
 
 The programs (`training.libraries`) use CuPy, Numba, Triton, JAX, torchvision and transformers, and share no code with
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.record", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory that files are put in")
     parser.add_argument("--programs", default=",".join((*PROGRAMS, SM_COUNTS)), help="these, separated by commas")
-    parser.add_argument("--seconds", type=float, default=36, help="of each program; 20 more for its start and end")
+    parser.add_argument("--seconds", type=float, default=28, help="of each program; 20 more for its start and end")
     parser.add_argument("--grace", type=float, default=GRACE_S, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--tiny", action="store_true", help="the least shapes, for rehearsals")

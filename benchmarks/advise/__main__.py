@@ -5,13 +5,15 @@
 Takes about two minutes. For each case (cases.py) `cudasched advise` records both versions: the rule has to fire for
 the first and not for the second. Then both are timed in turn, unrecorded, by events. A row a rule: what the second
 takes of the first, of which 0.95 and less means that the advice helped; what `cudasched advise` calls shown is what has
-such a row (python/cudasched/advise/rules.py). `slower_than_predicted` has no case: it says that something is wrong, not
-what.
+such a row (python/cudasched/advise/rules.py). Without pyarrow nothing is recorded, and that rules fire is left to
+tests/benchmarks/test_advise_shown.py, which needs no GPU. `slower_than_predicted` has no case: it says that something is
+wrong, not what.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -112,11 +114,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(f"advise: {error}", file=sys.stderr)
         return 1
+    can_record = importlib.util.find_spec("pyarrow") is not None
+    if not can_record:
+        print("pyarrow is not installed: that the rules fire is not looked at here")
     for case in cases():
         each = measured[case.rule]
         found = row(case.rule, each["before"], each["after"])
+        against = ""
         try:
-            against = why_not_shown(case.rule, *(fired(case, name, options.timing) for name in ("before", "after")))
+            if can_record:
+                against = why_not_shown(case.rule, *(fired(case, name, options.timing) for name in ("before", "after")))
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             against = f"it was not recorded: {str(error).splitlines()[-1]}"
         print(f"{case.rule:16} {found.value:6.3f} of the time before {against or found.limited_by}", flush=True)

@@ -64,6 +64,30 @@ def test_a_rule_fires_for_its_kernel_before_and_not_after(case: Case) -> None:
     assert shown.why_not_shown(case.rule, advised(case, case.before), advised(case, case.after)) == ""
 
 
+@pytest.mark.parametrize("case", [case for case in cases() if case.rule in OF_PROGRAMS], ids=lambda case: case.rule)
+def test_many_short_launches_are_advised_against_and_few_long_ones_are_not(case: Case) -> None:
+    from cudasched.advise import advise
+    from test_advise import launch, recording
+
+    def rules(version: Version, each_ns: int) -> set[str]:
+        rows = [
+            launch(
+                grid=(version.blocks, 1, 1),
+                block=(version.threads, 1, 1),
+                function=case.kernel,
+                launch=number,
+                submitted_ns=number * (each_ns + 8_000),
+                start_ns=number * (each_ns + 8_000) + 4_000,
+                duration_ns=each_ns,
+            )
+            for number in range(min(version.launches, 400))
+        ]
+        return shown.rules_of(json.loads(advise(recording(rows)).model_dump_json()))
+
+    assert case.rule in rules(case.before, 2_000)
+    assert case.rule not in rules(case.after, 200_000)
+
+
 def test_every_rule_but_one_has_a_case() -> None:
     document = (Path(__file__).parents[2] / "docs/advise.md").read_text()
     rules = set(re.findall(r"^\| `(\w+)`", document, re.MULTILINE))
