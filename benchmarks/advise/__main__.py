@@ -6,8 +6,8 @@ Takes about two minutes. For each case (cases.py) `cudasched advise` records bot
 the first and not for the second. Then both are timed in turn, unrecorded, by events. A row a rule: what the second
 takes of the first, of which 0.95 and less means that the advice helped; what `cudasched advise` calls shown is what has
 such a row (python/cudasched/advise/rules.py). Without pyarrow nothing is recorded, and that rules fire is left to
-tests/benchmarks/test_advise_shown.py, which needs no GPU. `slower_than_predicted` has no case: it says that something is
-wrong, not what.
+tests/benchmarks/test_advise_shown.py, which needs no GPU. `slower_than_predicted` has no case: it says that
+something is wrong, not what.
 """
 
 from __future__ import annotations
