@@ -99,7 +99,7 @@ def measure_queues(limit_s: float) -> tuple[dict[str, Any], str]:
         NoGpuError: There is none.
     """
     command = [sys.executable, "-m", "benchmarks.device.queues", "--seconds", str(max(limit_s - 25, 10))]
-    output, errors, status = run(command, limit_s)
+    output, errors, status = run(command, limit_s, {"CUDASCHED_OFF": "1"})
     if status == NO_GPU:
         raise NoGpuError(errors)
     found = objects(output)
