@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudasched import hook
+from cudasched import graphs, hook
 from cudasched.errors import Error
 from cudasched.tune import compile as compilation
 
@@ -130,6 +130,8 @@ def cuda_includes() -> list[Path]:
         Path("/usr/local/cuda/include"),
         *Path(sys.prefix).glob("lib/python3*/site-packages/nvidia/cu13/include"),
     ]
+    if nvcc := shutil.which("nvcc"):
+        places.append(Path(nvcc).resolve().parents[1] / "include")
     try:
         import nvidia
 
@@ -153,6 +155,8 @@ def measure_graphs(limit_s: float, simulate: bool) -> tuple[dict[str, Any], str]
         directory = Path(name)
         image = directory / "graphs.image"
         environment = library_paths()
+        if runtime := graphs._device_runtime():
+            environment["CUDA_HOME"] = str(Path(runtime).parents[1])
         if simulate:
             image.write_text(IMAGE)
             device = directory / "device"

@@ -22,6 +22,22 @@ std::filesystem::path directory_of(const char* library, const char* symbol) {
   return found ? std::filesystem::path(info.dli_fname).parent_path() : std::filesystem::path();
 }
 
+// Where the toolkit is whose nvcc is on the PATH; empty: none is.
+std::filesystem::path toolkit_of_path() {
+  const char* const path = std::getenv("PATH");
+  std::string left = path == nullptr ? "" : path;
+  while (!left.empty()) {
+    const std::size_t end = left.find(':');
+    const std::filesystem::path compiler = std::filesystem::path(left.substr(0, end)) / "nvcc";
+    left.erase(0, end == std::string::npos ? end : end + 1);
+    std::error_code error;
+    if (!std::filesystem::exists(compiler, error)) continue;
+    const std::filesystem::path real = std::filesystem::canonical(compiler, error);
+    if (!error) return real.parent_path().parent_path();
+  }
+  return {};
+}
+
 struct Linker {
   CUlinkState state = nullptr;
   ~Linker() {
@@ -40,6 +56,10 @@ std::string find_device_runtime() {
     }
   }
   places.emplace_back("/usr/local/cuda/lib64");
+  if (const std::filesystem::path toolkit = toolkit_of_path(); !toolkit.empty()) {
+    places.push_back(toolkit / "lib64");
+    places.push_back(toolkit / "targets" / "x86_64-linux" / "lib");
+  }
   for (const char* library : {"libcudart.so.13", "libcudart.so.12"})
     places.push_back(directory_of(library, "cudaMalloc"));
   for (const char* library : {"libnvrtc.so.13", "libnvrtc.so.12"})

@@ -225,8 +225,8 @@ class StaticPool {
 
 // ---- code that launches from the device -----------------------------------------------------------------------------
 
-// Where libcudadevrt.a is: CUDA_HOME, CUDA_PATH, /usr/local/cuda, or beside a loaded libcudart or libnvrtc. Empty: not
-// found.
+// Where libcudadevrt.a is: CUDA_HOME, CUDA_PATH, /usr/local/cuda, the toolkit whose nvcc is on the PATH, or beside a
+// loaded libcudart or libnvrtc. Empty: not found.
 std::string find_device_runtime();
 
 // A module of relocatable images (nvcc -rdc=true -cubin, NVRTC with --relocatable-device-code=true), linked by the

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -367,6 +368,13 @@ class Pool:
         return self._native.address(use)
 
 
+def _device_runtime() -> str:
+    """The library that is found, or that of CUDA's wheels; empty: none."""
+    found = str(_module().LinkedModule.find_device_runtime())
+    wheels = (Path(one or ".") / "nvidia" / "cu13" / "lib" / "libcudadevrt.a" for one in sys.path)
+    return found or next((str(path) for path in wheels if path.is_file()), "")
+
+
 class LinkedModule:
     """Relocatable images, linked with CUDA's device runtime: kernels that launch kernels or graphs, or set conditions.
 
@@ -379,13 +387,14 @@ class LinkedModule:
 
         Args:
             images: Machine code or PTX.
-            device_runtime: libcudadevrt.a; None: that of CUDA_HOME, CUDA_PATH, /usr/local/cuda, or of loaded libraries.
+            device_runtime: libcudadevrt.a; None: that of CUDA_HOME, CUDA_PATH, /usr/local/cuda, the toolkit of the nvcc
+                on the PATH, or of wheels.
 
         Raises:
             UnsupportedError: No libcudadevrt.a is found, or the driver does not link.
             DriverError: They do not link; the message is the linker's log.
         """
-        runtime = str(device_runtime) if device_runtime is not None else ""
+        runtime = str(device_runtime) if device_runtime is not None else _device_runtime()
         self._native: _core.LinkedModule = _module().LinkedModule(list(images), runtime)
 
     @property

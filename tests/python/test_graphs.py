@@ -252,6 +252,23 @@ def test_a_plan_keeps_apart_what_is_used_at_once(wanted: list[Use]) -> None:
                 assert at + one.nbytes <= place or place + other.nbytes <= at
 
 
+def test_the_device_runtime_is_found_beside_the_nvcc_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bin", "targets/x86_64-linux/lib", "other/lib"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "bin" / "nvcc").touch()
+    (tmp_path / "targets/x86_64-linux/lib/libcudadevrt.a").touch()
+    (tmp_path / "other/lib/libcudadevrt.a").touch()
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", f"/nowhere:{tmp_path / 'bin'}")
+    if not Path("/usr/local/cuda/lib64/libcudadevrt.a").exists():
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        assert graphs._device_runtime() == str(tmp_path / "targets/x86_64-linux/lib/libcudadevrt.a")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
+    assert graphs._device_runtime() == str(tmp_path / "other/lib/libcudadevrt.a")
+
+
 def test_arguments_say_their_types() -> None:
     assert graphs._parameter(ctypes.c_uint32(7)) == b"\7\0\0\0"
     assert graphs._parameter(b"ab") == b"ab"
