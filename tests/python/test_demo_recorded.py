@@ -35,10 +35,16 @@ def test_launches_have_the_hosts_gaps_and_its_waits():
     assert requests_of(calls, works, 4) == [[(20_000, 4_000, 0), (20_000, 4_001, 0), (20_000, 4_002, 1)]] * 3
 
 
+def test_a_profiler_that_does_not_tell_what_launched_what_is_taken_at_its_order():
+    calls, works = profiled(4)
+    untold = [work._replace(correlation=-1 - i) for i, work in enumerate(works)]
+    assert requests_of(calls, untold, 4) == requests_of(calls, works, 4)
+
+
 def test_what_is_not_told_apart_is_refused():
     calls, works = profiled(4)
     with pytest.raises(ValueError, match="no call that launched"):
-        requests_of(calls, [work._replace(correlation=0) for work in works], 4)
+        requests_of(calls, [work._replace(correlation=-1 - i) for i, work in enumerate(works[1:])], 4)
     with pytest.raises(ValueError, match="do not all launch the same"):
         requests_of(calls, works[:-1], 4)
 

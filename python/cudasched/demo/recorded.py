@@ -13,6 +13,7 @@ Launch = tuple[int, int, int]
 
 #: Calls that return when the GPU is done. A copy that is not named asynchronous returns then, too.
 _WAITS = ("Synchronize",)
+_LAUNCHES = ("Launch", "Memcpy", "Memset")
 _SYNCHRONOUS_COPIES = ("cudaMemcpy", "cuMemcpy", "cudaMemcpyToSymbol", "cudaMemcpyFromSymbol")
 
 
@@ -39,6 +40,27 @@ def waits(name: str) -> bool:
     return any(part in base for part in _WAITS) or (base.startswith(_SYNCHRONOUS_COPIES) and "Async" not in base)
 
 
+def _told_by_order(calls: list[HostCall], works: list[DeviceWork]) -> list[HostCall]:
+    """The calls, with the correlations of what they launched: the first call's is what ran first, and so on.
+
+    That is so on one stream. As they were where there are not as many launches as there was work.
+    """
+    told: list[HostCall] = []
+    launching: list[int] = []
+    ends_ns = 0
+    for call in calls:
+        outer = call.start_ns >= ends_ns  # else it is within the call before
+        ends_ns = max(ends_ns, call.end_ns)
+        if outer and any(part in call.name for part in _LAUNCHES):
+            launching.append(len(told))
+        told.append(call)
+    if len(launching) != len(works):
+        return told
+    for place, work in zip(launching, works, strict=True):
+        told[place] = told[place]._replace(correlation=work.correlation)
+    return told
+
+
 def requests_of(calls: Iterable[HostCall], works: Iterable[DeviceWork], count: int) -> list[list[Launch]]:
     """The launches of each of `count` requests that ran one after another, each waited for at its end.
 
@@ -54,12 +76,15 @@ def requests_of(calls: Iterable[HostCall], works: Iterable[DeviceWork], count: i
     Raises:
         ValueError: No launch is known of any work, or the requests did not all launch the same.
     """
+    calls, works = sorted(calls), sorted(works)
     took = {work.correlation: work.duration_ns for work in works}
+    if not any(call.correlation in took for call in calls):
+        calls = _told_by_order(calls, works)
     launches: list[Launch] = []
     before_ns: int | None = None
     waited = False
     told: set[int] = set()
-    for call in sorted(calls):
+    for call in calls:
         if waits(call.name):
             before_ns, waited = call.end_ns, True
         # The runtime's call and the driver's within it have one correlation: the outer one counts.
