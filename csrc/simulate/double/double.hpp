@@ -5,7 +5,7 @@
 //   CUDASCHED_SIM_DIR      where the shared devices lie; default /dev/shm/cudasched-sim-<uid>; made with mode 0700
 //   CUDASCHED_SIM_SCALE    real seconds that a simulated second takes, 0.001 to 10000; default 20. The process that
 //                          opens a device first decides for all.
-//   CUDASCHED_SIM_DEVICES  how many devices there are, 0 to 16; default 1
+//   CUDASCHED_SIM_DEVICES  how many devices there are, 0 to 64; default 1
 //   CUDASCHED_SIM_DRIVER_VERSION
 //                          what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
 //   CUDASCHED_SIM_MIG      1: the devices are MIG instances, which show by their name

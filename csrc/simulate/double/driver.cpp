@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kSleepMaxNs = kNsPerMs;
 constexpr std::int64_t kSleepMinNs = 20 * kNsPerUs;
-constexpr int kDevicesMax = 16;
+constexpr int kDevicesMax = 64;
 constexpr int kVersionDefault = 13000;
 
 std::atomic<bool> g_initialized{false};

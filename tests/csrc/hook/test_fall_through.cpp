@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <thread>
 
+#include "hook/entry_points.hpp"
 #include "hook/intercept.hpp"
 #include "hook/offload.hpp"
 #include "runtime/engine.hpp"
@@ -22,7 +24,10 @@ namespace {
 constexpr int kFuture = 15000;
 
 struct FutureDriver {
-  FutureDriver() { setenv("CUDASCHED_SIM_DRIVER_VERSION", std::to_string(kFuture).c_str(), 1); }
+  FutureDriver() {
+    setenv("CUDASCHED_SIM_DRIVER_VERSION", std::to_string(kFuture).c_str(), 1);
+    setenv("CUDASCHED_SIM_DEVICES", "40", 1);  // more than any table of ours has
+  }
 };
 
 class FallThrough : public FutureDriver, public ::testing::Test {
@@ -177,6 +182,84 @@ TEST_F(FallThrough, TheFirstVersionOfBeginCaptureIsCounted) {
   });
   EXPECT_EQ(runtime::hot().captures.load(), 0);
   EXPECT_FALSE(runtime::hot().uncounted_captures.load());
+}
+
+// Each line of the table that begins or ends a capture has its call here, and every begin is ended by every end.
+TEST_F(FallThrough, WhicheverEntryPointBeginsACaptureAndWhicheverEndsItNodesStayInIt) {
+  CUstream const stream = program_.stream();
+  constexpr CUstreamCaptureMode kMode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+  const auto begin = [&](std::string_view symbol, const std::string& exported) {
+    const char* const name = exported.c_str();
+    CUgraph into = nullptr;
+    Program::check(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&into, 0));
+    if (symbol == "cuStreamBeginCapture") return driver_.function<CUresult(CUstream)>(name)(stream);
+    if (symbol == "cuStreamBeginCapture_v2") {
+      return driver_.function<CUresult(CUstream, CUstreamCaptureMode)>(name)(stream, kMode);
+    }
+    if (symbol == "cuStreamBeginCaptureToCig") return driver_.function<CUresult(CUstream, void*)>(name)(stream, stream);
+    if (symbol == "cuStreamBeginCaptureToGraph") {
+      return driver_.function<decltype(cuStreamBeginCaptureToGraph)>(name)(stream, into, nullptr, nullptr, 0, kMode);
+    }
+    if (symbol == "cuStreamBeginRecaptureToGraph") {
+      return driver_.function<CUresult(CUstream, CUstreamCaptureMode, CUgraph, void*, void*)>(name)(stream, kMode, into,
+                                                                                                    nullptr, nullptr);
+    }
+    ADD_FAILURE() << symbol << " begins a capture, and no call of it is here";
+    return CUDA_ERROR_NOT_SUPPORTED;
+  };
+  const auto end = [&](std::string_view symbol, const std::string& exported) {
+    CUgraph graph = nullptr;
+    if (symbol == "cuStreamEndCapture") {
+      return driver_.function<CUresult(CUstream, CUgraph*)>(exported.c_str())(stream, &graph);
+    }
+    if (symbol == "cuStreamEndCaptureToCig") return driver_.function<CUresult(CUstream)>(exported.c_str())(stream);
+    ADD_FAILURE() << symbol << " ends a capture, and no call of it is here";
+    return CUDA_ERROR_NOT_SUPPORTED;
+  };
+  const auto for_each = [](hook::Meaning meaning, const auto& visit) {
+    for (const hook::EntryPoint& point : hook::entry_points()) {
+      if (point.meaning != meaning) continue;
+      visit(point.symbol, std::string(point.symbol));
+      if (!point.twin.empty()) visit(point.symbol, std::string(point.twin));
+    }
+  };
+  const std::uint64_t before = program_.ran();
+  int captures = 0;
+  {
+    const OtherClient other(/*active=*/true);
+    for_each(hook::Meaning::kBeginCapture, [&](std::string_view begins, const std::string& begin_name) {
+      for_each(hook::Meaning::kEndCapture, [&](std::string_view ends, const std::string& end_name) {
+        ASSERT_EQ(begin(begins, begin_name), CUDA_SUCCESS) << begin_name;
+        ASSERT_EQ(program_.launch(3), CUDA_SUCCESS) << begin_name;
+        EXPECT_FALSE(something_is_queued()) << begin_name;
+        ASSERT_EQ(end(ends, end_name), CUDA_SUCCESS) << begin_name << " and " << end_name;
+        ++captures;
+      });
+    });
+    ASSERT_EQ(program_.launch(4), CUDA_SUCCESS);  // no capture any more: deferred, as before
+    EXPECT_TRUE(something_is_queued());
+  }
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_GE(captures, 40);
+  EXPECT_EQ(program_.ran(), before + 1);
+  EXPECT_EQ(program_.value(before), 4U);
+}
+
+// ---- more GPUs than any table has
+
+TEST_F(FallThrough, ADeviceBeyondAllTablesIsTheDriversAlone) {
+  const State before = state();
+  const OtherClient other(/*active=*/true);
+  const Program there(35);
+  for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(there.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(there.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(there.ran(), 10U);
+  for (std::uint64_t i = 0; i < 10; ++i) EXPECT_EQ(there.value(i), i);
+  EXPECT_EQ(state().offloaded_launches, before.offloaded_launches);
+  // Those in the tables go on as ever.
+  program_.use_on_this_thread();
+  ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
+  EXPECT_TRUE(something_is_queued());
 }
 
 // ---- launches that are never deferred

@@ -83,10 +83,10 @@ class Program {
  public:
   static constexpr std::size_t kLogCapacity = 4096;
 
-  Program() {
+  explicit Program(int ordinal = 0) {
     auto& d = HookedDriver::instance();
     CUdevice device = 0;
-    check(d.function<decltype(cuDeviceGet)>("cuDeviceGet")(&device, 0));
+    check(d.function<decltype(cuDeviceGet)>("cuDeviceGet")(&device, ordinal));
     check(d.function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context_, device));
     check(d.function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
     check(d.function<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module_, kImage));
