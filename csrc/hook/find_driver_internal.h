@@ -20,7 +20,7 @@ enum cudasched_hook_library {
   kLibraryDamaged,
   kLibraryShim,      /* exports cudasched_shim_version */
   kLibraryForwarder, /* needs libcuda.so.1 itself, as our libcuda.so does */
-  kLibraryLinkStub,  /* lies in a directory named stubs */
+  kLibraryLinkStub,  /* is in a directory named stubs */
   kLibraryPathTooLong
 };
 

@@ -1,4 +1,4 @@
-// cudasched_install (include/cudasched/engine.h): puts the shim that lies beside libcudasched.so in front of the
+// cudasched_install (include/cudasched/engine.h): puts the shim that is beside libcudasched.so in front of the
 // driver, for programs that link this library, and for Python. Looks only at what the loader has loaded, and makes no
 // driver call. Called on any thread, by the program.
 #include <dlfcn.h>

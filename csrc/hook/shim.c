@@ -151,7 +151,7 @@ static void take_over(const struct cudasched_override* overrides) {
   }
 }
 
-/* libcudasched.so lies in the directory above the shim's own, through whatever link the shim was loaded. */
+/* libcudasched.so is in the directory above the shim's own, through whatever link the shim was loaded. */
 static bool engine_path(char* path, size_t bytes) {
   Dl_info self;
   char resolved[PATH_MAX];

@@ -75,8 +75,8 @@ struct Operation {
 
   Kind kind = Kind::kGraph;
   bool made = false;           // ahead of its turn, between two parts of a graph launch; the launcher's
-  std::uint16_t region = 0;    // of who pushed it, while something is traced
-  unsigned thread = 0;         // who pushed it: who is told of its error
+  std::uint16_t region = 0;    // of the thread that pushed it, while something is traced
+  unsigned thread = 0;         // that pushed it, and is told of its error
   std::int64_t pushed_ns = 0;  // set where Launcher::is_timed()
   CUcontext context = nullptr;
   CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for what belongs to no stream

@@ -95,7 +95,7 @@ void Ring::pass() noexcept {
 }
 
 void Ring::wake_waiters() noexcept {
-  // Those who want more put themselves down again.
+  // Threads that wait for more register again.
   wanted_.store(kNobody, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(wakes_);

@@ -21,7 +21,7 @@ class TickerSleep {
     asleep_.store(0, std::memory_order_relaxed);
   }
 
-  // Something has begun, and is to be seen by who asks still_idle(). A load where the ticker is awake.
+  // Something has begun, and a caller of still_idle() is to see it. A load where the ticker is awake.
   void wake() noexcept {
     if (asleep_.load(std::memory_order_seq_cst) == 0) return;
     if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) futex_wake_all(asleep_);

@@ -61,7 +61,7 @@ TurnDecision take_turn(const TurnView& view) noexcept {
   const auto take_after_grace = [&](std::int64_t since_us) {
     return view.now_us - since_us > TurnView::kGraceUs ? take : TurnDecision{};
   };
-  // Offered. That stands, even to one who asks and is behind: it may have passed the turn on because it hardly feeds.
+  // Offered. That stands, even for a client that is behind: it may have passed the turn on because it hardly feeds.
   if (expired && owner_waits) return take_after_grace(turn.expiry_us);
   const int next = furthest_behind(others | bit(view.self) | (owner_at_work ? owner : 0), view.virtual_ns);
   if (next == view.self) return take;

@@ -1,7 +1,7 @@
 // A simulated GPU: a discrete-event model of streams, thread blocks on SMs, a copy engine, and contexts that take
 // turns. It executes nothing; it says when each operation would be complete. Times are simulated nanoseconds that the
 // caller passes in, so the same class runs on a real or on a virtual clock. It never reads a clock, allocates, throws,
-// or holds a pointer: a Device is plain data that may lie in shared memory. It has no lock; the caller holds one around
+// or holds a pointer: a Device is plain data that may be in shared memory. It has no lock; the caller holds one around
 // each call.
 //
 // The rules of the model
@@ -27,9 +27,10 @@
 // blocks dispatched together (when they are used up, further blocks wait for one to end), kMaxBlocksPerSm,
 // kMaxDurationNs.
 //
-// Crash-safety: a process may be killed inside any call. What is essential lies in the operations, cohorts, streams and
-// contexts, written in an order that a cut leaves usable; the rest is lists that rebuild() makes anew from these. A cut
-// may cost the times of a few blocks (they run twice); no operation of another context is lost or completes twice.
+// Crash-safety: a process may be killed inside any call. What is essential is stored in the operations, cohorts,
+// streams and contexts, written in an order that a cut leaves usable; the rest is lists that rebuild() makes anew from
+// these. A cut may cost the times of a few blocks (they run twice); no operation of another context is lost or
+// completes twice.
 #pragma once
 
 #include <array>

@@ -51,7 +51,7 @@ class Memory {
   // Looks for the cache of a program that has told of none. The ticker's alone: takes the loader's lock.
   void look_for_cache(std::int64_t now_ns) noexcept;
 
-  // What is said when an allocation has failed: who holds what. A line at most every ten seconds.
+  // What is logged when an allocation has failed: which client holds how much. A line at most every ten seconds.
   void report_failure(int device, Class client_class, std::uint64_t bytes, const std::string& unanswered) noexcept;
   void report_limit(int device, std::uint64_t bytes) noexcept;
 

@@ -644,7 +644,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
-    if (sliced->generation.load() != generation) return;  // who changed it has said what it is now
+    if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
     const bool had = sliced->pieces != nullptr;
     if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
     if (unloaded) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch

@@ -20,9 +20,9 @@
 // Locks: mutex_ guards the list; driving_ is held for each step of the builder's that calls the driver, so that a
 // thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
 // graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place,
-// changed or taken away; Sliced::turn is held for a moment, by who decides whether a launch goes whole and whether a
-// change may follow it. Nothing here is on the way of a launch on the program's own thread, but before_direct() and
-// after_direct().
+// changed or taken away; Sliced::turn is held for a moment, while it is decided whether a launch goes whole and
+// whether a change may follow it. Nothing here is on the way of a launch on the program's own thread, but
+// before_direct() and after_direct().
 #pragma once
 
 #include <cuda.h>
@@ -252,7 +252,7 @@ class Slices {
 
   // Looks at every graph.
   SliceCounts counts() noexcept;
-  // The same, as of a second ago at most. The ticker's, and of who asks for what it publishes.
+  // The same, as of a second ago at most. For the ticker, and for callers that ask for what it publishes.
   std::array<WholeGraphs, graph::kWholeReasons> whole_lately() noexcept;
   // At exit: the builder calls the driver no more.
   void stop() noexcept;
