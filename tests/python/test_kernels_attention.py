@@ -283,3 +283,20 @@ def test_the_reference_of_convolution_agrees_with_the_definition() -> None:
             if 0 <= y < 9 and 0 <= z < 8:
                 wanted += x[image, y, z] @ w[f, row, column]
         assert found[image, p, q, f] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        ("layernorm_backward", {"cols": 33, "rows": 1}),
+        ("rmsnorm_backward", {"cols": 5, "rows": 3}),
+        ("flash_attention", {"keys": 1, "queries": 1}),
+        ("flash_attention_sm90", {"keys": 1, "queries": 1}),
+        ("conv2d", {"filters": 1, "channels": 1, "images": 1}),
+        ("conv2d_sm90", {"filters": 1, "channels": 1, "images": 1}),
+    ],
+)
+def test_small_shapes_have_configurations(space: str, shape: dict[str, int]) -> None:
+    problem = read(KERNELS / f"{space}.toml").problem(Gpu("any", "9.0", 132), shape)
+    assert problem.configurations
+    assert all(problem.launch(one).blocks >= 1 for one in problem.configurations)
