@@ -38,7 +38,7 @@ def shapes() -> list[tuple[str, str, dict[str, int]]]:
 
 def _on_this_gpu(name: str) -> str:
     """The kernel that a function takes on this GPU; without one, on Hopper."""
-    from cudasched.kernels.operators import _attention, _matmul
+    from cudasched.kernels.operators import _attention, _conv2d, _matmul
 
     try:
         capability = gpu_of(0).capability
@@ -46,7 +46,8 @@ def _on_this_gpu(name: str) -> str:
         capability = "9.0"
     if name == "gemm_bf16":
         return _matmul.kernel_for("bfloat16", False, 8192, 8192, 8192, capability)
-    return _attention.kernel_for(capability) if name == "flash_attention" else name
+    routed = {"flash_attention": _attention.kernel_for, "conv2d": _conv2d.kernel_for}
+    return routed[name](capability) if name in routed else name
 
 
 def tune(arguments: Sequence[str]) -> int:

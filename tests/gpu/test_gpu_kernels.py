@@ -169,6 +169,7 @@ CHECKS: dict[str, tuple[dict[str, int], Callable[[Any], None]]] = {
     ),
 }
 CHECKS["flash_attention_sm90"] = CHECKS["flash_attention"]
+CHECKS["conv2d_sm90"] = CHECKS["conv2d"]
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -177,12 +178,15 @@ def test_other_configurations_are_right_too(name: str, monkeypatch: pytest.Monke
     kernel = KERNELS[name]
     if kernel.refusal(gpu):
         pytest.skip(kernel.refusal(gpu))
-    if name in ("gemm_mma", "flash_attention") and gpu.capability == "9.0":  # where others are taken by default
-        from cudasched.kernels.operators import _attention, _matmul
+    if (
+        name in ("gemm_mma", "flash_attention", "conv2d") and gpu.capability == "9.0"
+    ):  # where others are taken by default
+        from cudasched.kernels.operators import _attention, _conv2d, _matmul
 
         plain = _matmul.kernel_for
         monkeypatch.setattr(_matmul, "kernel_for", lambda *given: plain(*given[:-1], "8.0"))
         monkeypatch.setattr(_attention, "kernel_for", lambda _: "flash_attention")
+        monkeypatch.setattr(_conv2d, "kernel_for", lambda _: "conv2d")
     shape, check = CHECKS[name]
     kind = list(kernel.types)[-1]
     problem = _catalog.variant(name, kind).problem(gpu, shape)

@@ -282,7 +282,7 @@ def _gemm(wanted: Wanted) -> Configuration:
         "THREAD_M": thread_m,
         "THREAD_N": thread_n,
         "LANES_N": 8,
-        "BUFFERS": 2,
+        "BUFFERS": 3,
         "GROUP": 8,
         "SPLIT_K": 1,
         "MIN_BLOCKS": 1,
@@ -368,6 +368,15 @@ def _conv2d(wanted: Wanted) -> Configuration:
     }
 
 
+def _conv2d_sm90(wanted: Wanted) -> Configuration:
+    filters = wanted.shape["filters"]
+    tile_n = 64 if filters <= 64 else 128
+    return {
+        **{"GROUPS": 2, "PARTS": 1, "TILE_N": tile_n, "STAGES": 4, "SPLIT_K": 1, "ORDER": 0},
+        "MIN_BLOCKS": 1,
+    }
+
+
 def _attention(wanted: Wanted) -> Configuration:
     return {
         "TILE_Q": 128,
@@ -387,6 +396,7 @@ def _attention_sm90(wanted: Wanted) -> Configuration:
 
 _HALVES = {"float16": {"TYPE": 1}, "bfloat16": {"TYPE": 2}}
 _MATRICES = ("c", "a", "b")
+_CONVOLVED = ("y", "x", "w", "bias")
 _ATTENDED = ("out", "q", "k", "v")
 
 
@@ -411,7 +421,8 @@ KERNELS: dict[str, Kernel] = {
         Kernel("gemm_sm90", "gemm_sm90", _HALVES, _wgmma, typed=_MATRICES, only=("9.0",)),
         Kernel("gemm_tf32", "gemm_mma_tf32", {"float32": {}}, _mma(64), typed=_MATRICES),
         Kernel("gemm_int8", "gemm_mma_int8", {"int8": {}}, _mma(64, least_n=128), typed=("a", "b")),
-        Kernel("conv2d", "conv2d", _HALVES, _conv2d, typed=("y", "x", "w", "bias")),
+        Kernel("conv2d", "conv2d", _HALVES, _conv2d, typed=_CONVOLVED),
+        Kernel("conv2d_sm90", "conv2d_sm90", _HALVES, _conv2d_sm90, typed=_CONVOLVED, only=("9.0",)),
         Kernel("flash_attention", "flash_attention", _HALVES, _attention, typed=_ATTENDED),
         Kernel(
             "flash_attention_sm90", "flash_attention_sm90", _HALVES, _attention_sm90, typed=_ATTENDED, only=("9.0",)

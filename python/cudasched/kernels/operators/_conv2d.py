@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cudasched.kernels._errors import KernelError
-from cudasched.kernels._plan import plan
+from cudasched.kernels._plan import gpu_of, plan
 from cudasched.kernels.operators._common import kind_of, register, same, stream_of, workspace_of
 
 __all__ = ["conv2d_cuda"]
@@ -54,6 +54,11 @@ def _new(x: Tensor, w: Tensor, *pairs: list[int]) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_LAST)
 
 
+def kernel_for(capability: str) -> str:
+    """Which kernel computes it on GPUs of a compute capability."""
+    return "conv2d_sm90" if capability == "9.0" else "conv2d"
+
+
 def _readable(x: Tensor) -> Tensor:
     """Channels last and at a multiple of 16 bytes: a copy where it is not."""
     x = x.contiguous(memory_format=_LAST)
@@ -77,7 +82,7 @@ def conv2d_cuda(
         **{"out_height": y.shape[2], "out_width": y.shape[3], "stride": stride[0], "dilation": dilation[0]},
     }
     index = x.device.index
-    ready = plan("conv2d", kind, tuple(sorted(shape.items())), index)
+    ready = plan(kernel_for(gpu_of(index).capability), kind, tuple(sorted(shape.items())), index)
     workspace = workspace_of(ready.workspace_bytes, x)
     room = workspace.data_ptr() if workspace is not None else 0
     addresses = (y.data_ptr(), x.data_ptr(), w.data_ptr(), bias.data_ptr(), room)
