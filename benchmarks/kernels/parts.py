@@ -49,7 +49,9 @@ class Scene:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """By torch.compile; a rehearsal traces alone."""
-        made: Callable[..., Any] = self.torch.compile(function, **({"backend": "eager"} if self.small else {}))
+        made: Callable[..., Any] = self.torch.compile(
+            function, dynamic=False, **({"backend": "eager"} if self.small else {})
+        )
         return made
 
 
