@@ -16,7 +16,8 @@ export CCACHE_DIR="$root/build/ccache" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1
 export CCACHE_SLOPPINESS=pch_defines,time_macros # what precompiled headers need
 
 # XGBoost's threads spin while they wait for one another: on two cores, several test processes would do little else.
-export OMP_THREAD_LIMIT=1 OPENBLAS_NUM_THREADS=1
+# oneDNN waits for ever for threads that it counted on and that the limit keeps from it, so it counts on one.
+export OMP_THREAD_LIMIT=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # ---- what a stage does ----------------------------------------------------------------------------------------------
 
