@@ -102,11 +102,14 @@ install_cpu_pytorch() {
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
+# Tests that wait for processes outnumber those that compute. Those of an xdist_group share what one of them makes. A test
+# that hangs ends its worker alone, and is named.
+in_parallel=(-n 4 --dist loadgroup --timeout 600)
+
 stage_python() {
   install_package "$venv" test
   install_cpu_pytorch
-  # Tests that wait for processes outnumber those that compute. Those of an xdist_group share what one of them makes.
-  python -m pytest -n 4 --dist loadgroup --ignore=tests/packaging
+  python -m pytest "${in_parallel[@]}" --ignore=tests/packaging
 }
 
 # Tests of the engine through whole programs, and of CUDA sources: the same for every Python, tested once.
@@ -119,7 +122,7 @@ stage_other_python() {
   local directory="$root/.venv-$1"
   ensure_venv "$directory" "$2"
   install_package "$directory" test
-  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest -n 4 --dist loadgroup "${engine_tests[@]}" tests/python
+  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest "${in_parallel[@]}" "${engine_tests[@]}" tests/python
 }
 
 stage_packaging() { python -m pytest tests/packaging; }
