@@ -45,7 +45,21 @@ Asked& asked() noexcept {
   return state;
 }
 
-void start(const telemetry::CollectOptions& options) {
+// The graphs that are launched whole: by reason how many, how long the longest is predicted to be, and its nodes.
+std::string whole_graphs() {
+  const auto all = engine().slices().whole_ever();
+  std::string members;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].graphs == 0) continue;
+    members += (members.empty() ? "\"" : ", \"") + std::string(graph::name(static_cast<graph::WholeReason>(i))) +
+               "\": [" + std::to_string(all[i].graphs) + ", " + std::to_string(all[i].longest_ns) + ", " +
+               std::to_string(all[i].longest_nodes) + "]";
+  }
+  return ", \"whole_graphs\": {" + members + "}";
+}
+
+void start(telemetry::CollectOptions options) {
+  options.ending = &whole_graphs;
   telemetry::start_collecting(options);
   // Behind the handlers of the libcupti that is loaded by now, so that ours runs before them.
   static const bool at_exit = std::atexit([] { finish_collecting(); }) == 0;

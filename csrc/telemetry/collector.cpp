@@ -645,7 +645,8 @@ void Collector::write_end() {
       ", \"dropped_records\": " + std::to_string(cupti::dropped_records() - dropped_before_) +
       ", \"event_overhead_ns\": " + std::to_string(timer_ ? timer_->overhead_ns() : 0) +
       ", \"empty_pair_ns\": " + std::to_string(timer_ ? timer_->empty_pair_ns() : 0) +
-      ", \"empty_kernel\": " + (timer_ && timer_->empty_kernel() ? "true" : "false") + "}";
+      ", \"empty_kernel\": " + (timer_ && timer_->empty_kernel() ? "true" : "false") +
+      (options_.ending != nullptr ? options_.ending() : "") + "}";
   journal_->append(Journal::Block::kEnd, 0, {bytes_of(text)});
 }
 

@@ -37,6 +37,8 @@ struct CollectOptions {
   std::string cupti_path;                                // empty: the loader's own search
   std::uint64_t capacity_bytes = kDefaultCapacityBytes;  // of launches that wait for the collector's thread
   const predict::Allocations* allocations = nullptr;  // must outlive the process's launches; null: no pointer is known
+  // What the journal's end says beside its own counts: members of a JSON object, a comma ahead of each. Null: nothing.
+  std::string (*ending)() = nullptr;
 };
 
 // What a launch carries from begin_record to end_record.

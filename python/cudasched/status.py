@@ -19,6 +19,22 @@ __all__ = ["Client", "Device", "State", "state", "status"]
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 
+GRAPH_CHANGES = {
+    "too_large": "capture parts of it",
+    "branches": "join its branches more often",
+    "waits": "order its collectives, by events within the capture",
+    "memory_node": "allocate before the capture",
+    "conditional": "branch on the host, or in a kernel",
+    "event_node": "record behind the launch",
+    "device_updated": "update its nodes from the host",
+    "devices": "make a graph a device",
+    "no_memory": "leave the GPU some memory",
+    "too_slow": "raise graph_build_ms",
+    "over_budget": "raise graph_slice_mb",
+    "updated": "keep its nodes and edges as they are",
+}
+"""What a program could change so that a graph is cut, by the reason for which it is not (docs/graphs.md)."""
+
 
 def _coverage(launches: int, device_launches: int) -> float | None:
     return launches / device_launches if device_launches else None

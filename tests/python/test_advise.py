@@ -525,6 +525,18 @@ def test_graphs_are_listed_and_told_apart() -> None:
     assert any("up to 4.2 ms" in note and "status" in note for note in long.notes)
 
 
+def test_graphs_that_stay_whole_are_noted_with_their_reason_and_what_to_change() -> None:
+    whole = '{"event_node": [2, 4200000, 35], "unknown_node": [1, 300000, 9], "memory_node": [5, 150000, 3]}'
+    notes = advise(recording([launch()], whole_graphs=whole)).notes
+    said = [note for note in notes if "launched whole" in note]
+    assert len(said) == 2, "the third delays no one"
+    assert "2 CUDA graphs are" in said[0] and "4.2 ms (35 nodes)" in said[0]
+    assert "event_node: record behind the launch" in said[0]
+    assert "1 CUDA graph is" in said[1] and "for the reason unknown_node (" in said[1]
+    for damaged in ("[", "[]", "7", '{"event_node": [1]}', '{"event_node": "x"}'):
+        assert not any("launched whole" in note for note in advise(recording([launch()], whole_graphs=damaged)).notes)
+
+
 def test_a_recording_without_launches() -> None:
     report = advise(recording([]))
     assert (report.launches, report.time_ns, report.kernels, report.program) == (0, None, (), ())

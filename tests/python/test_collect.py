@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import resource
@@ -147,7 +148,10 @@ gpu.synchronize()
     )
     ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, "-c", code)
     assert ended.returncode == 0, ended.stderr
-    rows = collect.read("data.parquet").to_pylist()
+    table = collect.read("data.parquet")
+    whole = json.loads(metadata(table)["cudasched.whole_graphs"])
+    assert {reason: (said[0], said[2]) for reason, said in whole.items()} == {"short": (1, 5)}
+    rows = table.to_pylist()
     assert [(row["kind"], row["function"], row["graph"]) for row in rows] == [("graph", "graph", 1)] * 3
     assert all(row["words"] == [] and row["duration_ns"] > 0 for row in rows)
 

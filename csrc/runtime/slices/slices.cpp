@@ -423,6 +423,10 @@ void Slices::drop(Sliced& sliced) noexcept {
 void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
   sliced.reason.store(reason, std::memory_order_relaxed);
   sliced.state.store(Sliced::State::kWhole);
+  if (driver::ExecFacts facts; driver::registry().find(sliced.exec, facts)) {
+    const std::scoped_lock lock(ever_lock_);
+    ever_[static_cast<std::size_t>(reason)].add(facts);
+  }
   // The ticker says so: this may be the launcher thread.
   WholeReason none = WholeReason::kNone;
   if (is_failure(reason)) failed_.compare_exchange_strong(none, reason);
@@ -927,6 +931,11 @@ SliceCounts Slices::counts() noexcept {
     }
   }
   return counts;
+}
+
+std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_ever() noexcept {
+  const std::scoped_lock lock(ever_lock_);
+  return ever_;
 }
 
 std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_lately() noexcept {

@@ -134,6 +134,13 @@ struct WholeGraphs {
   std::uint64_t graphs = 0;
   std::int64_t longest_ns = 0;  // as predicted
   std::uint32_t longest_nodes = 0;
+
+  void add(const driver::ExecFacts& facts) noexcept {
+    ++graphs;
+    if (longest_nodes != 0 && facts.critical_path_ns <= longest_ns) return;
+    longest_ns = facts.critical_path_ns;
+    longest_nodes = facts.nodes;
+  }
 };
 
 // As `cudasched.state()` has them.
@@ -254,6 +261,8 @@ class Slices {
   SliceCounts counts() noexcept;
   // The same, as of a second ago at most. For the ticker, and for callers that ask for what it publishes.
   std::array<WholeGraphs, graph::kWholeReasons> whole_lately() noexcept;
+  // Of all graphs that there ever were. One that was found to stay whole for several reasons is there with each.
+  std::array<WholeGraphs, graph::kWholeReasons> whole_ever() noexcept;
   // At exit: the builder calls the driver no more.
   void stop() noexcept;
   void reset_in_child() noexcept;
@@ -324,7 +333,9 @@ class Slices {
   std::atomic<bool> children_stay_{false};  // the driver destroys no node inside of a child graph
   std::atomic<graph::WholeReason> failed_{graph::WholeReason::kNone};  // the first of them
   bool said_failed_ = false;                                           // the ticker's
-  std::mutex lately_mutex_;                                            // of the two below
+  SpinLock ever_lock_;                                                 // of the next
+  std::array<WholeGraphs, graph::kWholeReasons> ever_{};
+  std::mutex lately_mutex_;  // of the two below
   std::array<WholeGraphs, graph::kWholeReasons> lately_{};
   std::int64_t lately_ns_ = 0;
 };

@@ -14,6 +14,7 @@ from cudasched.advise.origins import Origin, origin_of
 from cudasched.advise.peaks import peaks_of
 from cudasched.advise.report import Finding, Function, Kernel, Level, Report
 from cudasched.errors import Error
+from cudasched.status import GRAPH_CHANGES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -218,6 +219,14 @@ def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[st
                 "submitted in slices, so that a request waits for one of these alone. Not so with memory, conditional "
                 "or event nodes: allocate before the capture, branch on the host, record events behind the launch "
                 "(docs/graphs.md; `cudasched status` says which graphs are launched whole)"
+            )
+    for reason, (count, ns, nodes) in sorted(run.whole_graphs.items(), key=lambda one: -one[1][1]):
+        if ns > _SLICE_NS:
+            change = f": {GRAPH_CHANGES[reason]}" if reason in GRAPH_CHANGES else ""
+            notes.append(
+                f"{count} CUDA graph{'s are' if count != 1 else ' is'} launched whole beside a latency client, "
+                f"predicted to take up to {ns / 1e6:.1f} ms ({nodes} nodes), for the reason {reason}{change} "
+                "(docs/graphs.md)"
             )
     if prediction:
         notes.append(prediction)

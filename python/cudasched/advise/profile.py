@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Run:
         command: What ran, as a shell would take it.
         lost: Launches that were not recorded, for want of memory or disk.
         cut_short: Processes that did not come to their end.
+        whole_graphs: Graphs that beside a latency client are launched whole, by reason: how many, for how many ns the
+            longest is predicted to run, and its nodes. Empty if not known.
     """
 
     version: str
@@ -55,6 +57,7 @@ class Run:
     command: str
     lost: int
     cut_short: int
+    whole_graphs: Mapping[str, tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,14 @@ def _command(text: str) -> str:
     return shlex.join(map(str, words)) if isinstance(words, list) else text
 
 
+def _whole_graphs(text: str) -> dict[str, tuple[int, int, int]]:
+    try:
+        said = json.loads(text or "{}")
+        return {str(reason): (int(graphs), int(ns), int(nodes)) for reason, (graphs, ns, nodes) in said.items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
 def metadata(table: pa.Table) -> Run:
     """What the file says of its run; what it does not say is empty or 0."""
     said = {
@@ -163,6 +174,7 @@ def metadata(table: pa.Table) -> Run:
         command=_command(said.get("command", "")),
         lost=_number(said.get("lost", "")),
         cut_short=_number(said.get("cut_short", "")),
+        whole_graphs=_whole_graphs(said.get("whole_graphs", "")),
     )
 
 

@@ -16,7 +16,7 @@ from cudasched._document import document
 from cudasched._table import Column, fitted, terminal_columns
 from cudasched._text import printable
 from cudasched.cli.run import configure
-from cudasched.status import Client, Device, status
+from cudasched.status import GRAPH_CHANGES, Client, Device, status
 
 if TYPE_CHECKING:
     from cudasched.observe import Gpu
@@ -189,22 +189,6 @@ def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
 _LONG_GRAPH_MS = 0.2
 """A shorter graph delays no one by much: slices are about so long."""
 
-_CHANGES = {
-    "too_large": "capture parts of it",
-    "branches": "join its branches more often",
-    "waits": "order its collectives, by events within the capture",
-    "memory_node": "allocate before the capture",
-    "conditional": "branch on the host, or in a kernel",
-    "event_node": "record behind the launch",
-    "device_updated": "update its nodes from the host",
-    "devices": "make a graph a device",
-    "no_memory": "leave the GPU some memory",
-    "too_slow": "raise graph_build_ms",
-    "over_budget": "raise graph_slice_mb",
-    "updated": "keep its nodes and edges as they are",
-}
-"""What a program could change so that a graph is cut, by the reason for which it is not (docs/graphs.md)."""
-
 
 def _whole_graphs(devices: Sequence[Device]) -> list[RenderableType]:
     """A line for each process and reason for which best-effort graphs stay whole that a request may wait for."""
@@ -215,7 +199,7 @@ def _whole_graphs(devices: Sequence[Device]) -> list[RenderableType]:
             if whole.longest_ms < _LONG_GRAPH_MS:
                 continue
             graphs = f"{whole.graphs} graph{'s are' if whole.graphs != 1 else ' is'} launched whole"
-            change = f": {_CHANGES[reason]}" if reason in _CHANGES else ""
+            change = f": {GRAPH_CHANGES[reason]}" if reason in GRAPH_CHANGES else ""
             lines.append(
                 _line(
                     f"{key[2]} ({key[1]}): {graphs}, up to {_time(whole.longest_ms)} and {whole.longest_nodes} nodes, "

@@ -159,8 +159,20 @@ def _metadata(summaries: Sequence[Summary]) -> dict[str, str]:
         "cudasched.command": json.dumps(command),
         "cudasched.processes": str(len(summaries)),
         "cudasched.cut_short": str(sum(not summary.end for summary in summaries)),
+        "cudasched.whole_graphs": json.dumps(_whole_graphs(summaries)),
         **{f"cudasched.{name}": str(value) for name, value in totals.items()},
     }
+
+
+def _whole_graphs(summaries: Sequence[Summary]) -> dict[str, list[int]]:
+    """By reason: executable graphs that stay whole, how many ns the longest is predicted to take, and its nodes."""
+    whole: dict[str, list[int]] = {}
+    for summary in summaries:
+        for reason, (graphs, ns, nodes) in summary.end.get("whole_graphs", {}).items():
+            count, longest_ns, longest_nodes = whole.get(reason, [0, -1, 0])
+            longest = (ns, nodes) if ns > longest_ns else (longest_ns, longest_nodes)
+            whole[reason] = [count + graphs, *longest]
+    return whole
 
 
 def _summaries(directory: Path) -> list[Summary]:

@@ -461,6 +461,12 @@ TEST_F(Sliced, GraphsStayWholeForAReason) {
   EXPECT_EQ(slices().counts().whole[static_cast<std::size_t>(WholeReason::kShort)].longest_nodes, 2U);
   EXPECT_EQ(whole(WholeReason::kOneNode), 2U);
   EXPECT_EQ(whole(WholeReason::kShort), 1U);
+  // Those that are gone are remembered: a recording of a whole run ends with them.
+  while (!execs_.empty()) destroy(execs_.back());
+  EXPECT_EQ(whole(WholeReason::kOneNode), 0U);
+  const auto ever = slices().whole_ever();
+  EXPECT_EQ(ever[static_cast<std::size_t>(WholeReason::kOneNode)].graphs, 2U);
+  EXPECT_EQ(ever[static_cast<std::size_t>(WholeReason::kShort)].longest_nodes, 2U);
 }
 
 // Kernels that write nothing.
