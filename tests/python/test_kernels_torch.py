@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,40 @@ def test_gradients_of_gradients() -> None:
             (first,) = torch.autograd.grad(one(x, weight).square().sum(), x, create_graph=True)
             twice.append(torch.autograd.grad(first.square().sum(), x)[0])
         torch.testing.assert_close(*twice, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_gradients_of_attention(causal: bool) -> None:
+    given = [normal(1, 2, 5, 64, kind=torch.float16, seed=seed) for seed in range(3)]
+
+    def twice(function: Callable[..., torch.Tensor], ofs: list[torch.Tensor]) -> list[torch.Tensor]:
+        ofs = [one.clone().requires_grad_() for one in ofs]
+        first = torch.autograd.grad(function(*ofs).float().square().sum(), ofs, create_graph=True)
+        return list(torch.autograd.grad(sum(one.float().square().sum() for one in first), ofs))
+
+    def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.transpose(-1, -2) / 8
+        if causal:
+            scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+        return scores.softmax(-1) @ v
+
+    made = twice(lambda *of: kernels.attention(*of, causal=causal), given)
+    for one, other in zip(made, twice(exact, [one.double() for one in given]), strict=True):
+        assert ((one.double() - other).norm() / other.norm()).item() < 1e-2
+
+
+def test_gradients_of_products_of_nothing() -> None:
+    for m, k, n in (((4,), 0, 8), ((2, 3), 0, 8), ((4,), 8, 0), ((2, 0), 8, 4)):
+        a, b = torch.ones(*m, k, requires_grad=True), torch.ones(k, n, requires_grad=True)
+        kernels.matmul(a, b).sum().backward()
+        assert a.grad is not None and b.grad is not None
+        assert torch.equal(a.grad, torch.full_like(a, n)) and torch.equal(b.grad, torch.full_like(b, math.prod(m)))
+
+
+def test_the_gradient_of_the_bias_of_one_row_is_not_the_argument() -> None:
+    dy = normal(8)
+    of_bias = OPERATORS.layer_norm_backward.default(dy, normal(8, seed=1), torch.ones(8), 1e-5)[2]
+    assert torch.equal(of_bias, dy) and of_bias.data_ptr() != dy.data_ptr()
 
 
 def test_int8_products_are_exact() -> None:

@@ -49,9 +49,10 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
         return over_tensors("layer_norm", layer_norm, (x, weight, bias), eps)
     if weight is None:
         weight = x.new_ones(x.shape[-1:])
+    _tensors("layer_norm", weight)
     if bias is None:
         bias = torch.zeros_like(weight)
-    _tensors("layer_norm", weight, bias)
+    _tensors("layer_norm", bias)
     if _directly(x, weight, bias):
         return operators.layer_norm_cuda(x, weight, bias, eps)
     _dense("layer_norm", x, weight, bias)
@@ -157,7 +158,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         return over_tensors("attention", lambda *all: attention(*all, causal=causal, scale=scale), (q, k, v))
     _tensors("attention", k, v)
     if scale is None:
-        scale = q.shape[-1] ** -0.5
+        scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0  # what has no head is refused below
     if _directly(q, k, v):
         return operators.attention_cuda(q, k, v, causal, scale)[0]
     _dense("attention", q, k, v)

@@ -124,7 +124,9 @@ def _autograd(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse = ctx.saved_tensors
     group = q.shape[1] // k.shape[1]
     wide_q, wide_k, wide_v, of_out = q.float(), _wide(k, group), _wide(v, group), dout.float()
-    weights = (_scores(wide_q, wide_k, ctx.causal, ctx.scale) - lse.unsqueeze(-1)).exp()
+    scores = _scores(wide_q, wide_k, ctx.causal, ctx.scale)
+    # Gradients of gradients go through the sums of the rows, too, and those that are kept have none.
+    weights = scores.softmax(-1) if torch.is_grad_enabled() else (scores - lse.unsqueeze(-1)).exp()
     of_weights = torch.matmul(of_out, wide_v.transpose(-1, -2))
     of_scores = weights * (of_weights - (of_out * out.float()).sum(-1, keepdim=True)) * ctx.scale
     of_q = torch.matmul(of_scores, wide_k)

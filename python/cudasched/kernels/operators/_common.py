@@ -68,7 +68,7 @@ def workspace_of(nbytes: int, like: Tensor) -> Tensor | None:
 
 
 def as_new(made: Tensor, kind: torch.dtype) -> Tensor:
-    """Of a type and contiguous, and never one of the arguments."""
+    """Of a type and contiguous: itself where it is so already, so it is never given an operator's own argument."""
     new: Tensor = made.to(kind).contiguous()
     return new
 

@@ -103,8 +103,8 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _autograd(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
-    rows = a.reshape(-1, a.shape[-1])
-    return torch.matmul(dc, b.t()), torch.matmul(rows.t(), dc.reshape(-1, dc.shape[-1])), None
+    rows, of_rows = a.flatten(0, -2), dc.flatten(0, -2)
+    return torch.matmul(dc, b.t()), torch.matmul(rows.t(), of_rows), None
 
 
 register("matmul(Tensor a, Tensor b, bool tf32) -> Tensor", matmul_cuda, _host, _fake, _autograd, _context)

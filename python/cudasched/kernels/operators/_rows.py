@@ -118,9 +118,11 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, eps: float, centred: bool)
     if centred:
         inner = inner - scaled.mean(-1, keepdim=True)
     over_rows = list(range(x.dim() - 1))
-    of_weight, of_bias = of_y * unit, of_y
+    of_weight = of_y * unit
     if over_rows:
-        of_weight, of_bias = of_weight.sum(over_rows), of_bias.sum(over_rows)
+        of_weight, of_bias = of_weight.sum(over_rows), of_y.sum(over_rows)
+    else:
+        of_bias = of_y.clone()  # an operator gives none of its arguments back
     return as_new(inner * scale, x.dtype), as_new(of_weight, x.dtype), as_new(of_bias, x.dtype)
 
 
