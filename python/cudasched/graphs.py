@@ -90,6 +90,8 @@ def _sizes(given: int | Sequence[int], what: str) -> tuple[int, int, int]:
 def _parameter(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
+    if type(value).__module__ == "numpy":  # float64 is a float, too, and bytes() takes an integer for a length
+        return bytes(memoryview(value))
     if isinstance(value, (bool, int, float)):
         raise ConfigError(
             f"argument {value!r}: give its type, as ctypes.c_uint32({value!r}), a numpy scalar, or its bytes"
@@ -113,8 +115,9 @@ class Conditional:
 class Builder:
     """What nodes are added to: a graph, or the body of a conditional node. A node runs after those named `after`."""
 
-    def __init__(self, native: _core.GraphBuilder) -> None:
+    def __init__(self, native: _core.GraphBuilder, owner: Builder | None = None) -> None:
         self._native = native
+        self._owner = owner  # of a body: the graph that it is a part of lives as long
 
     @property
     def handle(self) -> int:
@@ -182,10 +185,9 @@ class Builder:
         """
         return self._conditional(self._native.add_switch(condition, bodies, list(after)))
 
-    @staticmethod
-    def _conditional(made: tuple[int, list[int]]) -> Conditional:
+    def _conditional(self, made: tuple[int, list[int]]) -> Conditional:
         node, bodies = made
-        return Conditional(node, tuple(Builder(_module().GraphBuilder(body)) for body in bodies))
+        return Conditional(node, tuple(Builder(_module().GraphBuilder(body), self) for body in bodies))
 
 
 class Graph(Builder):
@@ -215,7 +217,7 @@ class Graph(Builder):
         Args:
             device_launch: Kernels of other graphs may launch it, too. `upload` it before.
         """
-        return Executable(_module().GraphExecutable(self._graph, device_launch))
+        return Executable(_module().GraphExecutable(self._graph, device_launch), self)
 
 
 @dataclass(frozen=True)
@@ -236,8 +238,9 @@ class Update:
 class Executable:
     """A graph that can be launched, again and again."""
 
-    def __init__(self, native: _core.GraphExecutable) -> None:
+    def __init__(self, native: _core.GraphExecutable, graph: Graph) -> None:
         self._native = native
+        self._made_of = graph  # its nodes name those of this one in `set_kernel` and `set_enabled`
 
     @property
     def handle(self) -> int:

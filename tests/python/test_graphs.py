@@ -148,6 +148,40 @@ assert logged() == [7, 7, 7, 12, 20], "wrong"
     )
 
 
+def test_a_graph_lives_as_long_as_what_names_a_part_of_it(run: Run) -> None:
+    ok(
+        run(
+            """
+import gc, weakref
+def made():
+    graph = graphs.Graph()
+    node = graph.add_kernel(append, 1, 1, values(3))
+    return weakref.ref(graph), graph.instantiate(), node
+
+graph, replay, node = made()
+gc.collect()
+assert graph() is not None
+replay.set_kernel(node, append, 1, 1, values(4))
+replay.launch(stream.value)
+assert logged() == [4]
+del replay
+gc.collect()
+assert graph() is None
+
+def looped():
+    graph = graphs.Graph()
+    return weakref.ref(graph), graph.add_while(graph.condition(1)).bodies[0]
+
+graph, body = looped()
+gc.collect()
+assert graph() is not None
+body.add_kernel(append, 1, 1, values(5))
+assert body.node_count == 1
+"""
+        )
+    )
+
+
 def test_the_document_says_which_graphs_go_whole(
     simulated: Path, command: str, quick_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +306,11 @@ def test_the_device_runtime_is_found_beside_the_nvcc_of_the_path(
 def test_arguments_say_their_types() -> None:
     assert graphs._parameter(ctypes.c_uint32(7)) == b"\7\0\0\0"
     assert graphs._parameter(b"ab") == b"ab"
+    numpy = pytest.importorskip("numpy")
+    for value in (7, 1.5):
+        for kind in ("uint8", "int32", "uint64", "float32", "float64", "bool"):
+            scalar = numpy.dtype(kind).type(value)
+            assert graphs._parameter(scalar) == scalar.tobytes(), kind
     with pytest.raises(ConfigError, match="c_uint32"):
         graphs._parameter(7)
     with pytest.raises(ConfigError, match="grid"):
