@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cudasched.errors import Error
-from cudasched.kernels import KernelError, _cache, _catalog, _choose, _plan
+from cudasched.errors import DriverError, Error
+from cudasched.kernels import KernelError, _cache, _catalog, _choose, _driver, _plan
 from cudasched.kernels._catalog import KERNELS
 from cudasched.tune import compile as compilation
 from cudasched.tune.database import Database, Key
@@ -285,6 +286,28 @@ def test_a_cache_that_cannot_be_written_is_gone_without(tmp_path: Path, monkeypa
     assert resolved("softmax", "float32", rows=4, cols=64).choice.origin == "default"
 
 
+def test_images_that_another_user_could_have_put_there_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cache"
+    images = _cache.Images(path)
+    assert images.get("key", lambda: b"planted") == b"planted"
+    kept = (path / "key.cubin").read_bytes()
+    for which, mode in ((path / "key.cubin", 0o620), (path, 0o777), (path, 0o770)):
+        before = which.stat().st_mode
+        which.chmod(mode)
+        assert images.get("key", lambda: b"made anew") == b"made anew"
+        which.chmod(before)
+        (path / "key.cubin").write_bytes(kept)
+    assert images.get("key", lambda: b"made anew") == b"planted"
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    if tmp_path.stat().st_uid != 0:  # the administrator's are taken
+        assert images.get("key", lambda: b"made anew") == b"made anew"
+        assert (path / "key.cubin").read_bytes() == kept
+    monkeypatch.setattr(_cache, "_ours", lambda seen: not stat.S_ISREG(seen.st_mode))
+    assert images.get("key", lambda: b"of this user") == b"of this user"
+
+
 def test_the_oldest_images_go_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cache, "_MOST_FILES", 3)
     images = _cache.Images(tmp_path / "cache")
@@ -490,10 +513,25 @@ def test_tensor_maps_are_made_anew_where_an_array_is_elsewhere(launched: Run, tm
         y, x, other = memory([0.0] * N), memory([1.0] * N), memory([1.0] * N)
         made = []
         encode = driver.encode
-        driver.encode = lambda into, address, seen: (made.append((address, seen)), encode(into, address, seen))
+        def counted(into, address, seen, context):
+            made.append((address, seen))
+            encode(into, address, seen, context)
+        driver.encode = counted
         for one in (x, x, other):
             run(y, one, 1.0)
         assert [address for address, _ in made] == [x, other], made
+        call, contexts = driver.call, []
+        def watched(name, *arguments):
+            if name == "cuTensorMapEncodeTiled":
+                current = ctypes.c_void_p()
+                call("cuCtxGetCurrent", ctypes.byref(current))
+                contexts.append(current.value)
+            return call(name, *arguments)
+        driver.call = watched
+        thread = threading.Thread(target=run, args=(y, x, 1.0))  # has no current context
+        thread.start(); thread.join()
+        assert contexts == [driver.context(0)], contexts
+        driver.call = call
         assert {(seen.dims, seen.box, seen.swizzle) for _, seen in made} == {((16, 32), (8, 4), 32)}
         try:
             run(y, other + 4, 1.0)
@@ -503,6 +541,26 @@ def test_tensor_maps_are_made_anew_where_an_array_is_elsewhere(launched: Run, tm
     )
     assert done.returncode == 0, done.stderr
     assert "the tensor map of x, box (8, 4) of (16, 32): cuTensorMapEncodeTiled: CUDA_ERROR" in done.stdout
+
+
+def test_a_kernel_that_cannot_be_loaded_leaves_the_threads_capture_mode_as_it_was() -> None:
+    mode = [1]
+
+    class Library:
+        def __init__(self) -> None:
+            for name in ("cuLaunchKernel", "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuGetErrorName"):
+                setattr(self, name, lambda *_: 0)
+            self.cuCtxGetCurrent = lambda *_: 0
+            self.cuCtxPushCurrent_v2 = lambda *_: 201
+
+        def cuThreadExchangeStreamCaptureMode(self, given: Any) -> int:  # noqa: N802
+            given._obj.value, mode[0] = mode[0], given._obj.value
+            return 0
+
+    driver = _driver.Driver(Library())  # type: ignore[arg-type]
+    with pytest.raises(DriverError, match="cuCtxPushCurrent"):
+        driver.load(0, b"image", "kernel", 0)
+    assert mode == [1]
 
 
 def test_what_the_driver_refuses_is_an_error_of_its_name(launched: Run) -> None:

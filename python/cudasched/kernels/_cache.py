@@ -2,6 +2,9 @@
 
 A file takes its place in one step, so that processes that compile the same at once do not disturb each other, and has
 a sum of its content. Where files cannot be written or read, kernels are compiled by each process anew.
+
+The files are machine code that is run: those are passed over which another user owns or may write, or whose directory
+another user does.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +20,7 @@ from pathlib import Path
 __all__ = ["Images", "directory", "key_of"]
 
 _SUM_BYTES = 32
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_FILES = 1024
 
 
@@ -35,6 +40,11 @@ def key_of(sources: Sequence[tuple[str, bytes]], macros: Sequence[tuple[str, str
     for one in (*(f"{name}={value}" for name, value in sorted(macros)), target, compiler):
         digest.update(len(one).to_bytes(8, "little") + one.encode())
     return digest.hexdigest()[:40]
+
+
+def _ours(seen: os.stat_result) -> bool:
+    """Whether this user or the administrator alone decides what is in a file or directory."""
+    return seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & _OTHERS_WRITE
 
 
 class Images:
@@ -61,8 +71,15 @@ class Images:
 
     def _read(self, key: str) -> bytes | None:
         file = self._file(key)
+        if file is None:
+            return None
         try:
-            content = file.read_bytes() if file else b""
+            if not _ours(file.parent.stat()):
+                return None
+            with file.open("rb") as opened:
+                if not _ours(os.fstat(opened.fileno())):
+                    return None
+                content = opened.read()
         except OSError:
             return None
         image = content[_SUM_BYTES:]
@@ -75,6 +92,8 @@ class Images:
         temporary = ""
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not _ours(file.parent.stat()):
+                return
             handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")
             with os.fdopen(handle, "wb") as opened:
                 opened.write(hashlib.sha256(image).digest() + image)

@@ -6,11 +6,12 @@ launches are scheduled like any others of the program.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,47 +167,63 @@ class Driver:
         exchange = getattr(self._library, "cuThreadExchangeStreamCaptureMode", None)
         if exchange is not None:
             exchange(ctypes.byref(mode))
-        self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
         try:
-            self.call("cuModuleLoadData", ctypes.byref(module), image)
-            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-            if shared_bytes > _PLAIN_SHARED_BYTES:
-                self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            with self._entered(context):
+                self.call("cuModuleLoadData", ctypes.byref(module), image)
+                self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                if shared_bytes > _PLAIN_SHARED_BYTES:
+                    self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
         finally:
-            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
             if exchange is not None:
                 exchange(ctypes.byref(mode))
         return Function(function.value or 0, context)
 
-    def encode(self, into: Map, address: int, seen: TensorMap) -> None:
+    @contextlib.contextmanager
+    def _entered(self, context: int) -> Iterator[None]:
+        """Makes a context current to this thread for a while."""
+        self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def encode(self, into: Map, address: int, seen: TensorMap, context: int) -> None:
         """Makes the tensor map of a dense array at an address; beyond the array there are zeros.
+
+        The context is that of the array: a thread that PyTorch has not used yet has none, and the driver may need one.
 
         Raises:
             DriverError: The driver does not take it, or makes none.
         """
-        rank = len(seen.dims)
-        strides = [TYPES[seen.type] * math.prod(seen.dims[: i + 1]) for i in range(rank - 1)]
+        current = self._held()
+        self._current(ctypes.byref(current))
         try:
-            self.call(
-                "cuTensorMapEncodeTiled",
-                ctypes.c_void_p(into.begin),
-                _MAP_TYPES[seen.type],
-                ctypes.c_uint32(rank),
-                ctypes.c_void_p(address),
-                (ctypes.c_uint64 * rank)(*seen.dims),
-                (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
-                (ctypes.c_uint32 * rank)(*seen.box),
-                (ctypes.c_uint32 * rank)(*[1] * rank),
-                0,
-                _MAP_SWIZZLES[seen.swizzle],
-                _MAP_L2_256B,
-                0,
-            )
+            with contextlib.nullcontext() if current.value == context else self._entered(context):
+                self._encode(into, address, seen)
         except AttributeError:
             raise DriverError("this driver makes no tensor maps (cuTensorMapEncodeTiled)") from None
         except DriverError as error:
             raise DriverError(f"the tensor map of {seen.of}, box {seen.box} of {seen.dims}: {error}") from None
         into.address = address
+
+    def _encode(self, into: Map, address: int, seen: TensorMap) -> None:
+        rank = len(seen.dims)
+        strides = [TYPES[seen.type] * math.prod(seen.dims[: i + 1]) for i in range(rank - 1)]
+        self.call(
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p(into.begin),
+            _MAP_TYPES[seen.type],
+            ctypes.c_uint32(rank),
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*seen.dims),
+            (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+            (ctypes.c_uint32 * rank)(*seen.box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,
+            _MAP_SWIZZLES[seen.swizzle],
+            _MAP_L2_256B,
+            0,
+        )
 
     def launch(self, function: Function, launch: Launch, stream: int, table: Any) -> None:
         """Launches a kernel; other threads of Python run meanwhile.
