@@ -14,13 +14,14 @@
 // again in the last block that calls it, so the next launch needs no fill; one launch at a time uses a queue. After a
 // launch that failed, and after one whose kernel did not call finish(), fill it with zeros.
 //
-// Who takes items                               | takes                     | atomics on the one counter in device
-// memory ThreadWork   a thread for itself              | `batch` items             | one for the lanes that take at the
-// same time WarpWork     a warp, with all of its lanes    | `batch` items             | one a batch BlockWork    a
-// block, with all of its threads | `batch` items             | one a batch, and two barriers SharedWork   warps and
-// threads of a block     | from the block's batch    | one for `batch` items of a block Counters in shared memory are
-// an order of magnitude faster than the one in device memory, which all blocks share: take SharedWork where an item
-// takes less than a few microseconds, and batches as large as the imbalance allows.
+// Who takes items, and how often the one counter in device memory is changed:
+// - ThreadWork: a thread takes `batch` items for itself; once for all lanes that take at the same time.
+// - WarpWork: a warp takes `batch` items for all of its lanes; once a batch.
+// - BlockWork: a block takes `batch` items for all of its threads; once a batch, with two barriers.
+// - SharedWork: warps and threads take from the batch of their block; once for the `batch` items of a block.
+//
+// Counters in shared memory are an order of magnitude faster than the one in device memory, which all blocks share:
+// take SharedWork where an item takes less than a few microseconds, and batches as large as the imbalance allows.
 //
 // ThreadWork and SharedWork::next(Item) give each thread its next item as soon as it wants one. What that is worth
 // shows where a thread steps through its item in the same loop in which it takes the next
