@@ -140,6 +140,13 @@ def test_pytorch_finds_convolution_well_made(grad: bool) -> None:
     torch.library.opcheck(OPERATORS.conv2d.default, given, rtol=5e-2, atol=5e-2)
 
 
+def test_more_pixels_than_the_kernels_can_count_are_refused() -> None:
+    x = torch.empty(1 << 15, 1, 256, 256, dtype=torch.float16, device="meta")
+    w, bias = x.new_empty(1, 1, 1, 1), x.new_empty(1)
+    with pytest.raises(KernelError, match="pixels of the output, not 32768 images of 256 x 256; give it fewer images"):
+        kernels.operators.conv2d_cuda(x, w, bias, [1, 1], [0, 0], [1, 1])
+
+
 def test_gradients_of_gradients() -> None:
     x, weight = normal(3, 8).double().float().requires_grad_(), normal(8, seed=1, grad=True)
     for function, other in (

@@ -20,6 +20,7 @@ _ARGUMENTS = (
 )
 _LAST = torch.channels_last
 _ALIGNED = 16
+_MOST_PIXELS = 2**31 - 1024  # the kernels count them in 32 bits, up to the end of the last tile
 
 
 def _check(x: Tensor, w: Tensor, bias: Tensor, *pairs: list[int]) -> str:
@@ -70,6 +71,12 @@ def conv2d_cuda(
 ) -> Tensor:
     """``cudasched::conv2d`` on CUDA."""
     kind = _check(x, w, bias, stride, padding, dilation)
+    height, width = _size(x, w, stride, padding, dilation)
+    if x.shape[0] * height * width > _MOST_PIXELS:
+        raise KernelError(
+            f"conv2d takes up to {_MOST_PIXELS} pixels of the output, not {x.shape[0]} images of {height} x {width}; "
+            "give it fewer images at once"
+        )
     y = _new(x, w, stride, padding, dilation)
     if y.numel() == 0:
         return y
