@@ -31,7 +31,7 @@ class Recorder:
     def launch(self, *_: object) -> None:
         self.launches += 1
 
-    def encode(self, into: Any, address: int, _: object) -> None:
+    def encode(self, into: Any, address: int, *_: object) -> None:
         into.address = address
 
 

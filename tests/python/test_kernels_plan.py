@@ -513,9 +513,9 @@ def test_tensor_maps_are_made_anew_where_an_array_is_elsewhere(launched: Run, tm
         y, x, other = memory([0.0] * N), memory([1.0] * N), memory([1.0] * N)
         made = []
         encode = driver.encode
-        def counted(into, address, seen, context):
+        def counted(into, address, seen, function):
             made.append((address, seen))
-            encode(into, address, seen, context)
+            encode(into, address, seen, function)
         driver.encode = counted
         for one in (x, x, other):
             run(y, one, 1.0)

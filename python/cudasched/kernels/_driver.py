@@ -187,10 +187,10 @@ class Driver:
         finally:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-    def encode(self, into: Map, address: int, seen: TensorMap, context: int) -> None:
+    def encode(self, into: Map, address: int, seen: TensorMap, function: Function) -> None:
         """Makes the tensor map of a dense array at an address; beyond the array there are zeros.
 
-        The context is that of the array: a thread that PyTorch has not used yet has none, and the driver may need one.
+        The function is what it is for: its context is current meanwhile, which a thread that is new to CUDA lacks.
 
         Raises:
             DriverError: The driver does not take it, or makes none.
@@ -198,7 +198,7 @@ class Driver:
         current = self._held()
         self._current(ctypes.byref(current))
         try:
-            with contextlib.nullcontext() if current.value == context else self._entered(context):
+            with contextlib.nullcontext() if current.value == function.context else self._entered(function.context):
                 self._encode(into, address, seen)
         except AttributeError:
             raise DriverError("this driver makes no tensor maps (cuTensorMapEncodeTiled)") from None

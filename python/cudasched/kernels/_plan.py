@@ -113,7 +113,7 @@ class Plan:
             held[place].value = value
         for place, array, seen in self._maps:
             if held[place].address != held[array].value:
-                self._driver.encode(held[place], held[array].value, seen, self._function.context)
+                self._driver.encode(held[place], held[array].value, seen, self._function)
         self._driver.launch(self._function, self.launch, stream, table)
 
 
