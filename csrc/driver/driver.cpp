@@ -140,6 +140,7 @@ void Driver::load(void* handle) {
   optional(handle, graph_update_v1, "cuGraphExecUpdate");
   optional(handle, graph_update, "cuGraphExecUpdate_v2");
   optional(handle, graph_update_child, "cuGraphExecChildGraphNodeSetParams");
+  optional(handle, graph_retain_object, "cuGraphRetainUserObject");
   optional(handle, graph_update_node, "cuGraphExecNodeSetParams");
   optional(handle, graph_kernel_node_get_attribute, "cuGraphKernelNodeGetAttribute");
   optional(handle, graph_kernel_node_set_attribute, "cuGraphKernelNodeSetAttribute");

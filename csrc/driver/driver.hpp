@@ -132,6 +132,7 @@ struct Driver {
   CUresult (*graph_update_v1)(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*) = nullptr;
   decltype(cuGraphExecUpdate)* graph_update = nullptr;
   decltype(cuGraphExecChildGraphNodeSetParams)* graph_update_child = nullptr;
+  decltype(cuGraphRetainUserObject)* graph_retain_object = nullptr;
   decltype(cuGraphExecNodeSetParams)* graph_update_node = nullptr;  // 12.2 and later
   decltype(cuGraphKernelNodeGetAttribute)* graph_kernel_node_get_attribute = nullptr;
   decltype(cuGraphKernelNodeSetAttribute)* graph_kernel_node_set_attribute = nullptr;

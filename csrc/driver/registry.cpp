@@ -265,6 +265,7 @@ void Registry::clear() noexcept {
   for (auto& each : reach_) each.store(0, std::memory_order_relaxed);
   all_reach_.store(false, std::memory_order_relaxed);
   graphs_hold_memory_.store(false, std::memory_order_relaxed);
+  graphs_hold_objects_.store(false, std::memory_order_relaxed);
 }
 
 Registry& registry() noexcept {

@@ -74,6 +74,9 @@ class Registry {
   // anything.
   bool graphs_hold_memory() const noexcept { return graphs_hold_memory_.load(std::memory_order_relaxed); }
   void may_hold_memory() noexcept { graphs_hold_memory_.store(true, std::memory_order_relaxed); }
+  // Was a graph given a user object, ever? Which graphs have some, the driver does not say.
+  bool graphs_hold_objects() const noexcept { return graphs_hold_objects_.load(std::memory_order_relaxed); }
+  void may_hold_objects() noexcept { graphs_hold_objects_.store(true, std::memory_order_relaxed); }
   // What the runtime keeps of it to launch it in slices; null: nothing. Until it is forgotten.
   void* slices(CUgraphExec exec) const noexcept;
   bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room to know it
@@ -117,6 +120,7 @@ class Registry {
   std::array<std::atomic<std::uint32_t>, kMostDevices> reach_{};
   std::atomic<bool> all_reach_{false};
   std::atomic<bool> graphs_hold_memory_{false};
+  std::atomic<bool> graphs_hold_objects_{false};
   std::atomic<std::uint64_t> unknown_{0};
 };
 

@@ -294,6 +294,11 @@ CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* para
   });
 }
 
+CUresult retain_object(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) noexcept {
+  driver::registry().may_hold_objects();
+  return table().graph_retain_object(graph, object, count, flags);
+}
+
 // The flag is no business of a user who did not give it.
 CUresult get_flags(CUgraphExec exec, cuuint64_t* flags) noexcept {
   const CUresult status = table().graph_get_flags(exec, flags);
@@ -346,6 +351,7 @@ std::span<const TakenOver> graph_functions() noexcept {
       TakenOver{"cuGraphNodeSetEnabled", address(&set_enabled)},
       TakenOver{"cuGraphExecChildGraphNodeSetParams", address(&update_child)},
       TakenOver{"cuGraphExecNodeSetParams", address(&update_node)},
+      TakenOver{"cuGraphRetainUserObject", address(&retain_object)},
       TakenOver{"cuGraphExecGetFlags", address(&get_flags)},
       TakenOver{"cuGraphExecDestroy", address(&destroy)},
   };

@@ -258,6 +258,7 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   sliced.clone.reset();
   sliced.clone_nodes.clear();
   sliced.changed_meanwhile.clear();
+  if (driver::registry().graphs_hold_objects()) return told.leave_objects_to_driver();
   // Of a graph that changes at nearly each launch, a clone is of use only where slices are wanted.
   if (!has_pieces && state != Sliced::State::kWanted && state != Sliced::State::kBuilding && !sliced.wants_clone &&
       often) {
@@ -310,6 +311,10 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
 void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept {
   tell(exec, behind, [&](Sliced& sliced, Told& told) {
     if (sliced.clone == nullptr) return;
+    if (driver::registry().graphs_hold_objects()) {
+      told.defers = true;
+      return told.leave_objects_to_driver();
+    }
     told.of = 0;
     CUgraph ours = nullptr;
     ReadGraph to;

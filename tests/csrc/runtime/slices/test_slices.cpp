@@ -737,6 +737,64 @@ TEST_F(Changed, AGraphWithMemoryNodesIsDestroyedBehindWhatIsQueued) {
   EXPECT_EQ(ran(), numbers(1, 40));
 }
 
+// Freed memory of a user object, and how many kernels had run by then.
+struct Freed {
+  const Program* program = nullptr;
+  std::atomic<int> count{0};
+  std::atomic<std::uint64_t> ran{0};
+};
+void CUDA_CB note_freed(void* data) {
+  auto& freed = *static_cast<Freed*>(data);
+  freed.ran = freed.program->ran();
+  ++freed.count;
+}
+
+// The driver keeps the objects of a graph that an executable was updated to for launches that it has seen. It has seen
+// none of those that go in slices.
+TEST_F(Changed, UserObjectsOfUpdatesOutliveTheLaunchesThatAreQueued) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto update_to = [&](CUgraph changed) {
+    Program::check(update(exec, changed));
+    destroy(changed);
+  };
+  const auto new_chain = [&](std::uint64_t first) {
+    CUgraph made = new_graph();
+    chain(made, first, 40);
+    return made;
+  };
+  prove(exec, [&] { update_to(new_chain(1)); });
+  Freed freed;
+  freed.program = &program_;
+  CUuserObject object = nullptr;
+  ASSERT_EQ(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(&object, &freed, note_freed, 1,
+                                                                     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+            CUDA_SUCCESS);
+  {
+    OtherClient other(/*active=*/true);
+    std::thread opens([&] {
+      std::this_thread::sleep_for(100ms);
+      other.kill();
+    });
+    CUgraph holding = new_chain(101);
+    ASSERT_EQ(call<decltype(cuGraphRetainUserObject)>("cuGraphRetainUserObject")(holding, object, 1,
+                                                                                 CU_GRAPH_USER_OBJECT_MOVE),
+              CUDA_SUCCESS);
+    update_to(holding);
+    EXPECT_EQ(launch(exec), CUDA_SUCCESS);
+    update_to(new_chain(201));
+    EXPECT_EQ(launch(exec), CUDA_SUCCESS);
+    opens.join();
+  }
+  std::vector<std::uint64_t> wanted = numbers(101, 40);
+  for (const std::uint64_t each : numbers(201, 40)) wanted.push_back(each);
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(freed.count, 1);
+  EXPECT_GE(freed.ran, 40U);
+}
+
 // ---- slices at the gate
 
 // Of the launches that a policy is asked about.
