@@ -23,6 +23,7 @@ constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
 constexpr float kFunctionStep = 0.05F;
 constexpr float kMostScore = 10'000;
+constexpr int kMostSteps = 8;
 constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted of a correction
 
 float log_of(std::int64_t duration_ns) noexcept { return std::log(static_cast<float>(duration_ns)); }
@@ -347,7 +348,13 @@ void Predictor::observe_at_least(const Prediction& prediction, std::int64_t ran_
   if (entry == nullptr || entry->samples > 0 || entry->is_split) return;
   const float ran_log = std::min(log_of(ran_ns), kMostLog);
   if (ran_log <= entry->estimate_log) return;
+  // Launches as long as that are corrected in another way, so that one step may not get there.
   entry->base_log = std::clamp(ran_log - correction_log(entry->function, entry->base_log), kLeastLog, kMostLog);
+  for (int step = 0; step < kMostSteps; ++step) {
+    const float missing = ran_log - entry->base_log - correction_log(entry->function, entry->base_log);
+    if (missing <= 0) break;
+    entry->base_log = std::min(entry->base_log + missing, kMostLog);
+  }
   refresh(*entry);
   entry->bound_ns = 0;
 }

@@ -88,6 +88,22 @@ TEST_F(PredictorTest, AFirstLaunchIsCorrectedByThoseOfItsKernelThatWerePredicted
   EXPECT_NEAR(launch(400'100), 1, 0.25);
 }
 
+// What is known of launches as long as it has turned out to be does not take it back.
+TEST_F(PredictorTest, ALaunchThatRunsForLongIsNotPredictedShorter) {
+  for (std::uint32_t i = 0; i < 12; ++i) {
+    const Prediction brief = predict(1, 4'000 + i);
+    predictor_->observe(brief, 4 * brief.base_ns, false);
+    const Prediction lengthy = predict(1, 400'000 + i);
+    predictor_->observe(lengthy, lengthy.base_ns / 4, false);
+  }
+  const Prediction said = predict(1, 4'200);
+  for (const std::int64_t times : {4, 1, 8}) {
+    const std::int64_t ran_ns = times * Predictor::guess_ns(kernel(400'000), kResidency);
+    predictor_->observe_at_least(said, ran_ns);
+    EXPECT_GE(static_cast<double>(predict(1, 4'200).duration_ns), 0.99 * static_cast<double>(ran_ns)) << times;
+  }
+}
+
 TEST_F(PredictorTest, TimesTheFirstThreeLaunchesThenAFewOfMany) {
   const auto next = [&] {
     const Prediction prediction = predict(1, 1'000);
