@@ -102,9 +102,8 @@ install_cpu_pytorch() {
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
-# Tests that wait for processes outnumber those that compute. Those of an xdist_group share what one of them makes. A test
-# that hangs ends its worker alone, and is named.
-in_parallel=(-n 4 --dist loadgroup --timeout 600)
+# Tests that wait for processes outnumber those that compute. A test that hangs ends its worker alone, and is named.
+in_parallel=(-n 4 --timeout 600)
 
 stage_python() {
   install_package "$venv" test

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 from pathlib import Path
@@ -13,24 +12,21 @@ from benchmarks.predictor import __main__ as speed
 
 pytest.importorskip("numpy", reason="numpy is not installed")
 
-# In one worker, which compiles once.
-pytestmark = [
-    pytest.mark.xdist_group("predictor_speed"),
-    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return speed.build(tmp_path_factory.mktemp("speed"))
-
-
-@pytest.fixture(autouse=True)
-def built_once(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_miss_and_hit_are_written_beside_the_other_figures_or_why_not_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One test, because each worker would compile for its own, which takes longer than both."""
+    library = speed.build(tmp_path)
     monkeypatch.setattr(speed, "build", lambda directory: library)
 
+    (tmp_path / "model.ubj").write_bytes(b"nothing")
+    assert speed.main(["--figures", str(tmp_path / "f.json"), "--model", str(tmp_path / "model.ubj")]) == 1
+    assert "cannot be walked" in capfd.readouterr().err
+    assert not (tmp_path / "f.json").exists()
 
-def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     committed = speed.HERE.parent / "results" / "predictor_figures.json"
     path = tmp_path / "figures.json"
@@ -47,10 +43,3 @@ def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monke
         if row["figure"] in speed.GOALS:
             assert 0 < row["value"] <= row["high"]
             assert (row["limited_by"] == "") == (row["value"] <= row["goal"])
-
-
-def test_a_model_that_cannot_be_read_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model.ubj").write_bytes(b"nothing")
-    assert speed.main(["--figures", str(tmp_path / "f.json"), "--model", str(tmp_path / "model.ubj")]) == 1
-    assert "cannot be walked" in capfd.readouterr().err
-    assert not (tmp_path / "f.json").exists()
