@@ -106,6 +106,12 @@ Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 Slices::Unloading::Unloading(Slices& slices) noexcept : driving_(slices) { slices.unloads_.fetch_add(1); }
 Slices::Unloading::~Unloading() = default;
 
+void Slices::configure(const SliceSettings& settings) noexcept {
+  const Driving driving(*this);
+  settings_ = settings;
+  children_stay_.store(false);
+}
+
 // ---- the program's threads
 // -------------------------------------------------------------------------------------------
 
@@ -748,22 +754,24 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
       })) {
     return give_back();
   }
+  graph::Limits limits;
+  std::uint64_t most_bytes = 0;
   if (stopped([&] {
         nodes = planned_nodes(read, sliced.context, sliced.times.kernel_ns);
         for (std::size_t i = 0; i < nodes.size() && !sliced.scale.empty(); ++i) {
           const double scale = sliced.scale[sliced.scale.size() == nodes.size() ? i : 0];
           nodes[i].predicted_ns = static_cast<std::int64_t>(static_cast<double>(nodes[i].predicted_ns) * scale);
         }
+        limits.slice_ns = settings_.slice_ns;
+        most_bytes = settings_.most_bytes;
       })) {
     return give_back();
   }
 
-  graph::Limits limits;
-  limits.slice_ns = settings_.slice_ns;
   const graph::Plan plan = graph::plan(nodes, read.edges, limits);
   if (!plan.cut()) reason = plan.whole;
   const std::uint64_t bytes = plan.slice_of.size() * kNodeBytes + plan.slices.size() * kPieceBytes;
-  if (bytes_.load(std::memory_order_relaxed) + bytes > settings_.most_bytes && plan.cut()) {
+  if (bytes_.load(std::memory_order_relaxed) + bytes > most_bytes && plan.cut()) {
     reason = WholeReason::kOverBudget;
   }
   if (stopped([&] {

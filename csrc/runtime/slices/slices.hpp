@@ -156,11 +156,8 @@ struct SliceCounts {
 
 class Slices {
  public:
-  // Before the first graph is told of.
-  void configure(const SliceSettings& settings) noexcept {
-    settings_ = settings;
-    children_stay_.store(false);
-  }
+  // While no program makes, changes or launches a graph; the builder may be at work.
+  void configure(const SliceSettings& settings) noexcept;
   bool on() const noexcept { return settings_.when != SliceSettings::When::kOff; }
 
   // ---- the program's threads, off the launch path
