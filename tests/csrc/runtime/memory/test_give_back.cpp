@@ -339,6 +339,7 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
 // is scheduled afterwards.
 TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
+  HookedDriver::instance();  // its directory is removed, and the other process's in it
   const auto fails = [] {
     const Program program;
     become_best_effort(program);
