@@ -55,6 +55,12 @@ def test_version(cudasched: Run) -> None:
     assert [line.split(":")[0] for line in others] == ["build", "driver", "models"]
 
 
+def test_it_starts_without_what_only_some_commands_need() -> None:
+    slow = ("numpy", "pyarrow", "pydantic", "rich.console")
+    code = f"import sys, cudasched.cli; print([name for name in {slow} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "[]\n"
+
+
 def test_as_a_module(cudasched: Run) -> None:
     command = [sys.executable, "-m", "cudasched", "run", "--class", "fast", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cudasched._document import document
 from cudasched._output import Output
@@ -92,6 +91,8 @@ def command(
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     target = _checked(output)
+
+    from rich.console import Console
 
     from cudasched.advise import Report, advise, diff, html
     from cudasched.advise.view import changes, terminal

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from cudasched._document import document
 from cudasched._output import Output
@@ -131,6 +130,8 @@ def check(
         target = Output(output, option="-o")
         if not target.is_stream and output.suffix.lower() not in _FORMATS:
             raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
+
+    from rich.console import Console
 
     from cudasched.observe import baseline
 

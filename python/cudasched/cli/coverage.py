@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 from cudasched._document import document
 from cudasched._scratch import Scratch
 from cudasched._table import PIPE_COLUMNS, Column, fitted
@@ -108,6 +105,9 @@ def _show(reports: Sequence[Report], as_json: bool) -> None:
         rows = [{**asdict(report), "complete": report.complete} for report in reports]
         print(document("coverage", rows), file=sys.stderr)
         return
+    from rich.console import Console
+    from rich.text import Text
+
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else PIPE_COLUMNS
     console = Console(stderr=True, width=width)
     if not reports:

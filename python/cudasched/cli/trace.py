@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,9 +19,9 @@ from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
 from cudasched.cli.run import configure, preload
 from cudasched.errors import ConfigError
-from cudasched.observe.trace._device import check
-from cudasched.observe.trace._parts import check_limit, claim, convert, format_of, parts_of, remove
-from cudasched.observe.trace._timeline import Summary
+
+if TYPE_CHECKING:
+    from cudasched.observe.trace._timeline import Summary
 
 __all__ = ["EXAMPLE", "command", "run_traced"]
 
@@ -151,6 +151,9 @@ def run_traced(
         Error: Another trace into the same file runs, numpy is missing, or the trace cannot be written; its parts stay
             then.
     """
+    from cudasched.observe.trace._device import check
+    from cudasched.observe.trace._parts import check_limit, claim, convert, format_of, parts_of, remove
+
     form = format_of(output, form)
     check_limit(limit_mb)
     if device_times:

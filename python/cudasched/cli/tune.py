@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cudasched._document import document
 from cudasched._output import Output
@@ -59,6 +58,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
 ) -> int:
     """Find the fastest configuration of a CUDA kernel."""
+    from rich.console import Console
+
     from cudasched.tune import Objective, Progress, Settings, as_header, as_json, tune
     from cudasched.tune.output import summary
     from cudasched.tune.space import number, parse_shape
