@@ -65,7 +65,8 @@ class GateTest : public ::testing::Test {
 TEST_F(GateTest, WithoutALatencyClientABoundedTimeIsInFlight) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   launch_all(300, 1);
-  EXPECT_LE(most_ahead(300), 45U);
+  // 30, and more where the machine had stopped the device.
+  EXPECT_LE(most_ahead(300), 100U);
   EXPECT_EQ(state().gated_launches, 0U);
   EXPECT_EQ(state().untracked_launches, 0U);
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
@@ -93,7 +94,7 @@ TEST_F(GateTest, AClientThatJoinsMeetsAShortBacklogAndAllOfItIsCounted) {
   {
     const OtherClient other(/*active=*/true);
     ASSERT_TRUE(eventually(someone_waits));
-    // 30, and more where the machine had stopped the device; not the 900 that are there to be launched.
+    // As above; not the 900 that are there to be launched.
     EXPECT_LE(ahead(), 100U);
     EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0 && ahead() == 0; }));
   }
