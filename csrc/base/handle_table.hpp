@@ -1,8 +1,9 @@
 // From a driver's handle to a few words that are known of it. A lookup takes a few loads, on any thread, without a lock
-// or an allocation; it sees the words of one write together, never another handle's.
+// or an allocation; it sees the words of one write together, never another handle's. A handle that is known stays known
+// to every lookup while its words are written anew.
 //
 // The table grows, up to a bound of live handles; past it set() says false, and the caller answers as if the handle
-// were not known. Memory: at most four times what the live handles need at their peak, given back by the destructor
+// were not known. Memory: at most eight times what the live handles need at their peak, given back by the destructor
 // alone. Writers hold a lock of the caller's.
 #pragma once
 
@@ -63,9 +64,11 @@ class HandleTable {
     Slot* const slot = claim(handle);
     if (slot == nullptr) return false;
     const std::uint64_t stamp = slot->stamp.load(std::memory_order_relaxed);
-    const std::uint64_t next = ((stamp >> 1) + 1) << 1;
-    slot->stamp.store(next, std::memory_order_relaxed);  // a lookup that sees a new word sees this
-    for (std::size_t i = 0; i < kWords; ++i) slot->words[i].store(words[i], std::memory_order_release);
+    const std::uint64_t next = after(stamp);
+    // Into the copy that no lookup reads. One that began two writes ago may: if it sees a new word, then also the write
+    // between.
+    auto& copy = slot->words[place_of(next)];
+    for (std::size_t i = 0; i < kWords; ++i) copy[i].store(words[i], std::memory_order_release);
     slot->stamp.store(next | kKnown, std::memory_order_release);
     if ((stamp & kKnown) == 0) ++size_;
     return true;
@@ -74,8 +77,10 @@ class HandleTable {
   // One word of a handle that is known, whatever a lookup beside it sees of the others.
   bool set_word(std::uint64_t handle, std::size_t index, std::uint64_t word) noexcept {
     Slot* const slot = known(handle);
-    if (slot != nullptr) slot->words[index].store(word, std::memory_order_release);
-    return slot != nullptr;
+    if (slot == nullptr) return false;
+    const std::uint64_t stamp = slot->stamp.load(std::memory_order_relaxed);
+    slot->words[place_of(stamp)][index].store(word, std::memory_order_release);
+    return true;
   }
 
   bool erase(std::uint64_t handle) noexcept {
@@ -120,12 +125,16 @@ class HandleTable {
   static constexpr std::uint64_t kKnown = 1;
 
   // The handle of a slot never changes while its block is in use, so a lookup that has found its handle may go on
-  // reading there. `stamp`: kKnown, and a number that each write raises.
+  // reading there. `stamp`: kKnown, and a number that each write raises: even or odd, it says which copy of the
+  // words was written last.
   struct Slot {
     std::atomic<std::uint64_t> handle{0};
     std::atomic<std::uint64_t> stamp{0};
-    std::array<std::atomic<std::uint64_t>, kWords> words{};
+    std::array<std::array<std::atomic<std::uint64_t>, kWords>, 2> words{};
   };
+
+  static constexpr std::uint64_t after(std::uint64_t stamp) noexcept { return ((stamp >> 1) + 1) << 1; }
+  static constexpr std::size_t place_of(std::uint64_t stamp) noexcept { return (stamp >> 1) & 1; }
 
   struct Block {
     explicit Block(std::size_t slot_count) noexcept : count(slot_count), slots(new(std::nothrow) Slot[slot_count]) {}
@@ -147,7 +156,8 @@ class HandleTable {
 
   static bool read(const Slot& slot, Words& words) noexcept {
     for (std::uint64_t stamp = slot.stamp.load(std::memory_order_acquire); (stamp & kKnown) != 0;) {
-      for (std::size_t i = 0; i < kWords; ++i) words[i] = slot.words[i].load(std::memory_order_acquire);
+      const auto& copy = slot.words[place_of(stamp)];
+      for (std::size_t i = 0; i < kWords; ++i) words[i] = copy[i].load(std::memory_order_acquire);
       const std::uint64_t again = slot.stamp.load(std::memory_order_acquire);
       if (again == stamp) return true;
       stamp = again;
@@ -156,7 +166,7 @@ class HandleTable {
   }
 
   void forget(Slot& slot) noexcept {
-    slot.stamp.store(((slot.stamp.load(std::memory_order_relaxed) >> 1) + 1) << 1, std::memory_order_release);
+    slot.stamp.store(after(slot.stamp.load(std::memory_order_relaxed)), std::memory_order_release);
     --size_;
   }
 
@@ -220,7 +230,8 @@ class HandleTable {
       Words words{};
       if (!read(from, words)) continue;
       Slot* const to = place(*fresh, from.handle.load(std::memory_order_relaxed));
-      for (std::size_t j = 0; j < kWords; ++j) to->words[j].store(words[j], std::memory_order_release);
+      auto& copy = to->words[place_of(kKnown)];
+      for (std::size_t j = 0; j < kWords; ++j) copy[j].store(words[j], std::memory_order_release);
       to->stamp.store(kKnown, std::memory_order_release);
       ++used_;
     }

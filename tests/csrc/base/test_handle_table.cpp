@@ -139,5 +139,31 @@ TEST(HandleTable, AReaderSeesTheWordsOfOneWriteAndOfItsHandle) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
+TEST(HandleTable, WhatIsKnownStaysKnownWhileItIsWrittenAnew) {
+  HandleTable<2> table;
+  table.set(handle(1), {0, 0});
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> lookups{0};
+  std::uint64_t missed = 0;
+  std::uint64_t wrong = 0;
+  std::thread reader([&] {
+    while (!stop.load()) {
+      HandleTable<2>::Words words{};
+      const bool known = table.find(handle(1), words);
+      if (!known) ++missed;
+      if (known && words[1] != words[0] * 3) ++wrong;
+      lookups.fetch_add(1, std::memory_order_relaxed);
+    }
+  });
+  // On one core, too, lookups fall between writes.
+  for (std::uint64_t step = 0; step < 500'000 || lookups.load(std::memory_order_relaxed) < 10'000; ++step) {
+    table.set(handle(1), {step, step * 3});
+  }
+  stop.store(true);
+  reader.join();
+  EXPECT_EQ(missed, 0U);
+  EXPECT_EQ(wrong, 0U);
+}
+
 }  // namespace
 }  // namespace cudasched
