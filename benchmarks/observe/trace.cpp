@@ -43,7 +43,11 @@ std::int64_t cpu_ns() {
   made.thread = thread;
   made.predicts(20'000);
   cudasched::HandleTable<3>::Words words{};
-  if (handles.find(handle, words)) made.what = words[0];
+  if (handles.find(handle, words)) {
+    cudasched::predict::Launch shape;
+    shape.grid[0] = static_cast<std::uint32_t>(handle);
+    made.launches(reinterpret_cast<const void*>(words[0]), telemetry::trace_shape(shape));
+  }
   telemetry::put(made);
 }
 

@@ -8,12 +8,22 @@
 #include "base/log.hpp"
 #include "driver/driver.hpp"
 #include "runtime/predictor_files.hpp"
+#include "telemetry/trace.hpp"
 
 namespace cudasched::runtime {
 
 Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
   const std::string directory = settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
   table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
+  const auto attribute = [handle](CUdevice_attribute which) {  // 0: not known, which no device is refused for
+    int value = 0;
+    return driver::table().device_get_attribute(&value, which, handle) == CUDA_SUCCESS ? value : 0;
+  };
+  telemetry::trace_device({.ordinal = ordinal,
+                           .major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                           .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+                           .sm_count = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+                           .max_threads_per_sm = attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)});
 }
 
 void Device::prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept {

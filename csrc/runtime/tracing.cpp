@@ -29,13 +29,13 @@ int device_of(const queue::Call& call) noexcept {
   return device == nullptr ? 0 : device->ordinal();
 }
 
-// What is launched. A kernel that the driver has refused is not looked at.
+// What is launched, and in which shape. A kernel that the driver has refused is not looked at.
 void name(TraceRecord& record, const queue::Call& call, bool refused) noexcept {
   if (call.is_graph) {
     record.what = word(call.function);
     record.detail |= telemetry::kTraceGraph;
   } else if (!refused) {
-    record.what = word(driver::functions().find(call.function));
+    record.launches(driver::functions().find(call.function), telemetry::trace_shape(call));
   }
 }
 
@@ -131,7 +131,8 @@ void trace_submission(const queue::Operation& operation, int device, const Submi
     record.detail |= telemetry::kTraceGraph;
     record.what = word(what.graph);
   } else {
-    record.what = word(driver::functions().find(operation.launch.what.function));
+    record.launches(driver::functions().find(operation.launch.what.function),
+                    telemetry::trace_shape(operation.launch.what));
   }
   record.predicts(what.predicted_ns);
   if (what.parts != 0) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bitset>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -38,8 +39,9 @@ constexpr std::size_t kFast = 1024;              // records in a pass
 constexpr std::size_t kMostInPass = 1 << 16;
 constexpr std::size_t kMostTextBytes = 4 << 20;  // of names, which each file repeats
 constexpr std::size_t kLongestText = 4 << 10;
+constexpr int kMostDevices = 64;  // that TraceRecord::place tells apart
 
-enum class TraceText : std::uint32_t { kKernel = 0, kRegion = 1 };
+enum class TraceText : std::uint32_t { kKernel = 0, kRegion = 1, kShape = 2, kDevice = 3 };
 
 struct Text {
   TraceText space;
@@ -106,6 +108,39 @@ RegionNames& region_names() noexcept {
   return *instance;
 }
 
+// What GPUs can hold. Those of a forked child are its parent's.
+class Devices {
+ public:
+  void add(const TraceDevice& device) noexcept {
+    const SpinGuard guard(lock_);
+    const int known = known_.load(std::memory_order_relaxed);
+    if (!guard.owns() || known == kMostDevices) return;
+    for (int i = 0; i < known; ++i) {
+      if ((*this)[i].ordinal == device.ordinal) return;
+    }
+    devices_[static_cast<std::size_t>(known)] = device;
+    known_.store(known + 1, std::memory_order_release);
+  }
+
+  int count() const noexcept { return known_.load(std::memory_order_acquire); }
+  const TraceDevice& operator[](int index) const noexcept { return devices_[static_cast<std::size_t>(index)]; }
+
+  void reset_in_child() noexcept { lock_.unlock(); }
+
+ private:
+  SpinLock lock_;
+  std::atomic<int> known_{0};
+  std::array<TraceDevice, kMostDevices> devices_{};
+};
+
+constinit Devices devices;
+
+std::string joined(std::initializer_list<std::uint64_t> numbers) {
+  std::string text;
+  for (const std::uint64_t number : numbers) text.append(text.empty() ? "" : " ").append(std::to_string(number));
+  return text;
+}
+
 std::int64_t clock_ns(clockid_t clock) noexcept {
   timespec time{};
   clock_gettime(clock, &time);
@@ -123,6 +158,7 @@ class Tracer {
   bool pass(bool last);
   void begin_file();
   void number_kernel(TraceRecord& record);
+  void name_shape(std::uint16_t number);
   void add_text(TraceText space, std::uint32_t number, std::string_view text);
   const std::string& file_of(const void* address);
   void write_texts(std::size_t from);
@@ -141,12 +177,14 @@ class Tracer {
   std::int64_t started_ns_ = 0;
   std::string command_;
   std::vector<TraceRecord> batch_;
+  std::bitset<TraceShapes::kPlaces + 1> known_shapes_;
   std::vector<bool> known_kernels_;
   std::unordered_map<const void*, std::string> files_by_image_;
   std::vector<Text> texts_;
   std::size_t texts_written_ = 0;  // to this file
   std::size_t text_bytes_ = 0;
   int regions_known_ = 0;
+  int devices_known_ = 0;
   std::uint64_t records_ = 0;  // written
   std::uint64_t lost_ = 0;     // that could not be written
   std::uint64_t dropped_before_ = 0;
@@ -184,11 +222,12 @@ void Tracer::start(const TraceOptions& options) {
   file_ = std::make_unique<TraceFile>(options.directory, options.limit_bytes);
   batch_.clear();
   batch_.reserve(kMostInPass);
+  known_shapes_.reset();
   known_kernels_.clear();
   files_by_image_.clear();
   texts_.clear();
   text_bytes_ = 0;
-  regions_known_ = 0;
+  regions_known_ = devices_known_ = 0;
   records_ = lost_ = 0;
   // What a trace before this one has left.
   for (auto& ring : trace_rings.load()->rings) ring.drain(TraceRings::kCells, [](const TraceRecord&) {});
@@ -275,6 +314,13 @@ bool Tracer::pass(bool last) {
       add_text(TraceText::kRegion, static_cast<std::uint32_t>(regions_known_) + 1,
                text.append(1, '\0').append(region_names().name(regions_known_)));
     }
+    for (const int known = devices.count(); devices_known_ < known; ++devices_known_) {
+      const TraceDevice& device = devices[devices_known_];
+      const auto positive = [](int value) { return static_cast<std::uint64_t>(std::max(value, 0)); };
+      add_text(TraceText::kDevice, static_cast<std::uint32_t>(device.ordinal),
+               joined({positive(device.major), positive(device.minor), positive(device.sm_count),
+                       positive(device.max_threads_per_sm)}));
+    }
     write_texts(texts_written_);
     std::stable_sort(batch_.begin(), batch_.end(),
                      [](const TraceRecord& a, const TraceRecord& b) { return a.time_ns < b.time_ns; });
@@ -327,16 +373,29 @@ void Tracer::number_kernel(TraceRecord& record) {
                         record.kind == TraceKind::kWait || record.kind == TraceKind::kTimed;
   const bool graph = record.kind != TraceKind::kWait && (record.detail & kTraceGraph) != 0;
   if (!launches || graph || record.what == 0) return;
-  const auto& kernel = *reinterpret_cast<const driver::KernelFacts*>(record.what);
+  const auto shape = static_cast<std::uint16_t>(record.what >> TraceRecord::kShapeBit);
+  constexpr std::uint64_t kAddress = (std::uint64_t{1} << TraceRecord::kShapeBit) - 1;
+  const auto& kernel = *reinterpret_cast<const driver::KernelFacts*>(record.what & kAddress);
   const std::size_t index = kernel.facts.index;
-  record.what = index + 1;
+  record.what = (index + 1) | std::uint64_t{shape} << 32;
+  if (shape != 0) name_shape(shape);
   if (index < known_kernels_.size() && known_kernels_[index]) return;
   if (index >= known_kernels_.size()) known_kernels_.resize(index + 1);
   known_kernels_[index] = true;
   std::string text = kernel.name.substr(0, kLongestText / 2);
-  const std::string& file = file_of(kernel.image);
-  if (!file.empty()) text.append(1, '\0').append(file);
+  const predict::Function& facts = kernel.facts;
+  text.append(1, '\0').append(file_of(kernel.image).substr(0, kLongestText / 4)).append(1, '\0');
+  text.append(joined({facts.registers, facts.local_bytes, facts.static_shared_bytes, facts.max_threads}));
   add_text(TraceText::kKernel, static_cast<std::uint32_t>(index + 1), text);
+}
+
+void Tracer::name_shape(std::uint16_t number) {
+  if (known_shapes_[number]) return;
+  known_shapes_[number] = true;
+  const TraceShape& shape = trace_rings.load()->shapes.shape(number);
+  add_text(TraceText::kShape, number,
+           joined({shape.grid_x, shape.grid_y, shape.grid_z, shape.block_x, shape.block_y, shape.block_z,
+                   shape.cluster[0], shape.cluster[1], shape.cluster[2], shape.dynamic_shared_bytes}));
 }
 
 // The file that is mapped at the address; empty: none. By the kernel's own list, because the loader's takes its lock.
@@ -388,12 +447,15 @@ std::uint16_t trace_region(std::string_view name, Class region_class) noexcept {
   return region_names().number_of(name, region_class);
 }
 
+void trace_device(const TraceDevice& device) noexcept { devices.add(device); }
+
 void reset_tracing_in_child() noexcept {
   tracing_now.store(false);
   // A thread of the parent's may have been in the middle of a record. The memory is the child's own copy, and no other
   // thread is there to use it.
   if (TraceRings* const rings = trace_rings.exchange(nullptr)) munmap(rings, sizeof(TraceRings));
   region_names().reset_in_child();
+  devices.reset_in_child();
   new (&tracer()) Tracer();  // what the parent's was made of is left to leak: its state may be torn
 }
 

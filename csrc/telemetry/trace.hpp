@@ -18,6 +18,7 @@
 #include "base/clock.hpp"
 #include "telemetry/trace_record.hpp"
 #include "telemetry/trace_ring.hpp"
+#include "telemetry/trace_shapes.hpp"
 
 namespace cudasched::telemetry {
 
@@ -27,6 +28,7 @@ struct TraceRings {
   static constexpr std::size_t kCells = 1 << 14;
 
   std::array<TraceRing<kCells>, kRings> rings;
+  TraceShapes shapes;
 };
 
 inline constinit std::atomic<bool> tracing_now{false};
@@ -41,6 +43,12 @@ inline std::int64_t traced_now() noexcept { return tracing() ? now_ns() : 0; }
 inline void put(const TraceRecord& record) noexcept {
   TraceRings* const rings = trace_rings.load(std::memory_order_acquire);
   if (rings != nullptr) rings->rings[record.thread % TraceRings::kRings].push(record);
+}
+
+// The number of a launch's shape, for its record; 0: none. As put().
+inline std::uint16_t trace_shape(const predict::Launch& launch) noexcept {
+  TraceRings* const rings = trace_rings.load(std::memory_order_acquire);
+  return rings == nullptr ? std::uint16_t{0} : rings->shapes.number_of(TraceShape(launch));
 }
 
 struct TraceOptions {
@@ -70,6 +78,16 @@ std::uint64_t trace_dropped() noexcept;
 // that of "(others)".
 inline constexpr int kMostRegions = 1024;
 std::uint16_t trace_region(std::string_view name, Class region_class) noexcept;
+
+// What a GPU can hold, for whoever reads a trace; told once a GPU, traced or not. Off the launch path; any thread.
+struct TraceDevice {
+  int ordinal = 0;
+  int major = 0;  // compute capability
+  int minor = 0;
+  int sm_count = 0;
+  int max_threads_per_sm = 0;
+};
+void trace_device(const TraceDevice& device) noexcept;
 
 // In a forked child: off, and nothing of the parent's is touched.
 void reset_tracing_in_child() noexcept;

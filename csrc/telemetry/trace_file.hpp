@@ -5,9 +5,12 @@
 //   file    "CSDTRACE", version, bytes of a record; then blocks
 //   block   "TBLK", kind, bytes that follow, records in them, their CRC-32
 //   kMeta     JSON: the process and its clocks. The first block of a file
-//   kTexts    text after text: its space (0: kernels, 1: regions), number, bytes, and the text: a kernel's name and,
-//   behind
-//             a zero, the file that it is from; a region's class and, behind a zero, its name
+//   kTexts    text after text: its space, number, bytes, and the text:
+//               0  a kernel: its name; behind a zero the file that it is from, empty if that is not known; behind
+//                  another its registers, local and static shared bytes, and the most threads of a block
+//               1  a region: its class and, behind a zero, its name
+//               2  the shape of a kernel's launch: grid, block, cluster (three numbers each), dynamic shared bytes
+//               3  a GPU, by its ordinal: compute capability (two numbers), SMs, threads that an SM holds
 //   kRecords  TraceRecord after TraceRecord
 //   kDropped  records that were dropped so far, for want of room in memory: 8 bytes
 //   kEnd      JSON: what was counted. The last block of a process that came to its end
@@ -27,7 +30,7 @@ namespace cudasched::telemetry {
 
 class TraceFile {
  public:
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
   static constexpr std::uint64_t kFiles = 8;  // at most, of one process
   static constexpr std::uint64_t kRecordBytes = 40;
   static constexpr std::uint64_t kLeastRecords = 1024;  // whatever the limit is

@@ -50,8 +50,9 @@ enum class TraceCounter : std::uint8_t {
 
 struct TraceRecord {
   std::int64_t time_ns = 0;  // CLOCK_MONOTONIC; its begin
-  // The kernel: a driver::KernelFacts in the rings, its number in a file; 0: unknown. Else a graph's handle, or a
-  // value.
+  // The kernel and, of a launch, its shape: in the rings a driver::KernelFacts with the shape's number
+  // (trace_shapes.hpp) in the upper 16 bits, which no address has; in a file the kernel's number with the shape's in
+  // the upper 32. 0: not known. Else a graph's handle, or a value.
   std::uint64_t what = 0;
   std::uint64_t stream = 0;  // handle
   std::uint32_t duration_low = 0;
@@ -74,6 +75,10 @@ struct TraceRecord {
   void at(Class launch_class, int device) noexcept {
     place = static_cast<std::uint8_t>(static_cast<unsigned>(launch_class) | static_cast<unsigned>(device) << 2);
   }
+  void launches(const void* kernel, std::uint16_t shape) noexcept {
+    what = kernel == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(kernel) | std::uint64_t{shape} << kShapeBit;
+  }
+  static constexpr int kShapeBit = 48;
   void predicts(std::int64_t predicted_ns) noexcept {
     value = static_cast<std::uint32_t>(std::clamp<std::int64_t>(predicted_ns, 0, UINT32_MAX));
   }

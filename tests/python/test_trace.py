@@ -33,6 +33,9 @@ gpu = Gpu()
 stream = gpu.stream()
 """
 
+ONE_BLOCK = {"grid": "1x1x1", "block": "32x1x1", "occupancy": 0.5, "block_efficiency": 1.0}
+"""What was predicted of a launch of the programs here: 32 of the 64 warps, as an SM holds no more than 32 blocks."""
+
 
 def traced(cudasched: Run, code: str, *options: str, **more: object) -> subprocess.CompletedProcess[str]:
     return cudasched("trace", "-o", str(TRACE), *options, "--", sys.executable, "-c", PROGRAM + code, **more)
@@ -58,6 +61,7 @@ def test_each_launch_of_an_unmodified_program_is_on_the_timeline(cudasched: Run,
     assert [each.name for each in launches] == ["work"] * 50
     assert {each.args["class"] for each in launches} == {"normal"}
     assert all("the default stream" in each.track for each in launches)
+    assert all(ONE_BLOCK.items() <= each.args.items() for each in launches)
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert all(now - PATIENCE_S * 10**9 < each.begin_ns <= each.end_ns < now for each in launches)
     assert not parts_of(TRACE).exists()
@@ -134,6 +138,9 @@ with cudasched.region("latency", name="request"):
     timed = parsed.of("timed")
     assert timed
     assert {"predicted_ns", "measured_ns", "off_by_percent"} <= set(timed[0].args)
+    for each in (*best_effort, *timed, *parsed.of("deferred")):
+        assert ONE_BLOCK.items() <= each.args.items()
+    assert all(each.args["recommendation"] for each in (*best_effort, *timed)), "their time was predicted"
     assert timed[0].end_ns - timed[0].begin_ns == timed[0].args["measured_ns"] > 0
     assert ended.stderr.count("waits at the gate") == 1
 

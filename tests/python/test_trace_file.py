@@ -180,6 +180,111 @@ def test_a_flame_graph_has_measured_time_where_there_is_any() -> None:
     assert not re.search("@(TITLE|NOTE)@", page)
 
 
+# ---- what was predicted of a launch
+
+
+def kernel(number: int, name: str, *, registers: int = 32, local_bytes: int = 0, shared_bytes: int = 0) -> bytes:
+    return text(0, number, f"{name}\0\0{registers} {local_bytes} {shared_bytes} 1024")
+
+
+def shape(number: int, grid: str, block: str, *, cluster: str = "1 1 1", dynamic_shared_bytes: int = 0) -> bytes:
+    return text(2, number, f"{grid} {block} {cluster} {dynamic_shared_bytes}")
+
+
+H200 = text(3, 0, "9 0 132 2048")
+OUTLOOK = ("grid", "block", "occupancy", "waves", "sm_utilisation", "block_efficiency", "recommendation", "rule")
+
+
+def outlook(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[name] for name in OUTLOOK if name in args}
+
+
+def launch_of(kernel_number: int, shape_number: int, time_ns: int = 1000, **more: Any) -> bytes:
+    return record(LAUNCH, time_ns, what=shape_number << 32 | kernel_number, **more)
+
+
+def only_launch(parts: Path, texts: list[bytes], **more: Any) -> dict[str, Any]:
+    trace_file(parts, [launch_of(1, 1, **more)], texts=texts)
+    (launch,) = perfetto(parts).of("launch")
+    return outlook(launch.args)
+
+
+# 48 threads are one and a half warps of two; 32 blocks, the most that an SM holds, are 64 of its 64 warps.
+FULL = {"grid": "66x1x1", "block": "48x1x1", "occupancy": 1.0, "waves": 0.0156, "sm_utilisation": 0.5}
+FULL |= {"block_efficiency": 0.75}
+
+
+def test_a_launch_has_what_was_predicted_of_it_in_both_forms(parts: Path) -> None:
+    texts = [kernel(1, "mine"), shape(1, "66 1 1", "48 1 1"), H200]
+    found = only_launch(parts, texts, value=100_000)
+    assert found == FULL | {"recommendation": "warning", "rule": "partial_warp"}
+    converted(parts, "json")
+    events = json.loads((parts.parent / "out.json").read_text())["traceEvents"]
+    (launch,) = (event for event in events if event["ph"] == "X")
+    assert launch["name"] == "mine", "the shape is no part of the kernel's number"
+    assert outlook(launch["args"]) == found
+
+
+def test_the_same_is_said_where_a_launch_was_timed_and_where_it_was_deferred(parts: Path) -> None:
+    texts = [kernel(1, "mine"), shape(1, "66 1 1", "48 1 1"), H200]
+    kinds = {"timed": TIMED, "deferred": PUSH}
+    records = [record(kind, 1000, what=1 << 32 | 1, duration_ns=9, value=5000) for kind in kinds.values()]
+    trace_file(parts, records, texts=texts)
+    parsed = perfetto(parts)
+    (timed,), (deferred,) = parsed.of("timed"), parsed.of("deferred")
+    assert outlook(timed.args) == FULL | {"recommendation": "warning", "rule": "partial_warp"}
+    assert outlook(deferred.args) == FULL, "of how long it takes nothing was said yet, and so of no gain"
+
+
+def test_waves_and_the_blocks_that_fit_go_by_all_that_limits_them(parts: Path) -> None:
+    # 128 registers: 16 warps an SM, of 8 each: 2 blocks. 396 blocks of 264 that the GPU holds: one wave and a half.
+    texts = [kernel(1, "mine", registers=128), shape(1, "11 12 3", "16 16 1"), H200]
+    found = only_launch(parts, texts, value=1_000_000)
+    assert (found["grid"], found["block"]) == ("11x12x3", "16x16x1")
+    assert (found["occupancy"], found["waves"], found["sm_utilisation"]) == (0.25, 1.5, 0.75)
+    assert found["block_efficiency"] == 1
+    # 100 KiB of shared memory, static and dynamic: 2 blocks again.
+    texts = [kernel(1, "mine", shared_bytes=4096), shape(1, "132 1 1", "256 1 1", dynamic_shared_bytes=96 << 10), H200]
+    assert only_launch(parts, texts)["occupancy"] == 0.25
+
+
+def test_a_level_is_given_only_where_the_trace_can_tell(parts: Path) -> None:
+    full, partial = shape(1, "1056 1 1", "256 1 1"), shape(1, "66 1 1", "48 1 1")
+    assert only_launch(parts, [kernel(1, "mine"), full, H200])["recommendation"] == "good", "whatever it takes"
+    assert "recommendation" not in only_launch(parts, [kernel(1, "mine"), partial, H200]), "that depends on its time"
+    assert only_launch(parts, [kernel(1, "mine"), partial, H200], value=1600)["recommendation"] == "good"
+    gemm = kernel(1, "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64")
+    assert only_launch(parts, [gemm, partial, H200], value=100_000)["recommendation"] == "not judged"
+
+
+def test_what_is_not_known_is_not_said(parts: Path) -> None:
+    assert only_launch(parts, [kernel(1, "mine"), H200]) == {}, "no shape"
+    shapes = shape(1, "66 1 1", "48 1 1")
+    by_shape = {"grid": "66x1x1", "block": "48x1x1", "block_efficiency": 0.75}
+    assert only_launch(parts, [kernel(1, "mine"), shapes]) == by_shape, "no GPU"
+    assert only_launch(parts, [text(0, 1, "mine"), shapes, H200]) == by_shape, "nothing of the kernel's resources"
+    clusters = shape(1, "66 1 1", "48 1 1", cluster="2 1 1")
+    assert only_launch(parts, [kernel(1, "mine"), clusters, H200]) == by_shape, "only the driver knows how many fit"
+    trace_file(parts, [record(LAUNCH, 1000, what=1 << 32 | 1, detail=1)], texts=[kernel(1, "mine"), shapes, H200])
+    (graph,) = perfetto(parts).of("launch")
+    assert (graph.name, outlook(graph.args)) == ("graph 1", {})
+
+
+@pytest.mark.parametrize("sizes", ["", "1 1 1", "1 1 1 0 1 1 1 1 1 0", "1 1 1 x 1 1 1 1 1 0", "9" * 50 + " 1" * 9])
+def test_a_shape_that_is_none_is_left_out(parts: Path, sizes: str) -> None:
+    assert only_launch(parts, [kernel(1, "mine"), text(2, 1, sizes), H200], value=5000) == {}
+
+
+@given(numbers=some.lists(some.integers(0, 1 << 33), min_size=18, max_size=18), takes_ns=some.integers(0, 1 << 31))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_numbers_make_a_trace(parts: Path, numbers: list[int], takes_ns: int) -> None:
+    words = list(map(str, numbers))
+    texts = [text(0, 1, "mine\0\0" + " ".join(words[:4])), text(2, 1, " ".join(words[4:14]))]
+    texts.append(text(3, 0, " ".join(["9", "0", *words[16:]])))
+    trace_file(parts, [launch_of(1, 1, value=takes_ns)], texts=texts)
+    assert converted(parts, "json").launches == 1
+
+
 # ---- files that are damaged
 
 
@@ -269,7 +374,7 @@ def test_other_files_are_refused_or_left_alone(parts: Path) -> None:
     with pytest.raises(Error, match="is no file of a trace"):
         processes(parts)
     (parts / "trace-1-0-000000.records").write_bytes(struct.pack("<8sII", b"CSDTRACE", 9, 40))
-    with pytest.raises(Error, match="version 9; this cudasched reads version 1"):
+    with pytest.raises(Error, match="version 9; this cudasched reads version 2"):
         processes(parts)
     (parts / "trace-1-0-000000.records").unlink()
     (parts / "notes.txt").write_text("x")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cudasched.observe.trace._file import RECORD, Kind
+from cudasched.observe.trace._file import RECORD, VERSION, Kind
 
 LAUNCH, PUSH, WAIT, TIMED = Kind.LAUNCH, Kind.PUSH, Kind.WAIT, Kind.TIMED
 REGION_BEGIN, REGION_END, COUNTER = Kind.REGION_BEGIN, Kind.REGION_END, Kind.COUNTER
@@ -58,7 +58,7 @@ def trace_file(
 ) -> Path:
     about = {"pid": pid, "command": ["/usr/bin/python", "train.py"], "started_ns": pid}
     about |= {"monotonic_ns": 100, "boottime_ns": 1100, "realtime_ns": 10**18}
-    content = struct.pack("<8sII", b"CSDTRACE", 1, RECORD.size)
+    content = struct.pack("<8sII", b"CSDTRACE", VERSION, RECORD.size)
     content += block(1, json.dumps(about | (meta or {})).encode())
     content += block(2, b"".join(texts)) if texts else b""
     content += block(3, b"".join(records), len(records))

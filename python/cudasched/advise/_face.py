@@ -12,7 +12,7 @@ from cudasched.advise.names import qualified_name, signature
 from cudasched.advise.occupancy import ARCHITECTURES, WARP_THREADS
 from cudasched.advise.origins import Origin, origin_of
 from cudasched.advise.peaks import peaks_of
-from cudasched.advise.report import Finding, Function, Kernel, Level, Report
+from cudasched.advise.report import Finding, Function, Kernel, Report
 from cudasched.errors import Error
 from cudasched.status import GRAPH_CHANGES
 
@@ -109,9 +109,6 @@ def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Sub
     )
 
 
-_LEVELS: tuple[Level, ...] = ("critical", "warning", "good", "not judged")
-
-
 def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
     """The kernels by function. Graphs stay apart, each by its number."""
     places: dict[tuple[str, str, int], list[int]] = {}
@@ -130,7 +127,7 @@ def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
                 launches=sum(shape.launches for shape in shapes),
                 time_ns=sum(times) if times else None,
                 share=sum(times) / total_ns if times and total_ns else None,
-                level=min((shape.level for shape in shapes), key=_LEVELS.index),
+                level=min((shape.level for shape in shapes), key=rules.LEVELS.index),
                 time_at_stake_ns=sum(stakes) if stakes else None,
                 shapes=tuple(mine),
             )
@@ -143,7 +140,6 @@ def _kernel(subject: rules.Subject) -> Kernel:
     fits = rules.achieved(subject)
     findings = rules.find(subject)
     stakes = [finding.time_at_stake_ns for finding in findings if finding.time_at_stake_ns is not None]
-    levels = {finding.level for finding in findings}
     return Kernel(
         function=group.function,
         name=qualified_name(group.function),
@@ -177,7 +173,7 @@ def _kernel(subject: rules.Subject) -> Kernel:
         flops_per_s=rules.flops_per_s(subject),
         peak_share=rules.peak_share(subject),
         idle_before_ns=group.idle_before_ns,
-        level=min(levels, key=_LEVELS.index) if levels else "good" if subject.origin.changeable else "not judged",
+        level=rules.level(subject, findings),
         time_at_stake_ns=max(stakes) if stakes else None if group.time_ns is None else 0,
         findings=findings,
     )

@@ -20,6 +20,7 @@ __all__ = [
     "CRITICAL_GAIN",
     "CRITICAL_SHARE",
     "KERNEL_RULES",
+    "LEVELS",
     "LIBRARY_RULES",
     "SHOWN",
     "WARNING_GAIN",
@@ -30,6 +31,7 @@ __all__ = [
     "find",
     "flops_per_s",
     "launch_bound",
+    "level",
     "level_of",
     "peak_share",
     "sm_utilisation",
@@ -494,6 +496,17 @@ def find(subject: Subject) -> tuple[Finding, ...]:
     rules = KERNEL_RULES if subject.origin.changeable else LIBRARY_RULES
     found = [finding for finding in (rule(subject) for rule in rules) if finding is not None]
     return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
+
+
+LEVELS: tuple[Level, ...] = ("critical", "warning", "good", "not judged")
+"""The worst first."""
+
+
+def level(subject: Subject, findings: Sequence[Finding]) -> Level:
+    """Of a kernel: its worst finding's; without one, good only if the rules on launch shapes are meant for it."""
+    if findings:
+        return min((finding.level for finding in findings), key=LEVELS.index)
+    return "good" if subject.origin.changeable else "not judged"
 
 
 def launch_bound(launches: int, short: int, busy_ns: int, idle_ns: int, interval_ns: float | None) -> Finding | None:

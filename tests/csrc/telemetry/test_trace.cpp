@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -126,6 +129,95 @@ TEST(Trace, WritesWhatWasPutAndWhatItIsCalled) {
   for (const Block& block : blocks) texts += block.kind == 2 ? block.payload : "";
   EXPECT_NE(texts.find(kernel.name), std::string::npos);
   EXPECT_NE(texts.find(std::string("latency\0a 'region'", 18)), std::string::npos);
+}
+
+// The texts of a space, by number, of the blocks.
+std::map<std::uint32_t, std::string> texts_of(const std::vector<Block>& blocks, std::uint32_t space) {
+  std::map<std::uint32_t, std::string> found;
+  for (const Block& block : blocks) {
+    for (std::size_t at = 0; block.kind == 2 && at + 12 <= block.payload.size();) {
+      std::array<std::uint32_t, 3> head{};
+      std::memcpy(head.data(), &block.payload[at], sizeof head);
+      if (head[0] == space) found[head[1]] = block.payload.substr(at + 12, head[2]);
+      at += 12 + head[2];
+    }
+  }
+  return found;
+}
+
+TEST(Trace, TheShapesOfLaunchesAreWrittenOnceWithTheirNumbers) {
+  const test::PrivateDirectory directory;
+  trace_device({.ordinal = 5, .major = 9, .minor = 0, .sm_count = 132, .max_threads_per_sm = 2048});
+  trace_device({.ordinal = 5, .major = 1, .minor = 1, .sm_count = 1, .max_threads_per_sm = 1});  // told already
+  driver::KernelFacts kernel;
+  kernel.facts.index = 6;
+  kernel.facts.registers = 40;
+  kernel.facts.local_bytes = 8;
+  kernel.facts.static_shared_bytes = 1024;
+  kernel.facts.max_threads = 512;
+  kernel.name = "kernel";
+  predict::Launch small;
+  small.block[0] = 96;
+  predict::Launch largest;
+  std::copy_n(std::array{0x7FFF'FFFFU, 65'535U, 65'535U}.begin(), 3, largest.grid);
+  std::copy_n(std::array{1024U, 1024U, 64U}.begin(), 3, largest.block);
+  std::copy_n(std::array{16U, 1U, 2U}.begin(), 3, largest.cluster);
+  largest.dynamic_shared_bytes = 227 << 10;
+  start_tracing({directory.path(), /*limit_bytes=*/1});
+  const auto launch = [&](std::uint16_t shape) {
+    TraceRecord record = counter(0);
+    record.kind = TraceKind::kLaunch;
+    record.launches(&kernel, shape);
+    put(record);
+  };
+  for (const predict::Launch& what : {small, largest, small}) launch(trace_shape(what));
+  launch(0);
+  stop_tracing();
+  std::vector<std::uint64_t> numbers;
+  for (const TraceRecord& record : records_of(directory.path())) {
+    EXPECT_EQ(record.what & UINT32_MAX, 7U);
+    numbers.push_back(record.what >> 32);
+  }
+  ASSERT_EQ(numbers.size(), 4U);
+  EXPECT_EQ(numbers[0], numbers[2]);
+  EXPECT_NE(numbers[0], numbers[1]);
+  EXPECT_EQ(numbers[3], 0U);
+  const std::vector<Block> blocks = blocks_of(files_of(directory.path()).at(0));
+  std::map<std::uint32_t, std::string> shapes{{numbers[0], "1 1 1 96 1 1 1 1 1 0"}};
+  shapes[static_cast<std::uint32_t>(numbers[1])] = "2147483647 65535 65535 1024 1024 64 16 1 2 232448";
+  EXPECT_EQ(texts_of(blocks, 2), shapes);
+  EXPECT_EQ(texts_of(blocks, 0).at(7), std::string("kernel") + '\0' + '\0' + "40 8 1024 512");
+  EXPECT_EQ(texts_of(blocks, 3).at(5), "9 0 132 2048");
+}
+
+// Each number stands for one shape, of whichever thread; a shape that finds no place has none.
+TEST(TraceShapes, GivesNumbersToManyThreadsUntilItIsFull) {
+  const auto shapes = std::make_unique<TraceShapes>();
+  constexpr std::uint32_t kEach = 10'000;
+  const auto shape = [](std::uint32_t grid) {
+    predict::Launch what;
+    what.grid[0] = grid;
+    what.dynamic_shared_bytes = ~grid;  // a shape that is torn shows
+    return TraceShape(what);
+  };
+  EXPECT_EQ(shapes->number_of(shape(1)), shapes->number_of(shape(1)));
+  std::vector<std::thread> threads;
+  std::atomic<std::uint32_t> with{0};
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (std::uint32_t grid = 1; grid <= kEach; ++grid) {
+        const std::uint16_t number = shapes->number_of(shape(grid));
+        ASSERT_LE(number, TraceShapes::kPlaces);
+        if (number == 0) continue;
+        with.fetch_add(1);
+        ASSERT_EQ(shapes->shape(number), shape(grid));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(with, TraceShapes::kPlaces / 2);
+  EXPECT_LT(with, 4 * kEach) << "there are more shapes than places";
+  EXPECT_NE(shapes->number_of(shape(1)), 0U) << "those that have a place keep it";
 }
 
 TEST(Trace, StaysWithinItsLimitAndEachFileIsComplete) {

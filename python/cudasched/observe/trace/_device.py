@@ -44,7 +44,8 @@ class Row:
         duration_ns: How long it took.
         stream: Its number in the journal.
         device: Ordinal.
-        launch: Stream handle, device and region as the trace has them; None where it has no such launch.
+        launch: Stream handle, device, region and what was launched as the trace has them; None where it has no such
+            launch.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Row:
     duration_ns: int
     stream: int
     device: int
-    launch: tuple[int, int, int] | None
+    launch: tuple[int, int, int, int] | None
 
 
 class DeviceTimes:
@@ -64,9 +65,10 @@ class DeviceTimes:
         self._paths = [path for path in sorted(directory.glob("*.journal")) if scan(path).meta.get("pid") == pid]
         self._begins, self._ends = array("q"), array("q")
         self._streams, self._devices, self._regions, self._names = array("Q"), array("H"), array("H"), array("L")
+        self._whats = array("Q")
         self._numbers: dict[str, int] = {}
 
-    def launched(self, begin_ns: int, end_ns: int, name: str, stream: int, device: int, region: int) -> None:
+    def launched(self, begin_ns: int, end_ns: int, name: str, stream: int, device: int, region: int, what: int) -> None:
         """The trace has this launch. In order of time, nearly."""
         self._begins.append(begin_ns)
         self._ends.append(end_ns)
@@ -74,6 +76,7 @@ class DeviceTimes:
         self._streams.append(stream)
         self._devices.append(device)
         self._regions.append(region)
+        self._whats.append(what)
 
     def rows(self) -> Iterator[Row]:
         """What the device has run of it, that has a time.
@@ -84,7 +87,7 @@ class DeviceTimes:
         """
         if any(a > b for a, b in zip(self._begins, self._begins[1:], strict=False)):
             order = sorted(range(len(self._begins)), key=self._begins.__getitem__)
-            for name in ("_begins", "_ends", "_streams", "_devices", "_regions", "_names"):
+            for name in ("_begins", "_ends", "_streams", "_devices", "_regions", "_names", "_whats"):
                 column = getattr(self, name)
                 setattr(self, name, array(column.typecode, (column[place] for place in order)))
         for path in self._paths:
@@ -104,12 +107,12 @@ class DeviceTimes:
                         name, graph + 1 if is_graph else 0, submitted_ns, start_ns, duration_ns, stream, device, found
                     )
 
-    def _find(self, submitted_ns: int, name: str) -> tuple[int, int, int] | None:
+    def _find(self, submitted_ns: int, name: str) -> tuple[int, int, int, int] | None:
         number = self._numbers.get(name)
         last = bisect.bisect_right(self._begins, submitted_ns) - 1
         for place in range(last, max(last - _MOST_AT_ONCE, -1), -1):
             if self._ends[place] >= submitted_ns and self._names[place] == number:
-                return self._streams[place], self._devices[place], self._regions[place]
+                return self._streams[place], self._devices[place], self._regions[place], self._whats[place]
         return None
 
 

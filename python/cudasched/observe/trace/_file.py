@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 from cudasched.errors import Error
 
-__all__ = ["RECORD", "Kind", "ProcessTrace", "Record", "processes"]
+__all__ = ["RECORD", "VERSION", "Gpu", "Kind", "ProcessTrace", "Record", "Resources", "Shape", "processes"]
 
-VERSION = 1
+VERSION = 2
 _FILE = struct.Struct("<8sII")
 _BLOCK = struct.Struct("<4sIQII")
 _TEXT = struct.Struct("<III")
@@ -43,6 +43,35 @@ class Kind:
     LAUNCH, PUSH, WAIT, TIMED, REGION_BEGIN, REGION_END, COUNTER = range(1, 8)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Of a kernel's launch."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes: registers and local memory a thread, static shared memory a block; most threads a block."""
+
+    registers: int
+    local_bytes: int
+    static_shared_bytes: int
+    max_threads: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU is; numbers are 0 where the driver did not say."""
+
+    compute_capability: str
+    sm_count: int
+    max_threads_per_sm: int
+
+
 @dataclass
 class ProcessTrace:
     """What one process has traced; complete when `records` has run to its end.
@@ -52,7 +81,10 @@ class ProcessTrace:
         meta: Of the process and its clocks.
         kernels: Kernels' names by number.
         modules: The files that they were loaded from; empty where that is not known.
+        resources: What kernels take, by number.
         regions: Class and name of regions by number.
+        shapes: Of launches, by number.
+        devices: GPUs by ordinal.
         dropped: Records for which there was no room in memory.
         rotated_away: Records in files that were deleted to keep the limit.
         end: What the process said when it ended; empty if it did not come to that.
@@ -63,7 +95,10 @@ class ProcessTrace:
     meta: dict[str, Any] = field(default_factory=dict)
     kernels: dict[int, str] = field(default_factory=dict)
     modules: dict[int, str] = field(default_factory=dict)
+    resources: dict[int, Resources] = field(default_factory=dict)
     regions: dict[int, tuple[str, str]] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    devices: dict[int, Gpu] = field(default_factory=dict)
     dropped: int = 0
     rotated_away: int = 0
     end: dict[str, Any] = field(default_factory=dict)
@@ -137,10 +172,20 @@ class ProcessTrace:
             text = payload[at : at + length].decode("utf-8", "replace")
             at += length
             if space == 0:
-                self.kernels[number], _, self.modules[number] = text.partition("\0")
+                self.kernels[number], _, behind = text.partition("\0")
+                self.modules[number], _, resources = behind.partition("\0")
+                if taken := _numbers(resources, 4):
+                    self.resources[number] = Resources(*taken)
             elif space == 1:
                 class_name, _, name = text.partition("\0")
                 self.regions[number] = class_name[:_LONGEST_NAME], name[:_LONGEST_NAME]
+            elif space == 2:
+                sizes = _numbers(text, 10)
+                if sizes and all(sizes[:6]):
+                    grid, block, cluster = ((sizes[at], sizes[at + 1], sizes[at + 2]) for at in (0, 3, 6))
+                    self.shapes[number] = Shape(grid, block, cluster, sizes[9])
+            elif space == 3 and (said := _numbers(text, 4)):
+                self.devices[number] = Gpu(f"{said[0]}.{said[1]}", said[2], said[3])
 
 
 def processes(directory: Path) -> list[ProcessTrace]:
@@ -183,6 +228,14 @@ def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
         yield kind, count, payload
     if head:
         file.seek(-1, 1)
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    """Just as many, of 32 bits; else none."""
+    words = text.split(" ")
+    if len(words) != count or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
+        return []
+    return [min(int(word), 0xFFFFFFFF) for word in words]
 
 
 def _json(payload: bytes) -> dict[str, Any]:

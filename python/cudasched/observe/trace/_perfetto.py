@@ -9,6 +9,7 @@ Times are of CLOCK_BOOTTIME, Perfetto's own default, for all processes; a clock 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import BinaryIO
 
@@ -140,6 +141,8 @@ class PerfettoSink(Sink):
         content = number_field(1, self._keys.number(key, fresh))
         if isinstance(value, bool):
             content += number_field(2, int(value))
+        elif isinstance(value, float):
+            content += varint(5 << 3 | 1) + struct.pack("<d", value)
         elif isinstance(value, int):
             content += number_field(4, value)
             return bytes_field(_ANNOTATIONS, content)  # not remembered: there may be many

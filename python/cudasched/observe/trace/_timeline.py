@@ -14,6 +14,7 @@ from cudasched.advise.names import qualified_name
 from cudasched.observe.trace._device import DeviceTimes
 from cudasched.observe.trace._file import Kind, ProcessTrace, Record
 from cudasched.observe.trace._flame import Flame
+from cudasched.observe.trace._outlook import Outlooks
 
 __all__ = ["REASONS", "Args", "Sink", "Summary", "Track", "add_process"]
 
@@ -94,12 +95,13 @@ class _Names:
     modules: dict[str, str] = field(default_factory=dict)
 
     def launch(self, what: int, graph: bool) -> tuple[str, str]:
-        """What is shown of a launch, and the name as the driver gives it."""
+        """What is shown of a launch, and the name as the driver gives it. Of a kernel the shape is left out."""
         if graph:
             name = self.graphs.get(what)
             if name is None:
                 name = self.graphs[what] = f"graph {len(self.graphs) + 1}"
             return name, ""
+        what &= 0xFFFFFFFF
         found = self.kernels.get(what)
         if found is None:
             full = self.trace.kernels.get(what, "")
@@ -217,6 +219,7 @@ class _Process:
         self._flame = flame
         self._device_times = device_times
         self._names = _Names(trace)
+        self._outlooks = Outlooks(trace)
         self._tracks = _Tracks(sink, process)
         self._regions = _Regions()
         self._last_ns = 0
@@ -274,6 +277,8 @@ class _Process:
         elif value:
             predicted_ns = value
             args.append(("predicted_ns", value))
+        if not detail & _GRAPH:
+            args += self._outlooks.args(what, place >> 2, predicted_ns)
         if detail & _DEFERRED:
             args.append(("deferred", True))
         if detail & _REFUSED:
@@ -283,7 +288,7 @@ class _Process:
         if detail & _REFUSED:
             return
         if self._device_times is not None:
-            self._device_times.launched(time_ns, end_ns, full, stream, place >> 2, region)
+            self._device_times.launched(time_ns, end_ns, full, stream, place >> 2, region, what)
         elif self._flame is not None and not detail & _SLICE:
             self._flame.launch(self._region_name(region, place), name, full, predicted_ns, self._names.module(full))
 
@@ -296,6 +301,8 @@ class _Process:
         args = self._where(record)
         if full and full != name:
             args.append(("kernel", full))
+        if not record[7] & _GRAPH:
+            args += self._outlooks.args(record[1], record[6] >> 2, 0)
         track = self._tracks.host(record[6] >> 2, record[2], record[9])
         self._slice(track, name, "deferred", record[0], end_ns, args)
 
@@ -317,6 +324,8 @@ class _Process:
         args.append(("off_by_percent", round(100 * (predicted_ns - measured_ns) / measured_ns) if measured_ns else 0))
         if full and full != name:
             args.append(("kernel", full))
+        if not detail & _GRAPH:
+            args += self._outlooks.args(what, place >> 2, predicted_ns)
         track = self._tracks.on_stream(place >> 2, stream, "timed", "GPU, launches that the gate timed", 1)
         # When it began is not known: when it was submitted, or when the one before it ended.
         begin_ns = max(time_ns, self._ended_ns.get(track, 0))
@@ -354,13 +363,15 @@ class _Process:
             if row.graph:
                 name = f"graph launch {row.graph}"
             where = row.launch
-            stream, device, region = where if where is not None else (row.stream, row.device, 0)
+            stream, device, region, what = where if where is not None else (row.stream, row.device, 0, 0)
             args: Args = [("submitted_to_start_ns", row.start_ns - row.submitted_ns)]
             if row.name and row.name != name:
                 args.append(("kernel", row.name))
             region_name = self._region_name(region, 0) if region else ""
             if region_name:
                 args.append(("region", region_name))
+            if not row.graph:
+                args += self._outlooks.args(what, device, row.duration_ns)
             who = "device" if where is not None else ("device", row.stream)
             track = self._tracks.on_stream(device, stream, who, "GPU, by CUPTI", 0)
             self._slice(track, name or "kernel", "gpu", row.start_ns, row.start_ns + row.duration_ns, args)
