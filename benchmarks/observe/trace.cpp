@@ -7,6 +7,7 @@
 
 #include <time.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,7 @@ namespace telemetry = cudasched::telemetry;
 
 cudasched::HandleTable<3> handles;
 cudasched::driver::KernelFacts kernel;
+std::array<cudasched::predict::Launch, 65> shapes;
 
 std::int64_t cpu_ns() {
   timespec time{};
@@ -44,9 +46,8 @@ std::int64_t cpu_ns() {
   made.predicts(20'000);
   cudasched::HandleTable<3>::Words words{};
   if (handles.find(handle, words)) {
-    cudasched::predict::Launch shape;
-    shape.grid[0] = static_cast<std::uint32_t>(handle);
-    made.launches(reinterpret_cast<const void*>(words[0]), telemetry::trace_shape(shape));
+    made.what = words[0];
+    if (kind == telemetry::TraceKind::kLaunch) made.has_shape(telemetry::trace_shape(shapes[handle >> 8]));
   }
   telemetry::put(made);
 }
@@ -64,6 +65,7 @@ int main(int, char** arguments) {
   constexpr std::uint64_t kLaunches = 1'000;
   kernel.name = "kernel";
   for (std::uint64_t i = 1; i <= 64; ++i) {
+    shapes[i].grid[0] = static_cast<std::uint32_t>(i);
     handles.set(i << 8, {reinterpret_cast<std::uintptr_t>(&kernel), i, 0});
   }
   if (std::strcmp(arguments[2], "on") == 0) telemetry::start_tracing({arguments[3]});

@@ -29,14 +29,20 @@ int device_of(const queue::Call& call) noexcept {
   return device == nullptr ? 0 : device->ordinal();
 }
 
-// What is launched, and in which shape. A kernel that the driver has refused is not looked at.
+// What is launched. A kernel that the driver has refused is not looked at.
 void name(TraceRecord& record, const queue::Call& call, bool refused) noexcept {
   if (call.is_graph) {
     record.what = word(call.function);
     record.detail |= telemetry::kTraceGraph;
   } else if (!refused) {
-    record.launches(driver::functions().find(call.function), telemetry::trace_shape(call));
+    record.what = word(driver::functions().find(call.function));
   }
+}
+
+// And in which shape. Not of a call that is only deferred: the launcher thread's record of it has that.
+void name_with_shape(TraceRecord& record, const queue::Call& call, bool refused) noexcept {
+  name(record, call, refused);
+  if (!call.is_graph && !refused) record.has_shape(telemetry::trace_shape(call));
 }
 
 }  // namespace
@@ -54,7 +60,7 @@ void trace_launch(const queue::Call& call, std::int64_t begin_ns, std::int64_t e
   record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   record.predicts(predicted_ns);
   if (status != CUDA_SUCCESS) record.detail |= telemetry::kTraceRefused;
-  name(record, call, status != CUDA_SUCCESS);
+  name_with_shape(record, call, status != CUDA_SUCCESS);
   telemetry::put(record);
 }
 
@@ -108,7 +114,7 @@ TraceRecord traced_launch(const queue::Call& call, int device, std::int64_t pred
   record.region = call.site.caller.region;
   record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   record.predicts(predicted_ns);
-  name(record, call, /*refused=*/false);
+  name_with_shape(record, call, /*refused=*/false);
   return record;
 }
 
@@ -131,8 +137,8 @@ void trace_submission(const queue::Operation& operation, int device, const Submi
     record.detail |= telemetry::kTraceGraph;
     record.what = word(what.graph);
   } else {
-    record.launches(driver::functions().find(operation.launch.what.function),
-                    telemetry::trace_shape(operation.launch.what));
+    record.what = word(driver::functions().find(operation.launch.what.function));
+    if (status == CUDA_SUCCESS) record.has_shape(telemetry::trace_shape(operation.launch.what));
   }
   record.predicts(what.predicted_ns);
   if (what.parts != 0) {

@@ -135,9 +135,9 @@ class Devices {
 
 constinit Devices devices;
 
-std::string joined(std::initializer_list<std::uint64_t> numbers) {
+std::string joined(std::span<const std::uint32_t> numbers) {
   std::string text;
-  for (const std::uint64_t number : numbers) text.append(text.empty() ? "" : " ").append(std::to_string(number));
+  for (const std::uint32_t number : numbers) text.append(text.empty() ? "" : " ").append(std::to_string(number));
   return text;
 }
 
@@ -316,10 +316,10 @@ bool Tracer::pass(bool last) {
     }
     for (const int known = devices.count(); devices_known_ < known; ++devices_known_) {
       const TraceDevice& device = devices[devices_known_];
-      const auto positive = [](int value) { return static_cast<std::uint64_t>(std::max(value, 0)); };
+      const auto positive = [](int value) { return static_cast<std::uint32_t>(std::max(value, 0)); };
       add_text(TraceText::kDevice, static_cast<std::uint32_t>(device.ordinal),
-               joined({positive(device.major), positive(device.minor), positive(device.sm_count),
-                       positive(device.max_threads_per_sm)}));
+               joined(std::array{positive(device.major), positive(device.minor), positive(device.sm_count),
+                                 positive(device.max_threads_per_sm)}));
     }
     write_texts(texts_written_);
     std::stable_sort(batch_.begin(), batch_.end(),
@@ -385,17 +385,14 @@ void Tracer::number_kernel(TraceRecord& record) {
   std::string text = kernel.name.substr(0, kLongestText / 2);
   const predict::Function& facts = kernel.facts;
   text.append(1, '\0').append(file_of(kernel.image).substr(0, kLongestText / 4)).append(1, '\0');
-  text.append(joined({facts.registers, facts.local_bytes, facts.static_shared_bytes, facts.max_threads}));
+  text.append(joined(std::array{facts.registers, facts.local_bytes, facts.static_shared_bytes, facts.max_threads}));
   add_text(TraceText::kKernel, static_cast<std::uint32_t>(index + 1), text);
 }
 
 void Tracer::name_shape(std::uint16_t number) {
   if (known_shapes_[number]) return;
   known_shapes_[number] = true;
-  const TraceShape& shape = trace_rings.load()->shapes.shape(number);
-  add_text(TraceText::kShape, number,
-           joined({shape.grid_x, shape.grid_y, shape.grid_z, shape.block_x, shape.block_y, shape.block_z,
-                   shape.cluster[0], shape.cluster[1], shape.cluster[2], shape.dynamic_shared_bytes}));
+  add_text(TraceText::kShape, number, joined(trace_rings.load()->shapes.shape(number).numbers()));
 }
 
 // The file that is mapped at the address; empty: none. By the kernel's own list, because the loader's takes its lock.

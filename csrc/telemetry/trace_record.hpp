@@ -75,10 +75,11 @@ struct TraceRecord {
   void at(Class launch_class, int device) noexcept {
     place = static_cast<std::uint8_t>(static_cast<unsigned>(launch_class) | static_cast<unsigned>(device) << 2);
   }
-  void launches(const void* kernel, std::uint16_t shape) noexcept {
-    what = kernel == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(kernel) | std::uint64_t{shape} << kShapeBit;
-  }
   static constexpr int kShapeBit = 48;
+  // Of a kernel's launch, where `what` is the kernel.
+  void has_shape(std::uint16_t shape) noexcept {
+    if (what != 0) what |= std::uint64_t{shape} << kShapeBit;
+  }
   void predicts(std::int64_t predicted_ns) noexcept {
     value = static_cast<std::uint32_t>(std::clamp<std::int64_t>(predicted_ns, 0, UINT32_MAX));
   }

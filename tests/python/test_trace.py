@@ -138,7 +138,7 @@ with cudasched.region("latency", name="request"):
     timed = parsed.of("timed")
     assert timed
     assert {"predicted_ns", "measured_ns", "off_by_percent"} <= set(timed[0].args)
-    for each in (*best_effort, *timed, *parsed.of("deferred")):
+    for each in (*best_effort, *timed):
         assert ONE_BLOCK.items() <= each.args.items()
     assert all(each.args["recommendation"] for each in (*best_effort, *timed)), "their time was predicted"
     assert timed[0].end_ns - timed[0].begin_ns == timed[0].args["measured_ns"] > 0

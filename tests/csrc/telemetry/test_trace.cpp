@@ -165,9 +165,9 @@ TEST(Trace, TheShapesOfLaunchesAreWrittenOnceWithTheirNumbers) {
   largest.dynamic_shared_bytes = 227 << 10;
   start_tracing({directory.path(), /*limit_bytes=*/1});
   const auto launch = [&](std::uint16_t shape) {
-    TraceRecord record = counter(0);
+    TraceRecord record = counter(reinterpret_cast<std::uintptr_t>(&kernel));
     record.kind = TraceKind::kLaunch;
-    record.launches(&kernel, shape);
+    record.has_shape(shape);
     put(record);
   };
   for (const predict::Launch& what : {small, largest, small}) launch(trace_shape(what));

@@ -301,8 +301,6 @@ class _Process:
         args = self._where(record)
         if full and full != name:
             args.append(("kernel", full))
-        if not record[7] & _GRAPH:
-            args += self._outlooks.args(record[1], record[6] >> 2, 0)
         track = self._tracks.host(record[6] >> 2, record[2], record[9])
         self._slice(track, name, "deferred", record[0], end_ns, args)
 
