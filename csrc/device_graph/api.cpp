@@ -82,6 +82,8 @@ Api load() {
   find(made.link_add_file, "cuLinkAddFile_v2");
   find(made.link_complete, "cuLinkComplete");
   find(made.link_destroy, "cuLinkDestroy");
+  find(made.function_parameter, "cuFuncGetParamInfo");
+  find(made.function_name, "cuFuncGetName");
   const bool has_graphs = made.get_error_name != nullptr && made.begin_capture != nullptr &&
                           made.instantiate != nullptr && made.launch != nullptr && made.exec_destroy != nullptr &&
                           made.graph_destroy != nullptr;
@@ -111,6 +113,12 @@ void check(CUresult status, const char* call) {
   api().get_error_name(status, &name);
   throw Error(std::string(call) + ": " + (name == nullptr ? "error" : name) + " (" + std::to_string(status) + ")",
               status);
+}
+
+CUcontext context_of_thread() {
+  CUcontext context = nullptr;
+  check(api().context_current(&context), "cuCtxGetCurrent");
+  return context;
 }
 
 }  // namespace cudasched::graphs

@@ -56,6 +56,8 @@ struct Api {
   decltype(cuLinkAddFile)* link_add_file = nullptr;
   decltype(cuLinkComplete)* link_complete = nullptr;
   decltype(cuLinkDestroy)* link_destroy = nullptr;
+  decltype(cuFuncGetParamInfo)* function_parameter = nullptr;  // 12.4
+  decltype(cuFuncGetName)* function_name = nullptr;            // 12.3
 
   // Throws UnsupportedError where the driver is older, or lacks the function all the same.
   void need(bool has, int needed_version, const char* what) const;
@@ -66,5 +68,28 @@ const Api& api();
 
 // Throws Error with the call's name and the driver's word for what happened, unless it succeeded.
 void check(CUresult status, const char* call);
+
+// Of the calling thread; null: none.
+CUcontext context_of_thread();
+
+// Makes a context current to the calling thread for a scope, where the driver lets it.
+class Current {
+ public:
+  explicit Current(CUcontext context) noexcept : status_(api().context_push(context)) {}
+  ~Current() {
+    CUcontext popped = nullptr;
+    if (ok()) api().context_pop(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+  bool ok() const noexcept { return status_ == CUDA_SUCCESS; }
+  CUresult status() const noexcept { return status_; }
+  // Throws Error: it is not current.
+  void need() const { check(status_, "cuCtxPushCurrent"); }
+
+ private:
+  CUresult status_;
+};
 
 }  // namespace cudasched::graphs

@@ -8,7 +8,28 @@ constexpr int kConditional = 12040;
 constexpr int kElseAndSwitch = 12080;
 constexpr int kDeviceLaunch = 12000;
 
+// The driver reads as many pointers as the kernel has parameters, however many there are. Where it does not say how
+// many these are (before CUDA 12.4), nothing is checked.
+void check_parameters(const Kernel& kernel) {
+  const Api& driver = api();
+  const auto has = [&](std::size_t index) {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    return driver.function_parameter != nullptr &&
+           driver.function_parameter(kernel.function, index, &offset, &bytes) == CUDA_SUCCESS;
+  };
+  std::size_t wanted = kernel.parameters.size();
+  while (has(wanted)) ++wanted;
+  if (wanted == kernel.parameters.size()) return;
+  const char* name = nullptr;
+  if (driver.function_name == nullptr || driver.function_name(&name, kernel.function) != CUDA_SUCCESS) name = nullptr;
+  throw std::invalid_argument("the kernel " + (name == nullptr ? std::string() : std::string(name) + " ") + "has " +
+                              std::to_string(wanted) + " parameters, and " + std::to_string(kernel.parameters.size()) +
+                              " are given");
+}
+
 CUDA_KERNEL_NODE_PARAMS params_of(const Kernel& kernel) {
+  check_parameters(kernel);
   CUDA_KERNEL_NODE_PARAMS made{};
   made.func = kernel.function;
   made.gridDimX = kernel.grid[0];
@@ -23,8 +44,7 @@ CUDA_KERNEL_NODE_PARAMS params_of(const Kernel& kernel) {
 }
 
 CUcontext current_context() {
-  CUcontext context = nullptr;
-  check(api().context_current(&context), "cuCtxGetCurrent");
+  CUcontext const context = context_of_thread();
   if (context == nullptr)
     throw Error("no context is current to this thread: cuCtxSetCurrent comes first", CUDA_ERROR_INVALID_CONTEXT);
   return context;

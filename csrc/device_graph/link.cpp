@@ -109,11 +109,13 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
   void* code = nullptr;
   std::size_t bytes = 0;
   linked(driver.link_complete(linker.state, &code, &bytes), "cuLinkComplete");
+  context_ = context_of_thread();
   check(driver.load_module(&module_, code), "cuModuleLoadData");
 }
 
 LinkedModule::~LinkedModule() {
-  if (module_ != nullptr) api().unload_module(module_);
+  if (module_ == nullptr) return;
+  if (const Current current(context_); current.ok()) api().unload_module(module_);  // else it went with its context
 }
 
 CUfunction LinkedModule::function(const char* name) const {

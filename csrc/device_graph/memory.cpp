@@ -50,11 +50,14 @@ Plan plan_memory(std::span<const Use> uses, std::size_t alignment) {
 }
 
 StaticPool::StaticPool(std::span<const Use> uses, std::size_t alignment) : plan_(plan_memory(uses, alignment)) {
-  if (plan_.bytes != 0) check(api().allocate(&base_, plan_.bytes), "cuMemAlloc");
+  if (plan_.bytes == 0) return;
+  context_ = context_of_thread();
+  check(api().allocate(&base_, plan_.bytes), "cuMemAlloc");
 }
 
 StaticPool::~StaticPool() {
-  if (base_ != 0) api().free(base_);
+  if (base_ == 0) return;
+  if (const Current current(context_); current.ok()) api().free(base_);  // else it went with its context
 }
 
 }  // namespace cudasched::graphs

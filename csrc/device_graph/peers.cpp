@@ -5,20 +5,9 @@
 namespace cudasched::graphs {
 namespace {
 
-// Makes a context current for a scope.
-class Current {
- public:
-  explicit Current(CUcontext context) { check(api().context_push(context), "cuCtxPushCurrent"); }
-  ~Current() {
-    CUcontext popped = nullptr;
-    api().context_pop(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-};
-
 CUdevice device_of(CUcontext context) {
   const Current current(context);
+  current.need();
   CUdevice device = 0;
   check(api().context_device(&device), "cuCtxGetDevice");
   return device;
@@ -78,6 +67,7 @@ void enable_peer_access(CUcontext from, CUcontext to) {
                            ": no NVLink and no PCIe path between them allows it");
   }
   const Current current(from);
+  current.need();
   const CUresult status = driver.enable_peer(to, 0);
   if (status != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(status, "cuCtxEnablePeerAccess");
 }
@@ -118,14 +108,20 @@ void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std:
     throw std::invalid_argument("a sum over " + std::to_string(state.communicators.size()) +
                                 " GPUs needs as many arrays and streams");
   }
+  // Before the group: of one that is left half way, NCCL runs what it was given, which waits for the rest.
+  for (CUcontext const context : state.contexts) Current(context).need();
   state.nccl.check(state.nccl.group_start(), "ncclGroupStart");
   int status = 0;
-  for (std::size_t i = 0; i < data.size() && status == 0; ++i) {
+  CUresult pushed = CUDA_SUCCESS;
+  for (std::size_t i = 0; i < data.size() && status == 0 && pushed == CUDA_SUCCESS; ++i) {
     const Current current(state.contexts[i]);
+    pushed = current.status();
+    if (!current.ok()) continue;
     void* const memory = reinterpret_cast<void*>(data[i]);
     status = state.nccl.all_reduce(memory, memory, count, kFloat, kSum, state.communicators[i], streams[i]);
   }
-  const int ended = state.nccl.group_end();
+  const int ended = state.nccl.group_end();  // whatever was refused: the thread's later calls would join the group
+  check(pushed, "cuCtxPushCurrent");
   state.nccl.check(status, "ncclAllReduce");
   state.nccl.check(ended, "ncclGroupEnd");
 }

@@ -8,9 +8,10 @@
 //   for (...) replay.launch(stream);
 //
 // C++20 and CUDA's cuda.h; link cudasched::graphs. The driver is looked for at run time (libcuda.so.1, which is
-// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread. Objects are
-// used by one thread at a time. Errors are thrown: Error for what the driver refused, UnsupportedError where this
-// driver or machine lacks what is asked for, with the version that has it. Destructors drop what the driver says.
+// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread; what is
+// destroyed is destroyed in its own, whichever is current then. Objects are used by one thread at a time. Errors are
+// thrown: Error for what the driver refused, UnsupportedError where this driver or machine lacks what is asked for,
+// with the version that has it. Destructors drop what the driver says.
 //
 // Under cudasched, best-effort graphs are cut into slices beside latency clients. A graph with conditional nodes, and
 // one that can be launched from the device, goes whole: a request may wait for all of it (docs/graphs.md).
@@ -51,7 +52,8 @@ int driver_version();
 
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 
-// A launch of a kernel, as a node of a graph. `parameters` are copied by the driver when the node is made or changed.
+// A launch of a kernel, as a node of a graph. `parameters` are copied by the driver when the node is made or changed;
+// fewer than the kernel has are refused by std::invalid_argument, where the driver says how many that is (CUDA 12.4).
 struct Kernel {
   CUfunction function = nullptr;
   unsigned grid[3] = {1, 1, 1};
@@ -221,6 +223,7 @@ class StaticPool {
  private:
   Plan plan_;
   CUdeviceptr base_ = 0;
+  CUcontext context_ = nullptr;  // of the memory
 };
 
 // ---- code that launches from the device -----------------------------------------------------------------------------
@@ -235,7 +238,8 @@ class LinkedModule {
  public:
   // device_runtime: libcudadevrt.a; empty: find_device_runtime(). Throws Error with the linker's log.
   explicit LinkedModule(std::span<const std::string> images, const std::string& device_runtime = {});
-  LinkedModule(LinkedModule&& other) noexcept : module_(std::exchange(other.module_, nullptr)) {}
+  LinkedModule(LinkedModule&& other) noexcept
+      : module_(std::exchange(other.module_, nullptr)), context_(other.context_) {}
   LinkedModule& operator=(const LinkedModule&) = delete;
   ~LinkedModule();
 
@@ -244,6 +248,7 @@ class LinkedModule {
 
  private:
   CUmodule module_ = nullptr;
+  CUcontext context_ = nullptr;  // in which it is loaded
 };
 
 // ---- several GPUs ---------------------------------------------------------------------------------------------------
@@ -262,7 +267,8 @@ class Collectives {
   Collectives& operator=(const Collectives&) = delete;
   ~Collectives();
 
-  // Of `count` floats: data[i], on the i-th GPU, becomes the sum of all. One stream a GPU.
+  // Of `count` floats: data[i], on the i-th GPU, becomes the sum of all. One stream a GPU. Throws Error: a context is
+  // gone, and no sum was begun; or NCCL refuses.
   void sum(std::span<const CUdeviceptr> data, std::size_t count, std::span<const CUstream> streams);
 
  private:

@@ -139,7 +139,11 @@ class Builder:
         shared_bytes: int = 0,
         after: Sequence[int] = (),
     ) -> int:
-        """Adds a launch of a CUfunction; arguments are ctypes objects, numpy scalars or bytes. Returns the node."""
+        """Adds a launch of a CUfunction; arguments are ctypes objects, numpy scalars or bytes. Returns the node.
+
+        Raises:
+            ValueError: The kernel has more parameters (where the driver says how many: CUDA 12.4).
+        """
         given = [_parameter(value) for value in arguments]
         return self._native.add_kernel(
             _handle(function), _sizes(grid, "grid"), _sizes(block, "block"), shared_bytes, given, list(after)
@@ -269,7 +273,11 @@ class Executable:
         *,
         shared_bytes: int = 0,
     ) -> None:
-        """Changes what one kernel node does; the node is of the graph that this was made of."""
+        """Changes what one kernel node does; the node is of the graph that this was made of.
+
+        Raises:
+            ValueError: The kernel has more parameters (where the driver says how many: CUDA 12.4).
+        """
         given = [_parameter(value) for value in arguments]
         self._native.set_kernel(
             node, _handle(function), _sizes(grid, "grid"), _sizes(block, "block"), shared_bytes, given
@@ -426,5 +434,9 @@ class Collectives:
         self._native: _core.Collectives = _module().Collectives(list(devices))
 
     def sum(self, data: Sequence[int], count: int, streams: Sequence[Any]) -> None:
-        """Each array of `count` floats, one a GPU, becomes the sum of all; one stream a GPU."""
+        """Each array of `count` floats, one a GPU, becomes the sum of all; one stream a GPU.
+
+        Raises:
+            DriverError: A context is gone, and no sum was begun; or NCCL refuses.
+        """
         self._native.sum([int(one) for one in data], count, [_handle(stream) for stream in streams])

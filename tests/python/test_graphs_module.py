@@ -123,6 +123,27 @@ assert logged() == [5]
     )
 
 
+def test_too_few_arguments_are_refused(run: Run) -> None:
+    ok(
+        run(
+            """
+graph = graphs.Graph()
+node = graph.add_kernel(append, 1, 1, values(3))
+replay = graph.instantiate()
+for ask in (lambda: graph.add_kernel(append, 1, 1, values(4)[:3]), lambda: replay.set_kernel(node, append, 1, 1)):
+    try:
+        ask()
+    except ValueError as error:
+        assert "the kernel append has 4 parameters, and " in str(error), error
+    else:
+        raise SystemExit("no error")
+replay.launch(stream.value)
+assert logged() == [3]
+"""
+        )
+    )
+
+
 def test_conditional_nodes(run: Run) -> None:
     ok(
         run(

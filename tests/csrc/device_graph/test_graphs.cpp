@@ -245,6 +245,83 @@ TEST_F(GraphsTest, AStaticPoolServesTwoCaptures) {
   EXPECT_EQ(got[63], 2);
 }
 
+std::size_t free_bytes() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  EXPECT_EQ(cuMemGetInfo(&free, &total), CUDA_SUCCESS);
+  return free;
+}
+
+TEST_F(GraphsTest, APoolIsFreedInItsOwnContext) {
+  // Memory was freed in the context that was current, if one was.
+  const std::size_t before = free_bytes();
+  std::optional<StaticPool> pool(std::in_place, std::vector<Use>{{1 << 20, 0, 0}});
+  EXPECT_LT(free_bytes(), before);
+  ASSERT_EQ(cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
+  pool.reset();
+  CUcontext current = context_;
+  ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+  EXPECT_EQ(current, nullptr);
+  ASSERT_EQ(cuCtxSetCurrent(context_), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes(), before);
+}
+
+TEST_F(GraphsTest, APoolGoesWithItsContext) {
+  CUcontext other = nullptr;
+  const auto create =
+      reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(dlsym(RTLD_DEFAULT, "cuCtxCreate_v2"));
+  ASSERT_NE(create, nullptr);
+  ASSERT_EQ(create(&other, 0, 0), CUDA_SUCCESS);
+  std::optional<StaticPool> pool(std::in_place, std::vector<Use>{{1 << 20, 0, 0}});
+  ASSERT_EQ(cuCtxDestroy(other), CUDA_SUCCESS);
+  pool.reset();
+  CUcontext current = nullptr;
+  ASSERT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+  EXPECT_EQ(current, context_);
+}
+
+TEST_F(GraphsTest, TooFewParametersAreRefused) {
+  // The driver reads as many as the kernel has: before, from beyond the end of those that were given.
+  Graph graph;
+  const auto refused = [](const auto& ask) -> std::string {
+    try {
+      ask();
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  std::uint64_t value = 0;
+  Kernel kernel;
+  kernel.function = append_;
+  kernel.parameters = {&value, &value};
+  const std::string said = "the kernel append has 4 parameters, and 2 are given";
+  EXPECT_EQ(refused([&] { graph.add_kernel(kernel); }), said);
+  EXPECT_EQ(graph.node_count(), 0U);
+  const CUgraphNode node = add(graph, 1);
+  Executable replay(graph);
+  EXPECT_EQ(refused([&] { replay.set_kernel(node, kernel); }), said);
+  replay.launch(stream());
+  EXPECT_EQ(log(), (Values{1}));
+}
+
+TEST_F(GraphsTest, ASumThatCannotBeBegunLeavesNoGroupOpen) {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto open_groups = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_open_groups"));
+  ASSERT_NE(open_groups, nullptr);
+  Collectives collectives(std::vector{0});
+  const CUdeviceptr data = number(0);
+  ASSERT_EQ(cuDevicePrimaryCtxReset(0), CUDA_SUCCESS);
+  try {
+    collectives.sum(std::vector{data}, 2, std::vector<CUstream>{nullptr});
+    ADD_FAILURE() << "the context is gone";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), CUDA_ERROR_CONTEXT_IS_DESTROYED) << error.what();
+  }
+  EXPECT_EQ(open_groups(), 0);
+}
+
 TEST_F(GraphsTest, SumsOverGpusAreCapturedOnAllStreams) {
   ASSERT_NE(dlopen(FAKE_NCCL, RTLD_NOW), nullptr) << dlerror();
   const std::vector<int> devices{0};
