@@ -152,6 +152,20 @@ def test_attention(name: str, launches: Launches) -> None:
     assert launches.pop()[1]["k_row"] == 64
 
 
+@pytest.mark.parametrize("launches", [HOPPER, AMPERE], indirect=True)
+def test_attention_of_more_batches_than_a_grid_has(launches: Launches) -> None:
+    """They were refused: 65,535 is the most of the last dimension."""
+    batches, most = 2 * 65535 + 1, 65535
+    q, k = half(1, 1, 1, 64).expand(batches, 1, 1, 64), half(1, 1, 1, 64).expand(batches, 1, 1, 64)
+    out, lse = _attention.attention_cuda(q, k, k, False, 0.5)
+    assert [given["out"] for _, given in launches] == [out[begin:].data_ptr() for begin in (0, most, 2 * most)]
+    assert [given["lse"] for _, given in launches] == [lse[begin:].data_ptr() for begin in (0, most, 2 * most)]
+    assert all(given["q"] == q.data_ptr() and given["q_batch"] == 0 for _, given in launches)
+    launches.clear()
+    _attention.attention_cuda(q[:most], k[:most], k[:most], False, 0.5)
+    assert len(launches) == 1
+
+
 @pytest.mark.parametrize(("launches", "name"), [(HOPPER, "conv2d_sm90"), (AMPERE, "conv2d")], indirect=["launches"])
 def test_convolution(name: str, launches: Launches) -> None:
     x, w, bias = half(2, 8, 9, 7), half(16, 8, 3, 2), half(16)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,9 @@ from support import Run
 torch = pytest.importorskip("torch")
 
 from cudasched import kernels  # noqa: E402
+from cudasched.kernels._arrays import over_tensors  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 kernels.register()
 OPERATORS = torch.ops.cudasched
@@ -354,6 +360,113 @@ def test_numpy_arrays_give_numpy_arrays() -> None:
     assert isinstance(made, np.ndarray) and made.dtype == np.float32
     np.testing.assert_allclose(made, torch.softmax(torch.tensor(x), -1).numpy(), rtol=1e-6)
     np.testing.assert_allclose(kernels.matmul(x[:, ::2], x[:, ::2].T.copy()), x[:, ::2] @ x[:, ::2].T, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("handle", "wanted"), [(0, "default"), (1, "default"), (48, 48)])
+def test_what_cupy_gives_is_computed_on_its_stream(handle: int, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of PyTorch's own stream would be used again there, while CuPy still reads it on another."""
+    current: list[Any] = []
+
+    @contextlib.contextmanager
+    def entered(what: Any) -> Iterator[None]:
+        current.append(what)
+        yield
+        current.pop()
+
+    class Array:
+        __module__ = "cupy"
+        device = SimpleNamespace(id=3)
+
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+        def __dlpack__(self, **_: object) -> Any:
+            assert current == [3, wanted]
+            return self.tensor.__dlpack__()
+
+        def __dlpack_device__(self) -> Any:
+            return self.tensor.__dlpack_device__()
+
+    def from_dlpack(tensor: Any) -> Array:
+        assert current == [3, wanted]
+        return Array(tensor)
+
+    def softmax(x: Any) -> Any:
+        assert current == [3, wanted]
+        return kernels.softmax(x)
+
+    cupy: Any = ModuleType("cupy")
+    cupy.cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=handle))
+    cupy.from_dlpack = from_dlpack
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer: pointer)
+    made = over_tensors("softmax", softmax, (Array(torch.zeros(2, 4)),))
+    assert torch.equal(made.tensor, torch.full((2, 4), 0.25))
+
+
+def dual(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same, with tangents."""
+    return tuple(
+        forward_ad.make_dual(one, torch.ones_like(one)) if isinstance(one, torch.Tensor) else one for one in given
+    )
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("name", [*NAMES, "attention", "conv2d"])
+def test_tangents_are_refused(name: str, grad: bool) -> None:
+    """They were dropped, so that derivatives came out as 0."""
+    given: tuple[Any, ...] = (*attended(grad=grad), False, 0.1)
+    if name == "conv2d":
+        given = (*images(grad=grad), [1, 1], [0, 0], [1, 1])
+    elif name != "attention":
+        given = samples(torch.float32, grad)[name]
+    operator = getattr(OPERATORS, name)
+    with forward_ad.dual_level(), pytest.raises(KernelError, match=f"{name} has no forward-mode derivative"):
+        operator(*dual(given))
+    with forward_ad.dual_level():
+        operator(*given)
+    operator(*given)
+
+
+@pytest.mark.parametrize("over", ["jvp", "jacfwd", "vmap"])
+def test_tangents_of_nested_transformations_are_refused(over: str) -> None:
+    x = normal(3, 8)
+    function: Callable[..., Any] = torch.func.vmap(kernels.softmax) if over == "vmap" else kernels.softmax
+    with pytest.raises(KernelError, match="softmax has no forward-mode derivative"):
+        torch.func.jacfwd(function)(x) if over == "jacfwd" else torch.func.jvp(function, (x,), (x,))
+
+
+class Names(TorchDispatchMode):
+    """Which operators are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.called.add(str(function))
+        return function(*arguments, **(named or {}))
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_backward_passes_keep_the_tangents_of_their_gradients(name: str) -> None:
+    """The kernel would drop them; what the host computes in its place does not."""
+    given = samples(torch.float32, True)[name]
+    again = samples(torch.float32, True)[name]
+    grad, tangent = normal(6, 8, seed=7), normal(6, 8, seed=8)
+    with forward_ad.dual_level():
+        dy = forward_ad.make_dual(grad, tangent)
+        with Names() as names:
+            made = torch.autograd.grad(getattr(kernels, name)(*given), given[0], dy)[0]
+        assert f"cudasched.{name}.default" in names.called
+        assert f"cudasched.{name}_backward.default" not in names.called
+        wide = torch.autograd.grad(WIDE[name](*again), again[0], dy)[0]
+        torch.testing.assert_close(
+            forward_ad.unpack_dual(made).tangent, forward_ad.unpack_dual(wide).tangent, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_arrays_of_other_libraries_are_refused() -> None:

@@ -3,11 +3,13 @@ PyTorch are installed, and what the tuner is given, over a stand-in for Triton."
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -54,7 +56,14 @@ class Kernel:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __getitem__(self, grid: Any) -> Any:
-        return lambda *arguments, **named: self.calls.append((grid, arguments, named))
+        def call(*arguments: Any, **named: Any) -> None:
+            self.called()
+            self.calls.append((grid, arguments, named))
+
+        return call
+
+    def called(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ def test_the_tuner_is_given_configurations_of_both(kernels: Any) -> None:
         assert set(key) < set(parameters)
 
 
-def tensor(*shape: int, dtype: str = "float16", strides: tuple[int, ...] | None = None) -> Any:
+def tensor(*shape: int, dtype: str = "float16", strides: tuple[int, ...] | None = None, device: str = "gpu") -> Any:
     count = 1
     made: list[int] = []
     for one in reversed(shape):
@@ -97,7 +106,7 @@ def tensor(*shape: int, dtype: str = "float16", strides: tuple[int, ...] | None 
     return SimpleNamespace(
         shape=shape,
         dtype=dtype,
-        device="gpu",
+        device=device,
         dim=lambda: len(shape),
         stride=lambda i: used[i],
         numel=lambda: count,
@@ -109,8 +118,17 @@ def tensor(*shape: int, dtype: str = "float16", strides: tuple[int, ...] | None 
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     library: Any = ModuleType("torch")
     library.float16, library.bfloat16, library.float32 = "float16", "bfloat16", "float32"
-    library.empty = lambda shape, dtype, device: tensor(*shape, dtype=dtype)
-    library.empty_like = lambda x: tensor(*x.shape, dtype=x.dtype)
+    library.empty = lambda shape, dtype, device: tensor(*shape, dtype=dtype, device=device)
+    library.empty_like = lambda x: tensor(*x.shape, dtype=x.dtype, device=x.device)
+    library.current = []
+
+    @contextlib.contextmanager
+    def device_of(x: Any) -> Iterator[None]:
+        library.current.append(x.device)
+        yield
+        library.current.pop()
+
+    library.cuda = SimpleNamespace(device_of=device_of)
     monkeypatch.setitem(sys.modules, "torch", library)
     return library
 
@@ -126,6 +144,18 @@ def test_how_the_kernels_are_called(kernels: Any, torch: Any) -> None:
     assert arguments[5:10] == (70, 50, 6, 2, 0.125) and arguments[13:16] == (99, 64, 384)
     names = kernels.flash_attention.function.__code__.co_varnames
     assert len(arguments) == names.index("HEAD")
+
+
+def test_they_are_launched_on_the_gpu_of_their_arrays(kernels: Any, torch: Any) -> None:
+    """Triton launches on the current one."""
+    current: list[Any] = []
+    for kernel in (kernels.layer_norm, kernels.flash_attention):
+        kernel.called = lambda: current.append(list(torch.current))
+    x, row = tensor(3, 100, device="gpu 1"), tensor(100, device="gpu 1")
+    triton_twins.layer_norm(x, row, row)
+    q = tensor(2, 6, 70, 64, device="gpu 2")
+    triton_twins.flash_attention(q, q, q)
+    assert current == [["gpu 1"], ["gpu 2"]] and torch.current == []
 
 
 def test_what_is_refused(kernels: Any, torch: Any) -> None:

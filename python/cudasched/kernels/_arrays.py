@@ -1,6 +1,7 @@
 """Arrays of other libraries, as PyTorch's tensors and back: CuPy's on the GPU as they are, NumPy's by a copy there.
 
-By DLPack: the streams of both libraries wait for each other, nothing waits on the host but copies to and from it.
+By DLPack; nothing waits on the host but copies to and from it. What CuPy gives is computed on CuPy's current stream:
+PyTorch's allocator uses memory again on the stream that it was allocated for, which is then the one that CuPy reads on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cudasched.kernels._errors import KernelError
 __all__ = ["over_tensors"]
 
 _torch: Any = torch  # what its type hints do not have
+_DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY
 
 
 def _library(value: Any) -> str:
@@ -41,6 +43,12 @@ def _given(name: str, value: Any, library: str) -> Tensor | None:
         raise KernelError(f"{name} does not take this array of {found}: {error}") from None
 
 
+def _stream_of(cupy: Any) -> Any:
+    """CuPy's current stream of the current GPU, as PyTorch has it."""
+    handle = int(cupy.cuda.get_current_stream().ptr)
+    return _torch.cuda.default_stream() if handle in _DEFAULT_STREAMS else _torch.cuda.ExternalStream(handle)
+
+
 def over_tensors(name: str, function: Callable[..., Tensor], arrays: tuple[Any, ...], *rest: Any) -> Any:
     """Calls a function of tensors with arrays of another library.
 
@@ -63,7 +71,8 @@ def over_tensors(name: str, function: Callable[..., Tensor], arrays: tuple[Any, 
         if library == "cupy":
             import cupy
 
-            with torch.cuda.device(next(one for one in arrays if one is not None).device.id):
+            device = next(one for one in arrays if one is not None).device.id
+            with torch.cuda.device(device), torch.cuda.stream(_stream_of(cupy)):
                 made = function(*(_given(name, one, library) for one in arrays), *rest)
                 return cupy.from_dlpack(made)
         made = function(*(_given(name, one, library) for one in arrays), *rest)

@@ -11,6 +11,7 @@ from torch import Tensor
 from cudasched.kernels import operators
 from cudasched.kernels._arrays import over_tensors
 from cudasched.kernels._errors import KernelError
+from cudasched.kernels.operators._common import in_forward_mode
 
 __all__ = ["attention", "conv2d", "layer_norm", "matmul", "rms_norm", "softmax"]
 
@@ -19,7 +20,7 @@ def _directly(*tensors: Tensor) -> bool:
     """Whether nothing would be lost without PyTorch's dispatcher, which takes microseconds: no tracing, no gradient."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None or in_forward_mode():
         return False
     gradients = torch.is_grad_enabled()
     for one in tensors:

@@ -63,7 +63,8 @@ def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float = 1e-5) -> Any:
     def grid(chosen: Mapping[str, Any]) -> tuple[int]:
         return (-(-rows // chosen["ROWS"]),)
 
-    _kernels().layer_norm[grid](y, x, weight, bias, rows, epsilon, COLS=cols)
+    with torch.cuda.device_of(x):  # Triton launches on the current GPU
+        _kernels().layer_norm[grid](y, x, weight, bias, rows, epsilon, COLS=cols)
     return y
 
 
@@ -108,5 +109,6 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
         return -(-queries // chosen["TILE_Q"]), batches * heads
 
     given = (out, lse, q, k, v, queries, keys, heads, heads // heads_k, factor)
-    _kernels().flash_attention[grid](*given, *strides, HEAD=head, CAUSAL=causal)
+    with torch.cuda.device_of(q):
+        _kernels().flash_attention[grid](*given, *strides, HEAD=head, CAUSAL=causal)
     return out, lse

@@ -20,6 +20,7 @@ _ARGUMENTS = (
     *("k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row"),
 )
 _ALIGNED_ELEMENTS = 8
+_MOST_BATCHES = 65535  # of a launch: the last dimension of a grid
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> str:
@@ -69,6 +70,13 @@ def attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
     if k.shape[2] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
     q, k, v = _readable(q), _readable(k), _readable(v)
+    for begin in range(0, q.shape[0], _MOST_BATCHES):
+        _launch(kind, [one[begin : begin + _MOST_BATCHES] for one in (out, lse, q, k, v)], causal, scale)
+    return out, lse
+
+
+def _launch(kind: str, arrays: list[Tensor], causal: bool, scale: float) -> None:
+    out, _, q, k, v = arrays
     batches, heads, queries, head = q.shape
     shape = [("batches", batches), ("group", heads // k.shape[1]), ("head", head), ("heads", heads)]
     shape += [("keys", k.shape[2]), ("queries", queries)]
@@ -77,9 +85,8 @@ def attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) 
     index = q.device.index
     ready = plan(kernel_for(gpu_of(index).capability), kind, tuple(shape), index)
     strides = [stride for one in (out, q, k, v) for stride in one.stride()[:3]]
-    addresses = [one.data_ptr() for one in (out, lse, q, k, v)]
+    addresses = [one.data_ptr() for one in arrays]
     ready.run(stream_of(index), ready.places(_ARGUMENTS), (*addresses, scale, *strides))
-    return out, lse
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:

@@ -6,10 +6,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cudasched.kernels._errors import KernelError
 
-__all__ = ["TYPES", "as_new", "contiguous", "kind_of", "low_bits", "register", "same", "stream_of", "workspace_of"]
+__all__ = [
+    "TYPES",
+    "as_new",
+    "contiguous",
+    "in_forward_mode",
+    "kind_of",
+    "low_bits",
+    "register",
+    "same",
+    "stream_of",
+    "workspace_of",
+]
 
 TYPES: dict[torch.dtype, str] = {
     torch.float32: "float32",
@@ -19,6 +31,7 @@ TYPES: dict[torch.dtype, str] = {
 """What most operators take, as the spaces call it."""
 _ALIGNED = 16
 _torch: Any = torch  # what its type hints do not have
+_forward_ad: Any = forward_ad
 _LIBRARY = _torch.library.Library("cudasched", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
@@ -73,6 +86,31 @@ def as_new(made: Tensor, kind: torch.dtype) -> Tensor:
     return new
 
 
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents: PyTorch's forward-mode differentiation is under way."""
+    return int(_forward_ad._current_level) >= 0
+
+
+class _Refusing:
+    """In the place of a library, for `register_autograd`: its operators refuse tangents, which were lost silently.
+
+    This has to be asked where gradients are, at every level of ``torch.func``'s transformations.
+    """
+
+    def impl(self, name: str, kernel: Any, key: str, **named: Any) -> None:
+        def checked(keyset: Any, *arguments: Any, **others: Any) -> Any:
+            if in_forward_mode() and _torch._C._is_fwd_grad_enabled():
+                for one in arguments:
+                    if isinstance(one, Tensor) and _forward_ad.unpack_dual(one).tangent is not None:
+                        raise KernelError(
+                            f"{name} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); take "
+                            "the reverse mode, or PyTorch's own operator"
+                        )
+            return kernel(keyset, *arguments, **others)
+
+        _LIBRARY.impl(name, checked, key, **named)
+
+
 def register(schema: str, cuda: Any, host: Any, fake: Any, backward: Any = None, context: Any = None) -> None:
     """Makes ``torch.ops.cudasched.NAME``.
 
@@ -91,4 +129,4 @@ def register(schema: str, cuda: Any, host: Any, fake: Any, backward: Any = None,
     full = f"cudasched::{name}"
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
-        torch.library.register_autograd(full, backward, setup_context=context, lib=_LIBRARY)
+        _torch.library.register_autograd(full, backward, setup_context=context, lib=_Refusing())

@@ -10,7 +10,16 @@ from torch import Tensor
 from cudasched.kernels._catalog import BACKWARD_COLS
 from cudasched.kernels._errors import KernelError
 from cudasched.kernels._plan import plan
-from cudasched.kernels.operators._common import as_new, kind_of, low_bits, register, same, stream_of, workspace_of
+from cudasched.kernels.operators._common import (
+    as_new,
+    in_forward_mode,
+    kind_of,
+    low_bits,
+    register,
+    same,
+    stream_of,
+    workspace_of,
+)
 
 __all__ = ["layer_norm_cuda", "rms_norm_cuda", "softmax_cuda"]
 
@@ -194,7 +203,7 @@ def _layer_norm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 def _layer_norm_autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    if torch.is_grad_enabled():  # gradients of gradients: what the kernel computes has none
+    if torch.is_grad_enabled() or in_forward_mode():  # what the kernel computes has no derivatives
         return (*_gradients(dy, x, weight, ctx.eps, centred=True), None)
     return (*torch.ops.cudasched.layer_norm_backward.default(dy, x, weight, ctx.eps), None)
 
@@ -206,7 +215,7 @@ def _rms_norm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 
 def _rms_norm_autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or in_forward_mode():
         return (*_gradients(dy, x, weight, ctx.eps, centred=False)[:2], None)
     return (*torch.ops.cudasched.rms_norm_backward.default(dy, x, weight, ctx.eps), None)
 
