@@ -6,14 +6,20 @@
 // puts a record into a ring and returns. It calls nothing of PyTorch, takes no lock and no GIL. All else holds
 // `accounts_lock`: calls of Python, and a thread that empties the ring, so that a program that never asks loses no
 // record. The cache is emptied by the engine's own thread, without the GIL (cudasched_use_cache in engine.h).
+//
+// The child of a fork begins with nothing: another thread of the parent may have held the lock or changed the accounts,
+// and what is counted there is the parent's. PyTorch does not use CUDA in such a child.
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <pthread.h>
 #include <time.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -39,10 +45,14 @@ struct State {
   std::array<Device, kDevices> devices;
 };
 
+std::atomic<State*> current_state{nullptr};
+
 // Never destroyed: the allocator keeps the tracker to the end of the process.
 State& state() {
-  static State* const made = new State;
-  return *made;
+  State* found = current_state.load(std::memory_order_acquire);
+  if (found != nullptr) return *found;
+  auto made = std::make_unique<State>();
+  return current_state.compare_exchange_strong(found, made.get()) ? *made.release() : *found;
 }
 
 thread_local std::uint8_t thread_class = 0;
@@ -116,6 +126,7 @@ struct cudasched_torch_totals {
 // snapshot that is taken after this.
 void cudasched_torch_attach() {
   state();
+  pthread_atfork(nullptr, nullptr, [] { current_state.store(nullptr); });  // the parent's is left as it is
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { track(entry); });
 }
 

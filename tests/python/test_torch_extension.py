@@ -44,16 +44,19 @@ def test_it_compiles_against_this_pytorch() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(source: Path, output: Path) -> Path:
     """The extension over the double of the allocator."""
-    output = tmp_path_factory.mktemp("extension") / "libcudasched_torch.so"
     compiler = shutil.which("g++") or "c++"
     include = ["-I", str(ROOT / "tests/python/c10_double"), "-I", str(ROOT / "csrc")]
     # Hidden as in the product: what Python calls must be visible all the same.
     command = [compiler, "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", *include]
-    subprocess.run([*command, str(ROOT / "csrc/torch/observe.cpp"), "-o", str(output)], check=True)
+    subprocess.run([*command, str(source), "-o", str(output)], check=True)
     return output
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(ROOT / "csrc/torch/observe.cpp", tmp_path_factory.mktemp("extension") / "libcudasched_torch.so")
 
 
 @pytest.fixture
@@ -271,6 +274,65 @@ def test_check_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_second_call_does_nothing(does: Does) -> None:
     cudasched.torch.observe()
     assert cudasched.torch.memory().requested_bytes == 160
+
+
+# Beside the extension, in one source with it: a thread that holds its lock until it is told to go.
+HOLDS = """
+#include "torch/observe.cpp"
+#pragma GCC visibility push(default)
+extern "C" void hold(int told, int go) {
+  const std::scoped_lock lock(state().accounts_lock);
+  char byte = 0;
+  if (write(told, &byte, 1) == 1 && read(go, &byte, 1) == 1) return;
+}
+#pragma GCC visibility pop
+"""
+FORKS = """
+import ctypes, os, signal, sys, threading
+import cudasched.torch
+from cudasched.torch import _extension, _observe
+
+own = ctypes.CDLL(sys.argv[1])
+library = _observe._library = _extension.Library(sys.argv[1])
+library.attach()
+library.begin_with(0, 0x1000, 100, 0)
+(told, tells), (goes, go) = os.pipe(), os.pipe()
+holder = threading.Thread(target=own.hold, args=(tells, goes))
+holder.start()
+os.read(told, 1)
+_observe._lock.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # a hang ends
+    for ask in (cudasched.torch.memory, cudasched.torch.memory_timeline):
+        try:
+            ask(0)
+            os._exit(1)
+        except cudasched.StateError as error:
+            assert "the child of a fork" in str(error), error
+    assert not _observe._lock.locked()
+    assert library.read(0).requested == 0
+    library.limit(1, 5)
+    assert library.over_limit(-1, 1) == 0 and library.timeline(0) == []
+    for action in (7, 0):  # a snapshot, an allocation
+        own.double_does(action, 0, ctypes.c_size_t(0x5000), ctypes.c_size_t(30), ctypes.c_size_t(0))
+    assert library.read(0).requested == 30
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+os.write(go, b"x")
+holder.join()
+assert library.read(0).requested == 100
+print("child", status)
+"""
+
+
+def test_a_child_of_fork_begins_with_nothing_whoever_held_the_lock(tmp_path: Path) -> None:
+    """It waited for ever for a thread that is not there."""
+    source = tmp_path / "holds.cpp"
+    source.write_text("#include <unistd.h>\n" + HOLDS)
+    library = compiled(source, tmp_path / "libcudasched_torch.so")
+    done = subprocess.run([sys.executable, "-c", FORKS, library], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == "child 0\n", done.stdout + done.stderr
 
 
 def test_memory_before_observe_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

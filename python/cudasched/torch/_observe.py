@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ _CLASSES = ("normal", "latency", "best_effort")  # as include/cudasched/engine.h
 _lock = threading.Lock()
 _library: _extension.Library | None = None
 _regions_by_name: dict[str, int] = {"": 0}
+_forked = False  # counted in the process that this one is a child of
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,17 @@ def observe() -> None:
         _library = library
 
 
+def _forget() -> None:
+    """In the child of a fork: what is counted is the parent's, and another thread of it may have held the lock."""
+    global _forked, _library, _lock
+    _forked = _forked or _library is not None
+    _library = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 class _Limits:
     def __init__(self, library: _extension.Library) -> None:
         self._library = library
@@ -132,6 +145,11 @@ def _number(name: str) -> int:
 def _observed(device: int | None) -> tuple[_extension.Library, int]:
     library = _library
     if library is None:
+        if _forked:
+            raise StateError(
+                "nothing is counted in the child of a fork, where PyTorch does not use CUDA: start the process by "
+                "spawn, and call cudasched.torch.observe() there"
+            )
         raise StateError("nothing is counted: call cudasched.torch.observe() first, where the program begins")
     if device is None:
         torch: Any = importlib.import_module("torch")
@@ -146,7 +164,7 @@ def memory_timeline(device: int | None = None) -> Timeline:
         device: Its number; None: the current one.
 
     Raises:
-        StateError: `observe` was not called.
+        StateError: `observe` was not called, or was before a fork that this process is a child of.
     """
     library, device = _observed(device)
     points = library.timeline(device)
@@ -172,7 +190,7 @@ def memory(device: int | None = None) -> Memory:
         device: Its number; None: the current one.
 
     Raises:
-        StateError: `observe` was not called.
+        StateError: `observe` was not called, or was before a fork that this process is a child of.
     """
     library, device = _observed(device)
     torch: Any = importlib.import_module("torch")
