@@ -493,6 +493,20 @@ void Table::sleep_at(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::
 
 void Table::wake_all() noexcept { wake(*layout_); }
 
+bool Table::ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns) noexcept {
+  if (!state_->usable() || !state_->owns(slot)) return false;
+  SlotMemory& words = memory(slot);
+  words.request_bytes.store(bytes, std::memory_order_relaxed);
+  words.request_until_ns.store(until_ns, std::memory_order_relaxed);
+  words.request.store(number, std::memory_order_release);
+  layout_->memory.requests.fetch_or(bit_of(slot));
+  return true;
+}
+
+void Table::end_request_for_memory(int slot) noexcept {
+  if (state_->usable() && state_->owns(slot)) layout_->memory.requests.fetch_and(~bit_of(slot));
+}
+
 void Table::sleep_for_memory(std::uint32_t seen, std::int64_t timeout_ns) noexcept {
   sleep_at(layout_->memory.sequence, seen, timeout_ns);
 }

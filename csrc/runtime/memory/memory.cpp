@@ -86,18 +86,21 @@ std::string holders_text(arbiter::Table& table) {
   return text;
 }
 
-// On a thread of its own, which leaves signals to the host program's. Nothing, where there is none to be had.
+// On a thread of its own, which leaves signals to the host program's. False: there is none to be had.
 template <typename Work>
-void run_apart(Work&& work) noexcept {
+bool run_apart(Work&& work) noexcept {
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
+  bool runs = true;
   try {
     std::thread(std::forward<Work>(work)).detach();
   } catch (const std::exception&) {
+    runs = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return runs;
 }
 
 }  // namespace
@@ -286,13 +289,17 @@ bool Memory::can_give(const Device& device) noexcept {
 }
 
 void Memory::start_givers() noexcept {
-  if (give_back_ns() == 0) return;
+  if (give_back_ns() == 0 || stopped_.load() || !hot().scheduling.load()) return;
   engine().for_each_device([&](Device& device) {
     const int ordinal = device.ordinal();
-    if (ordinal < 0 || ordinal >= Holdings::kDevices || !can_give(device)) return;
-    if (giver_runs_[static_cast<std::size_t>(ordinal)].exchange(true)) return;
-    run_apart(
-        [this, &device] { run_giver(device); });  // where there is no thread to be had, it is said to give nothing
+    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() || !can_give(device)) return;
+    std::atomic<bool>& runs = giver_runs_[static_cast<std::size_t>(ordinal)];
+    if (runs.exchange(true)) return;
+    const bool started = run_apart([this, &device, &runs] {
+      run_giver(device);
+      runs.store(false);
+    });
+    if (!started) runs.store(false);  // the next tick tries again; until then it is said to give nothing
   });
 }
 
@@ -411,17 +418,12 @@ MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept {
     Memory::Asking& asking = memory().asking_;
     const SpinGuard guard(asking.lock);
     if (!guard.owns()) return;
-    slot_ = known->slot(Class::kLatency);
-    device_ = known;
-    asked_ = owed_ = givers;
     until_ns_ = now_ns() + longest;
     number_ = table.layout().memory.made.fetch_add(1) + 1;
+    if (!table.ask_for_memory(known->slot(Class::kLatency), number_, bytes, until_ns_)) return;
+    device_ = known;
+    owed_ = givers;
     ++asking.requests[static_cast<std::size_t>(device)];
-    arbiter::SlotMemory& words = table.memory(slot_);
-    words.request_bytes.store(bytes, std::memory_order_relaxed);
-    words.request_until_ns.store(until_ns_, std::memory_order_relaxed);
-    words.request.store(number_, std::memory_order_release);
-    table.layout().memory.requests.fetch_or(bit_of(slot_));
   }
   table.wake_for_memory();
 }
@@ -435,7 +437,8 @@ MemoryRequest::~MemoryRequest() {
     if (!guard.owns()) return;
     const bool others = --asking.requests[static_cast<std::size_t>(device_->ordinal())] > 0;
     if (others || table.lost()) return;
-    table.layout().memory.requests.fetch_and(~bit_of(slot_));
+    // The slot that the client has now: its table may have been replaced since, and the one that it had be another's.
+    table.end_request_for_memory(device_->slot(Class::kLatency));
   }
   table.wake_for_memory();
 }

@@ -115,10 +115,8 @@ class MemoryRequest {
   std::uint64_t owing() const noexcept;
 
   Device* device_ = nullptr;
-  int slot_ = -1;
   std::uint64_t number_ = 0;
-  std::uint64_t asked_ = 0;  // slots
-  std::uint64_t owed_ = 0;   // of these, those that had not answered at the last look
+  std::uint64_t owed_ = 0;  // slots that were asked and had not answered at the last look
   std::int64_t until_ns_ = 0;
   bool tried_last_ = false;  // after its time
 };

@@ -1,5 +1,6 @@
 // Giving memory back, between the engine of this process and another client: a process that stands in the same table.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -7,7 +8,10 @@
 
 #include <atomic>
 #include <bit>
+#include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -33,10 +37,10 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 // A process with a slot, which does `act` with it until it is killed.
 class Neighbour {
  public:
-  Neighbour(Class client_class, const std::function<void(arbiter::Table&, int)>& act) {
+  Neighbour(Class client_class, const std::function<void(arbiter::Table&, int)>& act,
+            const std::string& directory = HookedDriver::instance().run_directory()) {
     int ready[2];
     if (pipe(ready) != 0) throw std::runtime_error("pipe");
-    const std::string directory = HookedDriver::instance().run_directory();
     const std::string uuid = driver::device_uuid(0);
     pid_ = fork();
     if (pid_ == 0) {
@@ -220,6 +224,45 @@ TEST_F(GiveBack, ARequestStaysOpenWhileAThreadOfTheProcessWaits) {
   EXPECT_FALSE(open());
 }
 
+void ask(arbiter::Table& table, int slot) {
+  if ((table.layout().memory.requests.load() >> slot & 1) != 0) return;
+  auto& words = table.memory(slot);
+  words.request_until_ns.store(now_ns() + 50'000'000'000);
+  words.request.store(table.layout().memory.made.fetch_add(1) + 1);
+  table.layout().memory.requests.fetch_or(std::uint64_t{1} << slot);
+  table.wake_for_memory();
+}
+
+void ask_once(arbiter::Table& table, int slot) {
+  if (table.memory(slot).request.load() == 0) ask(table, slot);
+}
+
+// The table is replaced while a request is open, and what was this client's slot is another's, who asks as well. The
+// end of the first request took that one's away.
+TEST_F(GiveBack, TheEndOfARequestIsNotThatOfTheClientThatHasItsSlotSince) {
+  const auto& driver = HookedDriver::instance();
+  const Neighbour giver(Class::kBestEffort, &silent);
+  cudasched_configure("give_back_ms", "50000");
+  std::optional<runtime::MemoryRequest> request(std::in_place, 0, kMiB);
+  const runtime::Device* const own = runtime::engine().known_device(0);
+  ASSERT_NE(own, nullptr);
+  const int before = own->slot(Class::kLatency);
+  const auto asks = [&](int slot) { return (driver.table().layout().memory.requests.load() >> slot & 1) != 0; };
+  ASSERT_TRUE(asks(before));
+  const std::string elsewhere = driver.run_directory() + "-of-others";
+  std::vector<std::unique_ptr<Neighbour>> others;
+  while (others.size() <= static_cast<std::size_t>(before)) {
+    others.push_back(std::make_unique<Neighbour>(Class::kLatency, &ask_once, elsewhere));
+  }
+  const std::string name = driver::device_uuid(0) + ".arbiter";
+  std::filesystem::rename(elsewhere + "/" + name, driver.run_directory() + "/" + name);
+  ASSERT_TRUE(eventually([&] { return own->slot(Class::kLatency) != before; }));
+  ASSERT_TRUE(eventually([&] { return asks(before); }));
+  request.reset();
+  EXPECT_TRUE(asks(before));
+  EXPECT_FALSE(asks(own->slot(Class::kLatency)));
+}
+
 TEST_F(GiveBack, AGiverThatIsKilledIsWaitedForNoLonger) {
   Neighbour giver(Class::kBestEffort, &silent);
   const ScarceMemory scarce(1);
@@ -245,15 +288,6 @@ void empty(std::int32_t, void* context) {
   auto& cache = *static_cast<Cache*>(context);
   if (cache.also) cache.also();
   cache.emptied.fetch_add(1);
-}
-
-void ask(arbiter::Table& table, int slot) {
-  if ((table.layout().memory.requests.load() >> slot & 1) != 0) return;
-  auto& words = table.memory(slot);
-  words.request_until_ns.store(now_ns() + 50'000'000'000);
-  words.request.store(table.layout().memory.made.fetch_add(1) + 1);
-  table.layout().memory.requests.fetch_or(std::uint64_t{1} << slot);
-  table.wake_for_memory();
 }
 
 class Gives : public ::testing::Test {
@@ -358,6 +392,34 @@ TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
     _exit(eventually([&] { return !gives(); }) ? 0 : 3);
   };
   EXPECT_EXIT(fails(), ::testing::ExitedWithCode(0), "as a test wants it");
+}
+
+// The thread that gives is started again at the next tick. In a process of its own, where none runs yet.
+TEST_F(Gives, WhereThereWasNoThreadForItThereIsOneLater) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  HookedDriver::instance();  // its directory is removed, and the other process's in it
+  const auto starts_late = [] {
+    const Program program;
+    become_best_effort(program);
+    pthread_attr_t before;
+    pthread_attr_t none;  // whose stack no machine has the addresses for
+    if (pthread_getattr_default_np(&before) != 0 || pthread_attr_init(&none) != 0 ||
+        pthread_attr_setstacksize(&none, std::size_t{1} << 50) != 0 || pthread_setattr_default_np(&none) != 0) {
+      _exit(2);
+    }
+    static Cache cache;
+    cudasched_use_cache(&empty, &cache);
+    auto& table = HookedDriver::instance().table();
+    const auto gives = [&] {
+      for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+        if (table.memory(slot).gives.load() != 0) return true;
+      }
+      return false;
+    };
+    if (gives() || pthread_setattr_default_np(&before) != 0) _exit(3);
+    _exit(eventually(gives) ? 0 : 4);
+  };
+  EXPECT_EXIT(starts_late(), ::testing::ExitedWithCode(0), "");
 }
 
 // What the cache's frees wait for stands behind the gate, which latency work keeps closed. Other frees of best effort
