@@ -1,6 +1,6 @@
-// How many steps numbers take to 1 by Collatz's rule. What a number takes nobody knows before it is done: items of a work
-// queue, one thread each. A thread takes its next number as soon as it is done with one, in the loop that does the steps,
-// so the lanes of a warp never wait for the longest among them.
+// How many steps numbers take to 1 by Collatz's rule. What a number takes nobody knows before it is done: items of a
+// work queue, one thread each. A thread takes its next number as soon as it is done with one, in the loop that does the
+// steps, so the lanes of a warp never wait for the longest among them.
 #include "cudasched/device/work_queue.cuh"
 
 using namespace cudasched::device;

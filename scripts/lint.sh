@@ -4,7 +4,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 setup build
 install_requirements "$venv" run test lint
 
-cxx_sources() { find csrc include examples tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.c' -o -name '*.h'; }
+cxx_sources() { find csrc include examples tests benchmarks python -regex '.*\.\(cpp\|hpp\|c\|h\|cu\|cuh\)'; }
 python_sources=(.) # but what git ignores
 shell_scripts=(scripts/*.sh benchmarks/*.sh .ci/run)
 

@@ -28,8 +28,10 @@ extern "C" __global__ void advised_compute(float* data, int count, int rounds) {
   data[at] = value;
 }
 
-// Loads that each wait for the one before, anywhere in memory: only other warps hide them. HELD values stay in registers.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS) advised_chase(float* data, int count, int rounds) {
+// Loads that each wait for the one before, anywhere in memory: only other warps hide them. HELD values stay in
+// registers.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS)
+    advised_chase(float* data, int count, int rounds) {
   extern __shared__ float staged[];
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   float held[HELD];
@@ -51,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS) advised
 }
 
 // HELD values that are all needed in each round: without registers for them they are spilled.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS) advised_spill(float* data, int count, int rounds) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS)
+    advised_spill(float* data, int count, int rounds) {
   const int at = (blockIdx.x * blockDim.x + threadIdx.x) % count;
   float held[HELD];
 #pragma unroll

@@ -1,4 +1,5 @@
-// The kernels that graphs are measured with: small ones, as pipelines have them. Relocatable, for CUDA's device runtime.
+// The kernels that graphs are measured with: small ones, as pipelines have them. Relocatable, for CUDA's device
+// runtime.
 
 __device__ unsigned long long now_ns() {
   unsigned long long now;

@@ -1,7 +1,7 @@
-// What the work queues are measured with: items that are chains of arithmetic of given lengths, which nothing can split (a
-// ray that is marched, a root that is searched). Static distributions run a loop over items around a loop over steps, as
-// such kernels do; the `_flat` ones, static and not, one loop over steps in which a thread changes to its next item.
-// All of them leave the same numbers.
+// What the work queues are measured with: items that are chains of arithmetic of given lengths, which nothing can split
+// (a ray that is marched, a root that is searched). Static distributions run a loop over items around a loop over
+// steps, as such kernels do; the `_flat` ones, static and not, one loop over steps in which a thread changes to its
+// next item. All of them leave the same numbers.
 #include "cudasched/device/work_queue.cuh"
 
 using namespace cudasched::device;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void flat(const unsigned* lengths, float* found, Next
 
 }  // namespace
 
-#define KERNEL(name)                                                                                         \
+#define KERNEL(name)                                                                                                   \
   extern "C" __global__ void name(WorkQueue* queue, unsigned long long items, unsigned batch, const unsigned* lengths, \
                                   float* found)
 

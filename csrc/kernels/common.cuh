@@ -140,8 +140,8 @@ __device__ __forceinline__ float reduce_warp(float value) {
   return value;
 }
 
-// The same for the `Warps` warps of a row, each of which gets the result. All threads of the block call it, also those of
-// rows beyond the end. `scratch` holds `Warps` floats of this row alone, and is free again when it returns.
+// The same for the `Warps` warps of a row, each of which gets the result. All threads of the block call it, also those
+// of rows beyond the end. `scratch` holds `Warps` floats of this row alone, and is free again when it returns.
 template <typename Operation, int Warps>
 __device__ __forceinline__ float reduce_row(float value, float* scratch, int warp, int lane) {
   value = reduce_warp<Operation>(value);

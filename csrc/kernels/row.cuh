@@ -40,9 +40,8 @@ class Row {
   template <typename Map>
   __device__ __forceinline__ void write(Element* out, Map&& map) {
     auto* to = reinterpret_cast<Vector<VECTOR>*>(out);
-    walk<false>([&](int place, const Vector<VECTOR>& vector) {
-      store<STREAM_STORES != 0>(to + place, map(vector, place));
-    });
+    walk<false>(
+        [&](int place, const Vector<VECTOR>& vector) { store<STREAM_STORES != 0>(to + place, map(vector, place)); });
   }
 
  private:

@@ -43,10 +43,10 @@ __device__ void compare(const T* found, const float* wanted, unsigned long long 
   if (wrong) atomicAdd(result, wrong);
 }
 
-#define COMPARE(name, type)                                                                                          \
-  extern "C" __global__ void name(const type* found, const float* wanted, unsigned long long count, float relative,  \
-                                  float absolute, unsigned long long* result) {                                      \
-    compare(found, wanted, count, relative, absolute, result);                                                       \
+#define COMPARE(name, type)                                                                                         \
+  extern "C" __global__ void name(const type* found, const float* wanted, unsigned long long count, float relative, \
+                                  float absolute, unsigned long long* result) {                                     \
+    compare(found, wanted, count, relative, absolute, result);                                                      \
   }
 COMPARE(compare_float32, float)
 COMPARE(compare_float16, Half)
