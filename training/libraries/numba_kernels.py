@@ -8,6 +8,12 @@ import functools
 import math
 
 import numpy as np
+
+# NumPy 2.5 has no row_stack, for which numba-cuda (0.30.4) asks when it compiles its first kernel. A function of its
+# own, since numba-cuda has one for vstack already.
+if not hasattr(np, "row_stack"):
+    np.row_stack = lambda arrays: np.vstack(arrays)
+
 from numba import cuda, float32, int32
 
 from training.record import Parts
