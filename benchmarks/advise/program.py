@@ -29,7 +29,7 @@ class Loaded:
         self.buffer = device.allocate(4 * version.count)
         device.fill(self.buffer, 0)
         device.allow_shared(self.kernel, version.shared_bytes)
-        self.launch = Launch((version.blocks, 1, 1), (version.threads, 1, 1), version.shared_bytes)
+        self.launch = Launch((version.blocks, 1, 1), (version.threads, 1, 1), version.shared_bytes, 0, ())
         self.arguments = Arguments(
             [("pointer", self.buffer.address), ("int32", version.count), ("int32", version.rounds)]
         )

@@ -139,7 +139,8 @@ Conditional Builder::add_conditional(Condition condition, CUgraphConditionalNode
   params.conditional.size = bodies;
   params.conditional.ctx = current_context();
   Conditional made;
-  check(driver.add_node(&made.node, graph_, after.data(), nullptr, after.size(), &params), "cuGraphAddNode");
+  check(driver.add_node(&made.node, graph_, after.data(), nullptr, after.size(), &params),
+        "cuGraphAddNode of a conditional node (each has a condition of its own, of the same graph)");
   made.bodies.assign(params.conditional.phGraph_out, params.conditional.phGraph_out + bodies);
   return made;
 }

@@ -62,7 +62,7 @@ struct Kernel {
   std::vector<void*> parameters{};  // a pointer to each
 };
 
-// The value that conditional nodes of one graph go by. Kernels of the graph set it (cudaGraphSetConditional).
+// The value that one conditional node goes by. Kernels of its graph set it (cudaGraphSetConditional).
 struct Condition {
   CUgraphConditionalHandle handle = 0;
 };
@@ -113,7 +113,7 @@ class Graph : public Builder {
   Graph& operator=(Graph&& other) noexcept;
   ~Graph();
 
-  // For conditional nodes here and in bodies inside. With a start value each launch begins with that; without one the
+  // For one conditional node here or in a body inside. With a start value each launch begins with that; without one the
   // value stays what it was.
   Condition condition();
   Condition condition(unsigned start_value);

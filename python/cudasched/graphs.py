@@ -202,7 +202,7 @@ class Graph(Builder):
         super().__init__(self._graph)
 
     def condition(self, start: int | None = None) -> int:
-        """A value for conditional nodes of this graph and of bodies in it, which kernels set.
+        """A value for one conditional node of this graph or of a body in it, which kernels set.
 
         Args:
             start: What each launch begins with; None: what it was.

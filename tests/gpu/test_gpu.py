@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -75,23 +76,33 @@ def test_what_programs_do(start: Start) -> None:
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == list(names)
 
 
+def said_so_far(process: subprocess.Popen[str]) -> str:
+    """What it has written since the last call; of a text file that has nothing, Python's read fails."""
+    assert process.stdout is not None
+    out = process.stdout.fileno()
+    os.set_blocking(out, False)
+    said = b""
+    with contextlib.suppress(BlockingIOError):
+        while more := os.read(out, 1 << 16):
+            said += more
+    return said.decode()
+
+
 def test_an_active_latency_client_holds_best_effort_work_and_its_death_frees_it(start: Start) -> None:
     trainer = start("trainer.py", client_class="best-effort")
     line_of(trainer, "")
     server = start("server.py", "stuck", client_class="latency")
     line_of(server, "ready")
     time.sleep(1.0)
-    assert trainer.stdout is not None
-    os.set_blocking(trainer.stdout.fileno(), False)
-    trainer.stdout.read()
+    said_so_far(trainer)
     time.sleep(1.0)
-    during = trainer.stdout.read() or ""
+    during = said_so_far(trainer)
     killed_ns = time.monotonic_ns()
     pids = subprocess.run(["pgrep", "-f", "server.py stuck"], capture_output=True, text=True).stdout.split()
     for pid in pids or [str(server.pid)]:
         os.kill(int(pid), signal.SIGKILL)
     time.sleep(1.0)
-    after = (trainer.stdout.read() or "").splitlines()
+    after = said_so_far(trainer).splitlines()
     # Held while it was active; going again afterwards.
     assert len(after) > 20 * max(1, len(during.splitlines())), (during, len(after))
     first_ns = min(int(line.split()[0]) for line in after if int(line.split()[0]) > killed_ns)

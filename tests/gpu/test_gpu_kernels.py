@@ -74,7 +74,7 @@ def check_rows(name: str, kind: Any, rows: int, cols: int) -> None:
 def check_product(kind: Any, m: int, n: int, k: int, tf32: bool = False) -> None:
     a, b = normal(m, k, kind=kind), normal(k, n, kind=kind, seed=1)
     relative, absolute = BOUNDS[kind]
-    bounds = (1e-3, 2e-2 * (k / 1024) ** 0.5) if tf32 else (relative, absolute + 1e-6 * k)
+    bounds = (0.0, 6e-2 * (k / 1024) ** 0.5) if tf32 else (relative, absolute + 1e-6 * k)
     near(kernels.matmul(a, b, tf32), a.double() @ b.double(), bounds)
 
 
@@ -280,7 +280,8 @@ def test_compiled_code_keeps_the_operators() -> None:
     compiled(*leaves).float().square().sum().backward()
     layer(*again).float().square().sum().backward()
     for one, other in zip(leaves, again, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=5e-2, atol=0.5)
+        # Sums over 512 rows of what one rounds to bfloat16 on the way and the other does not; typically 45.
+        torch.testing.assert_close(one.grad, other.grad, rtol=5e-2, atol=1.5)
 
 
 def test_pytorch_finds_the_operators_well_made() -> None:

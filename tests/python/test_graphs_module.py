@@ -150,7 +150,7 @@ def test_conditional_nodes(run: Run) -> None:
             """
 call("cuMemcpyHtoD_v2", left, byref(c_uint64(3)), c_uint64(8))
 graph = graphs.Graph()
-turns, choice = graph.condition(1), graph.condition(2)
+turns, choice, truth = graph.condition(1), graph.condition(2), graph.condition(1)
 loop = graph.add_while(turns)
 with graphs.capture(stream.value, into=loop.bodies[0]):
     launch(7)
@@ -158,12 +158,30 @@ last = loop.bodies[0].add_kernel(countdown, 1, 1, [c_uint64(turns), c_uint64(lef
 cases = graph.add_switch(choice, 3, after=[loop.node])
 for number, body in enumerate(cases.bodies):
     body.add_kernel(append, 1, 1, values(10 + number))
-either = graph.add_if(choice, with_else=True, after=[cases.node])
+either = graph.add_if(truth, with_else=True, after=[cases.node])
 for number, body in enumerate(either.bodies):
     body.add_kernel(append, 1, 1, values(20 + number))
 replay = graph.instantiate()
 replay.launch(stream.value)
 assert logged() == [7, 7, 7, 12, 20], "wrong"
+"""
+        )
+    )
+
+
+def test_a_condition_decides_one_node(run: Run) -> None:
+    ok(
+        run(
+            """
+graph = graphs.Graph()
+choice = graph.condition(1)
+graph.add_if(choice)
+try:
+    graph.add_switch(choice, 2)
+except graphs.DriverError as error:
+    assert "each has a condition of its own" in str(error), error
+else:
+    raise AssertionError("two nodes by one condition")
 """
         )
     )

@@ -379,13 +379,27 @@ def test_without_a_compiler_it_says_what_is_lost(tmp_path: Path, monkeypatch: py
 def test_a_compilers_failure_is_quoted_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiler = tmp_path / "compiler"
-    compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
+    said = f"a.hpp:1:2: fatal error: no such header\n{700 * '.'}"
+    compiler.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(_extension, "_cuda_include", lambda: "/nowhere")
-    with pytest.raises(cudasched.torch.ExtensionError, match="no such header"):
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"the compiler failed: a\.hpp:1:2: fatal error: no"):
         _extension.build(a_pytorch())
     assert list(_extension.place(a_pytorch()).parent.iterdir()) == []
+
+
+def test_headers_are_taken_from_where_all_of_them_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel, toolkit = tmp_path / "wheel", tmp_path / "toolkit"
+    for directory in (wheel, toolkit / "crt"):
+        directory.mkdir(parents=True)
+    for header in (wheel / "cuda_runtime_api.h", toolkit / "cuda_runtime_api.h"):
+        header.touch()
+    monkeypatch.setattr(_extension, "_include_directories", lambda: iter([str(wheel), str(toolkit)]))
+    with pytest.raises(cudasched.torch.ExtensionError, match="pip install nvidia-cuda-runtime nvidia-cuda-crt"):
+        _extension._cuda_include()
+    (toolkit / "crt" / "host_config.h").touch()
+    assert _extension._cuda_include() == str(toolkit)
 
 
 def test_it_is_kept_by_version_and_abi_and_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

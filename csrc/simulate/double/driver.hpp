@@ -158,6 +158,7 @@ struct Condition {
   unsigned value = 0;
   unsigned default_value = 0;
   bool assigns_default = false;  // at each launch
+  bool decides = false;          // a node has it; no other may
 };
 
 // SMs of a device, as a descriptor or a green context holds them.

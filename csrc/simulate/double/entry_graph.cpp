@@ -116,9 +116,12 @@ CUresult add_conditional(CUgraphNode* handle, Graph& graph, const Dependencies& 
   const unsigned most = params.type == CU_GRAPH_COND_TYPE_IF ? 2 : params.type == CU_GRAPH_COND_TYPE_WHILE ? 1 : 64;
   const bool newer = params.type == CU_GRAPH_COND_TYPE_SWITCH || params.size == 2;
   if (params.type > CU_GRAPH_COND_TYPE_SWITCH || params.size == 0 || params.size > most ||
-      !driver().conditions.contains(params.handle) || (newer && driver_version() < 12080)) {
+      (newer && driver_version() < 12080)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  const auto condition = driver().conditions.find(params.handle);
+  if (condition == driver().conditions.end() || condition->second.decides) return CUDA_ERROR_INVALID_VALUE;
+  condition->second.decides = true;
   auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_CONDITIONAL);
   for (unsigned i = 0; i < params.size; ++i) {
     node->bodies.push_back(std::make_unique<Graph>());
@@ -736,7 +739,7 @@ CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* made, CUgraph 
     if (result != CUDA_SUCCESS) return result;
     *made = driver().next_id++;
     const bool assigns = (flags & CU_GRAPH_COND_ASSIGN_DEFAULT) != 0;
-    driver().conditions.emplace(*made, Condition{graph, default_value, default_value, assigns});
+    driver().conditions.emplace(*made, Condition{graph, default_value, default_value, assigns, false});
     return CUDA_SUCCESS;
   });
 }

@@ -29,7 +29,7 @@ def _given(name: str, value: Any, library: str) -> Tensor | None:
     if value is None:
         return None
     found = _library(value)
-    if found not in ("cupy", "numpy"):
+    if found not in ("cupy", "numpy", "torch"):
         raise KernelError(f"{name} takes arrays of PyTorch, CuPy or NumPy, not {type(value).__qualname__}")
     if found != library:
         raise KernelError(f"{name} takes arrays of one library, not of {library} and {found}")

@@ -73,11 +73,18 @@ def _include_directories() -> Iterator[str]:
             yield str(Path(home, "include"))
 
 
+#: Both are needed, and the wheel of the first does not bring the second.
+_CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
+
+
 def _cuda_include() -> str:
     for directory in _include_directories():
-        if Path(directory, "cuda_runtime_api.h").is_file():
+        if all(Path(directory, header).is_file() for header in _CUDA_HEADERS):
             return directory
-    raise ExtensionError("CUDA's headers (cuda_runtime_api.h) were not found; pip install nvidia-cuda-runtime")
+    raise ExtensionError(
+        f"CUDA's headers ({' and '.join(_CUDA_HEADERS)}) were not found in one place;"
+        " pip install nvidia-cuda-runtime nvidia-cuda-crt, of PyTorch's CUDA version, or set CUDA_HOME"
+    )
 
 
 def place(torch: Any) -> Path:
@@ -138,11 +145,16 @@ def build(torch: Any, *, again: bool = False) -> Path:
             made = Path(scratch) / library.name
             done = subprocess.run(command(torch, made), capture_output=True, text=True)
             if done.returncode != 0:
-                raise ExtensionError(f"the compiler failed: {_text.printable(done.stderr.strip()[-600:])}")
+                raise ExtensionError(f"the compiler failed: {_text.printable(_first_error(done.stderr))}")
             os.replace(made, library)  # whole, whoever else builds it meanwhile
     except OSError as error:
         raise ExtensionError(f"{library}: {error}") from error
     return library
+
+
+def _first_error(said: str) -> str:
+    """The first that a compiler calls an error, else the end of what it says."""
+    return next((line[:600] for line in said.splitlines() if "error:" in line), said.strip()[-600:])
 
 
 class _Amount(ctypes.Structure):

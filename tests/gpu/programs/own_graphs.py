@@ -15,8 +15,9 @@ extern "C" __global__ void countdown(cudaGraphConditionalHandle condition, unsig
   if (*left > 0) --*left;
   cudaGraphSetConditional(condition, *left > 0);
 }
-extern "C" __global__ void choose(cudaGraphConditionalHandle condition, unsigned* value) {
-  cudaGraphSetConditional(condition, *value);
+extern "C" __global__ void choose(cudaGraphConditionalHandle one, cudaGraphConditionalHandle other, unsigned* value) {
+  cudaGraphSetConditional(one, *value);
+  if (other != 0) cudaGraphSetConditional(other, *value);
 }
 extern "C" __global__ void again(unsigned long long* left) {
   if (*left > 0) --*left;
@@ -99,13 +100,13 @@ def conditional() -> None:
     for value in range(4):
         counter, wanted = numbers(0), torch.tensor([value], dtype=torch.int32, device="cuda")
         graph = graphs.Graph()
-        choice = graph.condition()
-        chosen = graph.add_kernel(choose, 1, 1, [c_uint64(choice), pointer(wanted)])
+        choice, other = graph.condition(), graph.condition() if newer else 0
+        chosen = graph.add_kernel(choose, 1, 1, [c_uint64(choice), c_uint64(other), pointer(wanted)])
         either = graph.add_if(choice, with_else=newer, after=[chosen])
         for number, body in enumerate(either.bodies):
             body.add_kernel(add, 1, 1, [pointer(counter), c_uint64(1 + number)])
         if newer:
-            cases = graph.add_switch(choice, 3, after=[either.node])
+            cases = graph.add_switch(other, 3, after=[either.node])
             for number, body in enumerate(cases.bodies):
                 body.add_kernel(add, 1, 1, [pointer(counter), c_uint64(10 * (1 + number))])
         torch.cuda.synchronize()
