@@ -275,8 +275,9 @@ def train(
         losses.append(loss.detach())
     with torch.no_grad(), region:
         losses.append(model(batches()[0].cuda()).sum())
-    torch.cuda.synchronize()
-    return [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
+    found = [*losses, *(parameter.detach().clone() for parameter in model.parameters())]
+    torch.cuda.synchronize()  # another thread looks at them, on a stream of its own
+    return found
 
 
 def in_thread(action: Callable[[], Any]) -> Any:
