@@ -270,6 +270,25 @@ PYBIND11_MODULE(_core, module) {
       [](std::uint64_t stream, const std::string& name) { check(cudasched_bind_stream(stream, class_number(name))); },
       py::arg("stream"), py::arg("name"));
   module.def(
+      "order",
+      [](std::uint64_t stream, std::uint64_t other, std::uint64_t event, bool yields) {
+        // Given up, it is another thread's for milliseconds; kept while a ring is full, it opens the gate.
+        int status = CUDASCHED_OK;
+        if (yields) {
+          const py::gil_scoped_release released;
+          status = cudasched_order(stream, other, event);
+        } else {
+          status = cudasched_order(stream, other, event);
+        }
+        check(status);
+      },
+      py::arg("stream"), py::arg("other"), py::arg("event"), py::arg("yields"));
+  module.def("new_event", [] {
+    std::uint64_t event = 0;
+    check(cudasched_new_event(&event));
+    return event;
+  });
+  module.def(
       "partition_stream",
       [](double fraction) {
         std::uint64_t stream = 0;

@@ -21,6 +21,7 @@
 #include "hook/taken_over.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
 #include "runtime/memory/memory.hpp"
 #include "runtime/tracing.hpp"
@@ -559,6 +560,38 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     cudasched::log::error(std::string("every call passes through: ") + error.what());
     return nullptr;
   }
+}
+
+namespace {
+
+void need(CUresult status, const char* call) {
+  if (status != CUDA_SUCCESS) throw cudasched::driver::DriverError(call, status);
+}
+
+void need_events() {
+  if (!cudasched::hook::Offload::connected()) throw cudasched::HookError("no CUDA call was made yet");
+}
+
+}  // namespace
+
+extern "C" int cudasched_order(std::uint64_t stream, std::uint64_t other, std::uint64_t event) {
+  using cudasched::hook::Offload;
+  return cudasched::runtime::guarded([&] {
+    need_events();
+    const auto ahead = reinterpret_cast<CUstream>(other);
+    if (!cudasched::runtime::hot().may_capture() && Offload::is_complete(ahead)) return;
+    need(Offload::record(reinterpret_cast<CUevent>(event), ahead), "cuEventRecord");
+    need(Offload::wait(reinterpret_cast<CUstream>(stream), reinterpret_cast<CUevent>(event)), "cuStreamWaitEvent");
+  });
+}
+
+extern "C" int cudasched_new_event(std::uint64_t* event) {
+  return cudasched::runtime::guarded([&] {
+    need_events();
+    CUevent made = nullptr;
+    need(cudasched::hook::Offload::new_event(made), "cuEventCreate");
+    *event = reinterpret_cast<std::uint64_t>(made);
+  });
 }
 
 extern "C" int cudasched_find_driver(char* path, std::uint64_t path_bytes) {

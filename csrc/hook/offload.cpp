@@ -55,8 +55,9 @@ struct State {
   std::array<std::atomic<Queue*>, kQueues> queues{};
   std::atomic<std::size_t> queue_count{0};
 
-  std::atomic<bool> off{false};  // nothing is deferred any more
-  SpinLock guard_lock;           // while guards are added
+  std::atomic<bool> connected{false};  // all that a deferred call may need was found
+  std::atomic<bool> off{false};        // nothing is deferred any more
+  SpinLock guard_lock;                 // while guards are added
   std::array<Guard, kGuards> guards{};
   std::size_t guard_count = 0;
 };
@@ -547,8 +548,11 @@ bool Offload::connect(void* handle, queue::Calls::Find* find_function, const Eng
   // A program that shares no events may have a driver that cannot.
   state.open_event = reinterpret_cast<decltype(state.open_event)>(find_function(handle, "cuIpcOpenEventHandle"));
   state.engine = engine;
+  state.connected.store(complete, std::memory_order_release);
   return complete;
 }
+
+bool Offload::connected() noexcept { return state.connected.load(std::memory_order_acquire); }
 
 void Offload::add(Queue& known) noexcept {
   const std::size_t place = state.queue_count.load();
@@ -614,6 +618,23 @@ void Offload::drain_launches_of(const queue::Call& call) noexcept {
   drain(call.site.caller, queue::Scope::kGraph, kAllDevices, nullptr, nullptr, nullptr, For::kLaunch, nullptr,
         call.graph());
 }
+
+bool Offload::is_complete(CUstream stream) noexcept {
+  const CUstream on = meant(false, stream);
+  bool queued = false;
+  for_each_queue([&](Queue& known) { queued = queued || known.before(queue::Scope::kStream, on) != 0; });
+  if (queued) return false;
+  // Another thread may begin to capture, which forbids others to ask, unless they say that they know what they do.
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver::table().exchange_capture_mode(&mode) != CUDA_SUCCESS) return false;
+  const CUresult status = driver::table().stream_query.legacy(on);
+  driver::table().exchange_capture_mode(&mode);
+  return status == CUDA_SUCCESS;
+}
+
+CUresult Offload::new_event(CUevent& event) noexcept { return event_create(&event, CU_EVENT_DISABLE_TIMING); }
+CUresult Offload::record(CUevent event, CUstream stream) noexcept { return event_record<false>(event, stream); }
+CUresult Offload::wait(CUstream stream, CUevent event) noexcept { return stream_wait_event<false>(stream, event, 0); }
 
 bool Offload::has_queued(CUgraphExec exec) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;

@@ -41,6 +41,7 @@ class Offload {
   // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is
   // deferred then.
   static bool connect(void* handle, queue::Calls::Find* find, const Engine& engine) noexcept;
+  static bool connected() noexcept;
 
   // A device's queue, once it has started; they are never taken away. At most 32.
   static void add(queue::Queue& queue) noexcept;
@@ -61,6 +62,14 @@ class Offload {
 
   // Before a graph launch on the program's own thread, where launches of the same graph may be queued on other streams.
   static void drain_launches_of(const queue::Call& call) noexcept;
+
+  // Nothing of the stream is queued, and the GPU has done all that the driver has for it. Waits for nothing, and tells
+  // nobody that work was seen to be complete.
+  static bool is_complete(CUstream stream) noexcept;
+  // As the program's own cuEventCreate, cuEventRecord and cuStreamWaitEvent: what of the queues they need they do.
+  static CUresult new_event(CUevent& event) noexcept;
+  static CUresult record(CUevent event, CUstream stream) noexcept;
+  static CUresult wait(CUstream stream, CUevent event) noexcept;
 
   // What is queued when an executable graph is changed: its launches, and changes of it. One that has event or memory
   // nodes is never queued, and everything counts that is: it may wait for it.

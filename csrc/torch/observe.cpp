@@ -58,9 +58,10 @@ State& state() {
 thread_local std::uint8_t thread_class = 0;
 thread_local std::uint32_t thread_region = 0;
 
+// Of the last tick, which a timeline is content with, and which costs a fifth.
 std::int64_t now_ns() noexcept {
   timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
   return static_cast<std::int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
 }
 

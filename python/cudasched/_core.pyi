@@ -231,6 +231,15 @@ def region_exit(token: int) -> None:
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 
+def order(stream: int, other: int, event: int, yields: bool) -> None:
+    """What a CUstream gets from here on comes after what the other has now; without the interpreter's lock if it `yields`.
+
+    Raises Error.
+    """
+
+def new_event() -> int:
+    """A CUevent without timing, of the current context, for `order` on one thread at a time. Raises Error."""
+
 def bind_stream(stream: int, name: str) -> None:
     """Gives a CUstream a class. Raises ConfigError, Error (the default stream, or too many)."""
 

@@ -202,16 +202,16 @@ class region:  # noqa: N801  used like a function
         return cast(_Function, wrapper)
 
     def _enter(self, deadline_ns: int | None = None) -> _Entry:
-        entry = _Entry(self)
+        entry = _Entry(self, deadline_ns)
         torch_side = None
         if self._sm_fraction is not None:
             entry.leave_part = _partition.enter(self._sm_fraction)
         elif "torch" in sys.modules:
             torch_side = _torch_side()
         if torch_side is None:
-            entry.begin(deadline_ns)
+            entry.begin()
         else:
-            torch_side.enter(entry, self._class, self._stream, lambda: entry.begin(deadline_ns))
+            torch_side.enter(entry, self._class, self._stream)
             torch_side.entered(self._class, self._name)
             if self._memory_limit:
                 torch_side.limit(self._name, self._memory_limit)
@@ -260,19 +260,22 @@ for _name in ("__init__", "__enter__", "__exit__"):
 class _Entry:
     """An open region."""
 
-    __slots__ = ("leave_part", "region", "stream_entry", "token")
+    __slots__ = ("begun", "deadline_ns", "leave_part", "region", "stream_entry", "token")
 
-    def __init__(self, region_: region) -> None:
+    def __init__(self, region_: region, deadline_ns: int | None) -> None:
         self.region = region_
+        self.deadline_ns = deadline_ns  # of a step of a request: that of the whole
+        self.begun = False
         self.token: int | None = None  # the engine's
         self.leave_part: Callable[[], None] | None = None  # leaves a part of the SMs
         self.stream_entry: _streams.Entry | None = None
 
-    def begin(self, deadline_ns: int | None) -> None:
-        """Tells the engine, where there is one."""
+    def begin(self) -> None:
+        """Tells the engine, where there is one; once."""
+        self.begun = True
         if (core := hook.engine()) is None:
             return
-        mine = self.region
+        mine, deadline_ns = self.region, self.deadline_ns
         try:
             if deadline_ns is None and mine._name:
                 self.token = core.region_enter_named(mine._class, mine._priority, mine._slo_ms, mine._name)

@@ -106,6 +106,15 @@ class Model:
     def wait(self, stream: Any, event: Event) -> None:
         self.clocks[stream] = later(self.clocks[stream], event.clock)
 
+    def order(self, device: int, stream: Any, other: Any, marker: Event | None, best_effort: bool) -> Event:
+        event = marker or Event()
+        self.record(event, other)
+        self.wait(stream, event)
+        return event
+
+    def done_with(self, device: int, markers: Iterable[Event]) -> None:
+        pass
+
     def alive(self, device: int) -> Iterable[Tensor]:
         return list(self.tensors)
 

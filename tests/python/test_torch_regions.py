@@ -24,6 +24,20 @@ class Engine(PlainEngine):
         super().__init__()
         self._said = said
         self.process_class = "normal"
+        self.markers: list[int] = []
+        self.fails: set[str] = set()
+
+    def new_event(self) -> int:
+        if "new_event" in self.fails:
+            raise cudasched.DriverError("cuEventCreate: CUDA_ERROR_INVALID_CONTEXT (201)")
+        self.markers.append(0xE00 + len(self.markers))
+        return self.markers[-1]
+
+    def order(self, stream: int, other: int, event: int, yields: bool) -> None:
+        if "order" in self.fails:
+            raise cudasched.DriverError("cuEventRecord: CUDA_ERROR_INVALID_CONTEXT (201)")
+        assert event in self.markers
+        self._said.append(f"{stream:#x} after {f'{other:#x}' if other else 'default'}{' (yields)' if yields else ''}")
 
     def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
         self._said.append(f"enter {name}")
@@ -190,17 +204,64 @@ def test_the_engine_knows_first_and_lets_go_last(engine: Engine, torch: Torch) -
         torch.said.append("body")
     assert torch.said == [
         "enter latency",
-        "record 0x102",
-        "0xf01 waits for 0x102",
-        "record default",
-        "0xf01 waits for default",
+        "0xf01 after 0x102",
+        "0xf01 after default",
         "on 0xf01",
         "body",
-        "record 0xf01",
-        "0x102 waits for 0xf01",
+        "0x102 after 0xf01",
         "on 0x102",
         "exit",
     ]
+
+
+@pytest.mark.parametrize("fails", ["new_event", "order", "watched"])
+def test_pytorchs_events_order_where_the_engine_cannot(
+    fails: str, engine: Engine, torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that has no context yet gets one by them, and what checks the order of streams sees no others."""
+    if fails == "watched":
+        monkeypatch.setenv("CUDASCHED_CHECK_STREAMS", "1")
+        monkeypatch.setattr(_regions, "_checking", False)
+    engine.fails = {fails}
+    with cudasched.region("latency"):
+        pass
+    torch.said.clear()
+    with cudasched.region("latency"):
+        torch.said.append("body")
+    assert torch.said[1:5] == ["record 0x102", "0xf01 waits for 0x102", "record default", "0xf01 waits for default"]
+    assert torch.said[-4:-2] == ["record 0xf01", "0x102 waits for 0xf01"]
+
+
+def test_a_best_effort_thread_gives_the_lock_up_where_it_may_wait(engine: Engine, torch: Torch) -> None:
+    with cudasched.region("best_effort"):
+        pass
+    assert torch.said[-3] == "0x102 after 0x101 (yields)"
+
+
+def test_the_default_stream_of_another_device_is_pytorchs_to_find(engine: Engine, torch: Torch) -> None:
+    with cudasched.region("latency", stream="inherit"):
+        pass
+    backend = _adapter._backend
+    assert backend is not None
+    torch._cuda_setDevice(1)
+    backend.order(0, (0x77, 0, 1), (0, 0, 1), None, False)
+    assert torch.said[-2:] == ["record default", "0x77 waits for default"]
+    torch._cuda_setDevice(0)
+    backend.order(0, (0x77, 0, 1), (0, 0, 1), None, False)
+    assert torch.said[-1] == "0x77 after default"
+
+
+def test_events_of_a_thread_that_has_ended_are_used_again(engine: Engine, torch: Torch) -> None:
+    def work() -> None:
+        for _ in range(3):
+            with cudasched.region("latency"):
+                pass
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(engine.markers) == 3  # of the default stream, the thread's own, and its region's
 
 
 def test_a_best_effort_region_looks_at_the_default_stream_first(engine: Engine, torch: Torch) -> None:

@@ -116,8 +116,8 @@ def test_random_programs_keep_their_order_and_their_memory() -> None:
 def without_joining_what_was_left(patch: pytest.MonkeyPatch) -> None:
     order = _streams.ThreadStreams.order
 
-    def changed(self: Any, stream: Any, after: Any) -> None:
-        order(self, stream, [other for other in after if other == "default"])
+    def changed(self: Any, stream: Any, after: Any, best_effort: bool = False) -> None:
+        order(self, stream, [other for other in after if other == "default"], best_effort)
 
     patch.setattr(_streams.ThreadStreams, "order", changed)
 
@@ -125,8 +125,8 @@ def without_joining_what_was_left(patch: pytest.MonkeyPatch) -> None:
 def without_waiting_for_the_default_stream(patch: pytest.MonkeyPatch) -> None:
     order = _streams.ThreadStreams.order
 
-    def changed(self: Any, stream: Any, after: Any) -> None:
-        order(self, stream, [other for other in after if other != "default"])
+    def changed(self: Any, stream: Any, after: Any, best_effort: bool = False) -> None:
+        order(self, stream, [other for other in after if other != "default"], best_effort)
 
     patch.setattr(_streams.ThreadStreams, "order", changed)
     patch.setattr(_streams.ThreadStreams, "end_of_default", lambda self: self._backend.event(0))

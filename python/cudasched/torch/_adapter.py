@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from cudasched import hook
 from cudasched.errors import ConfigError, DriverError, Error, HookWarning
+from cudasched.torch import _check
 from cudasched.torch._streams import Streams
 
 __all__ = ["TorchBackend", "chosen_stream", "on_new_stream", "say_once", "streams"]
@@ -35,6 +36,9 @@ class TorchBackend:
         self._c = torch._C
         self._ready = False
         self._objects: dict[Hashable, Any] = {}
+        self._handles: dict[Hashable, int] = {}
+        self._spare_markers: dict[int, list[int]] = {}
+        self._is_watched = _check.wanted()  # which sees PyTorch's events alone
         self._record = torch.cuda.Event.record
         self._wait = torch.cuda.Event.wait
         base = getattr(torch._C, "_CudaEventBase", None)
@@ -56,6 +60,8 @@ class TorchBackend:
         """In the child of a fork, whether CUDA can be used is asked anew."""
         self._ready = False
         self._objects.clear()
+        self._handles.clear()
+        self._spare_markers.clear()
 
     def device(self) -> int | None:
         if not self._ready and not self.available():
@@ -112,6 +118,38 @@ class TorchBackend:
 
     def wait(self, stream: Hashable, event: Any) -> None:
         self._wait(event, self._objects.get(stream) or self.stream(stream))
+
+    def order(self, device: int, stream: Hashable, other: Hashable, marker: Any, best_effort: bool) -> Any:
+        # A marker is an event of the driver: one call of ours makes the two of a record and a wait, or, where the other
+        # stream has nothing left to do, none. Without a context on this thread PyTorch's event makes its device's current.
+        handles = self._handles
+        try:
+            waits, ahead = handles[stream], handles[other]
+        except KeyError:
+            waits, ahead = (handles.setdefault(key, int(self.stream(key).cuda_stream)) for key in (stream, other))
+        core = None if self._is_watched else hook.engine()
+        # A default stream's handle is 0 whatever its device.
+        if core is not None and ((waits and ahead) or self._c._cuda_getDevice() == device):
+            try:
+                if marker is None:
+                    marker = self._new_marker(core, device)
+                core.order(waits, ahead, marker, best_effort)
+                return marker
+            except Error:
+                pass
+        event = self._torch.cuda.Event()
+        self.record(event, other)
+        self.wait(stream, event)
+        return marker
+
+    def _new_marker(self, core: Any, device: int) -> int:
+        try:
+            return self._spare_markers[device].pop()
+        except (KeyError, IndexError):
+            return int(core.new_event())
+
+    def done_with(self, device: int, markers: Iterable[Any]) -> None:
+        self._spare_markers.setdefault(device, []).extend(marker for marker in markers if marker is not None)
 
     def alive(self, device: int) -> Iterable[Any]:
         return list(_tensors(self._torch, device))

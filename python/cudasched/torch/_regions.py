@@ -17,43 +17,32 @@ _tell: Callable[[str, str], None] | None = None
 _checking = _check.wanted()
 
 
-def enter(entry: Any, client_class: str, stream: object, begin: Callable[[], None]) -> None:
-    """A region is entered, and `begin` tells the engine.
+def enter(entry: Any, client_class: str, stream: object) -> None:
+    """A region is entered, and its entry's `begin` has told the engine when this returns.
 
     Args:
         entry: `cudasched._region`'s of this region; what `leave` needs is put there.
         client_class: Its class.
         stream: ``"own"``, ``"inherit"``, or one of PyTorch's.
-        begin: Called once.
 
     Raises:
-        ConfigError: The stream cannot be this region's; `begin` was not called.
+        ConfigError: The stream cannot be this region's; the engine was not told.
     """
-    begun = False
-
-    def begin_once() -> None:
-        nonlocal begun
-        if not begun:
-            begun = True
-            begin()
-
     try:
         streams = _adapter.streams()
         if streams is not None and client_class == "best_effort":
             _give_back.begin_if_built()
-        if streams is None or stream == "inherit":
-            return
-        chosen = None if stream == "own" else _adapter.chosen_stream(stream)
-        entry.stream_entry = streams.enter(client_class, chosen, begin_once)
-        if _checking:
-            _check.watch(sys.modules["torch"])
+        if streams is not None and stream != "inherit":
+            chosen = None if stream == "own" else _adapter.chosen_stream(stream)
+            entry.stream_entry = streams.enter(client_class, chosen, entry.begin)
+            if _checking:
+                _check.watch(sys.modules["torch"])
     except ConfigError:
-        begun = True
         raise
     except Exception as error:
         _warn_once(error)
-    finally:
-        begin_once()
+    if not entry.begun:
+        entry.begin()
 
 
 def on_change(tell: Callable[[str, str], None]) -> None:

@@ -62,6 +62,23 @@ class Backend(Protocol):
     def wait(self, stream: Hashable, event: Any) -> None:
         """What the stream gets from here on comes after the event as last recorded."""
 
+    def order(self, device: int, stream: Hashable, other: Hashable, marker: Any, best_effort: bool) -> Any:
+        """What `stream` gets from here on comes after what `other` has now.
+
+        Args:
+            device: Theirs.
+            stream: The one that waits.
+            other: The one that is waited for.
+            marker: What an earlier call of this thread for `other` returned; None: there was none.
+            best_effort: The thread is in a region of that class, which lets others of the process go first.
+
+        Returns:
+            For the next such call of this thread, or for `done_with`.
+        """
+
+    def done_with(self, device: int, markers: Iterable[Any]) -> None:
+        """No thread gives these to `order` again."""
+
     def alive(self, device: int) -> Iterable[Any]:
         """The tensors on the device that this process holds, weakly referable."""
 
@@ -117,7 +134,7 @@ class ThreadStreams:
         self._spare = spare
         self._default = backend.default(device)
         self._own = spare.take(device)
-        self._events: dict[Hashable, Any] = {}
+        self._markers: dict[Hashable, Any] = {}
         self._kept: list[weakref.ref[Any]] = []
         self._kept_for: dict[Hashable, None] = {}
         self._home_class: str | None = None
@@ -128,6 +145,7 @@ class ThreadStreams:
     def __del__(self) -> None:
         if self._own:
             self._spare.give(self._device, self._own)
+            self._backend.done_with(self._device, self._markers.values())
 
     @property
     def default(self) -> Hashable:
@@ -168,18 +186,12 @@ class ThreadStreams:
             for stream in self._kept_for:
                 self._backend.keep(tensor, stream)
 
-    def order(self, stream: Hashable, after: Iterable[Hashable]) -> None:
+    def order(self, stream: Hashable, after: Iterable[Hashable], best_effort: bool = False) -> None:
         """What `stream` gets from here on comes after what the others have now. On the GPU; the host goes on."""
-        backend, events, seen = self._backend, self._events, []
-        for other in after:
-            if other == stream or other in seen:
-                continue
-            seen.append(other)
-            event = events.get(other)
-            if event is None:
-                event = events[other] = backend.event(self._device)
-            backend.record(event, other)
-            backend.wait(stream, event)
+        markers = self._markers
+        for other in dict.fromkeys(after):
+            if other != stream:
+                markers[other] = self._backend.order(self._device, stream, other, markers.get(other), best_effort)
 
     def end_of_default(self) -> Any:
         """An event that is complete when what the default stream has now is."""
@@ -226,14 +238,12 @@ class ThreadStreams:
             begin()
         elif self._home_class is not None and stream == own.get("normal"):
             self._class_of_home(None)
-        if changes and before != default:
-            self.order(stream, (before, *own.values()))
-        elif changes:
-            self.order(stream, own.values())
+        after = (before, *own.values()) if changes else ()
         if end_of_default is not None:
+            self.order(stream, (other for other in after if other != default), best_effort)
             backend.wait(stream, end_of_default)
         elif after_default:
-            self.order(stream, (default,))
+            self.order(stream, (*after, default), best_effort)
         if changes:
             backend.make_current(stream)
         entry = Entry(self._device, client_class, before, stream, chosen is not None)
@@ -260,7 +270,7 @@ class ThreadStreams:
         back = entry.before if entry.before != self._default else self.own("normal")
         current = self._backend.current(self._device)
         if back != current:
-            self.order(back, (entry.stream, current))
+            self.order(back, (entry.stream, current), entry.client_class == "best_effort")
             self._backend.make_current(back)
         if back == self._own.get("normal") and entry.stream != back:
             self._class_of_home("best_effort" if entry.client_class == "best_effort" else None)

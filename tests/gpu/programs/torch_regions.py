@@ -199,9 +199,9 @@ def without(rule: str) -> None:
     threads = _streams.ThreadStreams
     order = threads.order
     if rule == "order":
-        threads.order = lambda self, stream, after: order(self, stream, [s for s in after if s == self.default])
+        threads.order = lambda self, to, after, *how: order(self, to, [s for s in after if s == self.default], *how)
     elif rule == "default":
-        threads.order = lambda self, stream, after: order(self, stream, [s for s in after if s != self.default])
+        threads.order = lambda self, to, after, *how: order(self, to, [s for s in after if s != self.default], *how)
         threads.end_of_default = lambda self: self._backend.event(self._device)
     elif rule == "keep":
         threads.keep = lambda self, tensors: None
