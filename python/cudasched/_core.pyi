@@ -232,7 +232,7 @@ def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 
 def order(stream: int, other: int, event: int, yields: bool) -> None:
-    """What a CUstream gets from here on comes after what the other has now; without the interpreter's lock if it `yields`.
+    """What a CUstream gets from here on comes after what the other has now; `yields`: without the GIL meanwhile.
 
     Raises Error.
     """

@@ -121,7 +121,7 @@ class TorchBackend:
 
     def order(self, device: int, stream: Hashable, other: Hashable, marker: Any, best_effort: bool) -> Any:
         # A marker is an event of the driver: one call of ours makes the two of a record and a wait, or, where the other
-        # stream has nothing left to do, none. Without a context on this thread PyTorch's event makes its device's current.
+        # stream has nothing left to do, none. On a thread without a context PyTorch's event makes its device's current.
         handles = self._handles
         try:
             waits, ahead = handles[stream], handles[other]
