@@ -195,6 +195,13 @@ PYBIND11_MODULE(_core, module) {
                                return std::vector<std::uint64_t>(std::begin(c.prediction_errors),
                                                                  std::end(c.prediction_errors));
                              })
+      .def_property_readonly("kernels",
+                             [](const cudasched_counts& c) {
+                               return std::vector<std::uint64_t>(std::begin(c.kernels), std::end(c.kernels));
+                             })
+      .def_readonly("kernel_occupancy", &cudasched_counts::kernel_occupancy)
+      .def_readonly("kernel_sm_utilisation", &cudasched_counts::kernel_sm_utilisation)
+      .def_readonly("kernel_block_efficiency", &cudasched_counts::kernel_block_efficiency)
       .def_property_readonly("gate_waits", [](const cudasched_counts& c) { return times_of(c.gate_waits); })
       .def_property_readonly("queue_waits", [](const cudasched_counts& c) { return times_of(c.queue_waits); })
       .def_property_readonly("preemptions", [](const cudasched_counts& c) { return times_of(c.preemptions); })

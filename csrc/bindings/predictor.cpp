@@ -245,8 +245,10 @@ py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::
     arrays.emplace_back(static_cast<py::ssize_t>(launches.rows()));
     to.push_back(arrays.back().mutable_data());
   }
+  py::array_t<std::uint8_t> levels(static_cast<py::ssize_t>(launches.rows()));
   {
     const double* const durations = durations_ns.data();
+    std::uint8_t* const level_of_row = levels.mutable_data();
     const py::gil_scoped_release released;
     for (std::size_t row = 0; row < launches.rows(); ++row) {
       const predict::Launch launch = launches.launch(row);
@@ -256,9 +258,11 @@ py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::
       const double duration = durations[row] >= 1 && durations[row] < 1e18 ? durations[row] : 0;
       const predict::Outlook outlook = predict::outlook_of(query, static_cast<std::int64_t>(duration));
       for (std::size_t i = 0; i < std::size(kValues); ++i) to[i][row] = outlook.*kValues[i].second;
+      level_of_row[row] = static_cast<std::uint8_t>(predict::level_of(query, static_cast<std::int64_t>(duration)));
     }
   }
   py::dict result;
+  result["level"] = levels;
   for (std::size_t i = 0; i < std::size(kValues); ++i) result[kValues[i].first] = arrays[i];
   return result;
 }

@@ -81,6 +81,7 @@ void CacheEntry::take_over(const CacheEntry& other) noexcept {
   words = 0;
   doubts = 0;
   is_split = false;
+  is_restored = false;
 }
 
 CacheEntry& Cache::make(std::uint64_t key) noexcept {

@@ -44,10 +44,11 @@ struct alignas(64) CacheEntry {
   float bound_ns = 0;          // the last, beside no other work; 0: the estimate has changed since
   float spread = 0;            // mean distance of the samples from the estimate, as a logarithm
   std::array<float, 3> first_logs{};
-  std::int8_t outlier_run = 0;  // consecutive outliers: positive above, negative below
-  bool persistent = false;      // the key means the same in the next run
-  std::uint8_t doubts = 0;      // of a shared key: up with samples that do not agree, down with others
-  bool is_split = false;        // of a shared key: not in use any more, the words tell its launches apart
+  std::int8_t outlier_run = 0;   // consecutive outliers: positive above, negative below
+  bool persistent : 1 = false;   // the key means the same in the next run
+  bool is_restored : 1 = false;  // from an earlier run, and not met in this one
+  std::uint8_t doubts = 0;       // of a shared key: up with samples that do not agree, down with others
+  bool is_split = false;         // of a shared key: not in use any more, the words tell its launches apart
 
   void add(const Sample& sample) noexcept;
 

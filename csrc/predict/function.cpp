@@ -53,11 +53,6 @@ std::string base_of(std::string_view name) {
 
 // The outermost namespace, or what stands before the first underline or digit of a name without one: "at", "nvjet".
 std::uint32_t library_of(std::string_view base) noexcept {
-  constexpr std::string_view kMangled = "_ZN";  // a name that cannot be demangled begins with a namespace all the same
-  if (base.substr(0, kMangled.size()) == kMangled) {
-    base.remove_prefix(kMangled.size());
-    while (!base.empty() && is_digit(base[0])) base.remove_prefix(1);
-  }
   while (!base.empty() && base[0] == '_') base.remove_prefix(1);
   std::uint64_t hash = kSeed;
   for (const char c : base) {
@@ -289,6 +284,48 @@ bool is_collective(std::string_view base) noexcept {
   return false;
 }
 
+// From the outermost namespace on, without an anonymous one; of a name that cannot be demangled, too.
+std::string_view from_namespace(std::string_view base) noexcept {
+  constexpr std::string_view kMangled = "_zn";
+  if (base.starts_with("::")) base.remove_prefix(2);
+  if (!base.starts_with(kMangled)) return base;
+  base.remove_prefix(kMangled.size());
+  while (!base.empty() && is_digit(base[0])) base.remove_prefix(1);
+  return base;
+}
+
+// What the names of libraries' kernels begin with, and what else betrays them: what origins.toml of cudasched.advise
+// says by patterns, whose examples a test holds these against. All lower case.
+constexpr std::string_view kLibraryBeginnings =
+    "nccl nvshmem cudnn cublas nvjet_ cutlass cute:: fmha_ flash:: flash_fwd flash_bwd pytorch_flash cufft vector_fft "
+    "regular_ bluestein_fft multi_bluestein composite_2way_fft spradix dpradix hpradix dse:: cusparse cusolver curand "
+    "gen_sequenced trt_ nvinfer myelin __myl cub:: thrust:: cub_ thrust_ cuda:: at:: at_cuda c10 torch vision:: "
+    "fused_dropout softmax_warp gammabetabackward indexing_backward_kernel elementwise_kernel_with_index "
+    "reduction_prod_kernel multi_tensor_apply_kernel tensorflow:: eigen tsl:: xla:: fusion wrapped_ vllm:: sglang:: "
+    "flashinfer:: tensorrt_llm:: transformer_engine:: apex:: deepspeed:: xformers:: bitsandbytes:: raft:: cuml:: "
+    "cudf:: cugraph:: rmm:: faiss:: onnxruntime:: kquantize kdequantize kgemm_4bit koptimizer implicit_convolve "
+    "implicit_precomputed bn_fw_ bn_bw_ persist gemmsn_ gemmk1_ gemv2 gemvnsp_ reduce_1block_kernel volta_ turing_ "
+    "ampere_ hopper_ blackwell_ sgemm_largek dgemm_largek lstm_ gru_ rnn_ fft2d_ prime_fft wgrad dgrad convolve "
+    "conv2d_c1_ flip_filter cupy_ cupyx_ ";
+constexpr std::string_view kLibraryWords = "xmma_ _trt_ _fusion randperm_handle_duplicate_keys ";
+constexpr std::string_view kLibraryTypes = "cublas cudnn ";  // also among the template arguments and parameters
+
+template <typename Test>
+bool any_of_words(std::string_view list, Test&& test) noexcept {
+  for (std::size_t end = 0; (end = list.find(' ')) != std::string_view::npos; list.remove_prefix(end + 1)) {
+    if (test(list.substr(0, end))) return true;
+  }
+  return false;
+}
+
+bool is_library(std::string_view whole_base, std::string_view name) noexcept {
+  const std::string_view base = from_namespace(whole_base);
+  return any_of_words(kLibraryBeginnings, [&](std::string_view word) { return base.starts_with(word); }) ||
+         any_of_words(kLibraryWords,
+                      [&](std::string_view word) { return base.find(word) != std::string_view::npos; }) ||
+         any_of_words(kLibraryTypes, [&](std::string_view word) { return name.find(word) != std::string_view::npos; });
+}
+
 }  // namespace
 
 std::string demangled(std::string_view mangled_name) {
@@ -310,6 +347,7 @@ NameTraits traits_of(std::string_view mangled_name) {
   traits.group = group_of(base);
   traits.library = library_of(base);
   traits.is_collective = is_collective(base);
+  traits.is_library = is_library(base, name);
   traits.family = static_cast<std::uint8_t>(family_of(base, name));
   read_tile(name, traits);
   if (traits.tile[0] == 0) read_flash_tile(name, traits);

@@ -35,6 +35,7 @@ struct NameTraits {
   std::uint8_t family = 0;            // enum Family
   std::uint8_t layout = 0;            // of the parameter block; see work.hpp
   bool is_collective = false;         // it waits for kernels of other GPUs: NCCL, NVSHMEM and other all-reduces
+  bool is_library = false;            // a library's, by its name: its launch shape is not the user's to change
   std::uint32_t library = 0;          // hash of what the name begins with: a namespace, or a prefix as nvjet's
 };
 

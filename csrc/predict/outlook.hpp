@@ -1,9 +1,13 @@
-// What a launch will make of the GPU, said before it runs and beside its time: how full it is, and how hard it works.
+// What a launch will make of the GPU, said before it runs and beside its time: how full it is, how hard it works, and
+// whether its shape is worth a change.
 //
 // Arithmetic over what the predictor is asked and what it answers; occupancy is the driver's own. Nothing is learned.
-// No allocation, no lock; any thread; some 30 ns.
+// No allocation, no lock; some 30 ns.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "predict/launch.hpp"
@@ -22,5 +26,45 @@ struct Outlook {
 
 // `duration_ns`: the predicted time, or a measured one. Of a graph all is 0.
 Outlook outlook_of(const Query& query, std::int64_t duration_ns) noexcept;
+
+// The worst first, as `cudasched advise` has them.
+enum class Level : std::uint8_t { kCritical, kWarning, kGood, kNotJudged };
+inline constexpr std::size_t kLevels = 4;
+
+// What is to be said of the launch's shape: by the rules of python/cudasched/advise/rules.py that the launch alone
+// decides (partial warps, few blocks, a tail, local memory), with their gains. Whether another block size would have a
+// better occupancy is left to that module. Libraries' kernels are not judged.
+Level level_of(const Query& query, std::int64_t duration_ns) noexcept;
+
+// The outlooks of a predictor's kernels, summed: each kernel in each launch shape counts once, up to kMostShapes.
+//
+// add() is called under the predictor's lock, for launches whose key is new in this run; sums() from any thread.
+class Outlooks {
+ public:
+  static constexpr std::size_t kMostShapes = 4096;
+  static constexpr double kUnit = 1e6;
+
+  struct Sums {
+    std::array<std::uint64_t, kLevels> kernels{};  // by level
+    std::uint64_t occupancy = 0;                   // of all of them, in millionths
+    std::uint64_t sm_utilisation = 0;
+    std::uint64_t block_efficiency = 0;
+  };
+
+  // `shape` is a hash of the kernel and its launch shape.
+  void add(std::uint64_t shape, const Query& query, std::int64_t duration_ns) noexcept;
+
+  Sums sums() const noexcept;
+
+ private:
+  static constexpr std::size_t kPlaces = 2 * kMostShapes;
+
+  bool is_new(std::uint64_t shape) noexcept;
+
+  std::array<std::uint64_t, kPlaces> shapes_{};  // open addressing; 0: free
+  std::size_t count_ = 0;
+  std::array<std::atomic<std::uint64_t>, kLevels> kernels_{};
+  std::array<std::atomic<std::uint64_t>, 3> shares_{};  // occupancy, SM utilisation, block efficiency
+};
 
 }  // namespace cudasched::predict

@@ -85,10 +85,14 @@ Predictor::Place Predictor::place_of(const Query& query) const noexcept {
   return place;
 }
 
-std::uint64_t Predictor::own_key_of(const Query& query, std::uint64_t geometry) const noexcept {
+std::uint64_t Predictor::shape_of(const Query& query, std::uint64_t geometry) noexcept {
   const std::uint64_t identity =
       query.function != nullptr ? query.function->identity : reinterpret_cast<std::uintptr_t>(query.launch.function);
-  const std::uint64_t kernel = mix(identity, geometry);
+  return mix(identity, geometry);
+}
+
+std::uint64_t Predictor::own_key_of(const Query& query, std::uint64_t geometry) const noexcept {
+  const std::uint64_t kernel = shape_of(query, geometry);
   if (!has_words(query)) return finished(kernel);
   const std::uint64_t work = work_key(query.function->traits.layout, query.words, query.launch.blocks());
   return finished(mix(kernel, work != 0 ? work : words_.sum(*query.function, query.words)));
@@ -118,7 +122,12 @@ Prediction Predictor::predict(const Query& query) noexcept {
 
 Prediction Predictor::predict_known(const Query& query, const Place& place) noexcept {
   CacheEntry& entry = cache_.use(*place.entry);
-  return answer(entry, true, query.busy);
+  const Prediction prediction = answer(entry, true, query.busy);
+  if (entry.is_restored) [[unlikely]] {
+    entry.is_restored = false;
+    outlooks_.add(shape_of(query, place.geometry), query, prediction.duration_ns);
+  }
+  return prediction;
 }
 
 Prediction Predictor::predict_new(const Query& query, const Place& place) noexcept {
@@ -136,7 +145,9 @@ Prediction Predictor::predict_new(const Query& query, const Place& place) noexce
   entry.base_log = base_log;
   entry.function = correction_of(function);
   entry.persistent = function != nullptr;
-  return answer(entry, false, query.busy);
+  const Prediction prediction = answer(entry, false, query.busy);
+  outlooks_.add(shape_of(query, place.geometry), query, prediction.duration_ns);
+  return prediction;
 }
 
 std::uint16_t Predictor::correction_of(const Function* function) noexcept {
@@ -361,7 +372,9 @@ void Predictor::observe_at_least(const Prediction& prediction, std::int64_t ran_
 
 bool Predictor::wants_residency(const Launch& launch, const Function* function,
                                 std::span<const std::uint32_t> words) const noexcept {
-  return !launch.is_graph && place_of({launch, function, words, {}, false}).entry == nullptr;
+  if (launch.is_graph) return false;
+  const CacheEntry* const entry = place_of({launch, function, words, {}, false}).entry;
+  return entry == nullptr || entry->is_restored;
 }
 
 std::uint64_t Predictor::base_identity() const noexcept { return trees_ != nullptr ? trees_->identity() : 0; }
@@ -466,6 +479,7 @@ void Predictor::restore(std::span<const std::byte> state) {
     entry.launches = kFirstSamples;
     entry.function = kNameless;
     entry.persistent = true;
+    entry.is_restored = true;
     entry.is_split = entry.samples == 0;
     entry.estimate_log = entry.measured_log;
     entry.estimate_ns = std::exp(entry.measured_log);

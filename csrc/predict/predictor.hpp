@@ -34,6 +34,7 @@
 #include "predict/launch.hpp"
 #include "predict/libraries.hpp"
 #include "predict/nearby.hpp"
+#include "predict/outlook.hpp"
 #include "predict/sample.hpp"
 #include "predict/trees/evaluator.hpp"
 #include "predict/words.hpp"
@@ -87,6 +88,10 @@ class Predictor {
 
   const Words& words() const noexcept { return words_; }
 
+  // Of the kernels that were new in this run, and of those that are known from earlier runs at their first launch.
+  // Another thread may read its sums.
+  const Outlooks& outlooks() const noexcept { return outlooks_; }
+
   Prediction predict(const Query& query) noexcept;
 
   // What predict() would say of a launch, said without counting one: of a graph's kernels.
@@ -114,7 +119,7 @@ class Predictor {
   // estimate may be far too short; a measured one stands.
   void observe_at_least(const Prediction& prediction, std::int64_t ran_ns) noexcept;
 
-  // Would predict() need query.residency?
+  // Would predict() need query.residency, for the estimate or the outlook?
   bool wants_residency(const Launch& launch, const Function* function,
                        std::span<const std::uint32_t> words) const noexcept;
 
@@ -156,6 +161,7 @@ class Predictor {
   void learn(const Prediction& prediction, const Sample& sample, bool overlapped) noexcept;
   Place place_of(const Query& query) const noexcept;
   static std::uint16_t correction_of(const Function* function) noexcept;
+  static std::uint64_t shape_of(const Query& query, std::uint64_t geometry) noexcept;  // the kernel in its launch shape
   std::uint64_t own_key_of(const Query& query, std::uint64_t geometry) const noexcept;  // by all words that matter
   Prediction predict_known(const Query& query, const Place& place) noexcept;
   Prediction predict_new(const Query& query, const Place& place) noexcept;
@@ -184,6 +190,7 @@ class Predictor {
   Libraries libraries_;
   Nearby nearby_;
   std::vector<Correction> saved_;  // of functions of earlier runs, by identity
+  Outlooks outlooks_;
   Words words_;
 };
 

@@ -26,6 +26,14 @@ std::uint64_t number_of_process() noexcept {
   return process_number.compare_exchange_strong(known, drawn) ? drawn : known;
 }
 
+void add(const predict::Outlooks::Sums& sums, arbiter::Counts& counts) noexcept {
+  static_assert(predict::kLevels == CUDASCHED_LEVELS);
+  for (std::size_t i = 0; i < predict::kLevels; ++i) counts.kernels[i] += sums.kernels[i];
+  counts.kernel_occupancy += sums.occupancy;
+  counts.kernel_sm_utilisation += sums.sm_utilisation;
+  counts.kernel_block_efficiency += sums.block_efficiency;
+}
+
 }  // namespace
 
 void gather_counts(arbiter::Counts& counts) noexcept {
@@ -39,6 +47,7 @@ void gather_counts(arbiter::Counts& counts) noexcept {
   });
   engine().for_each_device([&](Device& device) {
     if (device.gate.registered()) counts.without_room += device.gate.without_room();
+    add(device.gate.outlooks().sums(), counts);
     counts.best_effort_gpu_ns += static_cast<std::uint64_t>(device.gate.completed_gpu_ns());
     if (device.queue() == nullptr) return;
     const queue::LauncherTime time = device.queue()->launcher_time();

@@ -31,7 +31,8 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   table_ = table;
   own_latency_ = own_latency;
   ordinal_ = device;
-  sm_count_ = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  device_.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  device_.max_threads_per_sm = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
   waiter_.join(table, slot);
   sampler_.use_graphs(graphs);
   admission_.join(table, slot, driver::under_mps(device), settings);
@@ -160,7 +161,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   schedule::Estimates::Found found = sampler_.find(key);
   if (!found.known) {
     lock.unlock();
-    const Sampler::Question question(call, sm_count_);
+    const Sampler::Question question(call, device_);
     lock.lock();
     found = sampler_.estimate(key, question.query);
   }
@@ -219,7 +220,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   const driver::RelaxedCapture relaxed;
   count.gated.fetch_add(1, std::memory_order_relaxed);
 
-  Sampler::Question question(call, sm_count_);
+  Sampler::Question question(call, device_);
   bool wants_residency = false;
   {
     const std::scoped_lock lock(lock_);

@@ -106,6 +106,9 @@ class Gate {
   // Predicted GPU time of launches that are complete. Any thread.
   std::int64_t completed_gpu_ns() const noexcept { return gpu_ns_.load(std::memory_order_relaxed); }
 
+  // What the predictor's kernels make of the GPU. Any thread.
+  const predict::Outlooks& outlooks() const noexcept { return sampler_.predictor().outlooks(); }
+
   // Kernels whose parameters the predictor has no room to learn. The ticker's.
   std::uint32_t without_room() noexcept;
 
@@ -188,7 +191,7 @@ class Gate {
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   const LatencyActivity* own_latency_ = nullptr;
-  int sm_count_ = 1;
+  predict::Residency device_;  // of a kernel of which nothing is known
   int ordinal_ = 0;
   Waiter waiter_;
   schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone

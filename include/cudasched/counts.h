@@ -18,6 +18,9 @@
 /* Why a graph is launched whole: cudasched_whole_reason() names them. */
 #define CUDASCHED_WHOLE_REASONS 26
 
+/* Levels of what is said of a kernel's launch shape: critical, warning, good, not judged. */
+#define CUDASCHED_LEVELS 4
+
 struct cudasched_times {
   uint64_t buckets[CUDASCHED_TIME_BUCKETS]; /* the number of times is their sum */
   uint64_t sum_ns;
@@ -70,6 +73,11 @@ struct cudasched_counts {
   uint64_t measured_ns;       /* of what they took, */
   uint64_t prediction_off_ns; /* and of the differences, whatever their sign */
   uint64_t prediction_errors[CUDASCHED_ERROR_BUCKETS];
+
+  uint64_t kernels[CUDASCHED_LEVELS]; /* best-effort kernels that were predicted, each launch shape once, by level; */
+  uint64_t kernel_occupancy;          /* the sums of their occupancies, in millionths, */
+  uint64_t kernel_sm_utilisation;     /* of their uses of the SMs (waves, and what the last one leaves empty), */
+  uint64_t kernel_block_efficiency;   /* and of their blocks' threads over those of the warps */
 
   struct cudasched_times gate_waits;  /* of launches that waited at the gate */
   struct cudasched_times queue_waits; /* of one offloaded launch in 16: from the program's call to the driver's */

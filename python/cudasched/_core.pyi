@@ -191,6 +191,14 @@ class Counts:
     @property
     def prediction_errors(self) -> list[int]: ...
     @property
+    def kernels(self) -> list[int]: ...
+    @property
+    def kernel_occupancy(self) -> int: ...
+    @property
+    def kernel_sm_utilisation(self) -> int: ...
+    @property
+    def kernel_block_efficiency(self) -> int: ...
+    @property
     def gate_waits(self) -> tuple[list[int], int]: ...
     @property
     def queue_waits(self) -> tuple[list[int], int]: ...
@@ -469,7 +477,7 @@ def feature_names() -> list[str]:
 def launch_outlooks(
     columns: dict[str, Any], durations_ns: NDArray[float64], sm_count: int, max_threads_per_sm: int = 2048
 ) -> dict[str, NDArray[float32]]:
-    """What launches make of the GPU in these times; see ``cudasched.predictor.outlook``."""
+    """What launches make of the GPU in these times, and ``level``, by its place in ``cudasched.status.LEVELS``."""
 
 def launch_features(columns: dict[str, Any], sm_count: int, max_threads_per_sm: int = 2048) -> NDArray[float32]:
     """Rows of features of recorded launches; ``columns`` as csrc/bindings/predictor.cpp has it. Raises Error."""

@@ -14,7 +14,7 @@ from cudasched.errors import Error, HookError
 if TYPE_CHECKING:
     from cudasched import _core as stub
 
-__all__ = ["Client", "Device", "State", "state", "status"]
+__all__ = ["LEVELS", "Client", "Device", "Kernels", "State", "kernels_of", "state", "status"]
 
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
@@ -53,6 +53,49 @@ class WholeGraphs:
     graphs: int
     longest_ms: float
     longest_nodes: int
+
+
+LEVELS = ("critical", "warning", "good", "not judged")
+"""What may be said of a kernel's launch shape, the worst first (docs/advise.md)."""
+
+_SHARE_UNIT = 1e6  # millionths
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a process's best-effort kernels make of the GPU, as predicted when they were first launched.
+
+    A kernel counts once in each launch shape, whatever its time and however often it is launched. Launches are
+    predicted while a latency client is on the GPU, so before that there are none; nor of graphs.
+
+    Attributes:
+        count: How many there are, up to 4,096 a GPU.
+        occupancy: The mean of their threads resident of those that a full SM can hold, 0 to 1; None: there are none.
+        sm_utilisation: The mean use of the SMs: up to one wave those that have a block, above it waves over
+            whole waves.
+        block_efficiency: The mean of a block's threads over those of its warps.
+        levels: How many are ``critical``, ``warning`` and ``good`` by what the launch shape alone may lose
+            (``docs/advise.md``), and how many are libraries' and ``not judged``.
+    """
+
+    count: int = 0
+    occupancy: float | None = None
+    sm_utilisation: float | None = None
+    block_efficiency: float | None = None
+    levels: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
+
+
+def kernels_of(counts: stub.Counts) -> Kernels:
+    """What a process counts of its kernels, as means."""
+    count = sum(counts.kernels)
+    if count == 0:
+        return Kernels()
+    # The sums grow before the number does, by the kernel that is being counted.
+    occupancy, sm_utilisation, block_efficiency = (
+        min(1.0, total / _SHARE_UNIT / count)
+        for total in (counts.kernel_occupancy, counts.kernel_sm_utilisation, counts.kernel_block_efficiency)
+    )
+    return Kernels(count, occupancy, sm_utilisation, block_efficiency, dict(zip(LEVELS, counts.kernels, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -99,6 +142,7 @@ class Client:
         policy: What decides over its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
             program brings; empty: not known.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
+        kernels: What the best-effort kernels of its process, on all of its GPUs, make of the GPU.
     """
 
     slot: int
@@ -134,6 +178,7 @@ class Client:
     weight: float = 1.0
     policy: str = ""
     whole_graphs: Mapping[str, WholeGraphs] = field(default_factory=dict)
+    kernels: Kernels = field(default_factory=Kernels)
 
     @property
     def coverage(self) -> float | None:
@@ -329,6 +374,7 @@ def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
         weight=seen.weight_milli / 1000,
         policy=seen.policy,
         whole_graphs={name: WholeGraphs(count, ns / _NS_PER_MS, nodes) for name, (count, ns, nodes) in whole.items()},
+        kernels=kernels_of(counts) if counts else Kernels(),
     )
 
 
@@ -358,6 +404,9 @@ def status() -> list[Device]:
         except Error as error:
             devices.append(Device(name="", uuid=path.stem, path=path, clients=(), error=str(error)))
             continue
-        ordered = sorted((client_of(*client) for client in clients), key=lambda client: client.slot)
+        # A process's counts stand with the first of its clients alone.
+        counts = {client.process: counted for client, counted in clients if counted is not None}
+        seen = (client_of(client, counted or counts.get(client.process)) for client, counted in clients)
+        ordered = sorted(seen, key=lambda client: client.slot)
         devices.append(Device(name=name, uuid=path.stem, path=path, clients=tuple(ordered)))
     return devices

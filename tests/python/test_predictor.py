@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 import xgboost
 from cudasched import hook, predictor
+from cudasched.advise import rules
+from cudasched.advise.occupancy import ARCHITECTURES
+from cudasched.advise.origins import origin_of
+from cudasched.advise.origins import rules as origin_rules
+from cudasched.advise.profile import Group
 from cudasched.errors import Error, ModelError
 from cudasched.predictor import _recording, _shipped
+from cudasched.status import LEVELS
 from support import ROOT
 
 MODELS = ROOT / "tests" / "data" / "xgboost"
@@ -342,5 +348,69 @@ def test_the_four_predictions_of_launches_before_they_run() -> None:
     # Products of matrices are known, and none is predicted to be faster than twice what the GPU can do.
     assert 0 < np.nanmax(found.flops_per_s) < 2e15
     assert np.isnan(found.flops_per_s).any()
+    assert set(found.level) <= set(LEVELS) and (found.level == "not judged").any()
     with pytest.raises(Error, match="no recording"):
         predictor.outlook(table.drop_columns(["words"]), model=predictor.load(architecture="sm_90"))
+
+
+def levels_of(table: Any, each_ns: float) -> list[str]:
+    places = _recording.outlooks(table, np.full(len(table), each_ns))["level"]
+    return ["graph" if np.isnan(place) else LEVELS[int(place)] for place in places]
+
+
+def test_levels_are_those_of_the_rules_that_the_launch_alone_decides() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = recording(rows=400)
+    random = np.random.default_rng(7)
+    for name, values in (
+        ("block_x", random.integers(1, 512, 400)),
+        ("grid_x", np.where(random.random(400) < 0.5, random.integers(1, 132, 400), table["grid_x"])),
+        ("local_bytes", np.where(random.random(400) < 0.2, random.integers(1, 400, 400), 0)),
+    ):
+        table = table.set_column(table.column_names.index(name), name, pa.array(values.astype(np.uint32)))
+    kept = ("partial_warp", "small_grid", "tail", "local_memory")
+    seen = set()
+    for each_ns in (2_000.0, 5_000.0, 1e6):
+        found = levels_of(table, each_ns)
+        for row, level in zip(table.to_pylist(), found, strict=True):
+            if row["kind"] == "graph":
+                assert level == "graph"
+                continue
+            group = Group(
+                kind="kernel",
+                graph=0,
+                grid=tuple(row[f"grid_{axis}"] for axis in "xyz"),
+                block=tuple(row[f"block_{axis}"] for axis in "xyz"),
+                cluster=(1, 1, 1),
+                launches=1,
+                timed=0,
+                overlapped=0,
+                duration_ns=0,
+                predicted_ns=each_ns,
+                idle_before_ns=None,
+                **{name: row[name] for name in ("dynamic_shared_bytes", "static_shared_bytes", "local_bytes")},
+                **{name: row[name] for name in ("function", "registers", "max_threads", "blocks_per_sm")},
+            )
+            subject = rules.Subject(group, origin_of(row["function"]), 132, 64, ARCHITECTURES["9.0"], None)
+            findings = [finding for finding in rules.find(subject) if finding.rule in kept]
+            assert level == rules.level(subject, findings), row
+            seen.add(level)
+    assert seen == {"critical", "warning", "good"}
+
+
+def test_library_kernels_are_not_judged() -> None:
+    pa = pytest.importorskip("pyarrow")
+    written = origin_rules()
+    examples = [(name, each["shape"] == "user") for each in written["origin"] for name in each["examples"]]
+    examples += [(name, True) for name in written["origin_own"]["examples"]]
+    table = recording(rows=len(examples), graphs=0)
+    names = pa.array([name for name, _ in examples])
+    table = table.set_column(table.column_names.index("function"), "function", names)
+    for (name, is_users), level in zip(examples, levels_of(table, 1e6), strict=True):
+        assert (level != "not judged") == is_users, name
+    # And of what programs launch: in all but one of a hundred kernels the two say the same.
+    programs = _recording._table(ROOT / "training/data/h200_programs.parquet")
+    found = dict(zip(programs["function"].to_pylist(), levels_of(programs, 1e6), strict=True))
+    kernels = {name: level for name, level in found.items() if level != "graph"}
+    apart = [name for name, level in kernels.items() if (level != "not judged") != origin_of(name).changeable]
+    assert len(apart) <= len(kernels) / 100, apart

@@ -16,6 +16,7 @@ import cudasched
 import pytest
 from cudasched import hook
 from cudasched.cli.status import show_status
+from cudasched.status import LEVELS
 from support import PATIENCE_S, Run
 
 RAW = {
@@ -82,8 +83,14 @@ class Tables:
         return "H200", [self._read(**client) for client in self._clients]
 
     @staticmethod
-    def _read(whole: object = None, **client: object) -> tuple[SimpleNamespace, SimpleNamespace | None]:
-        return SimpleNamespace(**client), SimpleNamespace(whole_graphs=whole) if whole else None
+    def _read(
+        whole: object = None, kernels: dict[str, object] | None = None, **client: object
+    ) -> tuple[SimpleNamespace, SimpleNamespace | None]:
+        if not whole and not kernels:
+            return SimpleNamespace(**client), None
+        shares = dict.fromkeys(("kernel_occupancy", "kernel_sm_utilisation", "kernel_block_efficiency"), 0)
+        counts = {"whole_graphs": whole or {}, "kernels": [0] * 4, **shares, **(kernels or {})}
+        return SimpleNamespace(**client), SimpleNamespace(**counts)
 
 
 def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +114,91 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "deadline_in_ms": -1.0,
         "gate_wait_ms": 3.0,
         "whole_graphs": {},
+        "kernels": {
+            "count": 0,
+            "occupancy": None,
+            "sm_utilisation": None,
+            "block_efficiency": None,
+            "levels": dict.fromkeys(LEVELS, 0),
+        },
     }
     assert second.coverage == 0.9
+
+
+def test_what_kernels_make_of_the_gpu_is_said_of_each_best_effort_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = {
+        "kernels": [1, 0, 4, 3],
+        "kernel_occupancy": 5_000_000,
+        "kernel_sm_utilisation": 6_500_000,
+        "kernel_block_efficiency": 7_920_000,
+    }
+    trains = {**RAW, "slot": 4, "name": "train.py", "client_class": "best_effort", "kernels": kernels}
+    serves = {**RAW, "slot": 5, "name": "serve.py", "process": 2}
+    idles = {**RAW, "slot": 6, "name": "idle.py", "process": 3, "client_class": "best_effort"}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [trains, serves, idles]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    assert show_status(as_json=False, watch=False) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "occupancy" in line]
+    assert line == (
+        "train.py (42): 8 kernels, on average occupancy 62%, SM utilisation 81%, block efficiency 99%; "
+        "launch shapes: 1 critical, 4 good, 3 not judged (cudasched advise)"
+    )
+    assert show_status(as_json=True, watch=False) == 0
+    (device,) = json.loads(capsys.readouterr().out)["data"]
+    assert device["clients"][0]["kernels"] == {
+        "count": 8,
+        "occupancy": 0.625,
+        "sm_utilisation": 0.8125,
+        "block_efficiency": 0.99,
+        "levels": {"critical": 1, "warning": 0, "good": 4, "not judged": 3},
+    }
+    assert device["clients"][1]["kernels"]["occupancy"] is None
+
+
+def test_what_a_process_counts_is_said_of_each_of_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The table gives it once a process: of a program with latency regions, with its latency client.
+    first = {**RAW, "slot": 0, "whole": {"branches": (2, 4_200_000, 310)}, "kernels": {"kernels": [0, 1, 0, 0]}}
+    second = {**RAW, "slot": 1, "client_class": "best_effort"}
+    other = {**RAW, "slot": 2, "client_class": "best_effort", "process": 78}
+    monkeypatch.setattr(hook, "_core", Tables(tmp_path, [first, second, other]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    (device,) = cudasched.status()
+    assert [client.kernels.count for client in device.clients] == [1, 1, 0]
+    assert [len(client.whole_graphs) for client in device.clients] == [1, 1, 0]
+
+
+BESIDE = """
+import sys, cudasched, launcher
+gpu = launcher.Gpu()
+with cudasched.region("latency"):
+    gpu.launch()
+    gpu.synchronize()
+with cudasched.region("best_effort"):
+    gpu.launch(50)
+    gpu.synchronize()
+print(cudasched.metrics().kernels.count, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_that_launches_beside_latency_work_has_kernels(simulated: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", BESIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin and program.stdout
+        assert program.stdout.readline() == "1\n", "one kernel in one launch shape, however often"
+        for _ in range(500):  # the table follows within a tick
+            (device,) = cudasched.status()
+            kernels = {client.client_class: client.kernels for client in device.clients}["best_effort"]
+            if kernels.count:
+                break
+        assert kernels.count == sum(kernels.levels.values()) == 1
+        assert kernels.occupancy is not None and 0 < kernels.occupancy <= 1
+        assert kernels.sm_utilisation is not None and 0 < kernels.sm_utilisation <= 1
+        assert kernels.block_efficiency is not None and 0 < kernels.block_efficiency <= 1
+        program.stdin.close()
 
 
 def test_graphs_that_stay_whole_are_named_with_their_reason_and_what_to_change(

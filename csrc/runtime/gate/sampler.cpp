@@ -9,8 +9,8 @@
 
 namespace cudasched::runtime {
 
-Sampler::Question::Question(const predict::Launch& launch, int sm_count) noexcept
-    : query{.launch = launch, .function = nullptr, .words = {}, .residency = {1, sm_count}} {
+Sampler::Question::Question(const predict::Launch& launch, const predict::Residency& device) noexcept
+    : query{.launch = launch, .function = nullptr, .words = {}, .residency = device} {
   if (launch.is_graph) return;
   if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
     query.function = &known->facts;

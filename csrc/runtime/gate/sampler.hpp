@@ -28,7 +28,7 @@ class Sampler {
   // A launch as the predictor wants it: its parameters gathered. Made outside the gate's lock.
   class Question {
    public:
-    Question(const predict::Launch& launch, int sm_count) noexcept;
+    Question(const predict::Launch& launch, const predict::Residency& device) noexcept;
     Question(const Question&) = delete;
     Question& operator=(const Question&) = delete;
 
@@ -45,6 +45,7 @@ class Sampler {
 
   void use_graphs(const Graphs* graphs) noexcept { graphs_ = graphs; }
   predict::Predictor& predictor() noexcept { return predictor_; }
+  const predict::Predictor& predictor() const noexcept { return predictor_; }
 
   // The context's events were made: so are the timers.
   void make_timers() noexcept;

@@ -210,6 +210,25 @@ def _whole_graphs(devices: Sequence[Device]) -> list[RenderableType]:
     return lines
 
 
+def _kernels(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each process with best-effort kernels: what they make of the GPU."""
+    lines: list[RenderableType] = []
+    clients = [client for device in devices for client in device.clients if client.client_class == "best_effort"]
+    for client in {(client.process, client.pid, client.name): client for client in clients}.values():
+        kernels = client.kernels
+        if kernels.occupancy is None or kernels.sm_utilisation is None or kernels.block_efficiency is None:
+            continue
+        levels = ", ".join(f"{count} {level}" for level, count in kernels.levels.items() if count)
+        lines.append(
+            _line(
+                f"{client.name} ({client.pid}): {kernels.count} kernel{'s' if kernels.count != 1 else ''}, on average "
+                f"occupancy {kernels.occupancy:.0%}, SM utilisation {kernels.sm_utilisation:.0%}, block efficiency "
+                f"{kernels.block_efficiency:.0%}; launch shapes: {levels} (cudasched advise)"
+            )
+        )
+    return lines
+
+
 def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
@@ -225,6 +244,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
         parts.append(
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
+    parts += _kernels(devices)
     parts += _lost_class(devices)
     parts += _whole_graphs(devices)
     parts += _others(devices, _gpus(devices))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched.errors import Error
-from cudasched.status import Client, client_of
+from cudasched.status import Client, Kernels, client_of, kernels_of
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -206,6 +206,7 @@ class Metrics:
         launcher_driver_s: Of it, about how much was inside the driver's calls, s.
         predictions: Predicted against measured times.
         regions: Requests of latency regions, by name.
+        kernels: What its best-effort kernels make of the GPU, as predicted.
     """
 
     launches: dict[str, int]
@@ -234,6 +235,7 @@ class Metrics:
     launcher_driver_s: float
     predictions: Predictions
     regions: tuple[RegionMetrics, ...]
+    kernels: Kernels = field(default_factory=Kernels)
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,7 @@ def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
             errors=tuple(seen.prediction_errors),
         ),
         regions=tuple(map(_region, seen.regions)),
+        kernels=kernels_of(seen),
     )
 
 

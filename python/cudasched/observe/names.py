@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cudasched.observe._gpus import Gpu, GpuShare
 from cudasched.observe._metrics import ERROR_BOUNDS, Device, Metrics, Process, Times, bucket_begin_ns
+from cudasched.status import Kernels
 
 __all__ = ["BUCKET_BOUNDS_S", "BUCKET_LABELS", "EXPORTED", "Exported", "Series", "cumulative", "label_text", "unique"]
 
@@ -129,6 +130,17 @@ def _prediction_errors(_: list[Device], processes: list[Process]) -> Iterator[Se
         for bound, count in zip(bounds, process.metrics.predictions.errors, strict=True):
             total += count
             yield Series((*_process_labels(process), bound), total)
+
+
+def _kernel_levels(_: list[Device], processes: list[Process]) -> Iterator[Series]:
+    for process in processes:
+        if process.metrics is not None:
+            for level, count in process.metrics.kernels.levels.items():
+                yield Series((*_process_labels(process), level), count)
+
+
+def _sum_of(kernels: Kernels, mean: float | None) -> float:
+    return 0.0 if mean is None else mean * kernels.count
 
 
 def _of_region(name: str, kind: str, unit: str, text: str, value: Callable[..., float | Times | None]) -> Exported:
@@ -406,6 +418,32 @@ EXPORTED: tuple[Exported, ...] = (
         "Timed launches whose error was at most the label `up_to`, as a share of the prediction.",
         (*_PROCESS, "up_to"),
         _prediction_errors,
+    ),
+    Exported(
+        "cudasched_kernels",
+        "counter",
+        "",
+        "Best-effort kernels that were predicted, each launch shape once, by what is to be said of the shape.",
+        (*_PROCESS, "level"),
+        _kernel_levels,
+    ),
+    _of_process(
+        "cudasched_kernel_occupancy",
+        "",
+        "Sum of these kernels' occupancies, each 0 to 1: over their number it is the mean.",
+        lambda m: _sum_of(m.kernels, m.kernels.occupancy),
+    ),
+    _of_process(
+        "cudasched_kernel_sm_utilisation",
+        "",
+        "Sum of these kernels' uses of the SMs: blocks of less than a wave over SMs, else waves over whole waves.",
+        lambda m: _sum_of(m.kernels, m.kernels.sm_utilisation),
+    ),
+    _of_process(
+        "cudasched_kernel_block_efficiency",
+        "",
+        "Sum of these kernels' threads of a block over those of its warps.",
+        lambda m: _sum_of(m.kernels, m.kernels.block_efficiency),
     ),
     _of_region(
         "cudasched_request_seconds",

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from cudasched.predictor._model import Model
 from cudasched.predictor._numpy import numpy
 from cudasched.predictor._recording import _table, capability_of, outlooks
+from cudasched.status import LEVELS
 
 if TYPE_CHECKING:
     import os
 
     import pyarrow as pa
-    from numpy import float32, float64
+    from numpy import float32, float64, str_
     from numpy.typing import NDArray
 
 __all__ = ["Outlook", "outlook"]
@@ -32,6 +33,9 @@ class Outlook:
         block_efficiency: Threads of a block over those of its warps, 0 to 1.
         bytes_per_s: What the launch must move at least, over its time; NaN where its work is not known.
         flops_per_s: Alike, of additions and multiplications.
+        level: What is to be said of the launch shape: ``critical``, ``warning``, ``good``, or ``not judged`` for a
+            library's kernel and a graph. By what partial warps, few blocks, a tail and local memory may lose
+            (``docs/advise.md``); `cudasched.advise` also tries other block sizes, and looks at all launches together.
     """
 
     duration_ns: NDArray[float64]
@@ -41,6 +45,7 @@ class Outlook:
     block_efficiency: NDArray[float32]
     bytes_per_s: NDArray[float32]
     flops_per_s: NDArray[float32]
+    level: NDArray[str_]
 
 
 def outlook(launches: str | os.PathLike[str] | pa.Table, *, model: Model | None = None) -> Outlook:
@@ -68,4 +73,6 @@ def outlook(launches: str | os.PathLike[str] | pa.Table, *, model: Model | None 
     found["occupancy"][found["waves"] == 0] = np.nan  # the driver did not say how many blocks fit
     found["sm_utilisation"][found["waves"] == 0] = np.nan
     found["waves"][found["waves"] == 0] = np.nan
-    return Outlook(duration_ns=durations, **found)
+    levels = found.pop("level")
+    of_kernels = np.where(np.isnan(levels), LEVELS.index("not judged"), levels).astype(np.intp)
+    return Outlook(duration_ns=durations, level=np.array(LEVELS)[of_kernels], **found)

@@ -142,5 +142,19 @@ TEST(NameTraits, ACollectiveIsKnownByItsName) {
   }
 }
 
+// Every example of python/cudasched/advise/origins.toml: tests/python/test_predictor.py.
+TEST(NameTraits, ALibrarysKernelIsKnownByItsName) {
+  for (const char* const name :
+       {"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_",
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "_Z10dot_kernelIfLi128ELi0E15cublasDotParamsIfEEvT2_",
+        "_ZN12_GLOBAL__N_120softmax_warp_forwardIffEEvv", "_ZN7cutlass7Kernel2I99unreadable"}) {
+    EXPECT_TRUE(traits_of(name).is_library) << name;
+  }
+  for (const char* const name : {"_Z5saxpyPfS_fi", "matmul_kernel", "_ZN5mylib6kernelIN2at4HalfEEEvPT_",
+                                 "triton_poi_fused_add_relu_0", "", "_ZN"}) {
+    EXPECT_FALSE(traits_of(name).is_library) << name;
+  }
+}
+
 }  // namespace
 }  // namespace cudasched::predict

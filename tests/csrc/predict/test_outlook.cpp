@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <memory>
 #include <vector>
 
 #include "predict/outlook.hpp"
@@ -67,6 +69,62 @@ TEST(Outlook, WhatIsNotKnownIsZero) {
   Asked graph = of(1, 1);
   graph.launch.is_graph = true;
   EXPECT_EQ(outlook_of(graph.query(), 1'000).block_efficiency, 0);
+}
+
+Level level(const Asked& asked, std::int64_t duration_ns) { return level_of(asked.query(), duration_ns); }
+
+TEST(Level, PartialWarpsFewBlocksAndATailAreJudgedByWhatTheyLose) {
+  EXPECT_EQ(level(of(528, 256), 1'000'000), Level::kGood);
+  EXPECT_EQ(level(of(528, 48), 1'000'000), Level::kCritical);  // a quarter of the lanes
+  EXPECT_EQ(level(of(528, 250), 1'000'000), Level::kGood);     // 2%
+  EXPECT_EQ(level(of(33, 256), 1'000'000), Level::kCritical);  // half of three quarters
+  EXPECT_EQ(level(of(110, 256), 1'000'000), Level::kWarning);
+  EXPECT_EQ(level(of(131, 256), 1'000'000), Level::kGood);
+  EXPECT_EQ(level(of(528 + 132, 256), 1'000'000), Level::kWarning);  // half of 37%
+  EXPECT_EQ(level(of(528 * 20 + 132, 256), 1'000'000), Level::kGood);
+  Asked spills = of(528, 256);
+  spills.function.local_bytes = 32;
+  EXPECT_EQ(level(spills, 1'000'000), Level::kWarning);
+}
+
+// What an empty kernel takes is no gain.
+TEST(Level, AShortKernelHasLittleToGain) {
+  EXPECT_EQ(level(of(33, 256), 1'500), Level::kGood);
+  EXPECT_EQ(level(of(33, 256), 3'000), Level::kWarning);
+  EXPECT_EQ(level(of(33, 256), 0), Level::kCritical) << "no time is known";
+}
+
+TEST(Level, ALibrarysKernelIsNotJudged) {
+  Asked asked = of(1, 1);
+  asked.function.traits.is_library = true;
+  EXPECT_EQ(level(asked, 1'000'000), Level::kNotJudged);
+  Asked graph = of(1, 1);
+  graph.launch.is_graph = true;
+  EXPECT_EQ(level(graph, 1'000'000), Level::kNotJudged);
+}
+
+TEST(Outlooks, AKernelCountsOnceInEachLaunchShape) {
+  const auto outlooks = std::make_unique<Outlooks>();
+  const auto add = [&](std::uint64_t shape, const Asked& asked) { outlooks->add(shape, asked.query(), 1'000'000); };
+  add(1, of(528, 512));
+  add(1, of(528, 512));
+  add(2, of(66, 48));
+  Asked library = of(528, 256);
+  library.function.traits.is_library = true;
+  add(3, library);
+  add(4, of(66, 48, 0));  // the driver did not say how many blocks fit
+  const Outlooks::Sums sums = outlooks->sums();
+  EXPECT_EQ(sums.kernels, (std::array<std::uint64_t, kLevels>{1, 0, 1, 1}));
+  EXPECT_NEAR(static_cast<double>(sums.occupancy), 1e6 * (1 + 0.125 + 0.5), 3);
+  EXPECT_NEAR(static_cast<double>(sums.sm_utilisation), 1e6 * (1 + 0.5 + 1), 3);
+  EXPECT_NEAR(static_cast<double>(sums.block_efficiency), 1e6 * (1 + 0.75 + 1), 3);
+}
+
+TEST(Outlooks, WhatFindsNoRoomIsNotCounted) {
+  const auto outlooks = std::make_unique<Outlooks>();
+  const Asked asked = of(528, 256);
+  for (std::uint64_t shape = 0; shape < 3 * Outlooks::kMostShapes; ++shape) outlooks->add(shape, asked.query(), 1);
+  EXPECT_EQ(outlooks->sums().kernels[static_cast<std::size_t>(Level::kGood)], Outlooks::kMostShapes);
 }
 
 }  // namespace

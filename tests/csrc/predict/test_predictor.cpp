@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -70,6 +71,28 @@ TEST_F(PredictorTest, AKnownKeyIsItsHistory) {
   EXPECT_TRUE(second.hit);
   EXPECT_EQ(second.key, first.key);
   EXPECT_NEAR(static_cast<double>(second.duration_ns), 90'000, 900);
+}
+
+TEST_F(PredictorTest, TheOutlookOfANewKernelIsCountedAndThatOfARepeatIsNot) {
+  const auto kernels = [&] {
+    const auto sums = predictor_->outlooks().sums();
+    return std::accumulate(sums.kernels.begin(), sums.kernels.end(), std::uint64_t{0});
+  };
+  for (int i = 0; i < 3; ++i) predict(1, 1'000);
+  EXPECT_EQ(kernels(), 1U);
+  predict(1, 2'000);
+  predict(2, 1'000);
+  EXPECT_EQ(kernels(), 3U);
+  // Another size of the same kernel in the same shape is another key, and no other outlook.
+  const Launch launch = kernel(1'000);
+  const Function facts = function(1);
+  for (std::uint32_t size = 100; size < 110; ++size) {
+    const std::vector<std::uint32_t> words{size, 0};
+    EXPECT_FALSE(predictor_->predict({launch, &facts, words, kResidency, false}).hit);
+  }
+  EXPECT_EQ(kernels(), 3U);
+  predictor_->predict_graph(&launch, 0, false);
+  EXPECT_EQ(kernels(), 3U);
 }
 
 // A kernel that takes four times its guess where it is short, and a quarter where it is long.

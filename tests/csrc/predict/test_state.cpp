@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <memory>
 #include <random>
@@ -37,6 +38,24 @@ void teach(Predictor& predictor, int launches) {
     const Prediction prediction = predict(predictor, static_cast<std::uint32_t>(i / 5 % 4), size, random());
     if (prediction.wants_sample) predictor.observe(prediction, 50 * size + random() % 20, false);
   }
+}
+
+// Its launches are hits from the first one on, and its outlook is asked for all the same.
+TEST(State, TheOutlookOfAKernelFromAnEarlierRunIsCountedAtItsFirstLaunch) {
+  const auto first = std::make_unique<Predictor>();
+  teach(*first, 100);
+  const auto second = std::make_unique<Predictor>();
+  second->restore(first->save());
+  Function function;
+  function.identity = 1;
+  Launch launch;
+  launch.grid[0] = 100;
+  const std::vector<std::uint32_t> words{100, 0, 3, 0, 1U << 28, 9};
+  EXPECT_TRUE(second->wants_residency(launch, &function, words));
+  EXPECT_EQ(second->outlooks().sums().kernels, (std::array<std::uint64_t, kLevels>{}));
+  EXPECT_TRUE(predict(*second, 0, 100, 7).hit);
+  EXPECT_NE(second->outlooks().sums().kernels, (std::array<std::uint64_t, kLevels>{}));
+  EXPECT_FALSE(second->wants_residency(launch, &function, words));
 }
 
 TEST(State, WhatWasLearnedIsKnownInTheNextRun) {

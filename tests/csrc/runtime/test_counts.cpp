@@ -122,6 +122,29 @@ TEST_F(Counts, BestEffortBesideLatencyWorkWaitsAndIsTimed) {
   EXPECT_TRUE(eventually([&] { return counts()->best_effort_gpu_ns > before->best_effort_gpu_ns; }));
 }
 
+TEST_F(Counts, WhatANewKernelMakesOfTheGpuIsCountedOnceAShape) {
+  const auto kernels = [] {
+    const auto read = counts();
+    return std::accumulate(std::begin(read->kernels), std::end(read->kernels), std::uint64_t{0});
+  };
+  // Every shape that another test may have launched is counted by now.
+  const OtherClient idle(/*active=*/false);
+  const InRegion best_effort(CUDASCHED_BEST_EFFORT);
+  Program::check(program_.launch(1));
+  Program::check(program_.synchronize());
+  const std::uint64_t before = kernels();
+  EXPECT_GE(before, 1U);
+  const auto had = counts();
+  for (int i = 0; i < 50; ++i) Program::check(program_.launch(1));
+  Program::check(program_.synchronize());
+  EXPECT_EQ(kernels(), before);
+  EXPECT_EQ(counts()->kernel_occupancy, had->kernel_occupancy);
+  EXPECT_GT(had->kernel_occupancy, 0U);
+  EXPECT_LE(had->kernel_occupancy, 1'000'000 * before);
+  EXPECT_GT(had->kernel_sm_utilisation, 0U);
+  EXPECT_GT(had->kernel_block_efficiency, 0U);
+}
+
 TEST_F(Counts, AnyProcessReadsThemFromTheTable) {
   request("read elsewhere", 1'000, 10, true);
   const std::string path = HookedDriver::instance().table().path();
