@@ -69,15 +69,15 @@ Level level_of(const Query& query, std::int64_t duration_ns) noexcept {
   return std::round(1'000 * gain) >= 1'000 * kCriticalGain ? Level::kCritical : Level::kWarning;  // as it is said
 }
 
-// In the order in which open addressing would find them; nothing is ever taken out.
+// Nothing is ever taken out.
 bool Outlooks::is_new(std::uint64_t shape) noexcept {
+  if (count_ == kMostShapes) return false;
   if (shape == 0) shape = 1;
   std::size_t at = shape % kPlaces;
   while (shapes_[at] != 0) {
     if (shapes_[at] == shape) return false;
     at = (at + 1) % kPlaces;
   }
-  if (count_ == kMostShapes) return false;
   ++count_;
   shapes_[at] = shape;
   return true;
