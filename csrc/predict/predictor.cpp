@@ -122,12 +122,15 @@ Prediction Predictor::predict(const Query& query) noexcept {
 
 Prediction Predictor::predict_known(const Query& query, const Place& place) noexcept {
   CacheEntry& entry = cache_.use(*place.entry);
-  const Prediction prediction = answer(entry, true, query.busy);
-  if (entry.is_restored) [[unlikely]] {
-    entry.is_restored = false;
-    outlooks_.add(shape_of(query, place.geometry), query, prediction.duration_ns);
-  }
-  return prediction;
+  if (entry.is_restored) [[unlikely]]
+    meet_again(query, place, entry);
+  return answer(entry, true, query.busy);
+}
+
+// The first launch of a key that an earlier run has learned.
+void Predictor::meet_again(const Query& query, const Place& place, CacheEntry& entry) noexcept {
+  entry.is_restored = false;
+  outlooks_.add(shape_of(query, place.geometry), query, static_cast<std::int64_t>(entry.estimate_ns));
 }
 
 Prediction Predictor::predict_new(const Query& query, const Place& place) noexcept {

@@ -165,6 +165,7 @@ class Predictor {
   std::uint64_t own_key_of(const Query& query, std::uint64_t geometry) const noexcept;  // by all words that matter
   Prediction predict_known(const Query& query, const Place& place) noexcept;
   Prediction predict_new(const Query& query, const Place& place) noexcept;
+  [[gnu::noinline]] void meet_again(const Query& query, const Place& place, CacheEntry& entry) noexcept;
   bool has_words(const Query& query) const noexcept { return query.function != nullptr && !query.words.empty(); }
   void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
   std::uint64_t base_identity() const noexcept;  // of what estimates new keys; 0: no trees
