@@ -75,4 +75,26 @@ void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, f
     groups_[first_group(knowledge, busy) + window].add(score, over, coverage_);
 }
 
+void Bound::save(StateWriter& out) const {
+  for (const ScoreWindow& window : groups_) {
+    out.put(window.shift());
+    out.put(static_cast<std::uint32_t>(window.size()));
+    for (std::size_t age = window.size(); age-- > 0;) out.put(window.score(age));
+  }
+}
+
+void Bound::restore(StateReader& in, bool same_base) {
+  constexpr std::size_t kOfNew = 2 * kWindows;  // groups, the first
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    ScoreWindow& window = groups_[group];
+    const float shift = in.take_real("level of a bound", -1, 1);
+    const auto scores = in.take<std::uint32_t>("number of scores", ScoreWindow::kWindow);
+    for (std::uint32_t i = 0; i < scores; ++i) {
+      const float score = in.take_real("score", -kMostScore, kMostScore);
+      if (same_base || group >= kOfNew) window.add(score, false, coverage_);
+    }
+    window.set_shift(shift);
+  }
+}
+
 }  // namespace cudasched::predict

@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "predict/state.hpp"
+
 namespace cudasched::predict {
 
 inline constexpr float kDefaultCoverage = 0.9F;
@@ -72,14 +74,16 @@ class Bound {
     return groups_[first_group(knowledge, busy) + bin].size() < kEnough;
   }
 
-  // Whether it is a group of launches without a sample, whose scores depend on what estimates them.
-  static bool is_of_new(std::size_t group) noexcept { return group < 2 * kWindows; }
-
   float coverage() const noexcept { return coverage_; }
-  std::array<ScoreWindow, kGroups>& groups() noexcept { return groups_; }
-  const std::array<ScoreWindow, kGroups>& groups() const noexcept { return groups_; }
+
+  void save(StateWriter& out) const;
+  // For a bound without scores. Throws StateError. Scores of launches without a sample depend on what estimates them:
+  // of another base they are left out.
+  void restore(StateReader& in, bool same_base);
 
  private:
+  static constexpr float kMostScore = 10'000;
+
   static std::size_t first_group(Knowledge knowledge, bool busy) noexcept {
     return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * kWindows;
   }

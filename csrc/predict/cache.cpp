@@ -99,4 +99,39 @@ CacheEntry& Cache::make(std::uint64_t key) noexcept {
   return *victim;
 }
 
+void Cache::save(StateWriter& out) const {
+  const auto is_kept = [](const CacheEntry& entry) {
+    return entry.persistent && (entry.samples > 0 || entry.is_split);
+  };
+  out.put(static_cast<std::uint32_t>(std::count_if(entries_.begin(), entries_.end(), is_kept)));
+  for (const CacheEntry& entry : entries_) {
+    if (!is_kept(entry)) continue;
+    out.put(entry.key);
+    out.put(entry.is_split ? 0U : entry.samples);
+    out.put(entry.measured_log);
+    out.put(entry.base_log);
+    out.put(entry.spread);
+  }
+}
+
+void Cache::restore(StateReader& in, std::uint32_t launches, std::uint16_t function) {
+  for (auto left = in.take<std::uint32_t>("number of keys", kCapacity); left > 0; --left) {
+    const auto key = in.take<std::uint64_t>("key");
+    CacheEntry* const known = key != 0 ? find(key) : nullptr;
+    CacheEntry& entry = known != nullptr ? *known : make(key);
+    entry.samples = in.take<std::uint32_t>("number of samples", ~std::uint32_t{0});
+    entry.measured_log = in.take_real("duration", CacheEntry::kLeastLog, CacheEntry::kMostLog);
+    entry.base_log = in.take_real("estimate", CacheEntry::kLeastLog, CacheEntry::kMostLog);
+    entry.spread = in.take_real("spread", 0, CacheEntry::kOutlierLog);
+    entry.first_logs.fill(entry.measured_log);
+    entry.launches = launches;
+    entry.function = function;
+    entry.persistent = true;
+    entry.is_restored = true;
+    entry.is_split = entry.samples == 0;
+    entry.estimate_log = entry.measured_log;
+    entry.estimate_ns = std::exp(entry.measured_log);
+  }
+}
+
 }  // namespace cudasched::predict

@@ -8,7 +8,7 @@
 // their mean, and later ones move it by less. When the table is crowded, the key that was used least recently nearby
 // gives way.
 //
-// A key may be one that launches share although their words differ (predictor.hpp). Samples with other words than the
+// A key may be one that launches share although their words differ (keys.hpp). Samples with other words than the
 // first are held against what the first lasted, and where one in three and more do not agree, the key is split.
 //
 // Not thread-safe: the predictor's caller holds a lock.
@@ -19,11 +19,14 @@
 #include <cstdint>
 
 #include "predict/sample.hpp"
+#include "predict/state.hpp"
 
 namespace cudasched::predict {
 
 // One cache line.
 struct alignas(64) CacheEntry {
+  static constexpr float kLeastLog = 0;  // 1 ns
+  static constexpr float kMostLog = 32;  // 22 hours
   static constexpr float kStep = 0.2F;
   static constexpr float kOutlierLog = 0.5F;
   static constexpr float kNoiseForStep = 0.04F;  // beyond it a sample moves the mean by less than kStep
@@ -90,7 +93,10 @@ class Cache {
   // An entry for a key that is not there and is not 0.
   CacheEntry& make(std::uint64_t key) noexcept;
 
-  const std::array<CacheEntry, kCapacity>& entries() const noexcept { return entries_; }
+  // Keys that mean the same in the next run, with what is worth keeping of them.
+  void save(StateWriter& out) const;
+  // For a cache without keys. `launches` and `function` are every key's. Throws StateError.
+  void restore(StateReader& in, std::uint32_t launches, std::uint16_t function);
 
  private:
   static std::size_t place(std::uint64_t key, std::size_t probe) noexcept { return ((key >> 17) + probe) % kCapacity; }

@@ -1,28 +1,21 @@
 // How long will this launch take, and what will it hardly exceed? The one interface that the scheduler knows.
 //
-// A key that was launched before: what its launches lasted (cache.hpp). A new one: the trees, or without them occupancy
-// and waves, times what such estimates of this function's new keys of about that length were wrong by so far
-// (nearby.hpp), and of a new function those of its library as far as they agree (libraries.hpp). A graph: its critical
-// path or kUnknownGraphNs, corrected alike, then as one launch with a key of its own. The bound holds with a set share
-// (bound.hpp). The key is the geometry and the words of the parameter block that matter (words.hpp).
+// Keys (keys.hpp) say which launches have a history in common. A key that was launched before: what its launches lasted
+// (cache.hpp). A new one: the trees, or without them occupancy and waves, times what such estimates were wrong by so
+// far (corrections.hpp). A graph: its critical path or kUnknownGraphNs, corrected alike, then as one launch with a key
+// of its own. The bound holds with a set share (bound.hpp).
 //
-// Kernels whose work shows in their geometry (elementwise, copies, indexing, fills; by name) share a key
-// with all launches of one geometry and first word, which is where sizes stand and never padding: what else differs is
-// offsets, scalars and what the stack held in padding and unfilled arrays. Where it does change the duration the key
-// is split: from then on these launches go by all words that matter, and keep what they have learned. Other kernels,
-// matrix products above all, never share: their sizes may stand anywhere. Of lists of tensors and of PyTorch's
-// reductions the key has the work alone (work.hpp): the rest of their blocks is left over from earlier calls.
+// Where words that launches of a shared key differ in do change the duration the key is split: from then on these
+// launches go by all words that matter, and keep what they have learned.
 //
-// The predictor also says which launches are worth timing: the first three of a key, then one in kSamplePeriod of all
-// others (in kEarlyPeriod until the bound knows launches of their length; all of a shared key in doubt), drawn, so that
-// what the bound learns from them is true of them all, however often their keys come. A sample that overlapped other
-// work tells the bound of busy launches and nothing else.
+// The predictor also says which launches are worth timing (sampling.hpp). A sample that overlapped other work tells the
+// bound of busy launches and nothing else. Each part writes what is worth keeping between runs and reads it
+// (state.hpp).
 //
 // Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph(), observe() and
 // wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,13 +24,13 @@
 #include "predict/allocations.hpp"
 #include "predict/bound.hpp"
 #include "predict/cache.hpp"
+#include "predict/corrections.hpp"
+#include "predict/keys.hpp"
 #include "predict/launch.hpp"
-#include "predict/libraries.hpp"
-#include "predict/nearby.hpp"
 #include "predict/outlook.hpp"
 #include "predict/sample.hpp"
+#include "predict/sampling.hpp"
 #include "predict/trees/evaluator.hpp"
-#include "predict/words.hpp"
 
 namespace cudasched::predict {
 
@@ -64,11 +57,6 @@ struct Prediction {
 
 class Predictor {
  public:
-  static constexpr std::uint32_t kFirstSamples = 3;
-  static constexpr std::uint32_t kSamplePeriod = 16;
-  static constexpr std::uint32_t kEarlyPeriod = 4;
-  static constexpr std::uint32_t kMostEarlyDraws = 2'000;
-  static constexpr std::uint32_t kMostUnanswered = 64;
   static constexpr std::uint32_t kBoundPeriod = 8;  // launches of a known key between two looks at its bound
   static constexpr std::int64_t kUnknownGraphNs = 200'000;
   static constexpr std::int64_t kShortestNs = 2'000;  // a kernel that does nothing
@@ -83,10 +71,10 @@ class Predictor {
   // Must outlive this; null: what looks like an address is a pointer.
   void use_allocations(const Allocations* allocations) noexcept {
     allocations_ = allocations;
-    words_.use_allocations(allocations);
+    keys_.words().use_allocations(allocations);
   }
 
-  const Words& words() const noexcept { return words_; }
+  const Words& words() const noexcept { return keys_.words(); }
 
   // Of the kernels that were new in this run, and of those that are known from earlier runs at their first launch.
   // Another thread may read its sums.
@@ -133,22 +121,6 @@ class Predictor {
   static std::int64_t guess_ns(const Launch& launch, const Residency& residency) noexcept;
 
  private:
-  static std::uint64_t key_of_graph(const void* graph, std::int64_t critical_path_ns) noexcept;
-
-  static constexpr std::uint32_t kGraphs = kMaxFunctions;        // the index of what all graphs share
-  static constexpr std::uint32_t kNameless = kMaxFunctions + 1;  // and of kernels without a number
-  static constexpr std::uint32_t kUncorrected = kMaxFunctions + 2;
-
-  // What the base estimates of a function's new keys were wrong by: the running mean of log(measured / base).
-  struct Correction {
-    std::uint64_t identity = 0;
-    float log_ratio = 0;
-    std::uint32_t samples = 0;
-    std::uint8_t library = kNoLibrary;
-
-    void add(float log, float least_step) noexcept;
-  };
-
   // Where a launch's history is.
   struct Place {
     std::uint64_t geometry = 0;
@@ -160,39 +132,25 @@ class Predictor {
 
   void learn(const Prediction& prediction, const Sample& sample, bool overlapped) noexcept;
   Place place_of(const Query& query) const noexcept;
-  static std::uint16_t correction_of(const Function* function) noexcept;
-  static std::uint64_t shape_of(const Query& query, std::uint64_t geometry) noexcept;  // the kernel in its launch shape
-  std::uint64_t own_key_of(const Query& query, std::uint64_t geometry) const noexcept;  // by all words that matter
   Prediction predict_known(const Query& query, const Place& place) noexcept;
   Prediction predict_new(const Query& query, const Place& place) noexcept;
   [[gnu::noinline]] void meet_again(const Query& query, const Place& place, CacheEntry& entry) noexcept;
-  bool has_words(const Query& query) const noexcept { return query.function != nullptr && !query.words.empty(); }
-  void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
   std::uint64_t base_identity() const noexcept;  // of what estimates new keys; 0: no trees
   float base_log_of(const Query& query) const noexcept;
-  float mean_correction_log(std::uint32_t function_index) const noexcept;
-  float correction_log(std::uint32_t function_index, float base_log) const noexcept;
   void refresh(CacheEntry& entry) const noexcept;
-  bool settles(const CacheEntry& entry) noexcept;
-  bool draw(const CacheEntry& entry, bool busy) noexcept;
   Prediction answer(CacheEntry& entry, bool hit, bool busy) noexcept;
   void estimate(CacheEntry& entry, Prediction& prediction) const noexcept;
   float without_noise(float margin, float estimate_ns) const noexcept;
 
-  std::uint32_t unanswered_ = 0;  // requests for samples that would settle a doubt, since the last of a shared key
-  std::uint32_t early_draws_ = 0;
-  std::uint32_t draw_ = 0;  // a linear congruence: the same in every run
   const trees::Evaluator* trees_ = nullptr;
   const Allocations* allocations_ = nullptr;
-  Cache cache_;
-  Bound bound_;
   float noise_ns_ = 0;  // of the samples
-  std::array<Correction, kMaxFunctions + 2> corrections_{};
-  Libraries libraries_;
-  Nearby nearby_;
-  std::vector<Correction> saved_;  // of functions of earlier runs, by identity
+  Keys keys_;
+  Cache cache_;
+  Corrections corrections_;
+  Bound bound_;
+  Sampling sampling_;
   Outlooks outlooks_;
-  Words words_;
 };
 
 }  // namespace cudasched::predict

@@ -137,7 +137,7 @@ TEST_F(PredictorTest, TimesTheFirstThreeLaunchesThenAFewOfMany) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(next());
   for (int i = 0; i < 200; ++i) next();  // more of them until the bound knows launches of this length
   for (int i = 0; i < 16'000; ++i) timed += next() ? 1 : 0;
-  EXPECT_NEAR(timed, 16'000 / static_cast<int>(Predictor::kSamplePeriod), 150);
+  EXPECT_NEAR(timed, 16'000 / static_cast<int>(Sampling::kPeriod), 150);
 }
 
 // The bound would know old keys alone if the turn were the key's.
@@ -150,14 +150,13 @@ TEST_F(PredictorTest, TimesKeysThatAreLaunchedTenTimesAsOftenAsOthers) {
       timed += i >= 3 && prediction.wants_sample ? 1 : 0;
     }
   }
-  EXPECT_NEAR(timed, 14'000 / static_cast<int>(Predictor::kSamplePeriod), 150);
+  EXPECT_NEAR(timed, 14'000 / static_cast<int>(Sampling::kPeriod), 150);
 }
 
 TEST_F(PredictorTest, WhereNothingIsMeasuredLittleMoreIsAsked) {
   int asked = 0;
   for (int i = 0; i < 100'000; ++i) asked += predict(1, 1'000).wants_sample ? 1 : 0;
-  EXPECT_LE(asked, 100'000 / static_cast<int>(Predictor::kSamplePeriod) + static_cast<int>(Predictor::kMostEarlyDraws) +
-                       1'000);
+  EXPECT_LE(asked, 100'000 / static_cast<int>(Sampling::kPeriod) + static_cast<int>(Sampling::kMostEarlyDraws) + 1'000);
 }
 
 TEST_F(PredictorTest, ASampleThatMovesTheEstimateMovesTheBoundOfTheNextLaunch) {

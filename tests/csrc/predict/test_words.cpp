@@ -257,8 +257,8 @@ TEST_F(WordsTest, ADoubtIsNotAskedAboutForeverWhereNothingIsMeasured) {
   ASSERT_TRUE(launch(words, 0).wants_sample);
   asked = 0;
   for (int i = 0; i < 200'000; ++i) asked += launch(words, 0).wants_sample ? 1 : 0;
-  EXPECT_LE(asked, 200'000 / static_cast<int>(Predictor::kSamplePeriod) +
-                       static_cast<int>(Predictor::kMostEarlyDraws + Predictor::kMostUnanswered) + 1'000);
+  EXPECT_LE(asked, 200'000 / static_cast<int>(Sampling::kPeriod) +
+                       static_cast<int>(Sampling::kMostEarlyDraws + Sampling::kMostUnanswered) + 1'000);
 }
 
 // What a launch has learned is not lost when its key is split.
