@@ -15,10 +15,16 @@ knew, `new_shape` those that it did not, of kernels that training has, `unseen_k
 all. The bound's coverage is counted on their launches after the first 1,000 of each, pooled, by decile of the predicted
 duration. All intervals are from resampling groups (`training.measures`).
 
+Programs of other libraries (`--libraries`, recorded by CUPTI and by events at once) are learned from by the events
+that were recorded: rows whose scope ends in "recorded events". The other rows of these programs are by emulated events,
+as those of all other programs. What events added to launches that a busy GPU had in its queue is also drawn for each
+launch of the other programs: rows "measured events", and "measured spread" where the scheduler's constant is taken to
+be right in the median.
+
 Parts of the GPU (`--sm-counts`, recorded by `training.record`) stand for smaller GPUs of its kind. Trees of the sweeps,
 which ran on the whole GPU, and trees that have some counts of multiprocessors besides, are tested on the other counts,
 alone and as they are corrected on line: rows whose scope is `sm_count:64`, the split `new_shape` where training had
-other counts, else `program`.
+other counts, else `program`. Trees over log(time / roofline) (`training.roofline`) stand beside them.
 
 A recording without labels, or of one process, lacks some of the splits: they are left out, and that is said.
 """
@@ -31,17 +37,20 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from training.baselines import BASELINES
 from training.data import Codes, Floats, Launches, Mask, demangle, launches_of, name_family_of, split, table_of
 from training.measures import BINS, Errors, bins_of, errors_of, share_interval
-from training.production import COVERAGE, replay, replay_parts
+from training.production import COVERAGE, added_ns, elapsed_ns, measured_ns, replay, replay_parts
+from training.roofline import roofline_ns
 from training.train import Recipe, fit, fit_parts, percentage_errors, predict
 
 SPLITS = {"repeat": "processes", "new_shape": "shapes", "unseen_kernel": "kernels"}
@@ -187,7 +196,14 @@ def program_of(table: pa.Table) -> list[str]:
 class Programs:
     """What the shipped model and the predictor on line say of whole programs, each run by a predictor of its own."""
 
-    def __init__(self, path: Path, model: str) -> None:
+    def __init__(self, path: Path, model: str, events: Callable[[Floats], NDArray[np.int64]] | None = None) -> None:
+        """Replays the recording.
+
+        Args:
+            path: A recording of programs.
+            model: The trees.
+            events: What events give for launches of these durations; None: as they were recorded, or emulated.
+        """
         from cudasched.predictor import Model
 
         trees = Model(model)
@@ -199,14 +215,15 @@ class Programs:
         parts = []
         for name in self.names:
             part = table.filter(pa.array(names == name))
-            said = replay(part, model)
+            took = part["duration_ns"].to_numpy().astype(np.float64)
+            said = replay(part, model, elapsed=events(took) if events else None)
             self.labels += part["label"].cast(pa.string()).to_pylist()
             self.functions += part["function"].cast(pa.string()).to_pylist()
             parts.append(
                 {
                     "program": np.full(len(part), self.names.index(name)),
                     "position": np.arange(len(part)),
-                    "duration": part["duration_ns"].to_numpy().astype(np.float64),
+                    "duration": took,
                     "predicted": said["predicted_ns"].astype(np.float64),
                     "bound": said["bound_ns"].astype(np.float64),
                     "plain": trees.predict(part),
@@ -283,6 +300,14 @@ class Programs:
                     rows.append(self.judged(where, of).row(**about))
         return rows
 
+    def judged_by_kernel(self, where: Mask) -> Errors:
+        """Errors of some launches; groups are kernels, since first launches of one are alike."""
+        return errors_of(
+            self.columns["predicted"][where],
+            self.columns["duration"][where],
+            np.unique(self.columns["identity"][where], return_inverse=True)[1],
+        )
+
     def hits_of_step(self, prefix: str) -> float | None:
         """Share of launches under labels that begin so which the cache knew; None where there are none."""
         mine = np.array([label.startswith(prefix) for label in self.labels])
@@ -311,7 +336,16 @@ LIMITED_BY = {
     "program_bias": "first launches over 100 us",
     "over_100us": "few recorded launches over 100 us, and kernels whose work depends on data or on loops that their "
     "parameters do not show",
-    "other_libraries_first": "kernels whose work is in their code, of which nothing is known before the first launch",
+    "other_libraries_first": "most of these launches the GPU had to wait for: two events around one add 7 us, beside "
+    "CUPTI, and 2.7 us to one in its queue, of which 1.3 us is taken off",
+    "other_libraries_first_emulated": "kernels whose work is in their code, of which nothing is known before the first "
+    "launch",
+    "repeat_measured_events": "two events add 2.7 us to a kernel in the GPU's queue, of which 1.3 us is taken off",
+    "program_time_weighted_measured_events": "two events add 2.7 us to a kernel in the GPU's queue, of which 1.3 us is "
+    "taken off",
+    "repeat_measured_spread": "what two events add varies by 0.4 us, and by more than 2 us in one launch of a hundred",
+    "program_time_weighted_measured_spread": "what two events add varies by 0.4 us, and by more than 2 us in one "
+    "launch of a hundred",
     "coverage_least": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
     "coverage_most": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
 }
@@ -335,10 +369,18 @@ def figure(name: str, goal: float, value: float, low: float | None, high: float 
 
 
 def figures_of(
-    tested: Tested, programs: Programs | None, known: set[int], libraries: Programs | None = None
+    tested: Tested, programs: Programs | None, known: set[int], libraries: dict[str, Programs] | None = None
 ) -> list[dict[str, Any]]:
-    """The promised figures that these recordings can show. The bias is without its sign."""
+    """The promised figures that these recordings can show, and how they are by other events. The bias has no sign.
+
+    Args:
+        tested: The sweeps.
+        programs: Whole programs, by emulated events.
+        known: Identities of the kernels that training has.
+        libraries: Programs of other libraries, and the same programs by measured events, as `by_other_events` has them.
+    """
     rows = []
+    libraries = libraries or {}
 
     def put(name: str, goal: float, errors: Errors) -> None:
         median = errors.median
@@ -351,8 +393,16 @@ def figures_of(
             put(name, goal, tested.judged(split_name, corrected))
     if ("new_shape", corrected) in tested.predicted and tested.known("new_shape", corrected, long).any():
         put("over_100us", 0.20, tested.judged("new_shape", corrected, long))
-    if libraries is not None and (first := libraries.first_launches(OTHER_LIBRARIES)).any():
-        put("other_libraries_first", 0.40, libraries.judged(first))
+    for events, name in (("recorded events", "other_libraries_first"), ("", "other_libraries_first_emulated")):
+        if events in libraries and (first := libraries[events].first_launches(OTHER_LIBRARIES)).any():
+            put(name, 0.40, libraries[events].judged_by_kernel(first))
+    for events in ("measured events", "measured spread"):
+        if events in libraries:
+            put(f"repeat_{events.replace(' ', '_')}", 0.03, libraries[events].judged(libraries[events].columns["hit"]))
+            judged = libraries[events].judged(np.ones(len(libraries[events].columns["hit"]), bool))
+            weighted = judged.time_weighted
+            name = f"program_time_weighted_{events.replace(' ', '_')}"
+            rows.append(figure(name, 0.04, weighted.value, weighted.low, weighted.high, judged.n))
     if programs is None:
         return rows
     hits = programs.splits(known)["repeat"]
@@ -523,9 +573,9 @@ def evaluate(
         hits = found.hits_of_step("program:resnet50_train|b64 step1|")
         print(f"cache hits of the second iteration of ResNet-50: {hits}")
         rows += by_program
-    others = Programs(libraries, str(model / "model.ubj")) if libraries else None
-    if others:
-        rows += library_rows(others, known)
+    others = by_other_events(libraries, programs, str(model / "model.ubj")) if libraries else {}
+    for events, those in others.items():
+        rows += library_rows(those, known, events)
     if sm_counts:
         rows += sm_count_rows(sm_counts, launches, feature_names(), Recipe(**report["recipe"]), threads)
     figures = figures_of(tested, found, known, others)
@@ -566,6 +616,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.model / "evaluation.json").write_text(json.dumps({"rows": rows, "figures": figures}, indent=1) + "\n")
     command = f"python -m training.evaluate --data {options.data.name} --model model/"
     command += f" --programs {programs.name}" if programs else ""
+    command += f" --libraries {options.libraries.name}" if options.libraries else ""
+    command += f" --sm-counts {options.sm_counts.name}" if options.sm_counts else ""
     if options.out:
         write_results(options.out, rows, options.data, f"{command} --out {options.out.name}")
     if options.figures:
@@ -573,27 +625,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def library_rows(others: Programs, known: set[int]) -> list[dict[str, Any]]:
-    """Rows of kind accuracy of programs that share no code with the sweeps, printed too."""
-    rows = [{**row, "scope": row["scope"].replace("program:all", "libraries:all")} for row in others.accuracy(known)]
-    print("\nprograms of other libraries: on line, by events that were recorded")
+def by_other_events(libraries: Path, programs: Path | None, model: str) -> dict[str, Programs]:
+    """Programs of other libraries by emulated events ("") and by those that were recorded; others by measured ones.
+
+    Measured ones are drawn from what events added to launches of the former.
+    """
+    found = {"": Programs(libraries, model, elapsed_ns), "recorded events": Programs(libraries, model)}
+    added = added_ns(table_of(libraries))
+    if programs and len(added):
+        low, middle, high = np.quantile(added, (0.16, 0.5, 0.84))
+        print(f"\nevents add {middle:.0f} ns ({low:.0f} to {high:.0f}) to {len(added)} launches that were queued")
+        found["measured events"] = Programs(programs, model, lambda took: measured_ns(took, added))
+        found["measured spread"] = Programs(programs, model, lambda took: measured_ns(took, added, gap_is_known=True))
+    return found
+
+
+def library_rows(programs: Programs, known: set[int], events: str = "") -> list[dict[str, Any]]:
+    """Rows of kind accuracy of programs that share no code with the sweeps, or by events other than emulated ones.
+
+    Args:
+        programs: What was said of them.
+        known: Identities of the kernels that training has.
+        events: By which; scopes end in it, and only corrected rows are given.
+    """
+    rows = []
+    everything = "program:all" if events.startswith("measured") else "libraries:all"
+    for row in programs.accuracy(known):
+        scope = row["scope"].replace("program:all", everything) + (f", {events}" if events else "")
+        if row["corrected"] or not events:
+            rows.append({**row, "scope": scope})
+    print(f"\n{'programs of other libraries' if 'lib' in everything else 'programs'}, by {events or 'emulated events'}")
     for row in rows:
-        if row["corrected"]:
-            print(
-                f"{row['scope']:36}{row['split']:16}{row['n']:>8}{row['mdape']:>8.1%}"
-                f"  [{row['low']:.1%}, {row['high']:.1%}]{row['time_weighted']:>8.1%}{row['bias']:>+8.1%}"
-            )
+        how = "corrected" if row["corrected"] else "trees"
+        print(
+            f"{row['scope']:54}{row['split']:14}{how:10}{row['n']:>8}{row['mdape']:>8.1%}"
+            f"  [{row['low']:.1%}, {row['high']:.1%}]{row['mape']:>9.1%}{row['time_weighted']:>8.1%}"
+            f"{row['bias']:>+8.1%}"
+        )
+    if coverage := programs.coverage():
+        print("within the bound, by decile: " + " ".join(f"{row['coverage']:.1%}" for row in coverage))
     return rows
 
 
 def by_sm_count(path: Path) -> dict[int, pa.Table]:
     """What was recorded on each count of multiprocessors, each a table as of a GPU that has so many.
 
+    Launches before the first label, which made the data that is worked on, ran on the whole GPU and are left out.
+
     Raises:
         ValueError: A label says nothing of a count.
     """
     table = table_of(path)
+    table = table.filter(pc.not_equal(table["label"].cast(pa.string()), ""))
     labels = table["label"].cast(pa.string()).to_pylist()
+    if not labels:
+        raise ValueError(f"{path}: its launches have no labels, which say on how many multiprocessors they ran")
     try:
         counts = np.array([int(text.split("|")[1]) for text in labels])
     except (IndexError, ValueError):
@@ -615,6 +701,10 @@ def sm_count_rows(
     rows = []
     for split_name, more in (("program", []), ("new_shape", trained)):
         booster = fit_parts([sweeps, *more], names, recipe, threads)
+        shares = [
+            replace(part, duration_ns=part.duration_ns / roofline_ns(part.rows, names)) for part in (sweeps, *more)
+        ]
+        over_roofline = fit_parts(shares, names, recipe, threads)
         with tempfile.TemporaryDirectory() as directory:
             model = str(Path(directory) / "parts.ubj")
             booster.save_model(model)
@@ -622,18 +712,22 @@ def sm_count_rows(
                 if count not in tables:
                     continue
                 launches = launches_of(tables[count])
-                said = replay(tables[count], model)
+                said = replay(tables[count], model, elapsed=elapsed_ns(launches.duration_ns))
+                over = predict(over_roofline, launches) * roofline_ns(launches.rows, names)
                 first = first_of(launches.key)
-                for corrected, values in ((False, predict(booster, launches)), (True, said["predicted_ns"])):
+                for name, corrected, values in (
+                    ("ours", False, predict(booster, launches)),
+                    ("ours", True, said["predicted_ns"]),
+                    ("over roofline", False, over),
+                ):
                     errors = errors_of(values[first], launches.duration_ns[first], launches.key[first])
-                    rows.append(
-                        errors.row(split=split_name, model="ours", scope=f"sm_count:{count}", corrected=corrected)
-                    )
+                    about = {"split": split_name, "model": name, "scope": f"sm_count:{count}", "corrected": corrected}
+                    rows.append(errors.row(**about))
     print("\nparts of the GPU: first launches, trees of the whole GPU (program) and of other parts too (new_shape)")
     for row in rows:
-        how = "corrected" if row["corrected"] else "trees"
+        how = "corrected" if row["corrected"] else "trees" if row["model"] == "ours" else row["model"]
         print(
-            f"{row['scope']:16}{row['split']:16}{how:12}{row['n']:>8}{row['mdape']:>8.1%}"
+            f"{row['scope']:16}{row['split']:16}{how:16}{row['n']:>8}{row['mdape']:>8.1%}"
             f"{row['time_weighted']:>8.1%}{row['bias']:>+8.1%}"
         )
     return rows

@@ -274,19 +274,31 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
 def event_gap(table: Any, name: str) -> dict[str, int]:
     """What two events add to the kernel between them: the median, and the spread about it, ns; printed, too.
 
-    Of kernels that ran alone and were timed by both; nothing where there are too few.
+    Of kernels that ran alone and were timed by both; nothing where there are too few. Where a busy GPU had the kernel
+    in its queue, events add what they take themselves (`queued_gap`); where it had to wait for it the host's launch
+    call is between them, too (`waited_gap`), and CUPTI makes that slower.
     """
     import numpy as np
     import pyarrow.compute as pc
 
+    from training.production import is_queued
+
     alone = pc.and_(pc.is_valid(table["duration_ns"]), pc.invert(pc.fill_null(table["overlapped"], False)))
-    timed = table.filter(pc.and_(alone, pc.greater(pc.fill_null(table["elapsed_ns"], 0), 0)))
-    if len(timed) < LEAST_TIMED:
-        return {}
-    added = timed["elapsed_ns"].to_numpy() - timed["duration_ns"].to_numpy()
-    low, middle, high = (round(float(value)) for value in np.quantile(added, (0.16, 0.5, 0.84)))
-    print(f"{name}: events add {middle} ns to a kernel, 68% of the time {low} to {high} ({len(timed)} launches)")
-    return {"gap": middle, "spread": (high - low) // 2}
+    ran = table.filter(pc.and_(alone, pc.is_valid(table["start_ns"])))
+    elapsed = ran["elapsed_ns"].fill_null(0).to_numpy()
+    added, timed, queued = elapsed - ran["duration_ns"].to_numpy(), elapsed > 0, is_queued(ran)
+    found = {}
+    for prefix, what, chosen in (
+        ("", "a kernel", timed),
+        ("queued_", "one in the queue", timed & queued),
+        ("waited_", "one that the GPU waited for", timed & ~queued),
+    ):
+        if chosen.sum() < LEAST_TIMED:
+            continue
+        low, middle, high = (round(float(value)) for value in np.quantile(added[chosen], (0.16, 0.5, 0.84)))
+        print(f"{name}: events add {middle} ns to {what}, 68% of the time {low} to {high} ({chosen.sum()} launches)")
+        found |= {f"{prefix}gap": middle, f"{prefix}spread": (high - low) // 2}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
