@@ -482,7 +482,7 @@ def plot_scatter(tested: Tested, path: Path) -> None:
 def plot_errors(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Errors of ours and of the baselines, by split."""
     plt = pyplot()
-    models = list(dict.fromkeys((row["model"], row["corrected"]) for row in rows))
+    models = list(dict.fromkeys((row["model"], row["corrected"]) for row in rows if row["scope"] == "all"))
     figure, axis = plt.subplots(figsize=(8, 4))
     for place, (model, corrected) in enumerate(models):
         bars = []

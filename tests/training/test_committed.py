@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from cudasched import errors, hook
 
+from training.record import PROGRAMS
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "training" / "data"
 MODEL = ROOT / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
@@ -17,11 +19,37 @@ MODEL = ROOT / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
 
 def test_the_data_set_is_compact_and_of_this_version() -> None:
     files = sorted(DATA.glob("*.parquet"))
-    assert [path.name for path in files] == ["h200.parquet", "h200_programs.parquet"]
+    by_both = ["h200_libraries.parquet", "h200_sm_counts.parquet"]
+    assert [path.name for path in files] == ["h200.parquet", *by_both[:1], "h200_programs.parquet", *by_both[1:]]
     assert sum(path.stat().st_size for path in files) <= 20e6
     for path in files:
-        assert pq.read_schema(path).metadata[b"cudasched.schema"] == b"1"
-        assert pq.read_schema(path).metadata[b"cudasched.timing"] == b"cupti"
+        metadata = pq.read_schema(path).metadata
+        assert metadata[b"cudasched.schema"] == b"1"
+        assert metadata[b"cudasched.timing"] == (b"both" if path.name in by_both else b"cupti")
+
+
+def test_programs_of_all_libraries_and_all_parts_of_the_gpu_are_there_with_both_times() -> None:
+    columns = ["label", "duration_ns", "elapsed_ns"]
+    libraries = pq.read_table(DATA / "h200_libraries.parquet", columns=columns)
+    labels = {text.split("|")[0].removeprefix("program:") for text in set(libraries["label"].to_pylist()) if text}
+    assert labels == set(PROGRAMS)
+    parts = pq.read_table(DATA / "h200_sm_counts.parquet", columns=columns)
+    assert {int(text.split("|")[1]) for text in set(parts["label"].to_pylist()) if text} == {
+        *(16, 32, 48, 64, 96, 112, 132)
+    }
+    for table in (libraries, parts):
+        assert table["duration_ns"].null_count == 0
+        assert table["elapsed_ns"].null_count < 0.1 * len(table)
+
+
+def test_what_is_said_of_events_is_in_the_recordings() -> None:
+    for name in ("h200_libraries.parquet", "h200_sm_counts.parquet"):
+        metadata = pq.read_schema(DATA / name).metadata
+        gaps = {key: int(value) for key, value in metadata.items() if b"event_" in key and b"overhead" not in key}
+        queued = [value for key, value in gaps.items() if b"queued_gap" in key]
+        waited = [value for key, value in gaps.items() if b"waited_gap" in key]
+        assert queued and all(2_000 < value < 3_500 for value in queued)
+        assert waited and all(value > 7_000 for value in waited)
 
 
 def test_programs_have_what_the_bound_is_judged_by() -> None:
@@ -57,3 +85,6 @@ def test_the_results_are_of_these_data() -> None:
     deciles = [r["n"] for r in rows if r["kind"] == "coverage"]
     assert len(deciles) == 10
     assert min(deciles) >= 2_000
+    scopes = {r["scope"] for r in rows if r["kind"] == "accuracy" and r["split"] == "program"}
+    assert {f"program:{name}{events}" for name in PROGRAMS for events in ("", ", recorded events")} <= scopes
+    assert {f"sm_count:{count}" for count in (32, 64, 112)} <= scopes
