@@ -618,10 +618,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += f" --programs {programs.name}" if programs else ""
     command += f" --libraries {options.libraries.name}" if options.libraries else ""
     command += f" --sm-counts {options.sm_counts.name}" if options.sm_counts else ""
+    if not options.out and not options.figures:
+        return 0
+    meta = meta_of(options.data, command)  # before anything is written: a written file is an uncommitted change
     if options.out:
-        write_results(options.out, rows, options.data, f"{command} --out {options.out.name}")
+        write_results(options.out, rows, replace_command(meta, f"{command} --out {options.out.name}"))
     if options.figures:
-        write_figures(options.figures, figures, options.data, f"{command} --figures {options.figures.name}")
+        write_figures(options.figures, figures, replace_command(meta, f"{command} --figures {options.figures.name}"))
     return 0
 
 
@@ -755,23 +758,28 @@ def meta_of(data: Path, command: str) -> Any:
     )
 
 
-def write_results(path: Path, rows: Sequence[dict[str, Any]], data: Path, command: str) -> None:
+def replace_command(meta: Any, command: str) -> Any:
+    """The same, of another command."""
+    return meta.model_copy(update={"command": command})
+
+
+def write_results(path: Path, rows: Sequence[dict[str, Any]], meta: Any) -> None:
     """Puts the rows into a results file in the common form; rows of the same kinds that it has are replaced."""
     from pydantic import TypeAdapter
 
     from benchmarks.results.schema import PredictorRow, merge
 
-    merge(path, meta_of(data, command), TypeAdapter(list[PredictorRow]).validate_python(rows))
+    merge(path, meta, TypeAdapter(list[PredictorRow]).validate_python(rows))
 
 
-def write_figures(path: Path, figures: Sequence[dict[str, Any]], data: Path, command: str) -> None:
+def write_figures(path: Path, figures: Sequence[dict[str, Any]], meta: Any) -> None:
     """Puts figures into a file of kind figures; those of other names that it has stay."""
     from benchmarks.results.schema import FigureRow, Results, load
 
     rows = {row.figure: row for row in (FigureRow(**one) for one in figures)}
     before = load(path).rows if path.exists() else []
     kept = [row for row in before if isinstance(row, FigureRow) and row.figure not in rows]
-    Results(meta=meta_of(data, command), rows=[*rows.values(), *kept]).write(path)
+    Results(meta=meta, rows=[*rows.values(), *kept]).write(path)
 
 
 if __name__ == "__main__":

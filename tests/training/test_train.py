@@ -217,12 +217,32 @@ def test_a_recording_without_labels_is_evaluated_on_what_it_can_show(
     assert {row["split"] for row in found["rows"]} == {"new_shape", "unseen_kernel"}
 
 
+def test_results_and_figures_of_one_run_name_one_commit(
+    tmp_path: Path, sweeps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, figures = tmp_path / "predictor.json", tmp_path / "figures.json"
+    row = measures.errors_of(np.array([1.0]), np.array([2.0]), np.zeros(1, np.int64))
+    found = [row.row(split="repeat", model="ours", corrected=True)], [evaluate.figure("repeat", 0.03, 0.02, 0, 1, 7)]
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_: found)
+    # A results file that was written is itself a change that is not committed.
+    monkeypatch.setattr("benchmarks.meta.current_commit", lambda: "abc-dirty" if out.exists() else "abc")
+    places = ["--out", str(out), "--figures", str(figures)]
+    assert evaluate.main(["--data", str(sweeps), "--model", str(tmp_path), *places]) == 0
+    said = [json.loads(path.read_text())["meta"] for path in (out, figures)]
+    assert [meta["commit"] for meta in said] == ["abc", "abc"]
+    assert [meta["command"].split()[-2] for meta in said] == ["--out", "--figures"]
+
+
 def test_figures_of_another_run_stay(tmp_path: Path, sweeps: Path) -> None:
     from benchmarks.results.schema import FigureRow, load
 
     path = tmp_path / "figures.json"
-    evaluate.write_figures(path, [evaluate.figure("repeat", 0.03, 0.02, 0.01, 0.03, 7)], sweeps, "one")
-    evaluate.write_figures(path, [evaluate.figure("program_bias", 0.02, 0.03, 0.0, 0.05, 7)], sweeps, "two")
+    evaluate.write_figures(
+        path, [evaluate.figure("repeat", 0.03, 0.02, 0.01, 0.03, 7)], evaluate.meta_of(sweeps, "one")
+    )
+    evaluate.write_figures(
+        path, [evaluate.figure("program_bias", 0.02, 0.03, 0.0, 0.05, 7)], evaluate.meta_of(sweeps, "two")
+    )
     rows = [row for row in load(path).rows if isinstance(row, FigureRow)]
     assert {row.figure: bool(row.limited_by) for row in rows} == {"repeat": False, "program_bias": True}
 
