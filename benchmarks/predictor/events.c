@@ -1,0 +1,112 @@
+/* What two events around a kernel say of it, through whatever libcuda.so.1 the loader finds; links nothing.
+ *
+ *   events SAMPLES NS        with EVENTS_IMAGE=ptx or simulated
+ *
+ * The kernel waits for NS on the GPU's own clock. It is launched, between two events, behind a kernel that keeps the
+ * GPU busy until all are in its queue; then one at a time, so that the GPU waits for each. Prints a line for each case:
+ * "queued" or "waited", then ns between the two events of each launch. Single-threaded. */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { kBurst = 32, kWarmUp = 200, kLongNs = 2000000 };
+
+static const char kPtx[] =
+    ".version 7.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry wait(.param .u64 ns) {\n"
+    "  .reg .u64 %t<4>;\n  .reg .pred %before;\n"
+    "  ld.param.u64 %t0, [ns];\n"
+    "  mov.u64 %t1, %globaltimer;\n"
+    "  add.u64 %t1, %t1, %t0;\n"
+    "again:\n"
+    "  mov.u64 %t2, %globaltimer;\n"
+    "  setp.lt.u64 %before, %t2, %t1;\n"
+    "  @%before bra again;\n"
+    "  ret;\n}\n";
+static const char kSimulated[] =
+    "cudasched-sim 1\nkernel wait params=8 regs=16 shared=0 threads_max=1024 block_us=20 blocks_per_sm=8\n";
+
+static void* library;
+
+static void* need(const char* name) {
+  void* function = dlsym(library, name);
+  if (function == NULL) {
+    fprintf(stderr, "events: the driver has no %s\n", name);
+    exit(2);
+  }
+  return function;
+}
+
+static void check(const char* call, int status) {
+  if (status != 0) {
+    fprintf(stderr, "events: %s failed with status %d\n", call, status);
+    exit(2);
+  }
+}
+
+int main(int argc, char** argv) {
+  const int samples = argc > 1 ? atoi(argv[1]) : 320;
+  uint64_t ns = argc > 2 ? strtoull(argv[2], NULL, 10) : 20000;
+  const char* image = getenv("EVENTS_IMAGE");
+  if (samples <= 0 || ns == 0) {
+    fprintf(stderr, "events: SAMPLES and NS must be above 0\n");
+    return 2;
+  }
+  library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == NULL) {
+    fprintf(stderr, "events: %s\n", dlerror());
+    return 2;
+  }
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  *(void**)&launch = need("cuLaunchKernel");
+  int (*record)(void*, void*);
+  *(void**)&record = need("cuEventRecord");
+  int (*synchronize)(void*);
+  *(void**)&synchronize = need("cuStreamSynchronize");
+  int (*elapsed)(float*, void*, void*);
+  *(void**)&elapsed = need("cuEventElapsedTime");
+  int (*create)(void**, unsigned);
+  *(void**)&create = need("cuEventCreate");
+
+  int device = 0;
+  void *context = NULL, *module = NULL, *stream = NULL, *function = NULL, *events[2 * kBurst];
+  check("cuInit", ((int (*)(unsigned))need("cuInit"))(0));
+  check("cuDeviceGet", ((int (*)(int*, int))need("cuDeviceGet"))(&device, 0));
+  check("cuDevicePrimaryCtxRetain", ((int (*)(void**, int))need("cuDevicePrimaryCtxRetain"))(&context, device));
+  check("cuCtxSetCurrent", ((int (*)(void*))need("cuCtxSetCurrent"))(context));
+  const char* text = image != NULL && strcmp(image, "simulated") == 0 ? kSimulated : kPtx;
+  check("cuModuleLoadData", ((int (*)(void**, const void*))need("cuModuleLoadData"))(&module, text));
+  check("cuModuleGetFunction",
+        ((int (*)(void**, void*, const char*))need("cuModuleGetFunction"))(&function, module, "wait"));
+  check("cuStreamCreate", ((int (*)(void**, unsigned))need("cuStreamCreate"))(&stream, 1));
+  for (int i = 0; i < 2 * kBurst; ++i) check("cuEventCreate", create(&events[i], 0));
+
+  uint64_t long_ns = kLongNs;
+  void *own[] = {&ns}, *ahead[] = {&long_ns};
+  for (int i = 0; i < kWarmUp; ++i) check("cuLaunchKernel", launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL));
+  check("cuStreamSynchronize", synchronize(stream));
+  for (int queued = 1; queued >= 0; --queued) {
+    printf(queued ? "queued" : "waited");
+    for (int done = 0; done < samples; done += kBurst) {
+      int failures = 0;
+      if (queued) failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, ahead, NULL);
+      for (int i = 0; i < kBurst; ++i) {
+        failures |= record(events[2 * i], stream);
+        failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL);
+        failures |= record(events[2 * i + 1], stream);
+        if (!queued) failures |= synchronize(stream);
+      }
+      failures |= synchronize(stream);
+      check("a launch", failures);
+      for (int i = 0; i < kBurst && done + i < samples; ++i) {
+        float ms = 0;
+        check("cuEventElapsedTime", elapsed(&ms, events[2 * i], events[2 * i + 1]));
+        printf(" %.0f", (double)ms * 1e6);
+      }
+    }
+    printf("\n");
+  }
+  return 0;
+}
