@@ -102,7 +102,7 @@ def table_of(results: Results, kind: str | None = None) -> str:
         ValueError: A kind is asked for that the file does not have.
     """
     if any(isinstance(row, FigureRow) for row in results.rows):
-        return f"{core_table(results)}\n{origin(results.meta)}\n"
+        return f"{core_table(results)}\n{origins(results)}\n"
     if is_graphs(results):
         made = graphs_figures(results) if kind == "figures" else graphs_table(results)
         return f"{made}\n{origin(results.meta)}\n"
@@ -127,6 +127,18 @@ def origin(meta: Meta, cpu: str | None = None) -> str:
     known = (("driver", meta.driver), ("CUDA", meta.cuda), ("PyTorch", meta.torch))
     versions = "".join(f", {name} {value}" for name, value in known if value)
     return f"{cpu or meta.gpu}{versions}, {meta.date[:10]}, commit {meta.commit or 'unknown'}."
+
+
+def origins(results: Results) -> str:
+    """The same of figures, a line each run where several made them."""
+    by_origin: dict[str, list[str]] = {}
+    for row in results.rows:
+        if isinstance(row, FigureRow):
+            meta = results.meta_by_kind.get(row.figure, results.meta)
+            by_origin.setdefault(origin(meta), []).append(f"`{row.figure}`")
+    if len(by_origin) <= 1:
+        return next(iter(by_origin), origin(results.meta))
+    return "\n\n".join(f"{', '.join(names)}: {said}" for said, names in by_origin.items())
 
 
 def colocation_table(results: Results) -> str:

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import meta
-from benchmarks.results.schema import FigureRow, Meta, Results, load
+from benchmarks.results.schema import FigureRow, Meta, merge_figures
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -220,12 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sm_clock_mhz=None,
         command=meta.command_line(),
     )
-    names = {each.figure for each in rows}
-    if options.out.exists():
-        rows = [
-            each for each in load(options.out).rows if isinstance(each, FigureRow) and each.figure not in names
-        ] + rows
-    Results(meta=described, rows=rows).write(options.out)
+    merge_figures(options.out, described, rows)
     for each in rows:
         print(f"{each.figure}: {each.value:.3g} (goal {each.goal:g}), {each.low:.3g} to {each.high:.3g}")
     return 0

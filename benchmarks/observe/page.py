@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks import meta
 from benchmarks.observe.__main__ import ROOT, machine
-from benchmarks.results.schema import FigureRow, Meta, Results, load
+from benchmarks.results.schema import FigureRow, Meta, merge_figures
 
 CORES = 2
 GOALS = {"page_first_paint_s": 1.0, "page_kB": 300.0}
@@ -126,11 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sm_clock_mhz=None,
         command=meta.command_line(),
     )
-    kept: list[FigureRow] = []
-    if options.out.exists():
-        found = load(options.out).rows
-        kept = [each for each in found if isinstance(each, FigureRow) and each.figure not in GOALS]
-    Results(meta=described, rows=[*kept, *rows]).write(options.out)
+    merge_figures(options.out, described, rows)
     for each in rows:
         print(f"{each.figure}: {each.value:.3g} (goal {each.goal:g}), {each.low:.3g} to {each.high:.3g}")
     return 0

@@ -6,8 +6,8 @@
 Each arm is one run of `benchmarks.observe.training`: untraced, traced, and with device times by CUPTI. Each second the
 resident memory of the program and the size of what was traced are read. `traced/tracing.json` is written after each
 arm; arms that it has are not run again, so that what was cut off goes on where it was. The traces and the flame graphs
-stay beside it. `--results benchmarks/results/tracing.json` puts what is to be kept of it there. Takes `--seconds` and
-about a minute an arm; untraced takes 60 s at most.
+stay beside it. `--results benchmarks/results/tracing.json` puts what is to be kept of it there, beside what that has
+of other GPUs. Takes `--seconds` and about a minute an arm; untraced takes 60 s at most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 from cudasched.demo.harness import CUDASCHED, Backend
 
 from benchmarks import meta
-from benchmarks.results.schema import Meta, Results, TracingRow
+from benchmarks.results.schema import Meta, Results, TracingRow, load
 
 ARMS = ("untraced", "traced", "device_times")
 #: Memory is taken to be flat where its median over the last third is above that over the second by no more than this.
@@ -130,12 +130,13 @@ def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def row_of(arm: str, found: dict[str, Any]) -> TracingRow:
+def row_of(arm: str, gpu: str, found: dict[str, Any]) -> TracingRow:
     """What is kept of an arm."""
     resident = [mb for _, mb, _ in found["samples"]]
     tenths = [resident[len(resident) * part // 10 : len(resident) * (part + 1) // 10] for part in range(10)]
     return TracingRow(
         arm=arm,
+        gpu=gpu,
         seconds=found["seconds"],
         steps=found["steps"],
         steps_per_s=found["steps_per_s"],
@@ -148,6 +149,21 @@ def row_of(arm: str, found: dict[str, Any]) -> TracingRow:
         launches_kept=found["launches_kept"],
         converted_s=found["converted_s"],
     )
+
+
+def keep(path: Path, arms: dict[str, Any]) -> None:
+    """Puts the arms into a results file, in the place of what it has of the same GPU; what it has of others stays."""
+    metas = {arm: Meta.model_validate(found["meta"]) for arm, found in arms.items()}
+    gpus = {meta.gpu: meta for meta in metas.values()}
+    rows = [row_of(arm, metas[arm].gpu, found) for arm, found in arms.items()]
+    others: dict[str, Meta] = {}
+    if path.exists():
+        before = load(path)
+        others = {gpu: meta for gpu, meta in before.meta_by_kind.items() if gpu not in gpus}
+        rows += [row for row in before.rows if isinstance(row, TracingRow) and row.gpu in others]
+    measured = gpus | others
+    first = next((meta for gpu, meta in measured.items() if gpu != "simulated"), next(iter(measured.values())))
+    Results(meta=first, meta_by_kind=measured, rows=rows).write(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,9 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written.write_text(json.dumps(results, indent=1))
         written.replace(path)
     if options.results is not None and results["arms"]:
-        arms = results["arms"]
-        first = Meta.model_validate(next(iter(arms.values()))["meta"])
-        Results(meta=first, rows=[row_of(arm, found) for arm, found in arms.items()]).write(options.results)
+        keep(options.results, results["arms"])
     bad = False
     bare = results["arms"].get("untraced", {}).get("steps_per_s")
     for arm, found in results["arms"].items():

@@ -37,7 +37,7 @@ from cudasched.observe.baseline import Baseline, Run
 
 from benchmarks import meta
 from benchmarks.regressions.program import VICTIMS
-from benchmarks.results.schema import FigureRow, Meta, Results, load
+from benchmarks.results.schema import FigureRow, Meta, merge_figures
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -331,12 +331,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if not rows:
         raise BenchmarkError(f"too few processes for groups of {options.sizes[0]}: measure more")
     if options.out is not None:
-        if options.out.exists():
-            names = {each.figure for each in rows}
-            kept = load(options.out)
-            others = [each for each in kept.rows if isinstance(each, FigureRow) and each.figure not in names]
-            rows = others + rows
-        Results(meta=measurements[0].meta, rows=rows).write(options.out)
+        merge_figures(options.out, measurements[0].meta, rows)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -246,11 +246,13 @@ class SoakRow(Strict):
 class TracingRow(Strict):
     """A training that was traced for long (benchmarks.observe.tracing): is memory flat, are files bounded?
 
-    `resident_mb` are the program's: the median of each tenth of the time, in order; `growth_mb` is that of the last
-    third over the second. `parts_mb` is what its records took at most of the disk, of which `limit_mb` is the bound.
+    `gpu` is the one that the file's `meta_by_kind` has by this name. `resident_mb` are the program's: the median of
+    each tenth of the time, in order; `growth_mb` is that of the last third over the second. `parts_mb` is what its
+    records took at most of the disk, of which `limit_mb` is the bound.
     """
 
     arm: str
+    gpu: str
     seconds: Positive
     steps: int
     steps_per_s: Positive
@@ -298,7 +300,8 @@ class Results(Strict):
     """One results file.
 
     `rows` are all of one class, the predictor's of several kinds: each kind comes from a run of its own, which
-    `meta_by_kind` tells of (`merge`).
+    `meta_by_kind` tells of (`merge`). It does so for single figures, by their names, where runs on several machines
+    make one file (`merge_figures`), and for traced trainings, by their GPUs.
     """
 
     meta: Meta
@@ -343,14 +346,37 @@ def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
             if not isinstance(row, others) and row.kind not in made:
                 kept.append(row)
         made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
-    # The file's own meta names the GPU that the launches ran on, if any kind has one.
     results = Results(
-        meta=next((one for one in reversed(made.values()) if one.gpu != "none"), meta),
+        meta=_with_gpu(made, meta),
         meta_by_kind=dict(sorted(made.items())),
         rows=[*kept, *rows],
     )
     results.write(path)
     return results
+
+
+def merge_figures(path: Path, meta: Meta, rows: Sequence[FigureRow]) -> Results:
+    """Puts figures into a file: each takes the place of the one of its name, where that was, and the others stay.
+
+    Raises:
+        OSError: The file cannot be read or written.
+        ValueError: What is there does not meet the schema.
+    """
+    before = load(path) if path.exists() else None
+    kept = {row.figure: row for row in before.rows if isinstance(row, FigureRow)} if before else {}
+    measured = {name: before.meta_by_kind.get(name, before.meta) for name in kept} if before else {}
+    kept |= {row.figure: row for row in rows}
+    measured |= {row.figure: meta for row in rows}
+    results = Results(
+        meta=_with_gpu(measured, meta), meta_by_kind=dict(sorted(measured.items())), rows=list(kept.values())
+    )
+    results.write(path)
+    return results
+
+
+def _with_gpu(measured: Mapping[str, Meta], last: Meta) -> Meta:
+    """The file's own meta: it names the GPU that something ran on, if anything did."""
+    return next((one for one in reversed(measured.values()) if not one.gpu.startswith(("none", "simulated"))), last)
 
 
 def replace(path: Path, text: str) -> None:
