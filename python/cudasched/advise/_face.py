@@ -80,7 +80,8 @@ def _program(table: pa.Table, subjects: list[rules.Subject]) -> tuple[Finding, .
     import pyarrow.compute as pc
 
     tiny = rules.tiny_launches(subjects, qualified_name)
-    table = table.select(["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns"])
+    slower = rules.slower_than_predicted(subjects, qualified_name)
+    table = table.select(profile.OF_GAPS).unify_dictionaries()
     timed = profile.gaps(table)
     interval = profile.submit_interval_ns(table)
     bound = None
@@ -92,7 +93,7 @@ def _program(table: pa.Table, subjects: list[rules.Subject]) -> tuple[Finding, .
             idle_ns=pc.sum(timed["gap_ns"]).as_py() or 0,
             interval_ns=interval,
         )
-    return tuple(found for found in (bound, tiny) if found is not None)
+    return tuple(found for found in (slower, bound, tiny) if found is not None)
 
 
 def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Subject:
@@ -278,7 +279,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
         launches=sum(group.launches for group in groups),
         timed_launches=sum(group.timed for group in groups),
         time_ns=sum(times) if times else None,
-        notes=_notes(run, kernels, note),
+        notes=_notes(run, kernels, note) + rules.unknown_to_the_model(subjects),
         program=_program(data, subjects),
         functions=_functions(kernels, sum(times)),
         kernels=tuple(kernels),

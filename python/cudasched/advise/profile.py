@@ -13,7 +13,7 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LONGEST_GAP_NS", "SCHEMA", "Group", "Run", "check", "gaps", "groups", "metadata", "submit_interval_ns"]
+__all__ = ["LONGEST_GAP_NS", "OF_GAPS", "SCHEMA", "Group", "Run", "check", "gaps", "groups", "metadata", "submit_interval_ns"]
 
 SCHEMA = "1"
 """The version of the data set that is read."""
@@ -24,6 +24,8 @@ LONGEST_GAP_NS = 1_000_000
 _SHAPE = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"]
 _KEY = ["kind", "function", "identity", "graph", *_SHAPE, "dynamic_shared_bytes"]
 _WORK = ("bytes", "flops")
+OF_GAPS = ("pid", "thread", "device", "function", *_SHAPE, "submitted_ns", "start_ns", "duration_ns")
+"""What `gaps` and `submit_interval_ns` look at."""
 _OPTIONAL = {"module"}  # recordings of later versions have it
 _OF_KERNEL = ["static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm"]
 _OTHERS = ["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns", "overlapped"]
@@ -82,10 +84,11 @@ class Group:
         overlapped: How many ran beside others.
         duration_ns: Of the timed ones, together.
         predicted_ns: Of one launch, mean; None if nothing predicted them.
-        idle_before_ns: Of the device before these launches, together; None if none was timed.
+        idle_before_ns: Of the device before these launches but the first, together; None if none was timed.
         module: The file that the kernel was loaded from; empty if it is not known.
         bytes: What a launch moves at least, mean; None if it is not known of all of them.
         flops: Additions and multiplications of a launch, alike.
+        typical_ns: Measured, of one launch, the median: without warm-up; None if none was timed.
     """
 
     kind: str
@@ -109,6 +112,7 @@ class Group:
     module: str = ""
     bytes: float | None = None
     flops: float | None = None
+    typical_ns: float | None = None
 
     @property
     def blocks(self) -> int:
@@ -208,11 +212,22 @@ def _partitions(table: pa.Table, by: list[str]) -> Iterator[pa.Table]:
         yield table.filter(chosen)
 
 
+def _first_of_its_kind(ran: pa.Table) -> pa.Array:
+    """Of each row, whether no row before it has the same function and launch shape."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    place = pa.array(range(len(ran)), pa.int64())
+    kinds = ran.select(["function", *_SHAPE]).append_column("place", place).group_by(["function", *_SHAPE])
+    return pc.is_in(place, value_set=kinds.aggregate([("place", "min")])["place_min"].combine_chunks())
+
+
 def gaps(table: pa.Table) -> pa.Table:
     """The timed launches, those of a device in the order in which they ran, with a column ``gap_ns``.
 
-    That is how long the device stood idle before the launch, as far as this process tells; null for the first, and for
-    gaps of more than `LONGEST_GAP_NS`.
+    That is how long the device stood idle before the launch, as far as this process tells. Null for the first; for the
+    first of each function and launch shape, whose code is loaded then, and where libraries try which of their kernels is
+    the fastest; and for gaps of more than `LONGEST_GAP_NS`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -228,6 +243,7 @@ def gaps(table: pa.Table) -> pa.Table:
         column = pa.chunked_array(
             [pa.nulls(1, pa.int64()), *(gap.chunks if isinstance(gap, pa.ChunkedArray) else [gap])]
         )
+        column = pc.if_else(_first_of_its_kind(ran), pa.scalar(None, pa.int64()), column)
         parts.append(ran.append_column("gap_ns", column))
     return pa.concat_tables(parts) if parts else timed.append_column("gap_ns", pa.nulls(0, pa.int64()))
 
@@ -282,6 +298,7 @@ def groups(table: pa.Table, predicted: pa.Array | None, work: dict[str, pa.Array
                 ([], "count_all"),
                 ("duration_ns", "count"),
                 ("duration_ns", "sum"),
+                ("duration_ns", "approximate_median"),
                 ("overlapped", "sum"),
                 ("predicted_ns", "mean"),
                 ("gap_ns", "sum"),
@@ -314,5 +331,6 @@ def _group(row: dict[str, Any]) -> Group:
         module=row.get("module") or "",
         bytes=row["bytes_mean"] if row["bytes_count"] == row["count_all"] else None,
         flops=row["flops_mean"] if row["flops_count"] == row["count_all"] else None,
+        typical_ns=row["duration_ns_approximate_median"],
         **{name: row[f"{name}_max"] or 0 for name in _OF_KERNEL},
     )

@@ -96,7 +96,7 @@ class Kernel(_Frozen):
         description="The greater of both over what the GPU can do, 0 to 1; null where either is not known."
     )
     idle_before_ns: int | None = Field(
-        description="Time that the device stood idle before these launches, gaps up to 1 ms."
+        description="Time that the device stood idle before these launches but the first, gaps up to 1 ms."
     )
     level: Level
     time_at_stake_ns: int | None = Field(

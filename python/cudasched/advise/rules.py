@@ -21,7 +21,6 @@ __all__ = [
     "CRITICAL_SHARE",
     "KERNEL_RULES",
     "LEVELS",
-    "LIBRARY_RULES",
     "SHOWN",
     "WARNING_GAIN",
     "Subject",
@@ -34,9 +33,11 @@ __all__ = [
     "level",
     "level_of",
     "peak_share",
+    "slower_than_predicted",
     "sm_utilisation",
     "tail_fill",
     "tiny_launches",
+    "unknown_to_the_model",
     "waves",
 ]
 
@@ -67,7 +68,8 @@ _RECOMPILED = {"Triton", "torch.compile"}  # built for one block size: the funct
 _LESS_OFTEN = (
     'a CUDA graph (torch.cuda.CUDAGraph, torch.compile with mode="reduce-overhead"), larger batches, fused kernels'
 )
-_SLOW, _SLOW_LAUNCHES, _NEAR_PEAK = 2.0, 3, 0.7
+_SLOW, _SLOW_LAUNCHES = 2.0, 3
+_SLOW_RUN, _SLOW_KERNELS = 1.5, 5  # of 327 recordings on an idle GPU the most was 1.3
 _BOUND_LAUNCHES, _BOUND_IDLE, _BOUND_SHORT = 50, 0.3, 0.5
 
 
@@ -404,29 +406,74 @@ def _spills(subject: Subject) -> Finding | None:
     )
 
 
-def _slower_than_predicted(subject: Subject) -> Finding | None:
-    """A library's kernel that takes far longer than such launches took where the model was trained.
+def _against_prediction(subjects: Sequence[Subject]) -> list[tuple[float, Subject]]:
+    """How many times what was predicted the libraries' kernels take, the least first.
 
-    Not for the user's own: of those the model knows too little.
+    By the median of a kernel's launches, so that neither warm-up nor an interruption counts. Not of the user's own
+    kernels, of which the model knows too little, nor of what ran beside other launches.
     """
-    group = subject.group
-    if subject.origin.changeable or group.timed < _SLOW_LAUNCHES or group.predicted_ns is None:
+    found = []
+    for subject in subjects:
+        group = subject.group
+        if group.kind != "kernel" or subject.origin.changeable or group.timed < _SLOW_LAUNCHES:
+            continue
+        if 2 * group.overlapped > group.launches or group.typical_ns is None:
+            continue
+        if group.predicted_ns is not None and group.predicted_ns >= _FLOOR_NS:
+            found.append((group.typical_ns / group.predicted_ns, subject))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], str]) -> Finding | None:
+    """A run that takes far longer than such launches took where the model was trained: one finding on the program.
+
+    What slows a GPU down slows all kernels. A single one that takes longer than predicted says something of the model
+    alone, which has not seen all shapes (`unknown_to_the_model`).
+
+    Args:
+        subjects: All kernels of the run.
+        name_of: From a kernel as the driver names it to what a report calls it.
+    """
+    against = _against_prediction(subjects)
+    if len(against) < _SLOW_KERNELS:
         return None
-    if 2 * group.overlapped > group.launches or group.predicted_ns < _FLOOR_NS or group.mean_ns is None:
+    times = against[len(against) // 4][0]
+    if times < _SLOW_RUN:
         return None
-    if group.mean_ns < _SLOW * group.predicted_ns or (subject.share or 0.0) < CRITICAL_SHARE:
-        return None
-    near = peak_share(subject)
-    if near is not None and near > _NEAR_PEAK:
-        return None
-    rate = "" if near is None else f", at {_percent(near)} of what the GPU can do"
-    return _finding(
-        subject,
-        "slower_than_predicted",
-        _TRADED * (1 - group.predicted_ns / group.mean_ns),
-        f"{_microseconds(group.mean_ns)} a launch, where {_microseconds(group.predicted_ns)} were predicted{rate}",
-        "look at the clocks and the power limit while it runs (nvidia-smi -q -d CLOCK,PERFORMANCE), at its operands' "
-        "alignment, strides and layout, and at what else used the GPU; or the model does not know such shapes",
+    gain = _TRADED * (1 - 1 / times)
+    by_function: dict[str, tuple[int, int]] = {}
+    for ratio, subject in against:
+        if ratio >= _SLOW_RUN:
+            launches, stake = by_function.get(subject.group.function, (0, 0))
+            mine = round((subject.group.time_ns or 0) * gain)
+            by_function[subject.group.function] = launches + subject.group.launches, stake + mine
+    return Finding(
+        rule="slower_than_predicted",
+        level=level_of(gain, None),
+        reason=f"three quarters of {len(against)} library kernels take {times:.1f} times as long as predicted and more",
+        recommendation="look at the clocks and the power limit while it runs (nvidia-smi -q -d CLOCK,PERFORMANCE), and "
+        "at what else used the GPU",
+        expected_gain=round(gain, 3),
+        time_at_stake_ns=round(gain * sum(subject.group.time_ns or 0 for subject in subjects)),
+        shown="slower_than_predicted" in SHOWN,
+        kernels=tuple(
+            Affected(name=name_of(function), launches=count, time_at_stake_ns=mine)
+            for function, (count, mine) in sorted(by_function.items(), key=lambda item: (-item[1][1], item[0]))
+        ),
+    )
+
+
+def unknown_to_the_model(subjects: Sequence[Subject]) -> tuple[str, ...]:
+    """A note on kernels whose prediction is no measure, because the others take what was predicted; else nothing."""
+    against = _against_prediction(subjects)
+    slow = [subject for times, subject in against if times >= _SLOW]
+    share = sum(subject.share or 0.0 for subject in slow)
+    if len(against) < _SLOW_KERNELS or against[len(against) // 4][0] >= _SLOW_RUN or share < CRITICAL_SHARE:
+        return ()
+    takes = "takes" if len(slow) == 1 else "take"
+    return (
+        f"{_count(len(slow), 'library kernel')} ({_percent(share)} of the time) {takes} twice as long as predicted and "
+        "more, the others do not: the model does not know such shapes, or their operands are laid out badly",
     )
 
 
@@ -485,16 +532,15 @@ Rule = Callable[[Subject], "Finding | None"]
 KERNEL_RULES: tuple[Rule, ...] = (_partial_warp, _low_occupancy, _small_grid, _tail, _spills)
 """On the launch shape and resources; only for kernels whose shape the user can change."""
 
-LIBRARY_RULES: tuple[Rule, ...] = (_slower_than_predicted,)
-"""For the others."""
-
 
 def find(subject: Subject) -> tuple[Finding, ...]:
-    """What is to be said of a kernel, the most time at stake first. Nothing on graphs: one row holds many kernels."""
-    if subject.group.kind != "kernel":
+    """What is to be said of a kernel, the most time at stake first.
+
+    Nothing on what the user cannot change, nor on graphs: one row holds many kernels.
+    """
+    if subject.group.kind != "kernel" or not subject.origin.changeable:
         return ()
-    rules = KERNEL_RULES if subject.origin.changeable else LIBRARY_RULES
-    found = [finding for finding in (rule(subject) for rule in rules) if finding is not None]
+    found = [finding for finding in (rule(subject) for rule in KERNEL_RULES) if finding is not None]
     return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
 
 
