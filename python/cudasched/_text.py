@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["closest", "one_line", "printable", "shown"]
+__all__ = ["closest", "counted", "one_line", "printable", "shown"]
 
 _LONGEST = 80
 
@@ -26,6 +26,11 @@ def printable(text: str, *, newlines: bool = False) -> str:
 
 def _written(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """A number and what there is of it: "1 process", "3,000 processes"."""
+    return f"{number:,} {one if number == 1 else several}"
 
 
 def one_line(text: str) -> str:

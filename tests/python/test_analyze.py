@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from cudasched.errors import ConfigError
+from rich.console import Console
 from support import Run
 
 pytest.importorskip("pyarrow", reason="recordings are read with pyarrow")
@@ -302,6 +304,48 @@ def test_rules(name: str, values: dict[str, Any], rules: list[str]) -> None:
     found = conclusions(name, seen(**values))
     assert [one.rule for one in found] == rules
     assert all(one.reason and one.recommendation for one in found)
+
+
+def test_nobody_is_told_to_change_a_librarys_code() -> None:
+    # Of PyTorch's batch_norm_collect_statistics in ResNet50 training on an H200, and made up where that shows nothing.
+    real = seen(
+        sm_percent=27.1,
+        dram_percent=9.0,
+        l2_hit_percent=11.9,
+        load_sectors=2.0,
+        store_sectors=4.0,
+        stalls={"long_scoreboard": 15.4, "wait": 2.6, "barrier": 1.7},
+    )
+    (own,) = conclusions("k", real)
+    (theirs,) = conclusions("k", real, "ATen")
+    assert own.reason == theirs.reason and "a warp waits 15.4 cycles" in own.reason
+    assert "more loads in flight" in own.recommendation
+    assert theirs.recommendation.startswith("the code is ATen's: ") and "torch.compile" in theirs.recommendation
+    (sectors,) = conclusions("k", seen(load_sectors=32.0), "ATen")
+    assert "the code is ATen's: give it operands of another layout" in sectors.recommendation
+    (memory,) = conclusions("k", seen(dram_percent=85.0, l2_hit_percent=20.0), "ATen")
+    assert "fewer bytes" in memory.recommendation and "blocks" not in memory.recommendation
+
+
+def test_kernels_of_a_library_can_be_told_apart_in_a_terminal() -> None:
+    names = ("collect_statistics", "backward_reduce", "backward_elemt", "transform_input")
+    functions = [f"batch_norm_{name}_channels_last_kernel" for name in names]
+    mangled = [f"_ZN2at6native{len(function)}{function}ILi4EEEvPKf" for function in functions]
+    report = advise(recording([launch(function=name, duration_ns=9000 - 10 * n) for n, name in enumerate(mangled)]))
+    slow = {"duration_ns": 9.0, "sm_percent": 27.0, "dram_percent": 9.0}
+    launches = [ncu.Launch(name, slow, {"long_scoreboard": 15.4}) for name in mangled[1:]]
+    analysis = merge(report, launches, profiler="ncu", problem="", kernels=4)
+    assert all("the code is ATen's" in one.conclusions[0].recommendation for one in analysis.kernels)
+    for columns in (80, 120, 160):
+        file = io.StringIO()
+        Console(file=file, width=columns).print(terminal(analysis, columns=columns, top=20))
+        text = file.getvalue().partition("what the hardware counters say")[2]
+        rows = [line for line in text.splitlines() if line.startswith("│")]
+        assert [row.split()[1] for row in rows] == ["2", "3", "4"], "as in the table of the advice"
+        assert all(len(line) <= columns for line in text.splitlines())
+        joined = " ".join(text.split())
+        for number, function in enumerate(functions[1:], 2):
+            assert f"{number} {function}: neither memory nor SMs are busy" in joined
 
 
 def test_a_low_hit_rate_matters_where_the_memory_is_busy() -> None:

@@ -53,7 +53,7 @@ def test_each_launch_of_an_unmodified_program_is_on_the_timeline(cudasched: Run,
     ended = cudasched("trace", "-o", str(TRACE), "--", sys.executable, str(LAUNCHER), "50")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "launched 50\n"
-    assert ended.stderr.splitlines()[-1] == "cudasched: out.pftrace: 50 launches of 1 processes"
+    assert ended.stderr.splitlines()[-1] == "cudasched: out.pftrace: 50 launches of 1 process"
     parsed = parse(TRACE)
     (name,) = parsed.processes.values()
     assert name.endswith("launcher.py")
@@ -289,7 +289,7 @@ gpu.synchronize()
         "flame.html",
     )
     assert ended.returncode == 0, ended.stderr
-    assert "6 launches of 1 processes, 6 with device times" in ended.stderr
+    assert "6 launches of 1 process, 6 with device times" in ended.stderr
     parsed = parse(TRACE)
     on_gpu = parsed.of("gpu")
     assert [each.args.get("region") for each in on_gpu] == ["request"] * 4 + ["(normal)"] * 2 or [
@@ -348,7 +348,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """,
     )
     assert ended.returncode == 128 + signal.SIGKILL
-    assert "1 processes did not come to their end; what they had written is there" in ended.stderr
+    assert "1 of the processes did not come to their end; what they had written is there" in ended.stderr
     assert len(parse(TRACE).of("launch")) == 20
     assert not parts_of(TRACE).exists()
 

@@ -17,7 +17,7 @@ import typer
 from cudasched import hook
 from cudasched._output import Output
 from cudasched._scratch import Scratch
-from cudasched._text import one_line
+from cudasched._text import counted, one_line
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
 from cudasched.cli.run import configure, preload
@@ -56,7 +56,7 @@ def command(
         ),
     ] = "cupti",
     label: Annotated[str, typer.Option(help="What the launches are; the column `label`.")] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on standard error.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors and warnings.")] = False,
 ) -> int:
     """Record every kernel and graph launch of an unmodified program: shape, parameters, occupancy, time."""
     return run_collected(program or [], output=output, timing=timing, label=label, quiet=quiet)
@@ -151,15 +151,18 @@ def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], 
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report(output: Path, metadata: dict[str, str]) -> int:
-    """Says what was recorded. Returns 1 if that is nothing, else 0."""
+def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
+    """Says what was recorded, unless it is to be quiet and nothing is wrong. Returns 1 if that is nothing, else 0."""
 
     def number(name: str) -> int:
         return int(metadata.get(f"cudasched.{name}", "0"))
 
     rows = int(metadata["rows"])
     if rows > 0:
-        _say(f"{output}: {rows:,} launches of {number('processes')} processes, timed by {metadata['cudasched.timing']}")
+        if not quiet:
+            processes = counted(number("processes"), "process", "processes")
+            launches = counted(rows, "launch", "launches")
+            _say(f"{output}: {launches} of {processes}, timed by {metadata['cudasched.timing']}")
     else:
         kept = f"; {output} was there before, and is kept as it was" if "kept" in metadata else ""
         _say(
@@ -171,7 +174,7 @@ def _report(output: Path, metadata: dict[str, str]) -> int:
         ("untimed", "launches have no time, because the device gave none"),
         ("mismatched", "launches have no time, because CUPTI's records did not fit them"),
         ("by_order", "launches were joined with their times by their order alone, because CUPTI gave no correlation"),
-        ("cut_short", "processes did not come to their end; what they had written is there"),
+        ("cut_short", "of the processes did not come to their end; what they had written is there"),
     ):
         if number(name):
             _say(f"warning: {number(name):,} {what}")
@@ -187,7 +190,7 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
             recorded, what was there before stays.
         timing: "cupti", "events" or "both".
         label: Of every launch that has no label of its own.
-        quiet: No progress.
+        quiet: Only errors and warnings are said.
 
     Returns:
         The program's exit code, 128 + n where signal n killed it; 1 where it succeeded and nothing was recorded.
@@ -216,7 +219,7 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
         if not directory.is_dir():
             raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
         with claim(directory, output, new=False):
-            return _finish(directory, target, 0)
+            return _finish(directory, target, 0, quiet)
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     unreachable = why_not_preloadable(path)
     if unreachable:
@@ -231,10 +234,10 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         progress.end()
-        return _finish(directory, target, code)
+        return _finish(directory, target, code, quiet)
 
 
-def _finish(directory: Path, target: Output, code: int) -> int:
+def _finish(directory: Path, target: Output, code: int, quiet: bool) -> int:
     try:
         metadata = convert(directory, target)
     except OSError as error:
@@ -243,5 +246,5 @@ def _finish(directory: Path, target: Output, code: int) -> int:
             f"`cudasched collect -o {target.path}` finishes it"
         ) from error
     shutil.rmtree(directory, ignore_errors=True)
-    nothing = _report(target.path, metadata)
+    nothing = _report(target.path, metadata, quiet)
     return code or nothing

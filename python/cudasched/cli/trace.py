@@ -13,7 +13,7 @@ import typer
 from cudasched import hook
 from cudasched._output import Output
 from cudasched._scratch import Scratch
-from cudasched._text import one_line
+from cudasched._text import counted, one_line
 from cudasched.cli.collect import run_to_end
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
@@ -107,11 +107,12 @@ def _report(output: Path, summary: Summary, quiet: bool) -> int:
     if not quiet:
         held = f", {summary.waits:,} waits at the gate ({summary.wait_ns / 1e6:,.1f} ms)" if summary.waits else ""
         timed = f", {summary.device_times:,} with device times" if summary.device_times else ""
-        _say(f"{output}: {summary.launches:,} launches of {summary.processes} processes{timed}{held}")
+        launches = counted(summary.launches, "launch", "launches")
+        _say(f"{output}: {launches} of {counted(summary.processes, 'process', 'processes')}{timed}{held}")
     for count, what in (
         (summary.dropped, "records were dropped, for want of room in memory"),
         (summary.rotated_away, "records, the oldest, were deleted to keep --limit-mb"),
-        (summary.cut_short, "processes did not come to their end; what they had written is there"),
+        (summary.cut_short, "of the processes did not come to their end; what they had written is there"),
         (summary.damaged, "files end in something that was not written whole; it was left out"),
     ):
         if count:

@@ -23,6 +23,8 @@ __all__ = ["Foreign", "Gpu", "GpuShare", "gpus", "of_status", "with_gpus"]
 _PROC = Path("/proc")
 _MPS_SERVER = "nvidia-cuda-mps"
 _T = TypeVar("_T")
+_begun_by: int | None = None
+"""The process that has begun NVML; a child begins it anew."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
     handle = _said(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
     if handle is None:
         return None
-    memory = _said(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = _said(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)) or _said(
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle)  # before driver 510: with what the driver keeps for itself
+    )
     used = None if memory is None else int(memory.used)
     rates = _said(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     clock = _said(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
@@ -195,25 +199,43 @@ def gpus(devices: Iterable[Device], processes: Iterable[Process]) -> dict[str, G
         devices: The GPUs, as `clients` found them.
         processes: Their clients.
     """
+    devices, processes = list(devices), list(processes)
+    nvml = _nvml() if devices else None
+    if nvml is None:
+        return {}
+    found = {}
+    for device in devices:
+        clients: dict[int, set[str]] = {}
+        for process in processes:
+            for place, client in process.clients:
+                if place == device.uuid:
+                    clients.setdefault(process.pid, set()).add(client.client_class)
+        if (gpu := _gpu(nvml, device, clients)) is not None:
+            found[device.uuid] = gpu
+    if not found:
+        _end(nvml)
+    return found
+
+
+def _nvml() -> Any:
+    """NVML, begun. It stays so: to begin it takes tens of milliseconds. None where it is not installed."""
+    global _begun_by
     try:
         import pynvml as nvml
     except ImportError:
-        return {}
-    if _said(lambda: nvml.nvmlInit() or True) is None:
-        return {}
-    try:
-        found = {}
-        for device in devices:
-            clients: dict[int, set[str]] = {}
-            for process in processes:
-                for place, client in process.clients:
-                    if place == device.uuid:
-                        clients.setdefault(process.pid, set()).add(client.client_class)
-            if (gpu := _gpu(nvml, device, clients)) is not None:
-                found[device.uuid] = gpu
-        return found
-    finally:
-        _said(lambda: nvml.nvmlShutdown() or True)
+        return None
+    if _begun_by != os.getpid():
+        if _said(lambda: nvml.nvmlInit() or True) is None:
+            return None
+        _begun_by = os.getpid()
+    return nvml
+
+
+def _end(nvml: Any) -> None:
+    """So that it begins anew: it knows none of the GPUs, for one because the driver was loaded anew."""
+    global _begun_by
+    _said(lambda: nvml.nvmlShutdown() or True)
+    _begun_by = None
 
 
 def with_gpus(devices: list[Device], processes: list[Process]) -> list[Device]:

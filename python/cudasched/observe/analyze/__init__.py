@@ -62,6 +62,7 @@ def merge(report: Report, launches: Sequence[_ncu.Launch], *, profiler: str, pro
             missing.append(by_function[function].name)
             continue
         seen = counters(mine)
+        first = report.kernels[by_function[function].shapes[0]]
         found.append(
             Measured(
                 function=function,
@@ -71,7 +72,7 @@ def merge(report: Report, launches: Sequence[_ncu.Launch], *, profiler: str, pro
                 time_ns=by_function[function].time_ns,
                 share=by_function[function].share,
                 counters=seen,
-                conclusions=conclusions(function, seen),
+                conclusions=conclusions(function, seen, "" if first.changeable else first.origin),
             )
         )
     notes = []

@@ -64,12 +64,13 @@ def counters(launches: Sequence[Launch]) -> Counters:
     return Counters(**found, stalls=dict(sorted(stalls.items(), key=lambda pair: -pair[1])))
 
 
-def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
+def conclusions(name: str, seen: Counters, library: str = "") -> tuple[Conclusion, ...]:
     """What limits a kernel, and what to do about it.
 
     Args:
         name: The kernel's, as the driver or a person has it.
         seen: Its counters.
+        library: Whose kernel it is, if its code is not the user's to change.
     """
     made = []
     for kind, sectors in (("load", seen.load_sectors), ("store", seen.store_sectors)):
@@ -79,8 +80,11 @@ def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
                     rule="sectors",
                     reason=f"a global {kind} of a warp touches {sectors:.1f} sectors of 32 bytes, where 4 do for 4 "
                     "bytes a thread and 16 for 16 bytes",
-                    recommendation="let neighbouring threads use neighbouring addresses: another layout or order "
-                    "of loops, or a detour through shared memory",
+                    recommendation=f"the code is {library}'s: give it operands of another layout (contiguous, channels "
+                    "last)"
+                    if library
+                    else "let neighbouring threads use neighbouring addresses: another layout or order of loops, or a "
+                    "detour through shared memory",
                 )
             )
     if seen.dram_percent is not None and seen.dram_percent >= _NEAR_PEAK:
@@ -91,7 +95,7 @@ def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
                 rule="memory",
                 reason=f"the memory is busy at {seen.dram_percent:.0f}% of its throughput{hits}",
                 recommendation="move fewer bytes: a smaller type, kernels fused so that results stay in registers"
-                + ("; let blocks that share data run close together" if cached else ""),
+                + ("; let blocks that share data run close together" if cached and not library else ""),
             )
         )
     is_product = any(word in name.lower() for word in _MATRIX_PRODUCTS)
@@ -113,7 +117,10 @@ def conclusions(name: str, seen: Counters) -> tuple[Conclusion, ...]:
                 rule="latency",
                 reason=f"neither memory nor SMs are busy (at most {max(busy):.0f}%): a warp waits {worst[1]:.1f} "
                 f"cycles between two instructions for {about}",
-                recommendation=remedy,
+                recommendation=f"the code is {library}'s: give it more work at once (larger batches), or put a fused "
+                "kernel in its place (torch.compile)"
+                if library
+                else remedy,
             )
         )
     return tuple(made)

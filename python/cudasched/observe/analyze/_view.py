@@ -18,6 +18,7 @@ __all__ = ["html", "terminal"]
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _SHOWN_STALLS = 3
+_TELLING_CHARS = 12
 
 
 def _time(time_ns: float | None) -> str:
@@ -46,6 +47,12 @@ def _stalls(seen: Counters) -> str:
     return ", ".join(f"{reason.replace('_', ' ')} {cycles:.1f}" for reason, cycles in most) or "-"
 
 
+def _name(name: str) -> str:
+    """Without namespaces, where it says enough by itself."""
+    last = name.rpartition("::")[2]
+    return printable(last if len(last) >= _TELLING_CHARS else name)
+
+
 def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
     """The analysis for a terminal: the advice, then the counters, then what follows from them.
 
@@ -61,12 +68,16 @@ def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
 
     parts: list[RenderableType] = [advice(analysis.advice, columns=columns, top=top)]
     shown = analysis.kernels
+    # Kernels have the numbers that they have in the table above: names of a library are alike for half of their length.
+    place = {one.function: number for number, one in enumerate(analysis.advice.functions, 1)}
+    numbers = [str(place[one.function]) for one in shown]
     if shown:
         parts += [
             Text("\nwhat the hardware counters say, the most time first", style="bold"),
             fitted(
                 [
-                    Column("kernel", [one.name for one in shown], may_shorten=True),
+                    Column("#", numbers, is_number=True),
+                    Column("kernel", [_name(one.name) for one in shown], may_shorten=True),
                     Column("share", [_share(one.share) for one in shown], 1, is_number=True),
                     Column("SMs", [_percent(one.counters.sm_percent) for one in shown], 7, is_number=True),
                     Column("DRAM", [_percent(one.counters.dram_percent) for one in shown], 9, is_number=True),
@@ -80,11 +91,11 @@ def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
                 columns,
             ),
         ]
-        for one in shown:
+        for number, one in zip(numbers, shown, strict=True):
             for conclusion in one.conclusions:
                 parts.append(
                     Text.assemble(
-                        (f"{printable(one.name)[:60]}: ", "bold"),
+                        (f"{number} {_name(one.name)}: ", "bold"),
                         conclusion.reason,
                         "; ",
                         conclusion.recommendation,
