@@ -59,6 +59,7 @@ CLIENT = Client(
     0,
     "0",
 )
+CLIENT = replace(CLIENT, memory_bytes=3 << 30)
 METRICS = Metrics(
     {"normal": 0, "latency": 100, "best_effort": 0},
     *[0] * 15,
@@ -89,6 +90,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     (row,) = rows(at(12.0, replace(PROCESS, metrics=later)), at(10.0, PROCESS))
     assert (row.gpu_share, row.launches_per_s, row.attainment) == (0.25, 25.0, 0.9)
     assert row.request_ms is not None and row.gate_wait_ms is None
+    assert row.memory_bytes == 3 << 30
     assert (row.slo_ms, row.in_flight_ms, row.state, row.classes, row.priority) == (5.0, 0.25, "idle", ("latency",), 2)
 
 
@@ -210,9 +212,9 @@ def test_in_a_terminal_wide_and_narrow(simulated: Path, quick_device: None, comm
         terminal = Terminal([command, "top", "--interval-s", "0.2"], 160)
         both = lambda text: "serve.py" in text and "train.py" in text  # noqa: E731
         wide = terminal.until(lambda text: both(text) and "past gate" in text and "by GPU %, descending" in text)
-        for title in ("pid", "name", "class", "GPU %", "state", "in SLO %", "P99 ms", "launches/s", "prio"):
+        for title in ("pid", "name", "class", "GPU %", "state", "in SLO %", "GiB", "P99 ms", "launches/s", "prio"):
             assert title in wide, title
-        assert "best-eff" in wide
+        assert "best_effort" in wide, "as it is called everywhere"
         # The next column sorts, the other way round, and what is shown stays.
         terminal.keys("s")
         terminal.until(lambda text: "by state, ascending" in text)

@@ -47,6 +47,7 @@ class Row:
         process_class: Of launches that no region and no stream decides.
         weight: Multiplies its share among best-effort clients.
         policy: What decides over its best-effort launches.
+        memory_bytes: What it holds of all GPUs, as the driver was asked for it.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Row:
     process_class: str = "normal"
     weight: float = 1.0
     policy: str = ""
+    memory_bytes: int = 0
 
 
 def _since(now: Times, before: Times) -> Times:
@@ -147,6 +149,7 @@ def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
         process_class=clients[0].process_class,
         weight=clients[0].weight,
         policy=clients[0].policy,
+        memory_bytes=sum(client.memory_bytes for client in clients),
     )
 
 

@@ -54,18 +54,14 @@ class _Column:
     descends: bool = True
 
 
-def _classes(row: Row) -> str:
-    short = {"latency": "lat", "normal": "norm", "best_effort": "best-eff"}
-    return "+".join(short.get(name, name) for name in row.classes)
-
-
 _COLUMNS = (
     _Column("pid", lambda r: str(r.pid), lambda r: r.pid, 0, descends=False),
     _Column("name", lambda r: printable(r.name)[:24], lambda r: r.name.lower(), 0, descends=False),
-    _Column("class", _classes, lambda r: r.classes, 0, descends=False),
+    _Column("class", lambda r: "+".join(r.classes), lambda r: r.classes, 0, descends=False),
     _Column("GPU %", lambda r: _number(r.gpu_share, ".0f", 100), lambda r: r.gpu_share or 0, 0),
     _Column("state", lambda r: r.state, lambda r: r.state, 70, descends=False),
     _Column("in SLO %", lambda r: _number(r.attainment, ".1f", 100), lambda r: 2 - (r.attainment or 2), 60),
+    _Column("GiB", lambda r: f"{r.memory_bytes / _GIB:.1f}", lambda r: r.memory_bytes, 75),
     _Column("P99 ms", lambda r: _number(r.request_ms, ".2f"), lambda r: r.request_ms or 0, 80),
     _Column("SLO ms", lambda r: _number(r.slo_ms, "g"), lambda r: r.slo_ms or 0, 100),
     _Column("gate P95 ms", lambda r: _number(r.gate_wait_ms, ".2f"), lambda r: r.gate_wait_ms or 0, 100),
