@@ -160,6 +160,9 @@ def test_one_with_a_run_directory_of_its_own_is_named(
         assert shown["cudasched_gpu_foreign_processes", ""] == 2
         assert shown["cudasched_gpu_unaccounted_memory_bytes", ""] == 4 << 30
         assert shown["cudasched_class_memory_bytes", "latency"] == 1 << 30
+        assert shown["cudasched_class_sm_ratio", "latency"] == 0.4
+        assert shown["cudasched_gpu_sm_clock_hertz", ""] == 1.98e9
+        assert ("cudasched_gpu_power_watts", "") not in shown, "this GPU does not say"
 
 
 def test_a_list_without_anybody_is_memory_unaccounted_for(

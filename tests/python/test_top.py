@@ -24,6 +24,8 @@ from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
 from support import PATIENCE_S, Run
 
+from test_containers import nvml  # noqa: F401
+
 pytest.importorskip("textual")
 pyte = pytest.importorskip("pyte")
 
@@ -276,6 +278,26 @@ def _is_grey(shade: str) -> bool:
     if len(shade) == 6 and all(digit in "0123456789abcdef" for digit in shade):
         return shade[:2] == shade[2:4] == shade[4:]
     return shade in ("default", "black", "white", "brightblack", "brightwhite")
+
+
+def test_who_else_is_on_the_gpu_is_named(
+    simulated: Path, quick_device: None, command: str, nvml: Callable[..., None]  # noqa: F811
+) -> None:
+    unseen = 2**22 + 1  # of a pid namespace that this process does not see
+    with client("serve.py", "latency"), subprocess.Popen(["sleep", "1000"]) as plain:
+        nvml((plain.pid, 3 << 30), (unseen, 4 << 30), used=10 << 30)
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 100)
+        terminal.until(
+            lambda text: (
+                "serve.py" in text
+                and "93% busy  10.0 of 80 GiB" in text
+                and f"sleep ({plain.pid}) is not under cudasched" in text
+                and "unaccounted memory: 4.0 GiB" in text
+            )
+        )
+        terminal.keys("q")
+        assert terminal.end() == 0
+        plain.kill()
 
 
 def test_nobody_there_is_said(simulated: Path, command: str) -> None:
