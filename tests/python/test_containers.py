@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cudasched import observe
@@ -193,11 +194,28 @@ def test_without_nvml_nothing_is_said(simulated: Path, cudasched: Run) -> None:
         program.stdin.close()
 
 
-def test_the_manifest_is_as_kubernetes_wants_it() -> None:
-    """The fields that it uses, by name: a typing mistake in a manifest is silently ignored by lenient tools."""
+def manifests() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The pod of docs/containers.md, and the volumes that two pods have in its place."""
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "docs/containers.md").read_text(encoding="utf-8")
-    pod = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    pod, volumes = (yaml.safe_load(part.split("```")[0]) for part in text.split("```yaml\n")[1:])
+    return pod, volumes["volumes"]
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+def test_the_manifests_meet_the_schema_of_kubernetes(version: str) -> None:
+    """Strictly: a misspelt field in a manifest is silently ignored by lenient tools."""
+    schema = pytest.importorskip("kubernetes_validate")
+    pod, volumes = manifests()
+    schema.validate(pod, version, strict=True)
+    schema.validate({**pod, "spec": {**pod["spec"], "volumes": volumes}}, version, strict=True)
+    pod["spec"]["containers"][0]["volumeMount"] = pod["spec"]["containers"][0].pop("volumeMounts")
+    with pytest.raises(schema.ValidationError):
+        schema.validate(pod, version, strict=True)
+
+
+def test_the_containers_of_the_manifest_share_a_run_directory() -> None:
+    pod, _ = manifests()
     assert (pod["apiVersion"], pod["kind"], set(pod)) == ("v1", "Pod", {"apiVersion", "kind", "metadata", "spec"})
     spec = pod["spec"]
     assert set(spec) == {"securityContext", "volumes", "containers"}

@@ -109,7 +109,7 @@ def test_charts_of_the_last_minutes_light_and_dark_wide_and_narrow(
 ) -> None:
     keep = os.environ.get("PAGE_PICTURES")
     backs = []
-    with program("train.py"), program("serve.py", "region"):
+    with program("python notebook.py"), program("python serve.py", "region"):
         for scheme, width in (("light", 1280), ("dark", 1280), ("light", 420)):
             with page(server, tmp_path / f"{scheme}{width}", scheme, width) as browser:
                 assert browser.evaluate("document.querySelectorAll('#charts svg').length") == 4
@@ -120,6 +120,8 @@ def test_charts_of_the_last_minutes_light_and_dark_wide_and_narrow(
                 backs.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
                 # Nothing sticks out but what may be scrolled.
                 assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+                table = "document.querySelector('.scroll')"
+                assert browser.evaluate(f"{table}.scrollWidth <= {table}.clientWidth") == (width == 1280)
                 if keep:
                     time.sleep(8)
                 browser.picture(tmp_path / "page.png")
