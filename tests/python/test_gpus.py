@@ -20,7 +20,7 @@ RESERVED, TOTAL = 644_939_776, 150_754_820_096
 class Nvml:
     """Two versions of the answer on memory, as the real one has."""
 
-    nvmlMemory_v2 = 0x2000028
+    nvmlMemory_v2 = 0x2000028  # noqa: N815
     NVML_CLOCK_SM = 1
 
     def __init__(self) -> None:

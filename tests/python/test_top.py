@@ -23,7 +23,6 @@ from cudasched.observe._metrics import Device, Metrics, Predictions, Process, Re
 from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
 from support import PATIENCE_S, Run
-
 from test_containers import nvml  # noqa: F401
 
 pytest.importorskip("textual")
@@ -281,7 +280,10 @@ def _is_grey(shade: str) -> bool:
 
 
 def test_who_else_is_on_the_gpu_is_named(
-    simulated: Path, quick_device: None, command: str, nvml: Callable[..., None]  # noqa: F811
+    simulated: Path,
+    quick_device: None,
+    command: str,
+    nvml: Callable[..., None],  # noqa: F811
 ) -> None:
     unseen = 2**22 + 1  # of a pid namespace that this process does not see
     with client("serve.py", "latency"), subprocess.Popen(["sleep", "1000"]) as plain:

@@ -13,7 +13,18 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LONGEST_GAP_NS", "OF_GAPS", "SCHEMA", "Group", "Run", "check", "gaps", "groups", "metadata", "submit_interval_ns"]
+__all__ = [
+    "LONGEST_GAP_NS",
+    "OF_GAPS",
+    "SCHEMA",
+    "Group",
+    "Run",
+    "check",
+    "gaps",
+    "groups",
+    "metadata",
+    "submit_interval_ns",
+]
 
 SCHEMA = "1"
 """The version of the data set that is read."""
@@ -226,8 +237,8 @@ def gaps(table: pa.Table) -> pa.Table:
     """The timed launches, those of a device in the order in which they ran, with a column ``gap_ns``.
 
     That is how long the device stood idle before the launch, as far as this process tells. Null for the first; for the
-    first of each function and launch shape, whose code is loaded then, and where libraries try which of their kernels is
-    the fastest; and for gaps of more than `LONGEST_GAP_NS`.
+    first of each function and launch shape, whose code is loaded then, and where libraries try which of their kernels
+    is the fastest; and for gaps of more than `LONGEST_GAP_NS`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -203,7 +203,12 @@ EXPORTED: tuple[Exported, ...] = (
     _of_gpu(
         "cudasched_gpu_sm_ratio", "ratio", "Share of the last moments in which any kernel ran.", lambda g: g.sm_ratio
     ),
-    _of_gpu("cudasched_gpu_memory_used_bytes", "bytes", "Memory in use, by all processes, without what the driver keeps for itself.", lambda g: g.memory_used_bytes),
+    _of_gpu(
+        "cudasched_gpu_memory_used_bytes",
+        "bytes",
+        "Memory in use, by all processes, without what the driver keeps for itself.",
+        lambda g: g.memory_used_bytes,
+    ),
     _of_gpu("cudasched_gpu_memory_total_bytes", "bytes", "Memory of the GPU.", lambda g: g.memory_total_bytes),
     _of_gpu("cudasched_gpu_sm_clock_hertz", "hertz", "Clock of the SMs.", lambda g: g.sm_clock_hz),
     _of_gpu("cudasched_gpu_power_watts", "watts", "What the GPU draws.", lambda g: g.power_w),
