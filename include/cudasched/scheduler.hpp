@@ -199,6 +199,8 @@ struct Metrics {
   std::uint64_t profile_fallbacks = 0;  // times that they were not as foretold: nothing is let in until they are known
   std::uint64_t device_launches = 0;    // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
   std::uint64_t graph_launches = 0;     // of the best-effort ones
+  std::uint64_t sliced_launches = 0;    // of these, submitted in slices, so that the gate could close between two,
+  std::uint64_t slice_launches = 0;     // and in how many; each counts as a launch
   std::uint64_t without_room = 0;       // kernels whose parameters the predictor had no room to learn
   std::chrono::nanoseconds in_flight{0};        // predicted, of the best-effort work that is submitted; of now
   std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
@@ -423,6 +425,8 @@ class Scheduler {
     metrics.unmet_collectives = counts->unmet_collectives;
     metrics.device_launches = counts->device_launches;
     metrics.graph_launches = counts->graph_launches;
+    metrics.sliced_launches = counts->sliced_launches;
+    metrics.slice_launches = counts->slice_launches;
     metrics.without_room = counts->without_room;
     metrics.in_flight = nanoseconds(cudasched_in_flight_ns());
     metrics.best_effort_gpu = nanoseconds(counts->best_effort_gpu_ns);

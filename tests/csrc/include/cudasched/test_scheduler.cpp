@@ -330,6 +330,40 @@ TEST(SchedulerDeathTest, OptionsHoldThatAreSetBeforeTheFirstCall) {
       ::testing::ExitedWithCode(0), "");
 }
 
+// A best-effort graph of many kernels, launched until it goes in slices: 0 if all is counted.
+[[noreturn]] void launch_graphs_in_slices() {
+  setenv("CUDASCHED_GRAPH_SLICES", "always", 1);
+  setenv("CUDASCHED_GRAPH_SLICE_US", "100", 1);
+  Program& program = Program::instance();
+  const Region region(Class::kBestEffort);
+  const Gpu::Stream stream = program.gpu.new_stream();
+  program.gpu.launch(stream, 20us);  // loads the code
+  program.gpu.synchronize(stream);
+  void* graph = nullptr;
+  void* executable = nullptr;
+  constexpr int kThreadLocal = 1;
+  driver_call<int(void*, int)>("cuStreamBeginCapture_v2", stream, kThreadLocal);
+  for (int i = 0; i < 64; ++i) program.gpu.launch(stream, 20us);
+  driver_call<int(void*, void**)>("cuStreamEndCapture", stream, &graph);
+  driver_call<int(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags", &executable, graph, 0ULL);
+  std::uint64_t launched = 0;
+  for (const auto limit = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < limit;) {
+    driver_call<int(void*, void*)>("cuGraphLaunch", executable, stream);
+    program.gpu.synchronize(stream);
+    ++launched;
+    const Metrics metrics = program.scheduler.metrics();
+    if (metrics.sliced_launches == 0) continue;
+    const bool right = metrics.graph_launches == launched && metrics.sliced_launches <= launched &&
+                       metrics.slice_launches > metrics.sliced_launches;
+    std::_Exit(right ? 0 : 1);
+  }
+  std::_Exit(2);
+}
+
+TEST(SchedulerDeathTest, GraphsAreCountedWholeAndInSlices) {
+  EXPECT_EXIT(launch_graphs_in_slices(), testing::ExitedWithCode(0), "");
+}
+
 TEST(SchedulerDeathTest, CudaThatWasLoadedFirstIsNamed) {
   EXPECT_EXIT(exit_with_refusal<HookError>([] {
                 dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_GLOBAL);
