@@ -31,7 +31,7 @@ COLUMNS = {
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": ("%", ["81.25", "82.75"]),
     "dram__bytes.sum": ("byte", ["134,217,728", "134,217,728"]),
     "l1tex__t_sector_hit_rate.pct": ("%", ["0", "0"]),
-    "lts__t_sector_hit_rate.pct": ("%", ["33.41", "33.59"]),
+    "lts__t_sector_hit_rate.pct": ("%", ["33.31", "33.59"]),
     "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio": ("sector/request", ["31.5", "31.5"]),
     "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio": ("sector/request", ["4", "4"]),
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": ("%", ["n/a", "n/a"]),

@@ -253,6 +253,7 @@ RAW_2025 = """\
 def test_the_raw_page_of_2025() -> None:
     (launch,) = ncu.parse(RAW_2025)
     assert launch.function == "_ZN2at6native18elementwise_kernelE"
+    assert launch.shape == (132, 1, 1, 128, 1, 1), "the grid, then the block"
     assert launch.values == pytest.approx(
         {"duration_ns": 412_350, "dram_bytes": 1_342_180_000, "sm_percent": 21.46, "dram_percent": 78.02}
     )
@@ -282,6 +283,21 @@ def test_means_are_by_time() -> None:
     )
     assert (made.duration_ns, made.dram_percent, made.dram_bytes, made.sm_percent) == (200, 40, 20, None)
     assert list(made.stalls.items()) == [("barrier", 3), ("wait", 1.75)]
+
+
+def test_a_shape_counts_with_its_time_in_the_program() -> None:
+    """Of each shape as many launches are profiled, and the program makes ninety of one and ten of the other."""
+    often, seldom = ((132, 1, 1), (256, 1, 1)), ((8, 1, 1), (256, 1, 1))
+    rows = [launch(*often, function="k", duration_ns=1000) for _ in range(90)]
+    rows += [launch(*seldom, function="k", duration_ns=1000) for _ in range(10)]
+    profiled = [
+        ncu.Launch("k", {"duration_ns": 1000, "dram_percent": percent}, {"wait": percent / 10}, (*grid, *block))
+        for (grid, block), percent in ((often, 10.0), (seldom, 90.0))
+        for _ in range(2)
+    ]
+    (one,) = merge(advise(recording(rows)), profiled, profiler="ncu", problem="", kernels=1).kernels
+    assert one.counters.dram_percent == pytest.approx(0.9 * 10 + 0.1 * 90)
+    assert one.counters.stalls["wait"] == pytest.approx(1.8)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def merge(report: Report, launches: Sequence[_ncu.Launch], *, profiler: str, pro
         if not mine:
             missing.append(by_function[function].name)
             continue
-        seen = counters(mine)
-        first = report.kernels[by_function[function].shapes[0]]
+        shapes = [report.kernels[place] for place in by_function[function].shapes]
+        seen = counters(mine, {(*shape.grid, *shape.block): shape.time_ns for shape in shapes})
         found.append(
             Measured(
                 function=function,
@@ -72,7 +72,7 @@ def merge(report: Report, launches: Sequence[_ncu.Launch], *, profiler: str, pro
                 time_ns=by_function[function].time_ns,
                 share=by_function[function].share,
                 counters=seen,
-                conclusions=conclusions(function, seen, "" if first.changeable else first.origin),
+                conclusions=conclusions(function, seen, "" if shapes[0].changeable else shapes[0].origin),
             )
         )
     notes = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from cudasched.observe.analyze._model import Conclusion, Counters
 from cudasched.observe.analyze._ncu import METRICS, Launch
@@ -39,15 +40,26 @@ _STALLS = {
 }
 
 
-def counters(launches: Sequence[Launch]) -> Counters:
-    """The mean of several launches, by their times."""
+def counters(launches: Sequence[Launch], time_of: Mapping[tuple[int, ...], int | None] | None = None) -> Counters:
+    """The mean of several launches, by what their shapes take in the program.
+
+    As many launches of each shape are profiled, and a program makes a hundred of one and six of another.
+
+    Args:
+        launches: Of one kernel.
+        time_of: What all launches of a shape take in the program, ns, by grid and block. A launch of none of these
+            counts with its own time.
+    """
 
     def mean(pairs: Sequence[tuple[float, float]]) -> float | None:
         weight = sum(time for time, _ in pairs)
         return sum(time * value for time, value in pairs) / weight if weight > 0 else None
 
+    profiled = Counter(launch.shape for launch in launches)
+
     def of(launch: Launch) -> float:
-        return launch.values.get("duration_ns") or 1.0
+        in_program = (time_of or {}).get(launch.shape) if launch.shape is not None else None
+        return in_program / profiled[launch.shape] if in_program else launch.values.get("duration_ns") or 1.0
 
     found: dict[str, float | None] = {
         name: mean([(of(launch), launch.values[name]) for launch in launches if name in launch.values])

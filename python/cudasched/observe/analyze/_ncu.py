@@ -70,11 +70,13 @@ class Launch:
         function: The kernel's mangled name.
         values: By counter; what is missing was not measured.
         stalls: Cycles by reason.
+        shape: Its grid and block; None: ncu does not say.
     """
 
     function: str
     values: dict[str, float] = field(default_factory=dict)
     stalls: dict[str, float] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
 
 
 def find(chosen: str | os.PathLike[str] | None = None) -> Path:
@@ -166,6 +168,12 @@ def _number(text: str) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
 
 
+def _shape(said: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Of "(1568, 1, 1)" and "(128, 1, 1)"."""
+    sizes = re.findall(r"\d+", said.get("Grid Size", "")) + re.findall(r"\d+", said.get("Block Size", ""))
+    return tuple(map(int, sizes)) if len(sizes) == 6 else None
+
+
 def parse(text: str) -> list[Launch]:
     """The launches of ``--csv --page raw``: a line of names, one of units, one a launch; ncu's own words between them.
 
@@ -201,7 +209,7 @@ def parse(text: str) -> list[Launch]:
             cycles = _number(cell) if stall else None
             if stall and cycles is not None:
                 stalls[stall[1]] = cycles
-        found.append(Launch(row[kernel], values, stalls))
+        found.append(Launch(row[kernel], values, stalls, _shape(said)))
     return found
 
 
