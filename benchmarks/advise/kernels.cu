@@ -52,6 +52,21 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS)
   if (sum == -1.0F) data[0] = staged[0] + sum;  // never; so that nothing is optimised away
 }
 
+// Loads in a row of which each waits for the one before, a whole line of memory a warp: what is under way at a time
+// grows with the resident warps, and stays far below what the memory can give.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) advised_stream(float* data, int count, int rounds) {
+  extern __shared__ float staged[];
+  const unsigned step = gridDim.x * blockDim.x;
+  unsigned at = blockIdx.x * blockDim.x + threadIdx.x;
+  float sum = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const float found = data[at % count];
+    sum += found;
+    at += step + (found < -1.0F ? 1 : 0);
+  }
+  if (sum == -1.0F) data[0] = staged[0] + sum;  // never; so that nothing is optimised away
+}
+
 // HELD values that are all needed in each round: without registers for them they are spilled.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, LEAST_BLOCKS)
     advised_spill(float* data, int count, int rounds) {
