@@ -272,8 +272,10 @@ TEST_F(GraphNodesTest, ConditionalNodesRunWhatTheirConditionsSay) {
   const CUgraph made = graph();
   CUgraphConditionalHandle loops = 0;
   CUgraphConditionalHandle choice = 0;
+  CUgraphConditionalHandle truth = 0;
   ASSERT_EQ(cuGraphConditionalHandleCreate(&loops, made, context_, 1, CU_GRAPH_COND_ASSIGN_DEFAULT), CUDA_SUCCESS);
   ASSERT_EQ(cuGraphConditionalHandleCreate(&choice, made, context_, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphConditionalHandleCreate(&truth, made, context_, 0, 0), CUDA_SUCCESS);
   CUdeviceptr counter = 0;
   ASSERT_EQ(cuMemAlloc(&counter, 8), CUDA_SUCCESS);
   CUgraphNode loop = nullptr;
@@ -281,11 +283,18 @@ TEST_F(GraphNodesTest, ConditionalNodesRunWhatTheirConditionsSay) {
   kernel(body[0], "countdown", {&loops, &counter}, {add(body[0], 2)});
   std::uint32_t chosen = 2;
   const CUgraphNode set = kernel(made, "condition", {&choice, &chosen}, {loop});
+  const CUgraphNode set_too = kernel(made, "condition", {&truth, &chosen}, {set});
   CUgraphNode switched = nullptr;
-  const auto cases = conditional(made, choice, CU_GRAPH_COND_TYPE_SWITCH, 3, {set}, &switched);
+  const auto cases = conditional(made, choice, CU_GRAPH_COND_TYPE_SWITCH, 3, {set_too}, &switched);
   for (std::size_t i = 0; i < cases.size(); ++i) add(cases[i], 10 + i);
   CUgraphNode either = nullptr;
-  const auto sides = conditional(made, choice, CU_GRAPH_COND_TYPE_IF, 2, {switched}, &either);
+  const auto sides = conditional(made, truth, CU_GRAPH_COND_TYPE_IF, 2, {switched}, &either);
+  CUgraphNodeParams again{};  // each condition decides one node
+  again.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  again.conditional.handle = truth;
+  again.conditional.size = 1;
+  CUgraphNode refused = nullptr;
+  EXPECT_EQ(cuGraphAddNode(&refused, made, nullptr, nullptr, 0, &again), CUDA_ERROR_INVALID_VALUE);
   add(sides[0], 20);
   add(sides[1], 21);
   add(made, 3, {either});
