@@ -101,6 +101,13 @@ KERNEL(queue_shared_thread) {
   finish(*queue);
 }
 
+KERNEL(queue_shared_thread_8) {
+  __shared__ SharedBatch shared;
+  SharedWork work(*queue, items, batch, shared, 8);
+  flat(lengths, found, [&](unsigned long long& item) { return work.next(item); });
+  finish(*queue);
+}
+
 KERNEL(queue_warp) {
   WarpWork work(*queue, items, batch);
   for (Batch taken; work.next(taken);) {

@@ -30,13 +30,16 @@ MEAN = 64
 IMBALANCES = {"queue_severe": 64.0, "queue_moderate": 4.0, "queue_balanced": 1.0}
 STATIC = ("blocked", "cyclic", "block_per_item")
 OTHER_STATIC = ("cyclic_flat",)
-#: The queues, and how many items come from the counter in device memory at once.
+#: The queues: the kernel, and how many items come from the counter in device memory at once.
 QUEUES = {
-    "queue_thread": 1,
-    "queue_shared_thread": 4 * THREADS,
-    "queue_warp": 32,
-    "queue_shared_warp": 4 * THREADS,
-    "queue_block": THREADS,
+    "queue_thread": ("queue_thread", 1),
+    "queue_thread_8": ("queue_thread", 8),
+    "queue_thread_32": ("queue_thread", 32),
+    "queue_shared_thread": ("queue_shared_thread", 4 * THREADS),
+    "queue_shared_thread_8": ("queue_shared_thread_8", 16 * THREADS),
+    "queue_warp": ("queue_warp", 32),
+    "queue_shared_warp": ("queue_shared_warp", 4 * THREADS),
+    "queue_block": ("queue_block", THREADS),
 }
 REPEATS = 7
 
@@ -98,7 +101,7 @@ def measure(gpu: Gpu, ratio: float, items: int, until: float) -> dict[str, Any]:
 
     module = gpu.load(gpu.compile(SOURCE))
     names = (*STATIC, *OTHER_STATIC, *QUEUES)
-    functions = {name: gpu.function(module, name) for name in names}
+    functions = {name: gpu.function(module, QUEUES.get(name, (name, 1))[0]) for name in names}
     of_item = lengths(items, ratio)
     wanted = gpu.upload(of_item)
     found = int(gpu.call("cuMemAlloc", 4 * items))
@@ -109,7 +112,7 @@ def measure(gpu: Gpu, ratio: float, items: int, until: float) -> dict[str, Any]:
         single = name == "block_per_item"
         threads = 32 if single else THREADS
         blocks = items if single else gpu.resident_blocks(functions[name], threads)
-        batch = QUEUES.get(name, 1)
+        batch = QUEUES.get(name, (name, 1))[1]
         arguments = ((queue, POINTER), (items, LENGTH), (batch, COUNT), (wanted, POINTER), (found, POINTER))
         return gpu.timed_ms(functions[name], blocks, threads, arguments)
 

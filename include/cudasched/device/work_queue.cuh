@@ -236,10 +236,15 @@ class BlockWork {
 // Items for warps and threads of a block, from a batch that the block takes from the queue.
 class SharedWork {
  public:
-  // batch: how many items a block takes at once. shared: the block's, in shared memory. All threads of
-  // the block make it: it has a barrier.
-  __device__ SharedWork(WorkQueue& queue, Item items, unsigned batch, SharedBatch& shared)
-      : queue_(queue), items_(items), block_batch_(detail::batch_size(batch)), shared_(shared), mine_{0, 0} {
+  // batch: how many items a block takes at once. shared: the block's, in shared memory. each: how many of them a thread
+  // takes at once, for next(Item). All threads of the block make it: it has a barrier.
+  __device__ SharedWork(WorkQueue& queue, Item items, unsigned batch, SharedBatch& shared, unsigned each = 1)
+      : queue_(queue),
+        items_(items),
+        block_batch_(detail::batch_size(batch)),
+        each_(detail::batch_size(each)),
+        shared_(shared),
+        mine_{0, 0} {
     if (thread_in_block() == 0) shared_.word = 0;
     __syncthreads();
   }
@@ -256,7 +261,7 @@ class SharedWork {
 
   // The calling thread's next item. Any threads of a warp may call it.
   __device__ bool next(Item& item) {
-    if (mine_.count == 0 && !detail::take_together(1, mine_, [&](unsigned n) {
+    if (mine_.count == 0 && !detail::take_together(each_, mine_, [&](unsigned n) {
           return detail::take_shared(shared_, queue_, items_, block_batch_, n);
         })) {
       return false;
@@ -270,6 +275,7 @@ class SharedWork {
   WorkQueue& queue_;
   Item items_;
   unsigned block_batch_;
+  unsigned each_;
   SharedBatch& shared_;
   Batch mine_;
 };

@@ -97,7 +97,7 @@ void kernel(const Case& of, Memory& memory) {
       break;
     }
     case Way::kSharedThread: {
-      SharedWork work(queue, of.items, of.batch, shared.batch);
+      SharedWork work(queue, of.items, of.batch, shared.batch, of.warp_batch);
       while (work.next(item)) {
         memory.process(item);
         work_a_little(item);
