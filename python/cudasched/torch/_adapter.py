@@ -128,8 +128,8 @@ class TorchBackend:
         except KeyError:
             waits, ahead = (handles.setdefault(key, int(self.stream(key).cuda_stream)) for key in (stream, other))
         core = None if self._is_watched else hook.engine()
-        # A default stream's handle is 0 whatever its device.
-        if core is not None and ((waits and ahead) or self._c._cuda_getDevice() == device):
+        # An event is of the current device, and a default stream's handle is 0 whatever its device.
+        if core is not None and self._c._cuda_getDevice() == device:
             try:
                 if marker is None:
                     marker = self._new_marker(core, device)
@@ -140,7 +140,7 @@ class TorchBackend:
         event = self._torch.cuda.Event()
         self.record(event, other)
         self.wait(stream, event)
-        return marker
+        return None
 
     def _new_marker(self, core: Any, device: int) -> int:
         try:
