@@ -59,7 +59,10 @@ OwnedKernel kernel_of(Handle function, const Sizes& grid, const Sizes& block, un
   }
   made.kernel.shared_bytes = shared_bytes;
   for (const py::bytes& parameter : parameters) made.parameters.emplace_back(parameter);
-  for (std::string& parameter : made.parameters) made.kernel.parameters.push_back(parameter.data());
+  for (std::string& parameter : made.parameters) {
+    made.kernel.parameters.push_back(parameter.data());
+    made.kernel.parameter_bytes.push_back(parameter.size());
+  }
   return made;
 }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "device_graph/api.hpp"
 
 namespace cudasched::graphs {
@@ -8,24 +10,33 @@ constexpr int kConditional = 12040;
 constexpr int kElseAndSwitch = 12080;
 constexpr int kDeviceLaunch = 12000;
 
-// The driver reads as many pointers as the kernel has parameters, however many there are. Where it does not say how
-// many these are (before CUDA 12.4), nothing is checked.
+// The driver reads as many pointers as the kernel has parameters, however many there are, and as much behind each as it
+// takes. Where it does not say how many these are and how large (before CUDA 12.4), nothing is checked.
 void check_parameters(const Kernel& kernel) {
   const Api& driver = api();
+  if (driver.function_parameter == nullptr) return;
+  std::size_t bytes = 0;
   const auto has = [&](std::size_t index) {
     std::size_t offset = 0;
-    std::size_t bytes = 0;
-    return driver.function_parameter != nullptr &&
-           driver.function_parameter(kernel.function, index, &offset, &bytes) == CUDA_SUCCESS;
+    return driver.function_parameter(kernel.function, index, &offset, &bytes) == CUDA_SUCCESS;
   };
-  std::size_t wanted = kernel.parameters.size();
+  const auto named = [&] {
+    const char* name = nullptr;
+    const bool known = driver.function_name != nullptr && driver.function_name(&name, kernel.function) == CUDA_SUCCESS;
+    return "the kernel " + (known && name != nullptr ? std::string(name) + " " : std::string());
+  };
+  const std::size_t given = kernel.parameters.size();
+  std::size_t wanted = given;
   while (has(wanted)) ++wanted;
-  if (wanted == kernel.parameters.size()) return;
-  const char* name = nullptr;
-  if (driver.function_name == nullptr || driver.function_name(&name, kernel.function) != CUDA_SUCCESS) name = nullptr;
-  throw std::invalid_argument("the kernel " + (name == nullptr ? std::string() : std::string(name) + " ") + "has " +
-                              std::to_string(wanted) + " parameters, and " + std::to_string(kernel.parameters.size()) +
-                              " are given");
+  if (wanted != given) {
+    throw std::invalid_argument(named() + "has " + std::to_string(wanted) + " parameters, and " +
+                                std::to_string(given) + " are given");
+  }
+  for (std::size_t i = 0; i < std::min(given, kernel.parameter_bytes.size()) && has(i); ++i) {
+    if (bytes == kernel.parameter_bytes[i]) continue;
+    throw std::invalid_argument(named() + "has " + std::to_string(bytes) + " bytes as parameter " + std::to_string(i) +
+                                ", and " + std::to_string(kernel.parameter_bytes[i]) + " are given");
+  }
 }
 
 CUDA_KERNEL_NODE_PARAMS params_of(const Kernel& kernel) {

@@ -53,13 +53,15 @@ int driver_version();
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 
 // A launch of a kernel, as a node of a graph. `parameters` are copied by the driver when the node is made or changed;
-// fewer than the kernel has are refused by std::invalid_argument, where the driver says how many that is (CUDA 12.4).
+// fewer than the kernel has are refused by std::invalid_argument, and where their sizes are told, other sizes than its,
+// if the driver says what it has (CUDA 12.4).
 struct Kernel {
   CUfunction function = nullptr;
   unsigned grid[3] = {1, 1, 1};
   unsigned block[3] = {1, 1, 1};
   unsigned shared_bytes = 0;
-  std::vector<void*> parameters{};  // a pointer to each
+  std::vector<void*> parameters{};             // a pointer to each
+  std::vector<std::size_t> parameter_bytes{};  // the size of each; empty: not told
 };
 
 // The value that one conditional node goes by. Kernels of its graph set it (cudaGraphSetConditional).

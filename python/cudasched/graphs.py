@@ -142,7 +142,7 @@ class Builder:
         """Adds a launch of a CUfunction; arguments are ctypes objects, numpy scalars or bytes. Returns the node.
 
         Raises:
-            ValueError: The kernel has more parameters (where the driver says how many: CUDA 12.4).
+            ValueError: The kernel has more parameters, or of other sizes (where the driver says so: CUDA 12.4).
         """
         given = [_parameter(value) for value in arguments]
         return self._native.add_kernel(
@@ -276,7 +276,7 @@ class Executable:
         """Changes what one kernel node does; the node is of the graph that this was made of.
 
         Raises:
-            ValueError: The kernel has more parameters (where the driver says how many: CUDA 12.4).
+            ValueError: The kernel has more parameters, or of other sizes (where the driver says so: CUDA 12.4).
         """
         given = [_parameter(value) for value in arguments]
         self._native.set_kernel(

@@ -123,7 +123,7 @@ assert logged() == [5]
     )
 
 
-def test_too_few_arguments_are_refused(run: Run) -> None:
+def test_too_few_arguments_and_of_other_sizes_are_refused(run: Run) -> None:
     ok(
         run(
             """
@@ -137,6 +137,12 @@ for ask in (lambda: graph.add_kernel(append, 1, 1, values(4)[:3]), lambda: repla
         assert "the kernel append has 4 parameters, and " in str(error), error
     else:
         raise SystemExit("no error")
+try:
+    graph.add_kernel(append, 1, 1, [*values(3)[:2], c_uint32(3), values(3)[3]])
+except ValueError as error:
+    assert "the kernel append has 8 bytes as parameter 2, and 4 are given" in str(error), error
+else:
+    raise SystemExit("no error")
 replay.launch(stream.value)
 assert logged() == [3]
 """

@@ -280,7 +280,7 @@ TEST_F(GraphsTest, APoolGoesWithItsContext) {
   EXPECT_EQ(current, context_);
 }
 
-TEST_F(GraphsTest, TooFewParametersAreRefused) {
+TEST_F(GraphsTest, TooFewParametersAndOfOtherSizesAreRefused) {
   // The driver reads as many as the kernel has: before, from beyond the end of those that were given.
   Graph graph;
   const auto refused = [](const auto& ask) -> std::string {
@@ -297,6 +297,11 @@ TEST_F(GraphsTest, TooFewParametersAreRefused) {
   kernel.parameters = {&value, &value};
   const std::string said = "the kernel append has 4 parameters, and 2 are given";
   EXPECT_EQ(refused([&] { graph.add_kernel(kernel); }), said);
+  kernel.parameters = {&value, &value, &value, &value};
+  kernel.parameter_bytes = {8, 8, 4, 4};
+  EXPECT_EQ(refused([&] { graph.add_kernel(kernel); }),
+            "the kernel append has 8 bytes as parameter 2, and 4 are given");
+  kernel.parameters = {&value, &value};
   EXPECT_EQ(graph.node_count(), 0U);
   const CUgraphNode node = add(graph, 1);
   Executable replay(graph);
