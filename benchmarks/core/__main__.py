@@ -311,18 +311,10 @@ def measure_backlog(lab: Lab) -> None:
         recorded = ask(trainer, "kernels")
         lab.store.keep("backlog/kernels", recorded["kernel_us"])
         lab.end(trainer)
-    if "backlog/alone" not in done:
-        lab.need(20.0)
-        server = _joining(lab, "backlog_alone")
-        server.answer(START_TIMEOUT_S, "ready")
-        (latency,) = served([server], max(options.seconds / 2, 2.0), seed=0)
-        lab.store.keep("backlog/alone", latency)
-        lab.say(f"backlog alone: {_brief(latency)}")
-        lab.end(server)
     missing = [start for start in range(options.starts) if f"backlog/start/{start}" not in done]
     while missing:
         batch, missing = missing[: options.batch], missing[options.batch :]
-        start_s = BACKLOG_S + JOIN_S + options.join_seconds + 1.5
+        start_s = BACKLOG_S + 2 * (JOIN_S + options.join_seconds) + 1.5
         lab.need(15.0 + start_s)
         trainers = {
             start: lab.program("torch_long_kernels", "best-effort", read_every=NEVER, table=f"backlog_{start}")
@@ -339,10 +331,15 @@ def measure_backlog(lab: Lab) -> None:
             time.sleep(BACKLOG_S)
             (latency,) = served([server], options.join_seconds, seed=start, head_start_s=JOIN_S + 0.05)
             state = ask(trainer, "state")
-            kept = {"latency_ms": latency, "untracked": state["untracked_launches"], "off": state["off_reason"]}
-            lab.store.keep(f"backlog/start/{start}", {**kept, "launches": state["best_effort_launches"]})
-            lab.say(f"backlog start {start}: {_brief(latency)}, {state['untracked_launches']} untracked")
-            lab.end(trainer, server)
+            lab.end(trainer)
+            # The same requests once more, with the same server alone: what the bound is made of.
+            (alone,) = served([server], options.join_seconds, seed=start, head_start_s=JOIN_S + 0.05)
+            kept = {"latency_ms": latency, "alone_ms": alone, "untracked": state["untracked_launches"]}
+            kept |= {"off": state["off_reason"], "launches": state["best_effort_launches"]}
+            lab.store.keep(f"backlog/start/{start}", kept)
+            untracked = state["untracked_launches"]
+            lab.say(f"backlog start {start}: {_brief(latency)}, alone {_brief(alone)}, {untracked} untracked")
+            lab.end(server)
 
 
 def _joining(lab: Lab, table: str) -> Child:
@@ -352,9 +349,9 @@ def _joining(lab: Lab, table: str) -> Child:
 
 def find_backlog(done: Done) -> Found:
     """P99 from 150 ms after the server joined, of all starts together and of the worst, over the bound."""
-    starts = _parts(done, "backlog/start/")
-    alone, kernels = done.get("backlog/alone"), done.get("backlog/kernels")
-    if not (starts and alone and kernels):
+    starts, kernels = _parts(done, "backlog/start/"), done.get("backlog/kernels")
+    alone = [value for part in starts for value in part.get("alone_ms", [])]
+    if not (alone and kernels):
         return {}
     bound = bound_p99_ms(alone, [(us, count) for us, count in kernels], 1.0, CONTEXT_SWITCH_MS)
     each = [p99(part["latency_ms"]) / bound for part in starts]
