@@ -708,6 +708,32 @@ def test_html_is_whole_escaped_and_needs_nothing_else() -> None:
     assert "graph 3" in text
 
 
+@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+def test_columns_make_room_for_names(columns: int) -> None:
+    """As of ResNet50 training: at 120 columns a name had five characters a line, because all columns were shown."""
+    seen = json.loads((Path(__file__).parents[1] / "data" / "resnet50_h200.json").read_text())
+    rows = [
+        launch(tuple(one["grid"]), tuple(one["block"]), function=one["function"], duration_ns=one["mean_ns"])
+        for one in seen
+        for _ in range(100)
+    ]
+    file = io.StringIO()
+    Console(file=file, width=columns).print(terminal(advise(recording(rows), model=Model()), columns=columns, top=20))
+    lines = file.getvalue().splitlines()
+    place = next(place for place, line in enumerate(lines) if "at stake" in line)
+    assert len(lines[place + 1].split()[1]) >= 28, "the rest of it is in the next line"
+    shown = [title for title in ("time", "each", "grid", "waves", "lanes") if f" {title}" in lines[place]]
+    assert (
+        shown
+        == {
+            80: ["time", "each"],
+            100: ["time", "each"],
+            120: ["time", "each", "grid"],
+            200: ["time", "each", "grid", "waves", "lanes"],
+        }[columns]
+    ), "the least important are left out first"
+
+
 @pytest.mark.parametrize("columns", [20, 40, 69, 80, 109, 160, 400])
 def test_terminal_of_any_width(columns: int) -> None:
     file = io.StringIO()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ __all__ = ["changes", "html", "terminal"]
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _STYLES = {"critical": "bold red", "warning": "yellow", "good": "green", "not judged": "dim"}
 _MOST_AFFECTED = 5
-_WIDE_COLUMNS, _MEDIUM_COLUMNS = 110, 70
-_MAX_NAME_CHARS = 48
+_MEDIUM_COLUMNS = 70
+_LEAST_NAME_CHARS, _MAX_NAME_CHARS = 30, 48
 
 
 def _time(time_ns: float | None) -> str:
@@ -63,20 +63,43 @@ _Cell = Callable[[Function, Kernel], str]
 
 _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
     ("time", 0, lambda function, _: _time(function.time_ns)),
-    ("share", 0, lambda function, _: _percent(function.share)),
+    ("share", 9, lambda function, _: _percent(function.share)),
     ("at stake", 0, lambda function, _: _time(function.time_at_stake_ns) if function.level != "not judged" else "-"),
-    ("launches", _MEDIUM_COLUMNS, lambda function, _: str(function.launches)),
-    ("shapes", _MEDIUM_COLUMNS, lambda function, _: str(len(function.shapes))),
-    ("grid", _MEDIUM_COLUMNS, lambda _, kernel: _shape(kernel.grid) if kernel.kind == "kernel" else "-"),
-    ("block", _MEDIUM_COLUMNS, lambda _, kernel: _shape(kernel.block) if kernel.kind == "kernel" else "-"),
-    ("each", _WIDE_COLUMNS, lambda _, kernel: _time(kernel.mean_ns)),
-    ("predicted", _WIDE_COLUMNS, lambda _, kernel: _time(kernel.predicted_ns)),
-    ("occupancy", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.occupancy)),
-    ("waves", _WIDE_COLUMNS, lambda _, kernel: _waves(kernel)),
-    ("lanes", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.block_efficiency)),
-    ("of peak", _WIDE_COLUMNS, lambda _, kernel: _percent(kernel.peak_share)),
+    ("launches", 8, lambda function, _: str(function.launches)),
+    ("shapes", 3, lambda function, _: str(len(function.shapes))),
+    ("grid", 5, lambda _, kernel: _shape(kernel.grid) if kernel.kind == "kernel" else "-"),
+    ("block", 4, lambda _, kernel: _shape(kernel.block) if kernel.kind == "kernel" else "-"),
+    ("each", 7, lambda _, kernel: _time(kernel.mean_ns)),
+    ("predicted", 6, lambda _, kernel: _time(kernel.predicted_ns)),
+    ("occupancy", 5, lambda _, kernel: _percent(kernel.occupancy)),
+    ("waves", 2, lambda _, kernel: _waves(kernel)),
+    ("lanes", 1, lambda _, kernel: _percent(kernel.block_efficiency)),
+    ("of peak", 4, lambda _, kernel: _percent(kernel.peak_share)),
 )
-"""Title, the least width of the terminal that it is shown in, and the cell; a shape is the one with the most time."""
+"""Title, importance, and the cell; a shape is the one with the most time. What is least important goes first where
+there is no room for names; 0: it never goes."""
+
+
+def _fitting(rows: Sequence[tuple[Function, Kernel]], columns: int, left_out: Collection[str]) -> list[int]:
+    """The places in `_COLUMNS` of those that leave the names room.
+
+    Args:
+        rows: What is shown.
+        columns: Width of the terminal.
+        left_out: Titles that are not wanted.
+    """
+
+    def width(place: int) -> int:
+        title, _, cell = _COLUMNS[place]
+        return 2 + max(len(title), *(len(cell(*row)) for row in rows))
+
+    chosen = [place for place, (title, _, _) in enumerate(_COLUMNS) if title not in left_out]
+    taken = 2 + len(str(len(rows))) + sum(map(width, chosen))
+    while columns - taken < _LEAST_NAME_CHARS and any(_COLUMNS[place][1] for place in chosen):
+        least = min((place for place in chosen if _COLUMNS[place][1]), key=lambda place: _COLUMNS[place][1])
+        chosen.remove(least)
+        taken -= width(least)
+    return chosen
 
 
 def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
@@ -123,18 +146,19 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
         table = Table(expand=False, box=None, pad_edge=False)
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("kernel", overflow="fold", ratio=1)
-        chosen = [column for column in _COLUMNS if columns >= column[1] and not (narrow and column[0] == "share")]
-        if all(kernel.predicted_ns is None for kernel in report.kernels):
-            chosen = [column for column in chosen if column[0] != "predicted"]
-        if all(kernel.peak_share is None for kernel in report.kernels):
-            chosen = [column for column in chosen if column[0] != "of peak"]
+        rows = [(function, report.kernels[function.shapes[0]]) for function in shown]
+        known = {
+            "predicted": any(kernel.predicted_ns is not None for kernel in report.kernels),
+            "of peak": any(kernel.peak_share is not None for kernel in report.kernels),
+        }
+        places = _fitting(rows, columns, [title for title, there in known.items() if not there])
+        chosen = [_COLUMNS[place] for place in places]
         for heading, _, _ in chosen:
             table.add_column(heading, justify="right", no_wrap=True)
-        for number, function in enumerate(shown, 1):
+        for number, (function, most) in enumerate(rows, 1):
             label = Text(_short(function.name), style=_STYLES[function.level])
             if function.origin not in ("own", "graph") and not narrow:
                 label.append(f" [{function.origin}]", style="dim")
-            most = report.kernels[function.shapes[0]]
             table.add_row(str(number), label, *(Text(cell(function, most)) for _, _, cell in chosen))
         parts += [Text(), table]
         advised = [(number, function) for number, function in enumerate(shown, 1) if _advised(report, function)]
