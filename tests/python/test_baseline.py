@@ -421,7 +421,7 @@ def test_save_and_check_find_five_percent_in_one_kernel(cudasched: Run, program:
     run = ("--timing", "events", "--runs", "5", "--", sys.executable, str(program))
     saved = cudasched("baseline", "save", "-o", "b.json", *run, "1", "in a region")
     assert saved.returncode == 0, saved.stderr
-    assert "b.json: 5 runs of 1 sessions" in saved.stderr
+    assert "b.json: 5 runs of 1 session" in saved.stderr
     names = {(one.kind, one.name) for one in baseline.load("b.json").runs[0].measured}
     assert {("kernel", "first"), ("kernel", "second"), ("kernel", "third"), ("region", "step")} <= names
 
@@ -482,6 +482,14 @@ def test_what_cannot_be_done_is_one_line(
     done = cudasched("baseline", *arguments)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_too_few_runs_are_refused_before_the_program_runs(cudasched: Run, simulated: Path, tmp_path: Path) -> None:
+    baseline.save(made(), tmp_path / "b.json")
+    done = cudasched("baseline", "check", str(tmp_path / "b.json"), "--runs", "1", "--", "touch", "ran")
+    assert done.returncode == 1
+    assert "cannot show any difference" in done.stderr and "now" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not Path("ran").exists()
 
 
 def test_a_program_that_fails_is_no_observation(cudasched: Run, program: Path) -> None:

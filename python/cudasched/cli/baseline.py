@@ -12,6 +12,7 @@ import typer
 from cudasched._document import document
 from cudasched._output import Output
 from cudasched._table import terminal_columns
+from cudasched._text import counted
 from cudasched.cli.advise import _output_to_stderr
 from cudasched.errors import ConfigError
 
@@ -91,7 +92,8 @@ def save(
         made = baseline.merged(earlier, made, str(output), "what was recorded now")
     target.write(made.model_dump_json(indent=1) + "\n")
     sessions = len({run.session for run in made.runs})
-    print(f"cudasched: {output}: {len(made.runs)} runs of {sessions} sessions on {made.gpu}", file=sys.stderr)
+    recorded = f"{counted(len(made.runs), 'run', 'runs')} of {counted(sessions, 'session', 'sessions')}"
+    print(f"cudasched: {output}: {recorded} on {made.gpu}", file=sys.stderr)
     return 0
 
 
@@ -134,8 +136,11 @@ def check(
     from rich.console import Console
 
     from cudasched.observe import baseline
+    from cudasched.observe.baseline._compare import refuse_too_few
 
-    before = baseline.load(file)  # before the program runs, which may take long
+    # Before the program runs, which may take long.
+    before = baseline.load(file)
+    refuse_too_few(len(before.runs), len(data) if data else runs, false_alarms / 100)
     now = _measured(program, data, runs=runs, timing=timing, quiet=json)
     found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
     if target is not None:

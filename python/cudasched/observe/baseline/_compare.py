@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MOST_EXCHANGES", "Difference", "compare", "exchanges", "least_runs", "runs_needed"]
+__all__ = ["MOST_EXCHANGES", "Difference", "compare", "exchanges", "least_runs", "refuse_too_few", "runs_needed"]
 
 MOST_EXCHANGES = 20_000
 """Of more ways to exchange the runs than these, so many are drawn at random."""
@@ -69,6 +69,26 @@ def least_runs(before: int, alpha: float) -> int:
     while exchanges(before, after) * alpha < 1:
         after += 1
     return after
+
+
+def refuse_too_few(before: int, after: int, alpha: float) -> None:
+    """Raises where nothing could be found, whatever the runs are.
+
+    Args:
+        before: Runs in the baseline.
+        after: Runs now.
+        alpha: How probable one or more false findings may be.
+
+    Raises:
+        Error: It says how many it takes.
+    """
+    if min(before, after) < 1 or before + after < 4 or before < 2:
+        raise Error(f"{before} runs in the baseline and {after} now cannot be compared: at least 2 and 4 together")
+    if exchanges(before, after) * alpha < 1:
+        raise Error(
+            f"{before} runs in the baseline and {after} now cannot show any difference at a probability of "
+            f"{alpha:g} for false findings: it takes {least_runs(before, alpha)} now"
+        )
 
 
 def _labels(before: int, after: int) -> NDArray[np.float64]:
@@ -158,15 +178,7 @@ def compare(
         from scipy import stats
     except ImportError as error:
         raise Error(f"baselines need SciPy ({error}): pip install 'cudasched[baseline]'") from None
-    if min(len(before), len(after)) < 1 or len(before) + len(after) < 4 or len(before) < 2:
-        raise Error(
-            f"{len(before)} runs in the baseline and {len(after)} now cannot be compared: at least 2 and 4 together"
-        )
-    if exchanges(len(before), len(after)) * alpha < 1:
-        raise Error(
-            f"{len(before)} runs in the baseline and {len(after)} now cannot show any difference at a probability of "
-            f"{alpha:g} for false findings: it takes {least_runs(len(before), alpha)} now"
-        )
+    refuse_too_few(len(before), len(after), alpha)
     values = np.vstack([before, after])
     # About the middle, which changes nothing but the rounding.
     numbers = np.zeros(values.shape[1], np.int64) if groups is None else np.asarray(groups, np.int64)
