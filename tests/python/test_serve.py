@@ -311,10 +311,25 @@ def test_without_a_token_there_is_nothing_of_the_clients(server: Serving) -> Non
 def test_guessing_a_token_is_slow_and_noted(server: Serving) -> None:
     statuses = [server.ask("api/v1/clients", authorization="Bearer " + "x" * 43)[0] for _ in range(14)]
     assert statuses[:10] == [401] * 10 and 429 in statuses[10:]
-    status, answer, headers = server.ask("api/v1/clients")  # the right one of the same address waits, too
+    status, answer, headers = server.ask("api/v1/clients", authorization="Bearer wrong")
     assert (status, answer["detail"]) == (429, "too many wrong tokens") and int(headers["retry-after"]) >= 1
+    # All users of a machine have its loopback address: whoever guesses must not shut out the one who knows.
+    assert server.ask("api/v1/clients")[0] == 200
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        message = _grpc.messages()["ListClientsRequest"]()
+        for token, code in [("wrong", grpc.StatusCode.UNAUTHENTICATED)] * 10 + [
+            ("wrong", grpc.StatusCode.RESOURCE_EXHAUSTED),
+            (server.token, None),
+        ]:
+            try:
+                metadata = [("authorization", f"Bearer {token}")]
+                _grpc.stub(channel).ListClients(message, metadata=metadata, timeout=PATIENCE_S)
+                assert code is None
+            except grpc.RpcError as error:
+                # One more wrong one each 5 s, and this machine may be slow.
+                assert error.code() in (code, grpc.StatusCode.UNAUTHENTICATED) and code is not None
     noted = [entry for entry in server.audited() if entry["event"] == "wrong token"]
-    assert 10 <= len(noted) <= 14 and {entry["caller"] for entry in noted} == {"127.0.0.1"}
+    assert 20 <= len(noted) <= 28 and {entry["caller"] for entry in noted} == {"127.0.0.1", "ipv4:127.0.0.1"}
     assert "xxx" not in server.audit.read_text()
 
 
@@ -375,7 +390,7 @@ def test_a_body_in_pieces_is_bounded(server: Serving) -> None:
     connection.close()
 
 
-def through(guard: Guard, address: str = "1.2.3.4") -> dict[str, Any]:
+def through(guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" * 32) -> dict[str, Any]:
     """The head of the answer to a request."""
     sent: list[dict[str, Any]] = []
 
@@ -385,7 +400,7 @@ def through(guard: Guard, address: str = "1.2.3.4") -> dict[str, Any]:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
-    headers = [(b"host", b"h:1"), (b"authorization", b"Bearer " + b"t" * 32)]
+    headers = [(b"host", b"h:1"), *([] if token is None else [(b"authorization", b"Bearer " + token)])]
     asyncio.run(guard({"type": "http", "path": "/", "headers": headers, "client": (address, 5)}, receive, send))
     return sent[0]
 
@@ -407,6 +422,17 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
     refused = through(guard)
     assert refused["status"] == 429 and int(dict(refused["headers"])[b"retry-after"]) > 100
     assert through(guard, "1.2.3.5")["status"] == 200
+
+
+def test_requests_without_the_token_are_in_nobodys_way_who_has_it() -> None:
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    limits = Limits(per_s=0.001, burst=3)
+    guard = Guard(answers, token="t" * 32, hosts=frozenset({"h:1"}), limits=limits, public=frozenset({"/"}))
+    without = [through(guard, token=None)["status"] for _ in range(5)]
+    assert without == [200, 200, 200, 429, 429]
+    assert [through(guard)["status"] for _ in range(4)] == [200, 200, 200, 429], "and these have their own bound"
 
 
 def test_rates_are_by_address_and_forget_the_oldest() -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
-from cudasched.serve._guard import Limits, RateLimiter
+from cudasched.serve._guard import Limits, RateLimiter, who
 from cudasched.serve._service import Changes, Clients, Failure, OperationError, Service, TraceRequest, Usage
 
 __all__ = ["grpc_server", "messages", "stub"]
@@ -184,12 +184,13 @@ def grpc_server(
 
     def let_in(context: Any) -> str:
         address = _address(context.peer())
-        if requests.wait_s(address) > 0:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
-        if wrong.wait_s(address, take=0) > 0:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens")
         given = [value for name, value in context.invocation_metadata() if name == "authorization"]
-        if len(given) != 1 or not hmac.compare_digest(str(given[0]).encode(), expected):
+        known = len(given) == 1 and hmac.compare_digest(str(given[0]).encode(), expected)
+        if requests.wait_s(who(address, known)) > 0:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
+        if not known:
+            if wrong.wait_s(address, take=0) > 0:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens")
             if given:
                 wrong.wait_s(address)
                 service.wrong_token(address)

@@ -1,8 +1,8 @@
 """Who is let in to `cudasched serve`, before anything else is done: an ASGI application around the real one.
 
 In this order: a host that this server is not called by (DNS rebinding) is refused, then a page of another origin
-(CSRF), then callers that come too often, then what has no token. What is left has a bounded body and bounded time.
-Everything that is answered here says nothing of the clients.
+(CSRF), then callers that come too often, those with the token counted apart, then what has no token. What is left has a
+bounded body and bounded time. Everything that is answered here says nothing of the clients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Guard", "Limits", "RateLimiter", "hosts_of"]
+__all__ = ["Guard", "Limits", "RateLimiter", "hosts_of", "who"]
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -101,6 +101,14 @@ def hosts_of(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]
     names = [host, *others, *(_LOOPBACK if host in _LOOPBACK else ())]
     written = [f"[{name}]" if ":" in name and not name.startswith("[") else name.lower() for name in names]
     return frozenset(f"{name}:{port}" for name in written)
+
+
+def who(address: str, known: bool) -> str:
+    """By what requests are counted: those with the token apart from the others of their address.
+
+    All users of a machine have its loopback address, and nobody without the token is to shut out who has it.
+    """
+    return f"{address} with the token" if known else address
 
 
 class _TooLargeError(Exception):
@@ -207,20 +215,19 @@ class Guard:
             return 403, "a page of another origin may not use this server"
         if not origins and headers.get(b"sec-fetch-site", [b"none"])[0] not in (b"none", b"same-origin"):
             return 403, "a page of another origin may not use this server"
-        wait_s = self._requests.wait_s(address)
+        given = headers.get(b"authorization", [])
+        known = len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token)
+        wait_s = self._requests.wait_s(who(address, known))
         if wait_s > 0:
             return 429, "too many requests", wait_s
         lengths = headers.get(b"content-length", [b"0"])
         if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > self._limits.body_bytes:
             return 413, f"a request has at most {self._limits.body_bytes} bytes"
-        if scope["path"] in self._public:
+        if known or scope["path"] in self._public:
             return None
         wait_s = self._wrong.wait_s(address, take=0)
         if wait_s > 0:
             return 429, "too many wrong tokens", wait_s
-        given = headers.get(b"authorization", [])
-        if len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token):
-            return None
         if given:
             self._wrong.wait_s(address)
             self._refused(address)
