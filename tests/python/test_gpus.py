@@ -69,6 +69,38 @@ def test_what_the_driver_keeps_for_itself_is_not_in_use(nvml: Nvml) -> None:
     assert _gpus.gpus([DEVICE], [])["GPU-1"].memory_total_bytes == TOTAL
 
 
+def test_a_client_is_looked_at_once_and_a_later_process_of_its_pid_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of mappings take milliseconds, and a scrape of 64 clients has tens."""
+    table = tmp_path / "GPU-1.arbiter"
+    table.touch()
+    monkeypatch.setattr(_gpus, "_PROC", tmp_path)
+    monkeypatch.setattr(_gpus, "_clients", set())
+    place = tmp_path / "7"
+    place.mkdir()
+
+    def process(started: int, maps: str) -> None:
+        (place / "stat").write_text(f"7 (a) b (c)) S {' '.join(['0'] * 18)} {started} 0 0\n")
+        (place / "maps").write_text(maps)
+
+    mapped = f"7f00-7f01 rw-s 00000000 00:1a {table.stat().st_ino} {table}\n"
+    process(100, "")
+    assert _gpus._is_client(7, table) is False
+    process(100, "7f00-7f01 r-xp 00000000 00:1a 9 /lib/libcudasched.so\n")
+    assert _gpus._is_client(7, table) is True, "it has made no launch yet"
+    process(100, mapped.replace(str(table.stat().st_ino), "1"))
+    assert _gpus._is_client(7, table) is None, "and then in another table"
+    process(100, mapped)
+    assert _gpus._is_client(7, table) is True, "what is not one may become one"
+    (place / "maps").unlink()
+    assert _gpus._is_client(7, table) is True
+    process(200, mapped.replace(str(table.stat().st_ino), "1"))
+    assert _gpus._is_client(7, table) is None, "another table of the same GPU"
+    (place / "stat").unlink()
+    assert _gpus._is_client(7, table) is False
+
+
 def test_nvml_is_begun_once(nvml: Nvml) -> None:
     assert _gpus.gpus([], []) == {} and not nvml.calls, "no GPU, nothing to ask"
     for _ in range(3):

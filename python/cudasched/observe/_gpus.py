@@ -23,6 +23,9 @@ __all__ = ["Foreign", "Gpu", "GpuShare", "gpus", "of_status", "with_gpus"]
 _PROC = Path("/proc")
 _MPS_SERVER = "nvidia-cuda-mps"
 _T = TypeVar("_T")
+_MOST_CLIENTS = 4096
+_clients: set[tuple[int, int, int]] = set()
+"""Processes that are known to be clients: pid, when they were started, and their table's inode."""
 _begun_by: int | None = None
 """The process that has begun NVML; a child begins it anew."""
 
@@ -122,14 +125,25 @@ def _name_of(pid: int) -> str:
 
 
 def _is_client(pid: int, table: Path) -> bool | None:
-    """Whether the process is a client of this table; None: it uses another table of the same GPU."""
+    """Whether the process is a client of this table; None: it uses another table of the same GPU.
+
+    A process that has mapped the table is not looked at again: that takes milliseconds where it has thousands of
+    mappings, and a scrape looks at all processes of all GPUs.
+    """
     try:
+        inode = table.stat().st_ino
+        # The name may have blanks and brackets; the time of the start is the 20th field after it.
+        started = int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
+        if (pid, started, inode) in _clients:
+            return True
         maps = (_PROC / str(pid) / "maps").read_bytes().splitlines()
-        inode = str(table.stat().st_ino).encode()
-    except OSError:
+    except (OSError, ValueError, IndexError):
         return False
     tables = [line.split() for line in maps if line.endswith(os.fsencode(table.name))]
-    if any(fields[4] == inode for fields in tables):
+    if any(fields[4] == str(inode).encode() for fields in tables):
+        if len(_clients) >= _MOST_CLIENTS:
+            _clients.clear()
+        _clients.add((pid, started, inode))
         return True
     if tables:
         return None
