@@ -32,17 +32,11 @@ struct Sizes {
   }
 
   void insert(std::uint32_t word) noexcept {
-    if (word <= greatest.back()) return;
-    std::size_t place = kSizes - 1;
-    for (std::size_t i = 0; i < kSizes; ++i) {
-      if (greatest[i] == word) return;
-      if (greatest[i] < word) {
-        place = i;
-        break;
-      }
+    if (word <= greatest.back() || std::find(greatest.begin(), greatest.end(), word) != greatest.end()) return;
+    for (std::size_t i = kSizes - 1; i > 0; --i) {
+      greatest[i] = std::max(greatest[i], std::min(word, greatest[i - 1]));
     }
-    std::copy_backward(greatest.begin() + static_cast<std::ptrdiff_t>(place), greatest.end() - 1, greatest.end());
-    greatest[place] = word;
+    greatest[0] = std::max(greatest[0], word);
   }
 };
 
@@ -80,31 +74,57 @@ __attribute__((target("avx2"))) inline std::uint32_t lanes(__m256i mask) noexcep
   return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
 }
 
-// Eight words at once: what is no size is passed over, addresses are looked for where the upper half may be one's, and
-// only what is greater than the least of the greatest is looked at by itself.
+// One more size, as Sizes::insert() does it.
+__attribute__((target("avx2"))) inline __m256i inserted(__m256i greatest, __m256i word) noexcept {
+  if (lanes(_mm256_cmpeq_epi32(greatest, word)) != 0) return greatest;
+  // What is less moves down by a place.
+  const __m256i above =
+      _mm256_or_si256(_mm256_permutevar8x32_epi32(greatest, _mm256_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6)),
+                      _mm256_setr_epi32(-1, 0, 0, 0, 0, 0, 0, 0));
+  return _mm256_max_epu32(greatest, _mm256_min_epu32(above, word));
+}
+
+// Eight words at once and 64 at a time, so that few loops end where it is not foreseeable: what is no size is passed
+// over, addresses are looked for where the upper half may be one's, and only what is greater than the least of the
+// greatest is looked at by itself.
 __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std::uint32_t> words,
                                                             const Allocations* allocations, Sizes& sizes) noexcept {
+  constexpr std::size_t kAtATime = 64;
+  constexpr std::uint64_t kUpperHalves = 0xaaaa'aaaa'aaaa'aaaaULL;
   const std::uint32_t lowest = allocations != nullptr ? allocations->lowest_half() : 0x7000;
   const std::uint32_t highest = allocations != nullptr ? allocations->highest_half() : 0x7fff;
-  std::size_t at = 0;
-  for (; at + 8 <= words.size(); at += 8) {
-    const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words.data() + at));
-    std::uint32_t taken = lanes(is_between(eight, kLeastSize, kSizeLimit - 1));
-    if (taken == 0) continue;
-    constexpr std::uint32_t kUpperHalves = 0xaa;
-    std::uint32_t upper = lanes(is_between(eight, 0x5500, 0x7fff));  // of the host's, and some more
-    if (lowest <= highest) upper |= lanes(is_between(eight, lowest, highest));
-    for (upper &= kUpperHalves; upper != 0; upper &= upper - 1) {
+  const std::uint32_t least_upper = lowest <= highest ? std::min(lowest, 0x5500U) : 0x5500U;  // of the host's, and more
+  const std::uint32_t most_upper = lowest <= highest ? std::max(highest, 0x7fffU) : 0x7fffU;
+  const std::size_t whole = words.size() / 8 * 8;
+  __m256i greatest = _mm256_setzero_si256();  // the first kSizes count
+  for (std::size_t begin = 0; begin < whole; begin += kAtATime) {
+    const __m256i least = _mm256_permutevar8x32_epi32(greatest, _mm256_set1_epi32(kSizes - 1));
+    std::uint64_t taken = 0;
+    std::uint64_t upper = 0;
+    std::uint64_t large = 0;
+    for (std::size_t at = begin; at < std::min(whole, begin + kAtATime); at += 8) {
+      const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words.data() + at));
+      const std::size_t shift = at - begin;
+      taken |= std::uint64_t{lanes(is_between(eight, kLeastSize, kSizeLimit - 1))} << shift;
+      upper |= std::uint64_t{lanes(is_between(eight, least_upper, most_upper))} << shift;
+      // Below 2^28, so that the signed comparison serves.
+      large |= std::uint64_t{lanes(_mm256_cmpgt_epi32(eight, least))} << shift;
+    }
+    for (upper &= (taken | taken << 1) & kUpperHalves; upper != 0; upper &= upper - 1) {
       const auto lane = static_cast<std::uint32_t>(std::countr_zero(upper));
-      if (is_address(words[at + lane - 1], words[at + lane], allocations)) taken &= ~(3U << (lane - 1));
+      if (is_address(words[begin + lane - 1], words[begin + lane], allocations)) {
+        taken &= ~(std::uint64_t{3} << (lane - 1));
+      }
     }
     sizes.count += static_cast<std::uint32_t>(std::popcount(taken));
-    // Below 2^28, so that the signed comparison serves.
-    taken &= lanes(_mm256_cmpgt_epi32(eight, all(sizes.greatest.back())));
-    for (; taken != 0; taken &= taken - 1)
-      sizes.insert(words[at + static_cast<std::uint32_t>(std::countr_zero(taken))]);
+    for (taken &= large; taken != 0; taken &= taken - 1) {
+      greatest = inserted(greatest, all(words[begin + static_cast<std::uint32_t>(std::countr_zero(taken))]));
+    }
   }
-  return at;
+  alignas(32) std::array<std::uint32_t, 8> stored;
+  _mm256_store_si256(reinterpret_cast<__m256i*>(stored.data()), greatest);
+  std::copy_n(stored.begin(), kSizes, sizes.greatest.begin());
+  return whole;
 }
 
 std::size_t add_eights_portable(std::span<const std::uint32_t>, const Allocations*, Sizes&) noexcept { return 0; }
