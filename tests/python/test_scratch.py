@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import cudasched
 import pytest
 from cudasched._scratch import Scratch
 from support import PATIENCE_S
@@ -73,3 +75,33 @@ def test_a_demo_that_is_ended_leaves_nothing(command: str, tmp_path: Path, numbe
     demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 128 + number
     assert not [path for path in directories if path.exists()]
+
+
+def test_a_kernel_that_is_compiled_keeps_its_directory_while_a_tuner_begins(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the name of a tuner's directories and no lock, so that the next tuner took it for one that was left."""
+    from cudasched.tune import compile as compiling
+
+    compiler = temporary / "nvcc"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho image > "$2"\n')
+    compiler.chmod(0o700)
+    run = subprocess.run
+
+    def beside_a_tuner(*arguments: Any, **options: Any) -> Any:
+        for purpose in ("tune", "compile"):
+            Scratch(purpose).close()
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(compiling, "_nvcc", lambda: str(compiler))
+    monkeypatch.setattr(subprocess, "run", beside_a_tuner)
+    image, _ = compiling._by_nvcc(temporary / "kernel.cu", [])
+    assert image == b"image\n"
+    assert not list(temporary.glob("*cudasched*"))
+
+
+def test_directories_of_such_names_are_all_of_this_kind() -> None:
+    """`_sweep` goes by the name: one of another kind is locked by nobody."""
+    package = Path(cudasched.__file__).parent
+    others = [path for path in package.rglob("*.py") if 'prefix="cudasched.' in path.read_text()]
+    assert others == []

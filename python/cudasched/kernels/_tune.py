@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._scratch import Scratch
 from cudasched.kernels import _catalog
 from cudasched.kernels._errors import KernelError
 from cudasched.kernels._plan import gpu_of, reset, resolve
@@ -50,8 +49,8 @@ def tune(
     from cudasched.tune import tune as run
 
     _kernel(name)
-    with tempfile.TemporaryDirectory(prefix="cudasched.tune-") as directory:
-        file = _catalog.variant_file(name, type, Path(directory))
+    with Scratch("tune") as directory:
+        file = _catalog.variant_file(name, type, directory)
         tuned = run(space=read(file), shape=shape, settings=settings, database=database, device=device)
     reset()
     return tuned

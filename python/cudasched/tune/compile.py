@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cudasched._scratch import Scratch
 from cudasched.errors import ConfigError, Error
 from cudasched.tune._nvrtc import Nvrtc, load
 
@@ -149,8 +149,8 @@ def _by_nvcc(source: Path, options: Sequence[str]) -> tuple[bytes, str]:
     nvcc = _nvcc()
     if nvcc is None:
         raise Error("nvcc is not there any more")
-    with tempfile.TemporaryDirectory(prefix="cudasched.tune-") as directory:
-        made = Path(directory) / "kernel.cubin"
+    with Scratch("compile") as directory:
+        made = directory / "kernel.cubin"
         try:
             done = subprocess.run(
                 [nvcc, *options, "-o", str(made), str(source)],
