@@ -121,9 +121,9 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
       greatest = inserted(greatest, all(words[begin + static_cast<std::uint32_t>(std::countr_zero(taken))]));
     }
   }
-  alignas(32) std::array<std::uint32_t, 8> stored;
-  _mm256_store_si256(reinterpret_cast<__m256i*>(stored.data()), greatest);
-  std::copy_n(stored.begin(), kSizes, sizes.greatest.begin());
+  static_assert(kSizes == 6);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(sizes.greatest.data()), _mm256_castsi256_si128(greatest));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(sizes.greatest.data() + 4), _mm256_extracti128_si256(greatest, 1));
   return whole;
 }
 
