@@ -78,9 +78,8 @@ Prediction Predictor::predict_new(const Query& query, const Place& place) noexce
     entry.take_over(shared);
     return answer(entry, true, query.busy);
   }
-  const float base_log = base_log_of(query);
-  CacheEntry& entry = cache_.make(place.key);
-  entry.base_log = base_log;
+  CacheEntry& entry = cache_.make(place.key);  // first: the trees would drive what was just searched out of reach
+  entry.base_log = base_log_of(query);
   entry.function = Corrections::index_of(function);
   entry.persistent = function != nullptr;
   const Prediction prediction = answer(entry, false, query.busy);
