@@ -579,7 +579,9 @@ extern "C" int cudasched_order(std::uint64_t stream, std::uint64_t other, std::u
   return cudasched::runtime::guarded([&] {
     need_events();
     const auto ahead = reinterpret_cast<CUstream>(other);
-    if (!cudasched::runtime::hot().may_capture() && Offload::is_complete(ahead)) return;
+    // A record on the default stream also waits for the blocking streams; whether a query asks them nobody says.
+    const bool has_a_handle = ahead != nullptr && ahead != CU_STREAM_LEGACY && ahead != CU_STREAM_PER_THREAD;
+    if (has_a_handle && !cudasched::runtime::hot().may_capture() && Offload::is_complete(ahead)) return;
     need(Offload::record(reinterpret_cast<CUevent>(event), ahead), "cuEventRecord");
     need(Offload::wait(reinterpret_cast<CUstream>(stream), reinterpret_cast<CUevent>(event)), "cuStreamWaitEvent");
   });

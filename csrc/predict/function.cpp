@@ -295,19 +295,30 @@ std::string_view from_namespace(std::string_view base) noexcept {
 }
 
 // What the names of libraries' kernels begin with, and what else betrays them: what origins.toml of cudasched.advise
-// says by patterns, whose examples a test holds these against. All lower case.
+// says by patterns, whose examples a test holds these against. All lower case; '*' stands for any characters, '?' for
+// one, '$' for the end of the name or numbers behind it.
 constexpr std::string_view kLibraryBeginnings =
-    "nccl nvshmem cudnn cublas nvjet_ cutlass cute:: fmha_ flash:: flash_fwd flash_bwd pytorch_flash cufft vector_fft "
-    "regular_ bluestein_fft multi_bluestein composite_2way_fft spradix dpradix hpradix dse:: cusparse cusolver curand "
-    "gen_sequenced trt_ nvinfer myelin __myl cub:: thrust:: cub_ thrust_ cuda:: at:: at_cuda c10 torch vision:: "
-    "fused_dropout softmax_warp gammabetabackward indexing_backward_kernel elementwise_kernel_with_index "
-    "reduction_prod_kernel multi_tensor_apply_kernel tensorflow:: eigen tsl:: xla:: fusion wrapped_ vllm:: sglang:: "
-    "flashinfer:: tensorrt_llm:: transformer_engine:: apex:: deepspeed:: xformers:: bitsandbytes:: raft:: cuml:: "
-    "cudf:: cugraph:: rmm:: faiss:: onnxruntime:: kquantize kdequantize kgemm_4bit koptimizer implicit_convolve "
-    "implicit_precomputed bn_fw_ bn_bw_ persist gemmsn_ gemmk1_ gemv2 gemvnsp_ reduce_1block_kernel volta_ turing_ "
-    "ampere_ hopper_ blackwell_ sgemm_largek dgemm_largek lstm_ gru_ rnn_ fft2d_ prime_fft wgrad dgrad convolve "
-    "conv2d_c1_ flip_filter cupy_ cupyx_ ";
-constexpr std::string_view kLibraryWords = "xmma_ _trt_ _fusion randperm_handle_duplicate_keys ";
+    "nccl nvshmem cudnn implicit_convolve implicit_precomputed dgrad_ dgrad2d_ wgrad_ wgrad2d_ fprop_ fprop2d_ bn_fw_ "
+    "bn_bw_ persistbn persistrnn_ lstm_element lstm_blockpersist rnn_element rnn_blockpersist gru_element "
+    "gru_blockpersist kern_precompute_indices elemwisernncell generic_elementwise_?p nhwcaddpaddingkernel "
+    "nchwaddpaddingkernel nhwcsliceckernel nchwsliceckernel tensortransformgeneric convolvend_*engine "
+    "convolve_common_*engine conv2d_c1_k1_ flip_filter$ fft2d_r2c_ fft2d_c2r_ cublas nvjet_ volta_*gemm turing_*gemm "
+    "ampere_*gemm hopper_*gemm maxwell_*gemm pascal_*gemm blackwell_*gemm sm??_*gemm sm???_*gemm gemmsn_ gemmk1_ "
+    "gemv2_ gemv2n_ gemv2t_ gemvnsp_ magma_?gemm sgemm_largek_ dgemm_largek_ cgemm_largek_ hgemm_largek_ "
+    "reduce_1block_kernel$ cutlass cute:: fmha_cutlass flash:: pytorch_flash flash_fwd_*kernel$ flash_bwd_*kernel$ "
+    "cufft vector_fft regular_fft bluestein_fft multi_bluestein composite_2way_fft spradix dpradix hpradix "
+    "preprocessc2r postprocessr2c prime_fft regular_bluestein_fft dse:: cusparse cusolver curand gen_sequenced "
+    "generate_seed_pseudo trt_ nvinfer myelin __myl cub:: thrust:: cub_*_ns thrust_*_ns cuda:: at:: at_cuda c10:: c10d "
+    "torch:: torchvision vision:: fused_dropout softmax_warp krn_partial gammabetabackward indexing_backward_kernel "
+    "elementwise_kernel_with_index$ randperm_handle_duplicate_keys reduction_prod_kernel$ multi_tensor_apply_kernel "
+    "tensorflow:: eigen:: eigenmetakernel tsl:: xla:: loop_*fusion$ input_*fusion$ wrapped_*fusion$ gemm_*fusion$ "
+    "triton_gemm_*fusion$ fusion$ vllm:: sglang:: flashinfer:: tensorrt_llm:: transformer_engine:: apex:: deepspeed:: "
+    "xformers:: bitsandbytes:: raft:: cuml:: cudf:: cugraph:: rmm:: mamba:: faiss:: marlin:: ggml:: nvte:: "
+    "onnxruntime:: mxnet:: paddle:: phi:: mindspore:: kquantize kdequantize kgemm_4bit koptimizer dequantize_block "
+    "dequantize_vec dequantize_q quantize_block quantize_vec quantize_q mul_mat_block mul_mat_vec mul_mat_q cupy_ "
+    "cupyx_ ";
+constexpr std::string_view kWrapped = "wrapped_";  // of XLA: with one word behind it
+constexpr std::string_view kLibraryWords = "xmma_ _trt_ ";
 constexpr std::string_view kLibraryTypes = "cublas cudnn ";  // also among the template arguments and parameters
 
 template <typename Test>
@@ -318,9 +329,37 @@ bool any_of_words(std::string_view list, Test&& test) noexcept {
   return false;
 }
 
+// "", "_3", "_3_1"
+bool only_numbers(std::string_view text) noexcept {
+  return std::all_of(text.begin(), text.end(), [](char c) { return is_digit(c) || c == '_'; }) &&
+         (text.empty() || (text[0] == '_' && text.back() != '_'));
+}
+
+bool begins_as(std::string_view text, std::string_view pattern) noexcept {
+  if (pattern.empty()) return true;
+  const std::string_view rest = pattern.substr(1);
+  if (pattern[0] == '$') return only_numbers(text);
+  if (pattern[0] == '*') {
+    for (std::size_t i = 0; i <= text.size(); ++i) {
+      if (begins_as(text.substr(i), rest)) return true;
+    }
+    return false;
+  }
+  return !text.empty() && (pattern[0] == '?' || pattern[0] == text[0]) && begins_as(text.substr(1), rest);
+}
+
+// "wrapped_convert_2"
+bool is_wrapped(std::string_view base) noexcept {
+  if (!base.starts_with(kWrapped)) return false;
+  base.remove_prefix(kWrapped.size());
+  const auto end = std::find_if(base.begin(), base.end(), [](char c) { return c < 'a' || c > 'z'; });
+  return end != base.begin() && only_numbers(base.substr(static_cast<std::size_t>(end - base.begin())));
+}
+
 bool is_library(std::string_view whole_base, std::string_view name) noexcept {
   const std::string_view base = from_namespace(whole_base);
-  return any_of_words(kLibraryBeginnings, [&](std::string_view word) { return base.starts_with(word); }) ||
+  return is_wrapped(base) ||
+         any_of_words(kLibraryBeginnings, [&](std::string_view word) { return begins_as(base, word); }) ||
          any_of_words(kLibraryWords,
                       [&](std::string_view word) { return base.find(word) != std::string_view::npos; }) ||
          any_of_words(kLibraryTypes, [&](std::string_view word) { return name.find(word) != std::string_view::npos; });

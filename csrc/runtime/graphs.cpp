@@ -54,6 +54,7 @@ std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::
   CUdevice device = 0;
   if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
     residency.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    residency.max_threads_per_sm = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
   }
   return estimate({.launch = launch,
                    .function = known == nullptr ? nullptr : &known->facts,

@@ -112,9 +112,6 @@ class Model:
         self.wait(stream, event)
         return event
 
-    def done_with(self, device: int, markers: Iterable[Event]) -> None:
-        pass
-
     def alive(self, device: int) -> Iterable[Tensor]:
         return list(self.tensors)
 

@@ -398,11 +398,22 @@ def test_levels_are_those_of_the_rules_that_the_launch_alone_decides() -> None:
     assert seen == {"critical", "warning", "good"}
 
 
+#: Like libraries' and a program's own, and libraries' that are not in origins.toml's examples.
+ALIKE = (
+    *("persistent_matmul_kernel", "fusion_attention", "lstm_cell_forward", "gru_step", "rnn_step", "convolve2d"),
+    *("torch_like_add", "regular_grid_sample", "eigenvalues", "wrapped", "wrapped_2d_add", "hopper_softmax", "wgrad"),
+    *("mamba::selective_scan", "marlin::Marlin", "ggml::mul", "paddle::k", "phi::k", "krn_partials_per_segment"),
+    *("preprocessC2R_kernel", "generate_seed_pseudo_mrg", "magma_sgemmEx_kernel", "elemWiseRNNcell", "fusion_1_2"),
+    *("nhwcAddPaddingKernel", "loop_add_fusion_12", "wrapped_convert_2", "hopper_fp16_s1688gemm_128x64", "flip_filter"),
+)
+
+
 def test_library_kernels_are_not_judged() -> None:
     pa = pytest.importorskip("pyarrow")
     written = origin_rules()
     examples = [(name, each["shape"] == "user") for each in written["origin"] for name in each["examples"]]
     examples += [(name, True) for name in written["origin_own"]["examples"]]
+    examples += [(name, origin_of(name).changeable) for name in ALIKE]
     table = recording(rows=len(examples), graphs=0)
     names = pa.array([name for name, _ in examples])
     table = table.set_column(table.column_names.index("function"), "function", names)

@@ -308,7 +308,7 @@ def test_without_a_token_there_is_nothing_of_the_clients(server: Serving) -> Non
             assert headers["x-frame-options"] == "DENY" and "default-src 'none'" in headers["content-security-policy"]
 
 
-def test_guessing_a_token_is_slow_and_noted(server: Serving) -> None:
+def test_wrong_tokens_are_noted_and_soon_refused_unseen(server: Serving) -> None:
     statuses = [server.ask("api/v1/clients", authorization="Bearer " + "x" * 43)[0] for _ in range(14)]
     assert statuses[:10] == [401] * 10 and 429 in statuses[10:]
     status, answer, headers = server.ask("api/v1/clients", authorization="Bearer wrong")

@@ -25,6 +25,7 @@ class Engine(PlainEngine):
         self._said = said
         self.process_class = "normal"
         self.markers: list[int] = []
+        self.ordered: list[tuple[int, int]] = []
         self.fails: set[str] = set()
 
     def new_event(self) -> int:
@@ -37,6 +38,7 @@ class Engine(PlainEngine):
         if "order" in self.fails:
             raise cudasched.DriverError("cuEventRecord: CUDA_ERROR_INVALID_CONTEXT (201)")
         assert event in self.markers
+        self.ordered.append((stream, event))
         self._said.append(f"{stream:#x} after {f'{other:#x}' if other else 'default'}{' (yields)' if yields else ''}")
 
     def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
@@ -251,17 +253,37 @@ def test_the_default_stream_of_another_device_is_pytorchs_to_find(engine: Engine
     assert torch.said[-1] == "0x77 after default"
 
 
-def test_events_of_a_thread_that_has_ended_are_used_again(engine: Engine, torch: Torch) -> None:
-    def work() -> None:
-        for _ in range(3):
-            with cudasched.region("latency"):
-                pass
+def test_events_of_a_thread_that_has_ended_go_on_with_its_streams(engine: Engine, torch: Torch) -> None:
+    """Of one that is queued for other streams, a record would have to wait."""
+    turns = [threading.Event() for _ in range(2)]
+    used: list[set[int]] = []
 
-    for _ in range(3):
-        thread = threading.Thread(target=work)
+    def work(client_class: str, until: threading.Event | None = None) -> None:
+        before = len(engine.ordered)
+        for _ in range(3):
+            with cudasched.region(client_class):
+                pass
+        used.append({event for _, event in engine.ordered[before:]})
+        if until is not None:
+            until.wait()
+
+    def ended(*arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments)
         thread.start()
+        return thread
+
+    first = ended("latency", turns[0])
+    while len(used) < 1:
+        threading.Event().wait(0.001)
+    second = ended("best_effort", turns[1])
+    while len(used) < 2:
+        threading.Event().wait(0.001)
+    for turn, thread in zip(turns, (first, second), strict=True):
+        turn.set()
         thread.join()
-    assert len(engine.markers) == 3  # of the default stream, the thread's own, and its region's
+    ended("latency").join()  # on the streams of the thread that ended first
+    assert used[2] == used[0] and not used[0] & used[1]
+    assert len(used[0]) == 3  # of the default stream, the thread's own, and its region's
 
 
 def test_a_best_effort_region_looks_at_the_default_stream_first(engine: Engine, torch: Torch) -> None:

@@ -157,9 +157,9 @@ def without_leaving_the_default_stream(patch: pytest.MonkeyPatch) -> None:
 def without_keeping_a_threads_streams_together(patch: pytest.MonkeyPatch) -> None:
     give = _streams._Spare.give
 
-    def changed(self: Any, device: int, streams: Any) -> None:
+    def changed(self: Any, device: int, streams: Any, markers: Any) -> None:
         for client_class, stream in streams.items():
-            give(self, device, {client_class: stream})
+            give(self, device, {client_class: stream}, markers)
 
     patch.setattr(_streams._Spare, "give", changed)
 

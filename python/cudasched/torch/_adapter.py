@@ -37,7 +37,6 @@ class TorchBackend:
         self._ready = False
         self._objects: dict[Hashable, Any] = {}
         self._handles: dict[Hashable, int] = {}
-        self._spare_markers: dict[int, list[int]] = {}
         self._is_watched = _check.wanted()  # which sees PyTorch's events alone
         self._record = torch.cuda.Event.record
         self._wait = torch.cuda.Event.wait
@@ -61,7 +60,6 @@ class TorchBackend:
         self._ready = False
         self._objects.clear()
         self._handles.clear()
-        self._spare_markers.clear()
 
     def device(self) -> int | None:
         if not self._ready and not self.available():
@@ -132,7 +130,7 @@ class TorchBackend:
         if core is not None and self._c._cuda_getDevice() == device:
             try:
                 if marker is None:
-                    marker = self._new_marker(core, device)
+                    marker = core.new_event()
                 core.order(waits, ahead, marker, best_effort)
                 return marker
             except Error:
@@ -141,15 +139,6 @@ class TorchBackend:
         self.record(event, other)
         self.wait(stream, event)
         return None
-
-    def _new_marker(self, core: Any, device: int) -> int:
-        try:
-            return self._spare_markers[device].pop()
-        except (KeyError, IndexError):
-            return int(core.new_event())
-
-    def done_with(self, device: int, markers: Iterable[Any]) -> None:
-        self._spare_markers.setdefault(device, []).extend(marker for marker in markers if marker is not None)
 
     def alive(self, device: int) -> Iterable[Any]:
         return list(_tensors(self._torch, device))

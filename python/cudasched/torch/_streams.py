@@ -73,11 +73,8 @@ class Backend(Protocol):
             best_effort: The thread is in a region of that class, which lets others of the process go first.
 
         Returns:
-            For the next such call of this thread, or for `done_with`.
+            For the next such call of this thread.
         """
-
-    def done_with(self, device: int, markers: Iterable[Any]) -> None:
-        """No thread gives these to `order` again."""
 
     def alive(self, device: int) -> Iterable[Any]:
         """The tensors on the device that this process holds, weakly referable."""
@@ -106,20 +103,21 @@ class _Spare:
     """Streams of threads that have ended, oldest first.
 
     They are never destroyed, because PyTorch's allocator keeps memory by stream, and stay together: memory of one may
-    still be in use by work on another of the same thread.
+    still be in use by work on another of the same thread. So do the markers by which they were ordered: of one that is
+    still queued, a thread on other streams would have to wait.
     """
 
     def __init__(self) -> None:
-        self._sets: dict[int, deque[dict[str, Hashable]]] = {}
+        self._sets: dict[int, deque[tuple[dict[str, Hashable], dict[Hashable, Any]]]] = {}
 
-    def give(self, device: int, streams: dict[str, Hashable]) -> None:
-        self._sets.setdefault(device, deque()).append(streams)
+    def give(self, device: int, streams: dict[str, Hashable], markers: dict[Hashable, Any]) -> None:
+        self._sets.setdefault(device, deque()).append((streams, markers))
 
-    def take(self, device: int) -> dict[str, Hashable]:
+    def take(self, device: int) -> tuple[dict[str, Hashable], dict[Hashable, Any]]:
         try:
             return self._sets[device].popleft()
         except (KeyError, IndexError):
-            return {}
+            return {}, {}
 
     def clear(self) -> None:
         self._sets.clear()
@@ -133,8 +131,7 @@ class ThreadStreams:
         self._device = device
         self._spare = spare
         self._default = backend.default(device)
-        self._own = spare.take(device)
-        self._markers: dict[Hashable, Any] = {}
+        self._own, self._markers = spare.take(device)
         self._kept: list[weakref.ref[Any]] = []
         self._kept_for: dict[Hashable, None] = {}
         self._home_class: str | None = None
@@ -144,8 +141,7 @@ class ThreadStreams:
 
     def __del__(self) -> None:
         if self._own:
-            self._spare.give(self._device, self._own)
-            self._backend.done_with(self._device, self._markers.values())
+            self._spare.give(self._device, self._own, self._markers)
 
     @property
     def default(self) -> Hashable:

@@ -53,7 +53,8 @@ TEST_F(StreamOrder, WorkThatIsUnderWayIsWaitedForOnTheGpu) {
 
 TEST_F(StreamOrder, WhatIsCompleteCostsNoEvent) {
   EXPECT_EQ(cudasched_order(number(program_.stream()), number(other_), kNoEvent), CUDASCHED_OK);
-  EXPECT_EQ(cudasched_order(number(program_.stream()), 0, kNoEvent), CUDASCHED_OK) << "the default stream";
+  EXPECT_EQ(cudasched_order(number(program_.stream()), 0, kNoEvent), CUDASCHED_DRIVER_ERROR)
+      << "a default stream has others' work before it";
   Program::check(program_.launch(1, other_, 50'000));
   EXPECT_EQ(cudasched_order(number(program_.stream()), number(other_), kNoEvent), CUDASCHED_DRIVER_ERROR);
   EXPECT_NE(std::string(cudasched_last_error()).find("cuEventRecord"), std::string::npos) << cudasched_last_error();

@@ -62,7 +62,11 @@ def merge(report: Report, launches: Sequence[_ncu.Launch], *, profiler: str, pro
             missing.append(by_function[function].name)
             continue
         shapes = [report.kernels[place] for place in by_function[function].shapes]
-        seen = counters(mine, {(*shape.grid, *shape.block): shape.time_ns for shape in shapes})
+        time_of: dict[tuple[int, ...], int] = {}
+        for shape in shapes:  # some differ in their clusters or shared memory alone
+            key = (*shape.grid, *shape.block)
+            time_of[key] = time_of.get(key, 0) + (shape.time_ns or 0)
+        seen = counters(mine, time_of)
         found.append(
             Measured(
                 function=function,
