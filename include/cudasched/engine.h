@@ -105,7 +105,8 @@ CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
 
 /* What `stream` gets from here on comes after what `other` has now, both CUstreams of the current context: a record of
  * `event` and a wait for it, as a program would make them, or nothing where `other` is no default stream and all that
- * it has is complete. The host goes on. `event` is one of cudasched_new_event, of the current context, and no other thread uses it meanwhile. */
+ * it has is complete. The host goes on. `event` is one of cudasched_new_event, of the current context, and no other
+ * thread uses it meanwhile. */
 CUDASCHED_EXPORT int cudasched_order(uint64_t stream, uint64_t other, uint64_t event);
 CUDASCHED_EXPORT int cudasched_new_event(uint64_t* event);
 
