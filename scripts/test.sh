@@ -111,10 +111,13 @@ stage_python() {
   python -m pytest "${in_parallel[@]}" --ignore=tests/packaging
 }
 
-# Tests of the engine through whole programs, and of CUDA sources: the same for every Python, tested once.
+# Tests of the engine through whole programs, of CUDA sources, and of pages in a browser: the same for every Python, tested
+# once.
 engine_tests=(--ignore-glob={*/test_faults*,*/test_sharing,*/test_offload,*/test_hook_routes}.py
   --ignore-glob={*/test_graph_prediction,*/test_predictor_state,*/test_containers,*/test_top}.py
-  --ignore-glob={*/test_kernels,*/test_kernels_gemm,*/test_kernels_attention,*/test_device_headers}.py)
+  --ignore-glob={*/test_collect,*/test_trace,*/test_memory,*/test_simulate,*/test_examples}.py
+  --ignore-glob={*/test_kernels,*/test_kernels_gemm,*/test_kernels_attention,*/test_device_headers}.py
+  --ignore-glob={*/test_serve_page,*/test_trace_ui}.py)
 
 # stage_other_python VERSION PYTHON: a wheel of its own and the tests of the Python package.
 stage_other_python() {
