@@ -12,7 +12,8 @@ What is measured is kept after each run of a program in NAME.cells beside the re
     give_back     a latency client's allocation of memory that another process only caches, over that process's bare
                   `empty_cache()` and the same allocation of free memory (give_back.py); 40 GiB, of a GPU that has
                   70 GiB free at least
-    four_threads  two servers and two trainings in four threads; with priority streams instead, in the same run
+    four_threads  two servers and two trainings in four threads; with priority streams instead, and the two servers
+                  without trainings, in the same run
 
 A program that fails keeps no other from running. Figures that are not measured have no row. One that misses its goal
 says what limits it: `--limited-by FIGURE=TEXT`. The exit status is 0 when all groups have their figures, 3 when time
@@ -148,10 +149,11 @@ def measure(lab: Lab, group: str) -> None:
     loads = ["--latency", *latency, "--training", *training, "--seconds", str(options.seconds)]
     loads += ["--simulate"] if options.simulate else []
     alone = [str(number) for number in range(len(latency) + len(training))]
+    alone += ["servers"] if len(latency) > 1 else []
     for repeat in range(options.repeats):
         for how, phases in (("bare", [*alone, "all"]), ("regions", ["all"]), ("priority", ["all"])):
             needs_s = 25 + options.seconds * len(phases)
-            arguments = ["--how", how, *loads, "--phases", *phases]
+            arguments = ["--how", how, *loads, "--seed", str(repeat), "--phases", *phases]
             lab.run(f"{group}/{how}/{repeat}", "threads.py", *arguments, managed=how == "regions", needs_s=needs_s)
 
 
@@ -216,6 +218,21 @@ def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> F
     }
 
 
+def servers_together(done: Mapping[str, Any], group: str) -> list[float]:
+    """Of each repeat the worst server's P99 beside other servers alone, over its own alone: what no policy mends."""
+    latency, _ = LOADS[group]
+    found = []
+    for bare in _parts(done, f"{group}/bare/"):
+        phases = {phase["phase"]: phase["latency_ms"] for phase in bare["phases"]}
+        if "servers" in phases:
+            p99 = [
+                percentile(phases["servers"][name], 0.99) / percentile(phases[str(number)][name], 0.99)
+                for number, name in enumerate(latency)
+            ]
+            found.append(max(p99))
+    return found
+
+
 def find_reserved(done: Mapping[str, Any]) -> Found:
     """Memory that PyTorch holds in the two threads with regions over without."""
     ours, bare = _parts(done, "two_threads/regions/"), _parts(done, "two_threads/bare/")
@@ -240,6 +257,10 @@ def figures(done: Mapping[str, Any], limited_by: Mapping[str, str]) -> list[Figu
         row = FigureRow(figure=name, value=value, goal=goal, better=better, low=low, high=high, n=n, limited_by="")
         rows.append(row if row.met else row.model_copy(update={"limited_by": limited_by.get(name, NOT_EXPLAINED)}))
     return rows
+
+
+def _said(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -283,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group in LOADS:
         for name, (value, low, high, _) in find_threads(lab.done, group, "priority").items():
             print(f"with priority streams, no cudasched: {name} {value:.3g} ({low:.3g} to {high:.3g})")
+        if beside := servers_together(lab.done, group):
+            print(f"{group}: servers beside one another, no training, no cudasched: worst P99 {_said(beside)} x alone")
     if said := lab.done.get("give_back/processes"):
         apart = ", ".join(f"{name} {statistics.median(times):.1f}" for name, times in said.items() if times)
         print(f"memory given back, ms, of which the figure is made: {apart}")

@@ -4,7 +4,8 @@
 
 `--how`: `bare` (no cudasched, one default stream), `regions` (the `with` lines and nothing else), or `priority` (no
 cudasched, a stream each, the servers' of high priority). The loads are built on the default stream. Phases run one
-after another: `all`, or one load alone by its number.
+after another: `all`, `servers` (all of them, and no training), or one load alone by its number. A server's requests
+come at the same times in each phase and however it is run, and at other times than another server's.
 """
 
 from __future__ import annotations
@@ -109,15 +110,19 @@ def main() -> None:
     parser.add_argument("--phases", nargs="*", default=["all"])
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rate-hz", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the times of requests")
     parser.add_argument("--simulate", action="store_true")
     options = parser.parse_args()
     threads = [Thread(name, True, options.how, options.simulate) for name in options.latency]
     threads += [Thread(name, False, options.how, options.simulate) for name in options.training]
     done = []
-    for number, phase in enumerate(options.phases):
-        running = threads if phase == "all" else [threads[int(phase)]]
+    for phase in options.phases:
+        running = chosen(threads, phase)
         together(
-            [lambda t=thread, n=number: t.run(options.seconds, options.rate_hz, n) for thread in running],
+            [
+                lambda t=thread: t.run(options.seconds, options.rate_hz, 100 * options.seed + threads.index(t))
+                for thread in running
+            ],
         )
         done.append(
             {
@@ -128,6 +133,13 @@ def main() -> None:
         )
     reserved = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 1
     print(json.dumps({"phases": done, "reserved": reserved}))
+
+
+def chosen(threads: list[Thread], phase: str) -> list[Thread]:
+    """Those that run in a phase."""
+    if phase == "all":
+        return threads
+    return [thread for thread in threads if thread.serves] if phase == "servers" else [threads[int(phase)]]
 
 
 def together(actions: list[Callable[[], None]]) -> None:

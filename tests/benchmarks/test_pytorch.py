@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from benchmarks.pytorch.__main__ import (
     find_reserved,
     find_threads,
     main,
+    servers_together,
 )
 from benchmarks.results.schema import FigureRow, load
 
@@ -54,6 +57,38 @@ def test_the_worst_server_counts_and_trainings_together() -> None:
     found = find_threads(done, "four_threads")
     assert found["four_threads_p99_ratio_worst"][0] == pytest.approx(1.4)
     assert found["four_threads_best_effort"][0] == pytest.approx(0.9 / (1 - RATE_HZ * 1.5e-3))
+
+
+def test_servers_beside_one_another_say_what_no_training_does() -> None:
+    bare = [
+        phase("0", {"bert_graph": 1.0}, {}),
+        phase("1", {"mlp": 0.5}, {}),
+        phase("servers", {"bert_graph": 1.1, "mlp": 0.8}, {}),
+    ]
+    assert servers_together({"four_threads/bare/0": {"phases": bare}}, "four_threads") == [pytest.approx(1.6)]
+    assert servers_together(two_threads(), "two_threads") == []
+
+
+def test_requests_come_at_the_same_times_in_all_phases_and_at_others_than_another_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two servers had the same times, so that each request met one of the other's."""
+    pytest.importorskip("torch")
+    from benchmarks.pytorch import threads
+
+    seen: dict[str, list[int]] = {}
+
+    def run(self: threads.Thread, seconds: float, rate_hz: float, seed: int) -> None:
+        seen.setdefault(self.name, []).append(seed)
+
+    monkeypatch.setattr(threads.Thread, "run", run)
+    phases = ("0", "1", "servers", "all")
+    loads = ("--latency", "bert_graph", "mlp", "--training", "transformer")
+    monkeypatch.setattr(sys, "argv", ["threads.py", "--how", "bare", *loads, "--simulate", "--phases", *phases])
+    threads.main()
+    assert [len(seen[name]) for name in ("bert_graph", "mlp", "transformer")] == [3, 3, 1]
+    assert len(set(seen["bert_graph"])) == len(set(seen["mlp"])) == 1 and seen["bert_graph"] != seen["mlp"]
+    assert [phase["phase"] for phase in json.loads(capsys.readouterr().out)["phases"]] == list(phases)
 
 
 def test_costs_and_memory() -> None:
