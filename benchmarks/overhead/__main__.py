@@ -13,8 +13,6 @@ this run, so nothing else is on the device.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from pathlib import Path
 from cudasched.demo.harness import CUDASCHED, Backend, HarnessError, percentile
 
 from benchmarks import meta
+from benchmarks.c_program import compile_c
 from benchmarks.results.schema import OverheadRow, Results
 from benchmarks.tables import overhead_table
 
@@ -148,11 +147,7 @@ def build(directory: Path) -> tuple[Path, Path]:
     Raises:
         HarnessError: There is no compiler, or it failed.
     """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise HarnessError("no C compiler: install gcc, or name one in CC")
-    program = directory / "launch_loop"
-    _compile([compiler, "-O2", "-std=c11", "-o", str(program), str(HERE / "launch_loop.c"), "-ldl"])
+    program = compile_c(directory / "launch_loop", HERE / "launch_loop.c")
     null = HERE / "null_driver.c"
     own = set(_functions(null.read_text()))
     listed = subprocess.run([sys.executable, ENTRY_POINTS, "symbols"], capture_output=True, text=True, check=True)
@@ -161,19 +156,12 @@ def build(directory: Path) -> tuple[Path, Path]:
     generated.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in others))
     driver = directory / "null" / "libcuda.so.1"
     driver.parent.mkdir()
-    options = ["-O2", "-std=c11", "-shared", "-fPIC", "-fno-builtin", "-Wl,-soname,libcuda.so.1"]
-    _compile([compiler, *options, "-o", str(driver), str(null), str(generated)])
-    return program, driver
+    options = ("-shared", "-fPIC", "-fno-builtin", "-Wl,-soname,libcuda.so.1")
+    return program, compile_c(driver, null, generated, options=options)
 
 
 def _functions(source: str) -> list[str]:
     return [line.split("(")[0].split()[1] for line in source.splitlines() if line.startswith("int cu")]
-
-
-def _compile(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise HarnessError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

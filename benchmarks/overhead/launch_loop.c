@@ -7,12 +7,11 @@
  * the whole process, its driver's and its hook's threads too, in ns a second, while it sleeps, once it has slept for
  * 0.4 s. Single-threaded. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#define PROGRAM "launch_loop"
+#include "benchmarks/c_program.h"
 
 enum { kWarmUpBatches = 50, kTenParameters = 10, kIdleSpells = 3, kIdleSpellMs = 400 };
 
@@ -25,24 +24,6 @@ static const char kSimulated[] =
     "cudasched-sim 1\n"
     "kernel empty regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n"
     "kernel ten params=8,8,8,8,8,8,8,8,8,8 regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n";
-
-static void* library;
-
-static void* need(const char* name) {
-  void* function = dlsym(library, name);
-  if (function == NULL) {
-    fprintf(stderr, "launch_loop: the driver has no %s\n", name);
-    exit(2);
-  }
-  return function;
-}
-
-static void check(const char* call, int status) {
-  if (status != 0) {
-    fprintf(stderr, "launch_loop: %s failed with status %d\n", call, status);
-    exit(2);
-  }
-}
 
 static int64_t read_ns(clockid_t clock) {
   struct timespec time;
@@ -59,25 +40,15 @@ int main(int argc, char** argv) {
     fprintf(stderr, "launch_loop: BATCHES and LAUNCHES must be above 0\n");
     return 2;
   }
-  library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == NULL) {
-    fprintf(stderr, "launch_loop: %s\n", dlerror());
-    return 2;
-  }
+  open_driver();
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   *(void**)&launch = need("cuLaunchKernel");
   int (*synchronize)(void*);
   *(void**)&synchronize = need("cuStreamSynchronize");
 
-  int device = 0;
-  void *context = NULL, *module = NULL, *stream = NULL;
-  check("cuInit", ((int (*)(unsigned))need("cuInit"))(0));
-  check("cuDeviceGet", ((int (*)(int*, int))need("cuDeviceGet"))(&device, 0));
-  check("cuDevicePrimaryCtxRetain", ((int (*)(void**, int))need("cuDevicePrimaryCtxRetain"))(&context, device));
-  check("cuCtxSetCurrent", ((int (*)(void*))need("cuCtxSetCurrent"))(context));
+  void *module = NULL, *stream = NULL;
   const char* text = image != NULL && strcmp(image, "simulated") == 0 ? kSimulated : kPtx;
-  check("cuModuleLoadData", ((int (*)(void**, const void*))need("cuModuleLoadData"))(&module, text));
-  check("cuStreamCreate", ((int (*)(void**, unsigned))need("cuStreamCreate"))(&stream, 1));
+  start(text, &module, &stream);
 
   uint64_t values[kTenParameters] = {0};
   void* parameters[kTenParameters];
@@ -85,9 +56,7 @@ int main(int argc, char** argv) {
 
   static const char* const kNames[] = {"empty", "ten"};
   for (int kernel = 0; kernel < 2; ++kernel) {
-    void* function = NULL;
-    check("cuModuleGetFunction",
-          ((int (*)(void**, void*, const char*))need("cuModuleGetFunction"))(&function, module, kNames[kernel]));
+    void* const function = function_of(module, kNames[kernel]);
     void** arguments = kernel == 0 ? NULL : parameters;
     printf("%s", kNames[kernel]);
     for (int batch = -kWarmUpBatches; batch < batches; ++batch) {

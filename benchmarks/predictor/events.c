@@ -5,11 +5,10 @@
  * The kernel waits for NS on the GPU's own clock. It is launched, between two events, behind a kernel that keeps the
  * GPU busy until all are in its queue; then one at a time, so that the GPU waits for each. Prints a line for each case:
  * "queued" or "waited", then ns between the two events of each launch. Single-threaded. */
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#define PROGRAM "events"
+#include "benchmarks/c_program.h"
 
 enum { kBurst = 32, kWarmUp = 200, kLongNs = 2000000 };
 
@@ -28,24 +27,6 @@ static const char kPtx[] =
 static const char kSimulated[] =
     "cudasched-sim 1\nkernel wait params=8 regs=16 shared=0 threads_max=1024 block_us=20 blocks_per_sm=8\n";
 
-static void* library;
-
-static void* need(const char* name) {
-  void* function = dlsym(library, name);
-  if (function == NULL) {
-    fprintf(stderr, "events: the driver has no %s\n", name);
-    exit(2);
-  }
-  return function;
-}
-
-static void check(const char* call, int status) {
-  if (status != 0) {
-    fprintf(stderr, "events: %s failed with status %d\n", call, status);
-    exit(2);
-  }
-}
-
 int main(int argc, char** argv) {
   const int samples = argc > 1 ? atoi(argv[1]) : 320;
   uint64_t ns = argc > 2 ? strtoull(argv[2], NULL, 10) : 20000;
@@ -54,11 +35,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "events: SAMPLES and NS must be above 0\n");
     return 2;
   }
-  library = dlopen("libcuda.so.1", RTLD_NOW);
-  if (library == NULL) {
-    fprintf(stderr, "events: %s\n", dlerror());
-    return 2;
-  }
+  open_driver();
   int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
   *(void**)&launch = need("cuLaunchKernel");
   int (*record)(void*, void*);
@@ -70,17 +47,10 @@ int main(int argc, char** argv) {
   int (*create)(void**, unsigned);
   *(void**)&create = need("cuEventCreate");
 
-  int device = 0;
-  void *context = NULL, *module = NULL, *stream = NULL, *function = NULL, *events[2 * kBurst];
-  check("cuInit", ((int (*)(unsigned))need("cuInit"))(0));
-  check("cuDeviceGet", ((int (*)(int*, int))need("cuDeviceGet"))(&device, 0));
-  check("cuDevicePrimaryCtxRetain", ((int (*)(void**, int))need("cuDevicePrimaryCtxRetain"))(&context, device));
-  check("cuCtxSetCurrent", ((int (*)(void*))need("cuCtxSetCurrent"))(context));
+  void *module = NULL, *stream = NULL, *events[2 * kBurst];
   const char* text = image != NULL && strcmp(image, "simulated") == 0 ? kSimulated : kPtx;
-  check("cuModuleLoadData", ((int (*)(void**, const void*))need("cuModuleLoadData"))(&module, text));
-  check("cuModuleGetFunction",
-        ((int (*)(void**, void*, const char*))need("cuModuleGetFunction"))(&function, module, "wait"));
-  check("cuStreamCreate", ((int (*)(void**, unsigned))need("cuStreamCreate"))(&stream, 1));
+  start(text, &module, &stream);
+  void* const function = function_of(module, "wait");
   for (int i = 0; i < 2 * kBurst; ++i) check("cuEventCreate", create(&events[i], 0));
 
   uint64_t long_ns = kLongNs;

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,27 +23,12 @@ from pathlib import Path
 
 from cudasched.demo.harness import Backend, HarnessError
 
+from benchmarks.c_program import compile_c
+
 SOURCE = Path(__file__).with_name("events.c")
 CASES = ("queued", "waited")
 WAITS_NS = (3_000, 20_000)
 PATIENCE_S = 120
-
-
-def build(directory: Path) -> Path:
-    """Compiles the program with the system's C compiler.
-
-    Raises:
-        HarnessError: There is no compiler, or it failed.
-    """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise HarnessError("no C compiler: install gcc, or name one in CC")
-    program = directory / "events"
-    command = [compiler, "-O2", "-std=c11", "-Wall", "-Werror", "-o", str(program), str(SOURCE), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise HarnessError(f"{SOURCE.name} does not compile:\n{done.stderr[-2000:]}")
-    return program
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, list[float]]:
@@ -94,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = Backend.simulated() if options.simulate else Backend()
         image = {"EVENTS_IMAGE": "simulated" if options.simulate else "ptx"}
         with tempfile.TemporaryDirectory(prefix="cudasched-events-") as scratch:
-            program = build(Path(scratch))
+            program = compile_c(Path(scratch) / "events", SOURCE, options=("-Wall", "-Werror"))
             for wait_ns in WAITS_NS:
                 command = [str(program), str(options.samples), str(wait_ns)]
                 bare = run(command, {**device.environment(hooked=False), **image})

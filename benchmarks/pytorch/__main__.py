@@ -180,7 +180,7 @@ def find_costs(done: Mapping[str, Any]) -> Found:
 def find_give_back(done: Mapping[str, Any]) -> Found:
     """What it takes until the other process has the memory, over emptying the cache and allocating memory that is free.
 
-    The driver's allocation is in what the other process waits for whoever had the memory, and takes 2 ms a GiB.
+    The driver's allocation, of 2 ms a GiB, is in what the other process waits for, whichever process had the memory.
     """
     if not (said := done.get("give_back/processes")):
         return {}

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "device_graph/api.hpp"
 
@@ -15,10 +16,11 @@ constexpr int kDeviceLaunch = 12000;
 void check_parameters(const Kernel& kernel) {
   const Api& driver = api();
   if (driver.function_parameter == nullptr) return;
-  std::size_t bytes = 0;
-  const auto has = [&](std::size_t index) {
+  const auto bytes_of = [&](std::size_t index) -> std::optional<std::size_t> {
     std::size_t offset = 0;
-    return driver.function_parameter(kernel.function, index, &offset, &bytes) == CUDA_SUCCESS;
+    std::size_t bytes = 0;
+    const CUresult status = driver.function_parameter(kernel.function, index, &offset, &bytes);
+    return status == CUDA_SUCCESS ? std::optional(bytes) : std::nullopt;
   };
   const auto named = [&] {
     const char* name = nullptr;
@@ -27,14 +29,16 @@ void check_parameters(const Kernel& kernel) {
   };
   const std::size_t given = kernel.parameters.size();
   std::size_t wanted = given;
-  while (has(wanted)) ++wanted;
+  while (bytes_of(wanted)) ++wanted;
   if (wanted != given) {
     throw std::invalid_argument(named() + "has " + std::to_string(wanted) + " parameters, and " +
                                 std::to_string(given) + " are given");
   }
-  for (std::size_t i = 0; i < std::min(given, kernel.parameter_bytes.size()) && has(i); ++i) {
-    if (bytes == kernel.parameter_bytes[i]) continue;
-    throw std::invalid_argument(named() + "has " + std::to_string(bytes) + " bytes as parameter " + std::to_string(i) +
+  for (std::size_t i = 0; i < std::min(given, kernel.parameter_bytes.size()); ++i) {
+    const std::optional<std::size_t> bytes = bytes_of(i);
+    if (!bytes) break;  // more are given than the kernel has
+    if (*bytes == kernel.parameter_bytes[i]) continue;
+    throw std::invalid_argument(named() + "has " + std::to_string(*bytes) + " bytes as parameter " + std::to_string(i) +
                                 ", and " + std::to_string(kernel.parameter_bytes[i]) + " are given");
   }
 }

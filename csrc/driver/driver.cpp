@@ -203,6 +203,10 @@ void Driver::load(void* handle) {
   required(handle, event_elapsed_time, "cuEventElapsedTime");
 }
 
+void check(const char* call, CUresult status, std::source_location where) {
+  if (status != CUDA_SUCCESS) throw DriverError(call, status, where);
+}
+
 std::string Driver::error_name(CUresult status) const {
   const char* name = nullptr;
   if (get_error_name != nullptr && get_error_name(status, &name) == CUDA_SUCCESS && name != nullptr) return name;
@@ -213,8 +217,7 @@ std::string device_uuid(CUdevice device) {
   // A MIG instance has a UUID of its own, and is told from a GPU by its name alone: "NVIDIA H200 MIG 1g.18gb".
   const bool is_instance = device_name(device).find(" MIG ") != std::string::npos;
   CUuuid uuid{};
-  const CUresult status = table().device_get_uuid(&uuid, device);
-  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetUuid", status);
+  check("cuDeviceGetUuid", table().device_get_uuid(&uuid, device));
   std::string text = is_instance ? "MIG-" : "GPU-";
   for (int i = 0; i < 16; ++i) {
     std::array<char, 4> digits{};
@@ -227,15 +230,13 @@ std::string device_uuid(CUdevice device) {
 
 std::string device_name(CUdevice device) {
   std::array<char, 64> name{};
-  const CUresult status = table().device_get_name(name.data(), name.size(), device);
-  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetName", status);
+  check("cuDeviceGetName", table().device_get_name(name.data(), name.size(), device));
   return name.data();
 }
 
 int device_attribute(CUdevice device, CUdevice_attribute attribute) {
   int value = 0;
-  const CUresult status = table().device_get_attribute(&value, attribute, device);
-  if (status != CUDA_SUCCESS) throw DriverError("cuDeviceGetAttribute", status);
+  check("cuDeviceGetAttribute", table().device_get_attribute(&value, attribute, device));
   return value;
 }
 

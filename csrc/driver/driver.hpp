@@ -22,6 +22,9 @@ class DriverError : public Error {
   CUresult status_;
 };
 
+// Throws DriverError, unless the call succeeded. Not for the launch path.
+void check(const char* call, CUresult status, std::source_location where = std::source_location::current());
+
 // A launch-path entry point and its twin, whose stream 0 is the per-thread default stream.
 template <typename Function>
 struct Twins {

@@ -564,10 +564,6 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
 
 namespace {
 
-void need(CUresult status, const char* call) {
-  if (status != CUDA_SUCCESS) throw cudasched::driver::DriverError(call, status);
-}
-
 void need_events() {
   if (!cudasched::hook::Offload::connected()) throw cudasched::HookError("no CUDA call was made yet");
 }
@@ -582,8 +578,9 @@ extern "C" int cudasched_order(std::uint64_t stream, std::uint64_t other, std::u
     // A record on the default stream also waits for the blocking streams; whether a query asks them nobody says.
     const bool has_a_handle = ahead != nullptr && ahead != CU_STREAM_LEGACY && ahead != CU_STREAM_PER_THREAD;
     if (has_a_handle && !cudasched::runtime::hot().may_capture() && Offload::is_complete(ahead)) return;
-    need(Offload::record(reinterpret_cast<CUevent>(event), ahead), "cuEventRecord");
-    need(Offload::wait(reinterpret_cast<CUstream>(stream), reinterpret_cast<CUevent>(event)), "cuStreamWaitEvent");
+    const auto marker = reinterpret_cast<CUevent>(event);
+    cudasched::driver::check("cuEventRecord", Offload::record(marker, ahead));
+    cudasched::driver::check("cuStreamWaitEvent", Offload::wait(reinterpret_cast<CUstream>(stream), marker));
   });
 }
 
@@ -591,7 +588,7 @@ extern "C" int cudasched_new_event(std::uint64_t* event) {
   return cudasched::runtime::guarded([&] {
     need_events();
     CUevent made = nullptr;
-    need(cudasched::hook::Offload::new_event(made), "cuEventCreate");
+    cudasched::driver::check("cuEventCreate", cudasched::hook::Offload::new_event(made));
     *event = reinterpret_cast<std::uint64_t>(made);
   });
 }

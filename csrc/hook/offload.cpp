@@ -620,16 +620,11 @@ void Offload::drain_launches_of(const queue::Call& call) noexcept {
 }
 
 bool Offload::is_complete(CUstream stream) noexcept {
-  const CUstream on = meant(false, stream);
   bool queued = false;
-  for_each_queue([&](Queue& known) { queued = queued || known.before(queue::Scope::kStream, on) != 0; });
+  for_each_queue([&](Queue& known) { queued = queued || known.before(queue::Scope::kStream, stream) != 0; });
   if (queued) return false;
-  // Another thread may begin to capture, which forbids others to ask, unless they say that they know what they do.
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (driver::table().exchange_capture_mode(&mode) != CUDA_SUCCESS) return false;
-  const CUresult status = driver::table().stream_query.legacy(on);
-  driver::table().exchange_capture_mode(&mode);
-  return status == CUDA_SUCCESS;
+  const driver::RelaxedCapture relaxed;  // another thread may begin to capture, which forbids others to ask
+  return driver::table().stream_query.legacy(stream) == CUDA_SUCCESS;
 }
 
 CUresult Offload::new_event(CUevent& event) noexcept { return event_create(&event, CU_EVENT_DISABLE_TIMING); }

@@ -295,8 +295,8 @@ std::string_view from_namespace(std::string_view base) noexcept {
 }
 
 // What the names of libraries' kernels begin with, and what else betrays them: what origins.toml of cudasched.advise
-// says by patterns, whose examples a test holds these against. All lower case; '*' stands for any characters, '?' for
-// one, '$' for the end of the name or numbers behind it.
+// says by patterns, whose examples a test holds these against. All lower case; '*' stands for any characters, '+' for
+// letters, '?' for one character, '$' for the end of the name or numbers behind it.
 constexpr std::string_view kLibraryBeginnings =
     "nccl nvshmem cudnn implicit_convolve implicit_precomputed dgrad_ dgrad2d_ wgrad_ wgrad2d_ fprop_ fprop2d_ bn_fw_ "
     "bn_bw_ persistbn persistrnn_ lstm_element lstm_blockpersist rnn_element rnn_blockpersist gru_element "
@@ -312,13 +312,12 @@ constexpr std::string_view kLibraryBeginnings =
     "torch:: torchvision vision:: fused_dropout softmax_warp krn_partial gammabetabackward indexing_backward_kernel "
     "elementwise_kernel_with_index$ randperm_handle_duplicate_keys reduction_prod_kernel$ multi_tensor_apply_kernel "
     "tensorflow:: eigen:: eigenmetakernel tsl:: xla:: loop_*fusion$ input_*fusion$ wrapped_*fusion$ gemm_*fusion$ "
+    "wrapped_+$ *xmma_ *_trt_ "
     "triton_gemm_*fusion$ fusion$ vllm:: sglang:: flashinfer:: tensorrt_llm:: transformer_engine:: apex:: deepspeed:: "
     "xformers:: bitsandbytes:: raft:: cuml:: cudf:: cugraph:: rmm:: mamba:: faiss:: marlin:: ggml:: nvte:: "
     "onnxruntime:: mxnet:: paddle:: phi:: mindspore:: kquantize kdequantize kgemm_4bit koptimizer dequantize_block "
     "dequantize_vec dequantize_q quantize_block quantize_vec quantize_q mul_mat_block mul_mat_vec mul_mat_q cupy_ "
     "cupyx_ ";
-constexpr std::string_view kWrapped = "wrapped_";  // of XLA: with one word behind it
-constexpr std::string_view kLibraryWords = "xmma_ _trt_ ";
 constexpr std::string_view kLibraryTypes = "cublas cudnn ";  // also among the template arguments and parameters
 
 template <typename Test>
@@ -339,8 +338,10 @@ bool begins_as(std::string_view text, std::string_view pattern) noexcept {
   if (pattern.empty()) return true;
   const std::string_view rest = pattern.substr(1);
   if (pattern[0] == '$') return only_numbers(text);
-  if (pattern[0] == '*') {
-    for (std::size_t i = 0; i <= text.size(); ++i) {
+  if (pattern[0] == '*' || pattern[0] == '+') {
+    const bool letters = pattern[0] == '+';
+    for (std::size_t i = letters ? 1 : 0; i <= text.size(); ++i) {
+      if (letters && (text[i - 1] < 'a' || text[i - 1] > 'z')) return false;
       if (begins_as(text.substr(i), rest)) return true;
     }
     return false;
@@ -348,20 +349,9 @@ bool begins_as(std::string_view text, std::string_view pattern) noexcept {
   return !text.empty() && (pattern[0] == '?' || pattern[0] == text[0]) && begins_as(text.substr(1), rest);
 }
 
-// "wrapped_convert_2"
-bool is_wrapped(std::string_view base) noexcept {
-  if (!base.starts_with(kWrapped)) return false;
-  base.remove_prefix(kWrapped.size());
-  const auto end = std::find_if(base.begin(), base.end(), [](char c) { return c < 'a' || c > 'z'; });
-  return end != base.begin() && only_numbers(base.substr(static_cast<std::size_t>(end - base.begin())));
-}
-
 bool is_library(std::string_view whole_base, std::string_view name) noexcept {
   const std::string_view base = from_namespace(whole_base);
-  return is_wrapped(base) ||
-         any_of_words(kLibraryBeginnings, [&](std::string_view word) { return begins_as(base, word); }) ||
-         any_of_words(kLibraryWords,
-                      [&](std::string_view word) { return base.find(word) != std::string_view::npos; }) ||
+  return any_of_words(kLibraryBeginnings, [&](std::string_view word) { return begins_as(base, word); }) ||
          any_of_words(kLibraryTypes, [&](std::string_view word) { return name.find(word) != std::string_view::npos; });
 }
 

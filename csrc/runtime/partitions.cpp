@@ -14,13 +14,10 @@
 namespace cudasched::runtime {
 namespace {
 
+using driver::check;
 using driver::table;
 
 constexpr unsigned kUsualStep = 8;  // where a driver does not say (before 13.0): what holds from Hopper on
-
-void check(const char* call, CUresult status) {
-  if (status != CUDA_SUCCESS) throw driver::DriverError(call, status);
-}
 
 // Green contexts belong to the device's primary context, and so do their streams.
 CUdevice device_of_primary_context() {

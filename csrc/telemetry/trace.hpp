@@ -79,7 +79,7 @@ std::uint64_t trace_dropped() noexcept;
 inline constexpr int kMostRegions = 1024;
 std::uint16_t trace_region(std::string_view name, Class region_class) noexcept;
 
-// What a GPU can hold, for whoever reads a trace; told once a GPU, traced or not. Off the launch path; any thread.
+// What a GPU can hold, for readers of a trace; told once a GPU, traced or not. Off the launch path; any thread.
 struct TraceDevice {
   int ordinal = 0;
   int major = 0;  // compute capability

@@ -313,7 +313,7 @@ def test_wrong_tokens_are_noted_and_soon_refused_unseen(server: Serving) -> None
     assert statuses[:10] == [401] * 10 and 429 in statuses[10:]
     status, answer, headers = server.ask("api/v1/clients", authorization="Bearer wrong")
     assert (status, answer["detail"]) == (429, "too many wrong tokens") and int(headers["retry-after"]) >= 1
-    # All users of a machine have its loopback address: whoever guesses must not shut out the one who knows.
+    # All users of a machine have its loopback address: a user who guesses must not shut out the one with the token.
     assert server.ask("api/v1/clients")[0] == 200
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         message = _grpc.messages()["ListClientsRequest"]()

@@ -326,7 +326,7 @@ print("child", status)
 """
 
 
-def test_a_child_of_fork_begins_with_nothing_whoever_held_the_lock(tmp_path: Path) -> None:
+def test_a_child_of_fork_begins_with_nothing_whichever_thread_held_the_lock(tmp_path: Path) -> None:
     """It waited for ever for a thread that is not there."""
     source = tmp_path / "holds.cpp"
     source.write_text("#include <unistd.h>\n" + HOLDS)

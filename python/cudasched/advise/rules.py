@@ -424,6 +424,18 @@ def _against_prediction(subjects: Sequence[Subject]) -> list[tuple[float, Subjec
     return sorted(found, key=lambda pair: pair[0])
 
 
+def _affected(stakes: Sequence[tuple[Group, int]], name_of: Callable[[str], str]) -> tuple[Affected, ...]:
+    """The kernels under a finding on the program, by function, those with the most time at stake first."""
+    by_function: dict[str, tuple[int, int]] = {}
+    for group, stake in stakes:
+        launches, before = by_function.get(group.function, (0, 0))
+        by_function[group.function] = launches + group.launches, before + stake
+    return tuple(
+        Affected(name=name_of(function), launches=launches, time_at_stake_ns=stake)
+        for function, (launches, stake) in sorted(by_function.items(), key=lambda item: (-item[1][1], item[0]))
+    )
+
+
 def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], str]) -> Finding | None:
     """A run that takes far longer than such launches took where the model was trained: one finding on the program.
 
@@ -441,12 +453,7 @@ def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], 
     if times < _SLOW_RUN:
         return None
     gain = _TRADED * (1 - 1 / times)
-    by_function: dict[str, tuple[int, int]] = {}
-    for ratio, subject in against:
-        if ratio >= _SLOW_RUN:
-            launches, stake = by_function.get(subject.group.function, (0, 0))
-            mine = round((subject.group.time_ns or 0) * gain)
-            by_function[subject.group.function] = launches + subject.group.launches, stake + mine
+    slow = [subject.group for ratio, subject in against if ratio >= _SLOW_RUN]
     return Finding(
         rule="slower_than_predicted",
         level=level_of(gain, None),
@@ -456,10 +463,7 @@ def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], 
         expected_gain=round(gain, 3),
         time_at_stake_ns=round(gain * sum(subject.group.time_ns or 0 for subject in subjects)),
         shown="slower_than_predicted" in SHOWN,
-        kernels=tuple(
-            Affected(name=name_of(function), launches=count, time_at_stake_ns=mine)
-            for function, (count, mine) in sorted(by_function.items(), key=lambda item: (-item[1][1], item[0]))
-        ),
+        kernels=_affected([(group, round((group.time_ns or 0) * gain)) for group in slow], name_of),
     )
 
 
@@ -503,10 +507,7 @@ def tiny_launches(subjects: Sequence[Subject], name_of: Callable[[str], str]) ->
     stake = sum(stake for _, stake in tiny)
     if not tiny or busy + idle <= 0 or stake / (busy + idle) < WARNING_GAIN:
         return None
-    by_function: dict[str, tuple[int, int]] = {}
-    for group, mine in tiny:
-        launches, before = by_function.get(group.function, (0, 0))
-        by_function[group.function] = launches + group.launches, before + mine
+    kernels = _affected(tiny, name_of)
     launches = sum(group.launches for group, _ in tiny)
     each = sum(group.duration_ns for group, _ in tiny) / sum(group.timed for group, _ in tiny)
     pause = sum(group.idle_before_ns or 0 for group, _ in tiny) / sum(group.timed for group, _ in tiny)
@@ -514,16 +515,13 @@ def tiny_launches(subjects: Sequence[Subject], name_of: Callable[[str], str]) ->
     return Finding(
         rule="tiny_launches",
         level=level_of(gain, None),
-        reason=f"{launches} launches of {_count(len(by_function), 'kernel')} take {_microseconds(each)} each, "
+        reason=f"{launches} launches of {_count(len(kernels), 'kernel')} take {_microseconds(each)} each, "
         f"and the device is idle for {_microseconds(pause)} before each",
         recommendation=f"launch less often: {_LESS_OFTEN}",
         expected_gain=round(gain, 3),
         time_at_stake_ns=stake,
         shown="tiny_launches" in SHOWN,
-        kernels=tuple(
-            Affected(name=name_of(function), launches=count, time_at_stake_ns=mine)
-            for function, (count, mine) in sorted(by_function.items(), key=lambda item: (-item[1][1], item[0]))
-        ),
+        kernels=kernels,
     )
 
 

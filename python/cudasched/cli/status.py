@@ -14,7 +14,7 @@ from rich.text import Text
 from cudasched import hook
 from cudasched._document import document
 from cudasched._table import Column, fitted, terminal_columns
-from cudasched._text import printable
+from cudasched._text import counted, printable
 from cudasched.cli.run import configure
 from cudasched.status import GRAPH_CHANGES, Client, Device, status
 
@@ -221,7 +221,7 @@ def _kernels(devices: Sequence[Device]) -> list[RenderableType]:
         levels = ", ".join(f"{count} {level}" for level, count in kernels.levels.items() if count)
         lines.append(
             _line(
-                f"{client.name} ({client.pid}): {kernels.count} kernel{'s' if kernels.count != 1 else ''}, on average "
+                f"{client.name} ({client.pid}): {counted(kernels.count, 'kernel', 'kernels')}, on average "
                 f"occupancy {kernels.occupancy:.0%}, SM utilisation {kernels.sm_utilisation:.0%}, block efficiency "
                 f"{kernels.block_efficiency:.0%}; launch shapes: {levels} (cudasched advise)"
             )

@@ -292,6 +292,13 @@ void empty(std::int32_t, void* context) {
 
 class Gives : public ::testing::Test {
  protected:
+  static bool someone_gives(arbiter::Table& table) {
+    for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
+      if (table.memory(slot).gives.load() != 0) return true;
+    }
+    return false;
+  }
+
   static void become_best_effort(const Program& program) {
     const InRegion region(CUDASCHED_BEST_EFFORT);
     ASSERT_EQ(program.launch(1), CUDA_SUCCESS);
@@ -380,12 +387,7 @@ TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
     static Cache cache;
     cudasched_use_cache(&empty, &cache);
     auto& table = HookedDriver::instance().table();
-    const auto gives = [&] {
-      for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
-        if (table.memory(slot).gives.load() != 0) return true;
-      }
-      return false;
-    };
+    const auto gives = [&] { return someone_gives(table); };
     if (!eventually(gives)) _exit(2);
     runtime::engine().fail("as a test wants it");
     table.wake_for_memory();
@@ -410,12 +412,7 @@ TEST_F(Gives, WhereThereWasNoThreadForItThereIsOneLater) {
     static Cache cache;
     cudasched_use_cache(&empty, &cache);
     auto& table = HookedDriver::instance().table();
-    const auto gives = [&] {
-      for (int slot = 0; slot < arbiter::kSlotCount; ++slot) {
-        if (table.memory(slot).gives.load() != 0) return true;
-      }
-      return false;
-    };
+    const auto gives = [&] { return someone_gives(table); };
     if (gives() || pthread_setattr_default_np(&before) != 0) _exit(3);
     _exit(eventually(gives) ? 0 : 4);
   };
