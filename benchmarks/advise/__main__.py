@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import meta
 from benchmarks.advise.cases import Case, cases
-from benchmarks.results.schema import FigureRow, Results, load
+from benchmarks.results.schema import FigureRow, merge_figures
 
 GOAL = 0.95
 TIMES = 15
@@ -132,11 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             rows.append(found)
     if rows:
-        before = load(options.out) if options.out.exists() else None
-        known = {one.figure for one in rows}
-        kept = [one for one in before.rows if isinstance(one, FigureRow) and one.figure not in known] if before else []
-        described = meta.describe(simulated=False, commit=options.commit, torch_needed=False)
-        Results(meta=described, rows=[*rows, *kept]).write(options.out)
+        merge_figures(options.out, meta.describe(simulated=False, commit=options.commit, torch_needed=False), rows)
     return status
 
 
