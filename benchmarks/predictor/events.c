@@ -4,7 +4,8 @@
  *
  * The kernel waits for NS on the GPU's own clock. It is launched, between two events, behind a kernel that keeps the
  * GPU busy until all are in its queue; then one at a time, so that the GPU waits for each. Prints a line for each case:
- * "queued" or "waited", then ns between the two events of each launch. Single-threaded. */
+ * "queued" or "waited", then ns between the two events of each launch; and another, "queued_seen" or "waited_seen", with
+ * 1 for each launch whose first event was not complete when its second had been recorded. Single-threaded. */
 #include <string.h>
 
 #define PROGRAM "events"
@@ -46,11 +47,15 @@ int main(int argc, char** argv) {
   *(void**)&elapsed = need("cuEventElapsedTime");
   int (*create)(void**, unsigned);
   *(void**)&create = need("cuEventCreate");
+  int (*query)(void*);
+  *(void**)&query = need("cuEventQuery");
 
   void *module = NULL, *stream = NULL, *events[2 * kBurst];
   const char* text = image != NULL && strcmp(image, "simulated") == 0 ? kSimulated : kPtx;
   start(text, &module, &stream);
   void* const function = function_of(module, "wait");
+  int* const is_behind = calloc((size_t)samples, sizeof *is_behind);
+  if (is_behind == NULL) return 1;
   for (int i = 0; i < 2 * kBurst; ++i) check("cuEventCreate", create(&events[i], 0));
 
   uint64_t long_ns = kLongNs;
@@ -58,7 +63,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kWarmUp; ++i) check("cuLaunchKernel", launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL));
   check("cuStreamSynchronize", synchronize(stream));
   for (int queued = 1; queued >= 0; --queued) {
-    printf(queued ? "queued" : "waited");
+    const char* const name = queued ? "queued" : "waited";
+    printf("%s", name);
     for (int done = 0; done < samples; done += kBurst) {
       int failures = 0;
       if (queued) failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, ahead, NULL);
@@ -66,6 +72,7 @@ int main(int argc, char** argv) {
         failures |= record(events[2 * i], stream);
         failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL);
         failures |= record(events[2 * i + 1], stream);
+        if (done + i < samples) is_behind[done + i] = query(events[2 * i]) != 0;
         if (!queued) failures |= synchronize(stream);
       }
       failures |= synchronize(stream);
@@ -76,7 +83,10 @@ int main(int argc, char** argv) {
         printf(" %.0f", (double)ms * 1e6);
       }
     }
+    printf("\n%s_seen", name);
+    for (int i = 0; i < samples; ++i) printf(" %d", is_behind[i]);
     printf("\n");
   }
+  free(is_behind);
   return 0;
 }

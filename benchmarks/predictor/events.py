@@ -27,6 +27,7 @@ from benchmarks.c_program import compile_c
 
 SOURCE = Path(__file__).with_name("events.c")
 CASES = ("queued", "waited")
+SEEN = tuple(f"{case}_seen" for case in CASES)
 WAITS_NS = (3_000, 20_000)
 PATIENCE_S = 120
 
@@ -41,7 +42,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, lis
     if done.returncode != 0:
         raise HarnessError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
     lines = [line.split() for line in done.stdout.splitlines()]
-    return {words[0]: [float(value) for value in words[1:]] for words in lines if words and words[0] in CASES}
+    return {words[0]: [float(value) for value in words[1:]] for words in lines if words and words[0] in CASES + SEEN}
 
 
 def kernel_ns(program: Path, samples: int, wait_ns: int, scratch: Path) -> tuple[float, dict[str, list[float]]]:
@@ -89,9 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"a kernel of {kernel:.0f} ns")
                 for case in CASES:
                     say(f"  {case}", bare[case], kernel)
+                    seen = bare[f"{case}_seen"]
+                    print(f"    of {sum(seen) / len(seen):.1%} the first event was not complete after the second call")
                     if case in beside:
                         say(f"  {case}, beside CUPTI", beside[case], kernel)
-            ticks = sorted({round(value) for values in bare.values() for value in values})
+            ticks = sorted({round(value) for case in CASES for value in bare[case]})
             least = min((after - before for before, after in itertools.pairwise(ticks)), default=0)
             print(f"the least difference of two times is {least} ns")
     except (HarnessError, subprocess.TimeoutExpired) as error:
