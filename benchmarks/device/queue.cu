@@ -1,7 +1,7 @@
 // What the work queues are measured with: items that are chains of arithmetic of given lengths, which nothing can split
 // (a ray that is marched, a root that is searched). Static distributions run a loop over items around a loop over
-// steps, as such kernels do; the `_flat` ones, static and not, one loop over steps in which a thread changes to its
-// next item. All of them leave the same numbers.
+// steps, as such kernels do, and so do the queues for warps and blocks. The `_flat` ones and the queues for threads and
+// lanes have one loop over steps, in which a thread changes to its next item. All of them leave the same numbers.
 #include "cudasched/device/work_queue.cuh"
 
 using namespace cudasched::device;
@@ -54,6 +54,27 @@ __device__ __forceinline__ void flat(const unsigned* lengths, float* found, Next
   }
 }
 
+// The same loop, which the lanes of a warp go through together.
+template <class Work>
+__device__ __forceinline__ void turns(const unsigned* lengths, float* found, Work& work) {
+  unsigned long long item = 0;
+  bool taken = false;
+  float value = 0;
+  unsigned left = 0;
+#pragma unroll 1
+  while (work.next(left == 0, item, taken)) {
+    if (taken) {
+      value = begin(item);
+      left = lengths[item];
+      if (left == 0) found[item] = value;
+    }
+    if (left != 0) {
+      value = step(value);
+      if (--left == 0) found[item] = value;
+    }
+  }
+}
+
 }  // namespace
 
 #define KERNEL(name)                                                                                                   \
@@ -86,6 +107,29 @@ KERNEL(cyclic_flat) {
   });
 }
 
+// As LaneWork, without a queue: 4 lanes wait for one another, and take items that were theirs from the beginning.
+struct CyclicLanes {
+  unsigned long long mine;
+  unsigned long long items;
+
+  __device__ bool next(bool wants, unsigned long long& item, bool& taken) {
+    taken = false;
+    const unsigned asking = __ballot_sync(0xffffffffu, wants);
+    if (__popc(asking) < 4) return true;
+    taken = wants && mine < items;
+    if (taken) {
+      item = mine;
+      mine += threads();
+    }
+    return __ballot_sync(0xffffffffu, taken || !wants) != 0;
+  }
+};
+
+KERNEL(cyclic_flat_4) {
+  CyclicLanes work{thread(), items};
+  turns(lengths, found, work);
+}
+
 // ---- work queues
 
 KERNEL(queue_thread) {
@@ -94,17 +138,21 @@ KERNEL(queue_thread) {
   finish(*queue);
 }
 
-KERNEL(queue_shared_thread) {
-  __shared__ SharedBatch shared;
-  SharedWork work(*queue, items, batch, shared);
-  flat(lengths, found, [&](unsigned long long& item) { return work.next(item); });
+KERNEL(queue_lanes) {
+  LaneWork work(*queue, items, batch, 1);
+  turns(lengths, found, work);
   finish(*queue);
 }
 
-KERNEL(queue_shared_thread_8) {
-  __shared__ SharedBatch shared;
-  SharedWork work(*queue, items, batch, shared, 8);
-  flat(lengths, found, [&](unsigned long long& item) { return work.next(item); });
+KERNEL(queue_lanes_4) {
+  LaneWork work(*queue, items, batch, 4);
+  turns(lengths, found, work);
+  finish(*queue);
+}
+
+KERNEL(queue_lanes_8) {
+  LaneWork work(*queue, items, batch, 8);
+  turns(lengths, found, work);
   finish(*queue);
 }
 

@@ -4,7 +4,8 @@ An item is a chain of steps that nothing can split, of a length drawn from a Zip
 that the largest length is so many times the mean (64, 4), in random order; or all are equal. A static distribution is
 a loop over items around a loop over steps: `blocked` (each thread has so many in a row), `cyclic`, and
 `block_per_item`, whose other threads idle because a chain has no work for them. `cyclic_flat` is cyclic with one loop
-over steps, as the queues for threads have it: it is measured and reported, and stands outside the figure.
+over steps, as the queues for threads and lanes have it, and `cyclic_flat_4` with the loop of the lanes: they are
+measured and reported, and stand outside the figure.
 
     python -m benchmarks.device.queues --seconds 60     # one JSON object on standard output
 """
@@ -29,14 +30,17 @@ MEAN = 64
 #: Largest length over the mean.
 IMBALANCES = {"queue_severe": 64.0, "queue_moderate": 4.0, "queue_balanced": 1.0}
 STATIC = ("blocked", "cyclic", "block_per_item")
-OTHER_STATIC = ("cyclic_flat",)
-#: The queues: the kernel, and how many items come from the counter in device memory at once.
+OTHER_STATIC = ("cyclic_flat", "cyclic_flat_4")
+#: The queues: the kernel, and how many items come from the counter in device memory at once (at most, for lanes).
 QUEUES = {
     "queue_thread": ("queue_thread", 1),
     "queue_thread_8": ("queue_thread", 8),
     "queue_thread_32": ("queue_thread", 32),
-    "queue_shared_thread": ("queue_shared_thread", 4 * THREADS),
-    "queue_shared_thread_8": ("queue_shared_thread_8", 16 * THREADS),
+    "queue_lanes": ("queue_lanes", 256),
+    "queue_lanes_4": ("queue_lanes_4", 256),
+    "queue_lanes_4_small": ("queue_lanes_4", 32),
+    "queue_lanes_4_large": ("queue_lanes_4", 2048),
+    "queue_lanes_8": ("queue_lanes_8", 256),
     "queue_warp": ("queue_warp", 32),
     "queue_shared_warp": ("queue_shared_warp", 4 * THREADS),
     "queue_block": ("queue_block", THREADS),
@@ -140,7 +144,8 @@ def measure(gpu: Gpu, ratio: float, items: int, until: float) -> dict[str, Any]:
         gpu.call("cuMemFree", address)
     made = ratio_of(times)
     made["largest_of_mean"] = float(of_item.max() / of_item.mean())
-    made["cyclic_flat_of_queue"] = made["ms"]["cyclic_flat"] / made["ms"][made["queue"]]
+    for name in OTHER_STATIC:
+        made[f"{name}_of_queue"] = made["ms"][name] / made["ms"][made["queue"]]
     return made
 
 

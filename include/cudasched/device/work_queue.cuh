@@ -2,10 +2,15 @@
 // waits for another that was dealt the long ones. For kernels whose grid fills the GPU and stays (persistent kernels).
 //
 //   __global__ void kernel(cudasched::device::WorkQueue* queue, unsigned long long items, ...) {
-//     cudasched::device::WarpWork work(*queue, items, 32);
-//     for (cudasched::device::Batch batch; work.next(batch);) {
-//       const unsigned lane = threadIdx.x % 32;
-//       if (lane < batch.count) process(batch.first + lane);
+//     cudasched::device::LaneWork work(*queue, items);
+//     cudasched::device::Item item = 0;
+//     bool busy = false, taken = false;
+//     while (work.next(!busy, item, taken)) {
+//       if (taken) {
+//         begin(item);
+//         busy = true;
+//       }
+//       if (busy) busy = step(item);  // until it is done
 //     }
 //     cudasched::device::finish(*queue);
 //   }
@@ -15,18 +20,15 @@
 // launch that failed, and after one whose kernel did not call finish(), fill it with zeros.
 //
 // Who takes items, and how often the one counter in device memory is changed:
+// - LaneWork: the lanes of a warp take single items from a batch that the warp holds; once a batch.
 // - ThreadWork: a thread takes `batch` items for itself; once for all lanes that take at the same time.
 // - WarpWork: a warp takes `batch` items for all of its lanes; once a batch.
 // - BlockWork: a block takes `batch` items for all of its threads; once a batch, with two barriers.
-// - SharedWork: warps and threads take from the batch of their block; once for the `batch` items of a block.
+// - SharedWork: warps take from the batch of their block; once for the `batch` items of a block.
 //
-// Counters in shared memory are an order of magnitude faster than the one in device memory, which all blocks share:
-// take SharedWork where an item takes less than a few microseconds, and batches as large as the imbalance allows.
-//
-// ThreadWork and SharedWork::next(Item) give each thread its next item as soon as it wants one. What that is worth
-// shows where a thread steps through its item in the same loop in which it takes the next
-// (`examples/persistent_queue.cu`); in a loop of its own, the lanes of a warp wait for the longest item among them
-// before they take again.
+// Take LaneWork where a thread does an item alone, in many steps. Its lanes go through one loop together, in which each
+// does a step or changes to its next item. In a loop over steps inside a loop over items they wait for the longest item
+// among them, whoever hands the items out.
 //
 // CUDA C++ for sm_70 and later, by nvcc or NVRTC; it includes nothing. Up to 2^40 items.
 #ifndef CUDASCHED_DEVICE_WORK_QUEUE_CUH_
@@ -84,6 +86,24 @@ __device__ inline unsigned lanes_of_warp() {
 
 __device__ inline unsigned lane() { return thread_in_block() % 32; }
 
+// For what all lanes of a warp call; CUDA asks for no more than the lanes that exist.
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+// How many of these lanes are below the calling one.
+__device__ inline unsigned lanes_before(unsigned lanes) {
+  return static_cast<unsigned>(__popc(lanes & ((1u << lane()) - 1)));
+}
+
+// A number of lanes, 1 to those that the calling warp has.
+__device__ inline unsigned lanes_together(unsigned wanted) {
+  const unsigned lanes = static_cast<unsigned>(__popc(lanes_of_warp()));
+  return wanted == 0 ? 1 : wanted < lanes ? wanted : lanes;
+}
+
+__device__ inline unsigned warps_of_grid() {
+  return gridDim.x * gridDim.y * gridDim.z * ((threads_of_block() + 31) / 32);
+}
+
 // At most `wanted` items of the queue; none: there are no more.
 __device__ inline Batch take(WorkQueue& queue, Item items, unsigned wanted) {
   const Item first = atomicAdd(&queue.next, static_cast<Item>(wanted));
@@ -96,28 +116,6 @@ __device__ inline Batch from_lane(unsigned lanes, Batch batch, unsigned source) 
   batch.first = __shfl_sync(lanes, batch.first, static_cast<int>(source));
   batch.count = __shfl_sync(lanes, batch.count, static_cast<int>(source));
   return batch;
-}
-
-// What one lane takes for all that ask at the same time: take(wanted) gives at most so many, none if there are no more.
-// Each lane gets up to `each` of them. False: none were left for this lane.
-template <class Take>
-__device__ inline bool take_together(unsigned each, Batch& mine, Take take_some) {
-  while (true) {
-    const unsigned lanes = __activemask();
-    const unsigned leader = static_cast<unsigned>(__ffs(static_cast<int>(lanes))) - 1;
-    const unsigned rank = static_cast<unsigned>(__popc(lanes & ((1u << lane()) - 1)));
-    Batch all{0, 0};
-    if (lane() == leader) all = take_some(each * static_cast<unsigned>(__popc(lanes)));
-    all = from_lane(lanes, all, leader);
-    if (all.count == 0) return false;
-    const unsigned before = rank * each;
-    if (before < all.count) {
-      mine.first = all.first + before;
-      mine.count = all.count - before < each ? all.count - before : each;
-      return true;
-    }
-    // Fewer came than were asked for, as at the end of a block's batch: the lanes that got none ask again.
-  }
 }
 
 constexpr unsigned long long kNoMore = 1;
@@ -171,20 +169,89 @@ class ThreadWork {
 
   // The thread's next item; false: there is none, and none will come. Any threads of a warp may call it.
   __device__ bool next(Item& item) {
-    if (mine_.count == 0 &&
-        !detail::take_together(each_, mine_, [&](unsigned n) { return detail::take(queue_, items_, n); })) {
-      return false;
-    }
+    if (mine_.count == 0) take_together();
+    if (mine_.count == 0) return false;
     item = mine_.first++;
     --mine_.count;
     return true;
   }
 
  private:
+  // One lane takes for all that ask at the same time. No loop: the compiler yields at the head of one that changes
+  // memory, and the lanes that wait for these to come back go on without them.
+  __device__ void take_together() {
+    const unsigned lanes = __activemask();
+    const unsigned leader = static_cast<unsigned>(__ffs(static_cast<int>(lanes))) - 1;
+    const unsigned before = each_ * detail::lanes_before(lanes);
+    Batch all{0, 0};
+    if (detail::lane() == leader) all = detail::take(queue_, items_, each_ * static_cast<unsigned>(__popc(lanes)));
+    all = detail::from_lane(lanes, all, leader);
+    if (before >= all.count) return;
+    mine_ = {all.first + before, all.count - before < each_ ? all.count - before : each_};
+  }
+
   WorkQueue& queue_;
   Item items_;
   unsigned each_;
   Batch mine_;
+};
+
+// Items for the lanes of a warp that goes through one loop: in each turn those that want an item get one, and the
+// others do a step of theirs. From a batch that the warp takes from the queue and holds in registers.
+class LaneWork {
+ public:
+  // batch: how many items a warp takes at most at once; towards the end it takes fewer. together: how many lanes must
+  // want an item before they get theirs. To begin an item costs the warp the same for one lane as for many: 1 where a
+  // step takes much longer than that.
+  __device__ LaneWork(WorkQueue& queue, Item items, unsigned batch = 256, unsigned together = 4)
+      : queue_(queue),
+        items_(items),
+        most_(detail::batch_size(batch)),
+        together_(detail::lanes_together(together)),
+        first_(0),
+        left_(0) {}
+
+  // One turn of the loop: all lanes of the warp call it. wants: the lane has no item, or is done with it. taken: it got
+  // another, which is `item`. A lane that got none asks again in the next turn. False, for all lanes: none has an
+  // item, and none will come.
+  __device__ bool next(bool wants, Item& item, bool& taken) {
+    taken = false;
+    const unsigned asking = __ballot_sync(detail::kWholeWarp, wants);
+    const unsigned wanted = static_cast<unsigned>(__popc(asking));
+    if (wanted < together_) return true;
+    if (left_ == 0 && first_ < items_) refill(wanted);
+    const unsigned before = detail::lanes_before(asking);
+    if (wants && before < left_) {
+      item = first_ + before;
+      taken = true;
+    }
+    const unsigned given = wanted < left_ ? wanted : left_;
+    first_ += given;
+    left_ -= given;
+    return given != 0 || asking != detail::lanes_of_warp();
+  }
+
+ private:
+  // A quarter of an even share of what was left when the warp last looked, in whole warps: few takes while there is
+  // much, small ones at the end, so that no warp has items for which the lanes of another wait.
+  __device__ void refill(unsigned wanted) {
+    const float share =
+        __fdividef(static_cast<float>(items_ - first_), 4.0f * static_cast<float>(detail::warps_of_grid()));
+    unsigned size = share < static_cast<float>(most_) ? static_cast<unsigned>(share) / 32 * 32 : most_;
+    if (size < wanted) size = wanted < most_ ? wanted : most_;
+    Batch got{0, 0};
+    if (detail::lane() == 0) got = detail::take(queue_, items_, size);
+    got = detail::from_lane(detail::kWholeWarp, got, 0);
+    first_ = got.first;
+    left_ = got.count;
+  }
+
+  WorkQueue& queue_;
+  Item items_;
+  unsigned most_;
+  unsigned together_;
+  Item first_;
+  unsigned left_;
 };
 
 // Items for warps, straight from the queue.
@@ -233,18 +300,13 @@ class BlockWork {
   BlockBatch& shared_;
 };
 
-// Items for warps and threads of a block, from a batch that the block takes from the queue.
+// Items for the warps of a block, from a batch that the block takes from the queue.
 class SharedWork {
  public:
-  // batch: how many items a block takes at once. shared: the block's, in shared memory. each: how many of them a thread
-  // takes at once, for next(Item). All threads of the block make it: it has a barrier.
-  __device__ SharedWork(WorkQueue& queue, Item items, unsigned batch, SharedBatch& shared, unsigned each = 1)
-      : queue_(queue),
-        items_(items),
-        block_batch_(detail::batch_size(batch)),
-        each_(detail::batch_size(each)),
-        shared_(shared),
-        mine_{0, 0} {
+  // batch: how many items a block takes at once. shared: the block's, in shared memory. All threads of the block make
+  // it: it has a barrier.
+  __device__ SharedWork(WorkQueue& queue, Item items, unsigned batch, SharedBatch& shared)
+      : queue_(queue), items_(items), block_batch_(detail::batch_size(batch)), shared_(shared) {
     if (thread_in_block() == 0) shared_.word = 0;
     __syncthreads();
   }
@@ -259,25 +321,11 @@ class SharedWork {
     return batch.count != 0;
   }
 
-  // The calling thread's next item. Any threads of a warp may call it.
-  __device__ bool next(Item& item) {
-    if (mine_.count == 0 && !detail::take_together(each_, mine_, [&](unsigned n) {
-          return detail::take_shared(shared_, queue_, items_, block_batch_, n);
-        })) {
-      return false;
-    }
-    item = mine_.first++;
-    --mine_.count;
-    return true;
-  }
-
  private:
   WorkQueue& queue_;
   Item items_;
   unsigned block_batch_;
-  unsigned each_;
   SharedBatch& shared_;
-  Batch mine_;
 };
 
 // Every thread of every block calls it, once, when it takes no more. The last block makes the queue ready for the next

@@ -22,15 +22,31 @@ __device__ void process(unsigned* seen, unsigned long long item) {
 __device__ void process(unsigned* seen, Batch taken, unsigned first, unsigned step) {
   for (unsigned i = first; i < taken.count; i += step) process(seen, taken.first + i);
 }
+__device__ unsigned lanes() { return min(32u, blockDim.x - threadIdx.x / 32 * 32); }
 
 KERNEL(threads) {
   ThreadWork work(*queue, items, batch);
   for (Item item; work.next(item);) process(seen, item);
   finish(*queue);
 }
+KERNEL(lane_items) {
+  LaneWork work(*queue, items, batch, each);
+  Item item = 0;
+  bool taken = false;
+  unsigned left = 0;
+  while (work.next(left == 0, item, taken)) {
+    if (taken) {
+      atomicAdd(seen + item, 1u);
+      left = static_cast<unsigned>(item % 13);
+    } else if (left != 0) {
+      --left;
+    }
+  }
+  finish(*queue);
+}
 KERNEL(warps) {
   WarpWork work(*queue, items, batch);
-  for (Batch taken; work.next(taken);) process(seen, taken, threadIdx.x % 32, 32);
+  for (Batch taken; work.next(taken);) process(seen, taken, threadIdx.x % 32, lanes());
   finish(*queue);
 }
 KERNEL(blocks) {
@@ -42,17 +58,11 @@ KERNEL(blocks) {
 KERNEL(shared_warps) {
   __shared__ SharedBatch shared;
   SharedWork work(*queue, items, batch, shared);
-  for (Batch taken; work.next(taken, each);) process(seen, taken, threadIdx.x % 32, 32);
-  finish(*queue);
-}
-KERNEL(shared_threads) {
-  __shared__ SharedBatch shared;
-  SharedWork work(*queue, items, batch, shared);
-  for (Item item; work.next(item);) process(seen, item);
+  for (Batch taken; work.next(taken, each);) process(seen, taken, threadIdx.x % 32, lanes());
   finish(*queue);
 }
 """
-NAMES = ("threads", "warps", "blocks", "shared_warps", "shared_threads")
+NAMES = ("threads", "lane_items", "warps", "blocks", "shared_warps")
 
 
 def main() -> None:
@@ -61,10 +71,10 @@ def main() -> None:
     queue = torch.zeros(2, dtype=torch.int64, device="cuda")
     chance = random.Random(20261123)
     for turn in range(60):
-        items = chance.choice((0, 1, chance.randrange(1000), chance.randrange(300_000)))
+        items = chance.choice((0, 1, 20, chance.randrange(1000), chance.randrange(300_000)))
         seen = torch.zeros(max(items, 1), dtype=torch.int32, device="cuda")
-        batch, each = chance.choice((1, 2, 31, 32, 100, 4096)), chance.choice((1, 32, 50))
-        grid, threads = chance.choice((1, 7, 132, 1056)), chance.choice((32, 64, 256, 1024, 96))
+        batch, each = chance.choice((1, 2, 31, 32, 100, 4096, 0xFFFFFFFF)), chance.choice((1, 8, 32, 50))
+        grid, threads = chance.choice((1, 7, 132, 1056)), chance.choice((1, 20, 33, 32, 64, 256, 1024, 96))
         for count, name in enumerate(NAMES, 1):
             arguments = [pointer(queue), c_uint64(items), c_uint32(batch), c_uint32(each), pointer(seen)]
             launch(kernels[name], grid, threads, arguments)

@@ -45,11 +45,13 @@ TEST_F(BenchmarkKernels, AllLeaveTheSameNumbers) {
   check("blocked", blocked, 3, 1);
   check("cyclic", cyclic, 3, 1);
   check("cyclic_flat", cyclic_flat, 3, 1);
+  check("cyclic_flat_4", cyclic_flat_4, 3, 1);
   check("queue_thread", queue_thread, 3, 1);
   check("queue_thread", queue_thread, 3, 8);
-  check("queue_shared_thread_8", queue_shared_thread_8, 1, 100);
   check("queue_warp", queue_warp, 3, 32);
-  check("queue_shared_thread", queue_shared_thread, 1, 100);
+  check("queue_lanes", queue_lanes, 3, 32);
+  check("queue_lanes_4", queue_lanes_4, 3, 8);
+  check("queue_lanes_8", queue_lanes_8, 2, 100);
   check("queue_shared_warp", queue_shared_warp, 1, 100);
   check("queue_block", queue_block, 1, 64);
 }

@@ -1,6 +1,7 @@
 // Every item exactly once, whatever the sizes, batches and grids; the queue is ready for the next launch after each.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 
@@ -19,8 +20,8 @@ constexpr int kRounds = 2;
 constexpr int kRounds = 6;
 #endif
 
-enum class Way { kThread, kWarp, kBlock, kSharedWarp, kSharedThread, kMixed };
-constexpr Way kWays[] = {Way::kThread, Way::kWarp, Way::kBlock, Way::kSharedWarp, Way::kSharedThread, Way::kMixed};
+enum class Way { kThread, kLanes, kWarp, kBlock, kSharedWarp, kMixed };
+constexpr Way kWays[] = {Way::kThread, Way::kLanes, Way::kWarp, Way::kBlock, Way::kSharedWarp, Way::kMixed};
 
 struct Case {
   Way way = Way::kThread;
@@ -28,7 +29,7 @@ struct Case {
   Index block{32, 1, 1};
   Item items = 0;
   unsigned batch = 1;        // that comes from the queue at once
-  unsigned warp_batch = 32;  // that comes from a block's batch at once
+  unsigned warp_batch = 32;  // that comes from a block's batch at once; for lanes, how many wait for one another
 
   std::string text() const {
     const auto size = [](const Index& of) {
@@ -73,6 +74,21 @@ void kernel(const Case& of, Memory& memory) {
       }
       break;
     }
+    case Way::kLanes: {
+      LaneWork work(queue, of.items, of.batch, of.warp_batch);
+      unsigned left = 0;
+      bool taken = false;
+      while (work.next(left == 0, item, taken)) {
+        if (taken) {
+          memory.process(item);
+          left = static_cast<unsigned>(item % 5);
+        } else if (left != 0) {
+          --left;
+        }
+      }
+      EXPECT_FALSE(taken);
+      break;
+    }
     case Way::kWarp: {
       WarpWork work(queue, of.items, of.batch);
       for (Batch batch{}; work.next(batch);) {
@@ -96,22 +112,15 @@ void kernel(const Case& of, Memory& memory) {
       }
       break;
     }
-    case Way::kSharedThread: {
-      SharedWork work(queue, of.items, of.batch, shared.batch, of.warp_batch);
-      while (work.next(item)) {
-        memory.process(item);
-        work_a_little(item);
-      }
-      break;
-    }
-    case Way::kMixed: {  // half of the warps take batches, the others single items
-      SharedWork work(queue, of.items, of.batch, shared.batch);
+    case Way::kMixed: {  // half of the warps take for their lanes, the others for single threads
+      bool taken = false;
       if (thread_in_block() / 32 % 2 == 0) {
-        for (Batch batch{}; work.next(batch, of.warp_batch);) {
-          const unsigned lanes = static_cast<unsigned>(__popc(detail::lanes_of_warp()));
-          for (unsigned i = detail::lane(); i < batch.count; i += lanes) memory.process(batch.first + i);
+        LaneWork work(queue, of.items, of.batch);
+        while (work.next(true, item, taken)) {
+          if (taken) memory.process(item);
         }
       } else {
+        ThreadWork work(queue, of.items, of.warp_batch);
         while (work.next(item)) memory.process(item);
       }
       break;
@@ -171,10 +180,87 @@ TEST(WorkQueue, LargeItems) {
   std::vector<std::atomic<unsigned>> seen(100);
   device_threads::launch({2, 1, 1}, {64, 1, 1}, sizeof(Shared), [&] {
     SharedWork work(memory.queue, kItems, detail::kLargestBatch, device_threads::shared<Shared>().batch);
-    for (Item item = 0; work.next(item);) seen.at(item - kFirst).fetch_add(1);
+    for (Batch batch{}; work.next(batch, 32);) {
+      if (detail::lane() < batch.count) seen.at(batch.first + detail::lane() - kFirst).fetch_add(1);
+    }
     finish(memory.queue);
   });
   for (const auto& count : seen) EXPECT_EQ(count.load(), 1U);
+  memory.queue.next = kFirst;
+  device_threads::launch({2, 1, 1}, {64, 1, 1}, sizeof(Shared), [&] {
+    LaneWork work(memory.queue, kItems, detail::kLargestBatch);
+    bool taken = false;
+    for (Item item = 0; work.next(true, item, taken);) {
+      if (taken) seen.at(item - kFirst).fetch_add(1);
+    }
+    finish(memory.queue);
+  });
+  for (const auto& count : seen) EXPECT_EQ(count.load(), 2U);
+}
+
+// What a warp takes for its lanes is a share of what is left: no warp has items at the end for which others wait.
+TEST(WorkQueue, WarpsTakeFewerForTheirLanesTowardsTheEnd) {
+  WorkQueue queue{};
+  std::vector<Item> sizes;
+  device_threads::launch({1, 1, 1}, {32, 1, 1}, sizeof(Shared), [&] {
+    LaneWork work(queue, 10'000, 4096);
+    bool taken = false;
+    Item before = 0;
+    for (Item item = 0; work.next(true, item, taken);) {
+      if (detail::lane() == 0 && queue.next != before) {
+        sizes.push_back(queue.next - before);
+        before = queue.next;
+      }
+    }
+    finish(queue);
+  });
+  ASSERT_FALSE(sizes.empty());
+  EXPECT_EQ(sizes.front(), 2496U);  // a quarter, in whole warps
+  EXPECT_TRUE(std::is_sorted(sizes.rbegin(), sizes.rend()));
+  EXPECT_EQ(sizes.back(), 32U);
+}
+
+// Of the lanes that want an item none gets one before enough of them do.
+TEST(WorkQueue, LanesWaitForOneAnother) {
+  WorkQueue queue{};
+  std::atomic<unsigned> turns_with_few{0}, took_with_few{0};
+  constexpr unsigned kTogether = 8;
+  device_threads::launch({1, 1, 1}, {40, 1, 1}, sizeof(Shared), [&] {
+    LaneWork work(queue, 500, 64, kTogether);
+    bool taken = false;
+    Item item = 0;
+    unsigned left = 0;
+    while (true) {
+      const bool few = __popc(__ballot_sync(0xffffffffu, left == 0)) < static_cast<int>(kTogether);
+      if (!work.next(left == 0, item, taken)) break;
+      if (few) turns_with_few.fetch_add(1);
+      if (few && taken) took_with_few.fetch_add(1);
+      if (taken) left = 1 + static_cast<unsigned>(item * 7919 % 97);
+      if (left != 0) --left;
+    }
+    finish(queue);
+  });
+  EXPECT_GT(turns_with_few.load(), 0U);
+  EXPECT_EQ(took_with_few.load(), 0U);
+}
+
+// A lane with a long item does not keep the others of its warp from all the rest.
+TEST(WorkQueue, ALongItemHoldsNoLaneBack) {
+  WorkQueue queue{};
+  std::atomic<unsigned> others{0};
+  constexpr Item kItems = 300;
+  device_threads::launch({1, 1, 1}, {32, 1, 1}, sizeof(Shared), [&] {
+    LaneWork work(queue, kItems);
+    bool taken = false;
+    bool idle = true;
+    for (Item item = 0; work.next(idle, item, taken);) {
+      if (taken) idle = item != 0;
+      if (taken && item != 0) others.fetch_add(1);
+      if (!idle && item == 0) idle = others.load() == kItems - 1;
+    }
+    finish(queue);
+  });
+  EXPECT_EQ(others.load(), kItems - 1);
 }
 
 // One warp that works on a long item does not keep the other of its block from what the block has.

@@ -1,7 +1,7 @@
 // Runs CUDA device code on threads of the host, one for each thread of each block, so that all blocks run at once and
 // ThreadSanitizer sees what they do to one another. What is emulated is what include/cudasched/device uses: barriers,
-// shuffles, the mask of active lanes, atomics. Where lanes of a warp have diverged, __activemask gives those of them
-// that have come to it by the time when no lane of the warp is running; a kernel that waits for ever aborts with a
+// shuffles, votes, the mask of active lanes, atomics. Where lanes of a warp have diverged, __activemask gives those of
+// them that have come to it by the time when no lane of the warp is running; a kernel that waits for ever aborts with a
 // message.
 #pragma once
 
@@ -27,16 +27,16 @@ struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
 
-enum class Wait { kNothing, kBlock, kShuffle, kMask };
+enum class Wait { kNothing, kBlock, kShuffle, kVote, kMask };
 
 struct Lane {
   Wait waits = Wait::kNothing;
   bool done = false;
-  unsigned mask = 0;         // of a shuffle: the lanes that take part; of kMask: the answer
+  unsigned mask = 0;         // of a shuffle or vote: the lanes that take part; of kMask: the answer
   std::uint64_t value = 0;   // that it gives
   std::uint64_t round = 0;   // how often it was let go on
   unsigned source = 0;       // of a shuffle: whose value it takes
-  std::uint64_t result = 0;  // of a shuffle
+  std::uint64_t result = 0;  // of a shuffle or vote
   std::condition_variable changed;
 };
 
@@ -67,16 +67,20 @@ struct Block {
     const std::size_t count = std::min<std::size_t>(32, lanes.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
       const Lane& lane = lanes[first + i];
-      if (lane.waits != Wait::kShuffle) continue;
+      if (lane.waits != Wait::kShuffle && lane.waits != Wait::kVote) continue;
+      const Wait what = lane.waits;
       const unsigned mask = lane.mask;
       bool complete = true;
-      for (std::size_t j = 0; j < 32; ++j) {
+      std::uint64_t votes = 0;
+      for (std::size_t j = 0; j < count; ++j) {  // a mask may name lanes that do not exist
         if ((mask >> j & 1) == 0) continue;
-        complete = complete && j < count && lanes[first + j].waits == Wait::kShuffle && lanes[first + j].mask == mask;
+        complete = complete && lanes[first + j].waits == what && lanes[first + j].mask == mask;
+        votes |= (lanes[first + j].value & 1) << j;
       }
       if (!complete) continue;
       for (std::size_t j = 0; j < count; ++j) {
-        if ((mask >> j & 1) != 0) lanes[first + j].result = lanes[first + lanes[first + j].source % 32].value;
+        if ((mask >> j & 1) == 0) continue;
+        lanes[first + j].result = what == Wait::kVote ? votes : lanes[first + lanes[first + j].source % 32].value;
       }
       for (std::size_t j = 0; j < count; ++j) {
         if ((mask >> j & 1) != 0) let_go(lanes[first + j]);
@@ -185,10 +189,14 @@ T __shfl_sync(unsigned mask, T value, int source) {
                                              static_cast<unsigned>(source))
                             .result);
 }
+inline unsigned __ballot_sync(unsigned mask, bool vote) {
+  return static_cast<unsigned>(device_threads::wait(device_threads::Wait::kVote, mask, vote ? 1 : 0).result);
+}
 inline void __threadfence() {}  // the atomics below order everything
 inline void __nanosleep(unsigned) { std::this_thread::yield(); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline float __fdividef(float a, float b) { return a / b; }
 template <class T>
 T atomicAdd(T* to, T value) {
   device_threads::let_others_in();
