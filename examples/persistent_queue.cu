@@ -8,19 +8,21 @@ using namespace cudasched::device;
 extern "C" __global__ void collatz(WorkQueue* queue, unsigned long long count, unsigned* steps) {
   LaneWork work(*queue, count);
   Item item = 0;
-  bool taken = false;
   unsigned long long number = 1;
   unsigned done = 0;
-  while (work.next(number == 1, item, taken)) {
+  bool busy = false, taken = false;
+  while (work.next(!busy, item, taken)) {
     if (taken) {
       number = item + 1;
       done = 0;
-      if (number == 1) steps[item] = 0;
+      busy = true;
     }
-    if (number != 1) {
+    if (busy && number != 1) {
       number = number % 2 == 0 ? number / 2 : 3 * number + 1;
       ++done;
-      if (number == 1) steps[item] = done;
+    } else if (busy) {
+      steps[item] = done;
+      busy = false;
     }
   }
   finish(*queue);

@@ -54,7 +54,7 @@ __device__ __forceinline__ void flat(const unsigned* lengths, float* found, Next
   }
 }
 
-// The same loop, which the lanes of a warp go through together.
+// The same loop, which the lanes of a warp go through together. No length is 0.
 template <class Work>
 __device__ __forceinline__ void turns(const unsigned* lengths, float* found, Work& work) {
   unsigned long long item = 0;
@@ -66,7 +66,6 @@ __device__ __forceinline__ void turns(const unsigned* lengths, float* found, Wor
     if (taken) {
       value = begin(item);
       left = lengths[item];
-      if (left == 0) found[item] = value;
     }
     if (left != 0) {
       value = step(value);

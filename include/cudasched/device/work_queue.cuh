@@ -215,30 +215,33 @@ class LaneWork {
   // another, which is `item`. A lane that got none asks again in the next turn. False, for all lanes: none has an
   // item, and none will come.
   __device__ bool next(bool wants, Item& item, bool& taken) {
-    taken = false;
     const unsigned asking = __ballot_sync(detail::kWholeWarp, wants);
     const unsigned wanted = static_cast<unsigned>(__popc(asking));
-    if (wanted < together_) return true;
-    if (left_ == 0 && first_ < items_) refill(wanted);
-    const unsigned before = detail::lanes_before(asking);
-    if (wants && before < left_) {
-      item = first_ + before;
-      taken = true;
+    unsigned given = 0;
+    taken = false;
+    if (wanted >= together_) {
+      if (left_ == 0 && first_ < items_) refill(wanted);
+      given = wanted < left_ ? wanted : left_;
+      const unsigned before = detail::lanes_before(asking);
+      if (wants && before < given) {
+        item = first_ + before;
+        taken = true;
+      }
+      first_ += given;
+      left_ -= given;
     }
-    const unsigned given = wanted < left_ ? wanted : left_;
-    first_ += given;
-    left_ -= given;
     return given != 0 || asking != detail::lanes_of_warp();
   }
 
  private:
   // A quarter of an even share of what was left when the warp last looked, in whole warps: few takes while there is
-  // much, small ones at the end, so that no warp has items for which the lanes of another wait.
+  // much, small ones at the end, so that no warp has items for which the lanes of another wait. Then what its lanes
+  // want, but no more than an even share: few long items are spread over all warps.
   __device__ void refill(unsigned wanted) {
-    const float share =
-        __fdividef(static_cast<float>(items_ - first_), 4.0f * static_cast<float>(detail::warps_of_grid()));
-    unsigned size = share < static_cast<float>(most_) ? static_cast<unsigned>(share) / 32 * 32 : most_;
-    if (size < wanted) size = wanted < most_ ? wanted : most_;
+    const float even = __fdividef(static_cast<float>(items_ - first_), static_cast<float>(detail::warps_of_grid()));
+    unsigned size = even < static_cast<float>(wanted) ? static_cast<unsigned>(even) : wanted;
+    if (even >= 128.0f) size = even < 4.0f * static_cast<float>(most_) ? static_cast<unsigned>(even) / 128 * 32 : most_;
+    size = size == 0 ? 1 : size < most_ ? size : most_;
     Batch got{0, 0};
     if (detail::lane() == 0) got = detail::take(queue_, items_, size);
     got = detail::from_lane(detail::kWholeWarp, got, 0);
@@ -263,10 +266,9 @@ class WarpWork {
 
   // The warp's next items, the same for all of its lanes, which all call it. False: there are none, and none will come.
   __device__ bool next(Batch& batch) {
-    const unsigned lanes = detail::lanes_of_warp();
     Batch got{0, 0};
     if (detail::lane() == 0) got = detail::take(queue_, items_, each_);
-    batch = detail::from_lane(lanes, got, 0);
+    batch = detail::from_lane(detail::kWholeWarp, got, 0);
     return batch.count != 0;
   }
 
@@ -313,11 +315,10 @@ class SharedWork {
 
   // At most `count` items for the calling warp, the same for all of its lanes, which all call it.
   __device__ bool next(Batch& batch, unsigned count) {
-    const unsigned lanes = detail::lanes_of_warp();
     Batch got{0, 0};
     if (detail::lane() == 0)
       got = detail::take_shared(shared_, queue_, items_, block_batch_, detail::batch_size(count));
-    batch = detail::from_lane(lanes, got, 0);
+    batch = detail::from_lane(detail::kWholeWarp, got, 0);
     return batch.count != 0;
   }
 

@@ -20,7 +20,7 @@ class BenchmarkKernels : public testing::Test {
  protected:
   void SetUp() override {
     std::mt19937 random(5);
-    for (unsigned& length : lengths_) length = std::uniform_int_distribution<unsigned>(0, 5)(random);
+    for (unsigned& length : lengths_) length = std::uniform_int_distribution<unsigned>(1, 5)(random);
     lengths_[3] = 40;
     for (std::size_t i = 0; i < lengths_.size(); ++i) wanted_.push_back(chain(i, lengths_[i]));
   }
