@@ -222,20 +222,21 @@ TEST(WorkQueue, WarpsTakeFewerForTheirLanesTowardsTheEnd) {
 
 // Few items, which may be long, are no one warp's.
 TEST(WorkQueue, LanesOfAWarpLeaveItemsToOtherWarps) {
-  WorkQueue queue{};
-  std::atomic<unsigned> taken_in_all{0}, turns_with_more{0};
-  device_threads::launch({4, 1, 1}, {64, 1, 1}, sizeof(Shared), [&] {
-    LaneWork work(queue, 12);  // 8 warps
-    bool taken = false;
-    for (Item item = 0; work.next(true, item, taken);) {
-      const unsigned now = static_cast<unsigned>(__popc(__ballot_sync(0xffffffffu, taken)));
-      if (now > 1) turns_with_more.fetch_add(1);
-      if (taken) taken_in_all.fetch_add(1);
-    }
-    finish(queue);
-  });
-  EXPECT_EQ(taken_in_all.load(), 12U);
-  EXPECT_EQ(turns_with_more.load(), 0U);
+  for (const unsigned items : {12u, 3u}) {
+    WorkQueue queue{};
+    std::atomic<unsigned> taken_in_all{0}, turns_with_more{0};
+    device_threads::launch({4, 1, 1}, {64, 1, 1}, sizeof(Shared), [&] {
+      LaneWork work(queue, items);  // for 8 warps
+      bool taken = false;
+      for (Item item = 0; work.next(true, item, taken);) {
+        if (__popc(__ballot_sync(0xffffffffu, taken)) > 1) turns_with_more.fetch_add(1);
+        if (taken) taken_in_all.fetch_add(1);
+      }
+      finish(queue);
+    });
+    EXPECT_EQ(taken_in_all.load(), items);
+    EXPECT_EQ(turns_with_more.load(), 0U);
+  }
 }
 
 // Of the lanes that want an item none gets one before enough of them do.
