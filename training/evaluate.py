@@ -15,11 +15,10 @@ knew, `new_shape` those that it did not, of kernels that training has, `unseen_k
 all. The bound's coverage is counted on their launches after the first 1,000 of each, pooled, by decile of the predicted
 duration. All intervals are from resampling groups (`training.measures`).
 
-Programs of other libraries (`--libraries`, recorded by CUPTI and by events at once) are learned from by the events
-that were recorded: rows whose scope ends in "recorded events". The other rows of these programs are by emulated events,
-as those of all other programs. What events added to launches that a busy GPU had in its queue is also drawn for each
-launch of the other programs: rows "measured events", and "measured spread" where the scheduler's constant is taken to
-be right in the median.
+What the scheduler measures of a launch is drawn from what events were measured to add (`training.production`). Programs
+of other libraries (`--libraries`, recorded by CUPTI and by events at once) are learned from by their own events, too,
+where a busy GPU had the launch in its queue: rows whose scope ends in "recorded events". Of launches that it waited for
+nothing is learned there, since CUPTI's part of the launch call is between their events.
 
 Parts of the GPU (`--sm-counts`, recorded by `training.record`) stand for smaller GPUs of its kind. Trees of the sweeps,
 which ran on the whole GPU, and trees that have some counts of multiprocessors besides, are tested on the other counts,
@@ -49,7 +48,7 @@ from numpy.typing import NDArray
 from training.baselines import BASELINES
 from training.data import Codes, Floats, Launches, Mask, demangle, launches_of, name_family_of, split, table_of
 from training.measures import BINS, Errors, bins_of, errors_of, share_interval
-from training.production import COVERAGE, added_ns, elapsed_ns, measured_ns, replay, replay_parts
+from training.production import COVERAGE, events_of, recorded_events_of, replay, replay_parts
 from training.roofline import roofline_ns
 from training.train import Recipe, fit, fit_parts, percentage_errors, predict
 
@@ -196,13 +195,15 @@ def program_of(table: pa.Table) -> list[str]:
 class Programs:
     """What the shipped model and the predictor on line say of whole programs, each run by a predictor of its own."""
 
-    def __init__(self, path: Path, model: str, events: Callable[[Floats], NDArray[np.int64]] | None = None) -> None:
+    def __init__(
+        self, path: Path, model: str, events: Callable[[pa.Table], dict[str, NDArray[np.int64]]] = events_of
+    ) -> None:
         """Replays the recording.
 
         Args:
             path: A recording of programs.
             model: The trees.
-            events: What events give for launches of these durations; None: as they were recorded, or emulated.
+            events: What events give of launches.
         """
         from cudasched.predictor import Model
 
@@ -216,7 +217,7 @@ class Programs:
         for name in self.names:
             part = table.filter(pa.array(names == name))
             took = part["duration_ns"].to_numpy().astype(np.float64)
-            said = replay(part, model, elapsed=events(took) if events else None)
+            said = replay(part, model, events=events(part))
             self.labels += part["label"].cast(pa.string()).to_pylist()
             self.functions += part["function"].cast(pa.string()).to_pylist()
             parts.append(
@@ -327,8 +328,8 @@ class Programs:
 
 #: What keeps a figure from its goal, where it misses it.
 LIMITED_BY = {
-    "repeat": "an event's half-microsecond tick and three samples a key",
-    "repeat_under_2us": "an event's half-microsecond tick, which is a quarter and more of such a launch",
+    "repeat": "what two events add to a launch varies by 0.15 us, in the GPU's queue by 0.4",
+    "repeat_under_2us": "what two events add to a launch varies by a tenth and more of such a launch",
     "new_shape_misses": "128 trees of depth 7, which is what a launch has time for, and few shapes of convolution, "
     "attention and pooling in the recording",
     "unseen_family": "few name families in the recording: what a kernel of another source does is not in its launch",
@@ -336,18 +337,11 @@ LIMITED_BY = {
     "program_bias": "first launches over 100 us",
     "over_100us": "few recorded launches over 100 us, and kernels whose work depends on data or on loops that their "
     "parameters do not show",
-    "other_libraries_first": "most of these launches the GPU had to wait for: two events around one add 7 us, beside "
-    "CUPTI, and 2.7 us to one in its queue, of which 1.3 us is taken off",
-    "other_libraries_first_emulated": "kernels whose work is in their code, of which nothing is known before the first "
-    "launch",
-    "repeat_measured_events": "two events add 2.7 us to a kernel in the GPU's queue, of which 1.3 us is taken off",
-    "program_time_weighted_measured_events": "two events add 2.7 us to a kernel in the GPU's queue, of which 1.3 us is "
-    "taken off",
-    "repeat_measured_spread": "what two events add varies by 0.4 us, and by more than 2 us in one launch of a hundred",
-    "program_time_weighted_measured_spread": "what two events add varies by 0.4 us, and by more than 2 us in one "
-    "launch of a hundred",
-    "coverage_least": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
-    "coverage_most": "what an event's tick adds to the scores is taken off by a share that was chosen on the sweeps",
+    "other_libraries_first": "kernels whose work is in their code, of which nothing is known before the first launch",
+    "other_libraries_first_recorded": "half of these launches and more the GPU had to wait for: nothing is learned of "
+    "them",
+    "coverage_least": "what events vary by is taken off the scores by a share that was chosen on the sweeps",
+    "coverage_most": "what events vary by is taken off the scores by a share that was chosen on the sweeps",
 }
 
 
@@ -371,13 +365,13 @@ def figure(name: str, goal: float, value: float, low: float | None, high: float 
 def figures_of(
     tested: Tested, programs: Programs | None, known: set[int], libraries: dict[str, Programs] | None = None
 ) -> list[dict[str, Any]]:
-    """The promised figures that these recordings can show, and how they are by other events. The bias has no sign.
+    """The promised figures that these recordings can show. The bias has no sign.
 
     Args:
         tested: The sweeps.
-        programs: Whole programs, by emulated events.
+        programs: Whole programs.
         known: Identities of the kernels that training has.
-        libraries: Programs of other libraries, and the same programs by measured events, as `by_other_events` has them.
+        libraries: Programs of other libraries by drawn events (""), and by their "recorded events".
     """
     rows = []
     libraries = libraries or {}
@@ -393,16 +387,9 @@ def figures_of(
             put(name, goal, tested.judged(split_name, corrected))
     if ("new_shape", corrected) in tested.predicted and tested.known("new_shape", corrected, long).any():
         put("over_100us", 0.20, tested.judged("new_shape", corrected, long))
-    for events, name in (("recorded events", "other_libraries_first"), ("", "other_libraries_first_emulated")):
+    for events, name in (("", "other_libraries_first"), ("recorded events", "other_libraries_first_recorded")):
         if events in libraries and (first := libraries[events].first_launches(OTHER_LIBRARIES)).any():
             put(name, 0.40, libraries[events].judged_by_kernel(first))
-    for events in ("measured events", "measured spread"):
-        if events in libraries:
-            put(f"repeat_{events.replace(' ', '_')}", 0.03, libraries[events].judged(libraries[events].columns["hit"]))
-            judged = libraries[events].judged(np.ones(len(libraries[events].columns["hit"]), bool))
-            weighted = judged.time_weighted
-            name = f"program_time_weighted_{events.replace(' ', '_')}"
-            rows.append(figure(name, 0.04, weighted.value, weighted.low, weighted.high, judged.n))
     if programs is None:
         return rows
     hits = programs.splits(known)["repeat"]
@@ -573,7 +560,10 @@ def evaluate(
         hits = found.hits_of_step("program:resnet50_train|b64 step1|")
         print(f"cache hits of the second iteration of ResNet-50: {hits}")
         rows += by_program
-    others = by_other_events(libraries, programs, str(model / "model.ubj")) if libraries else {}
+    others = {}
+    if libraries:
+        trees = str(model / "model.ubj")
+        others = {"": Programs(libraries, trees), "recorded events": Programs(libraries, trees, recorded_events_of)}
     for events, those in others.items():
         rows += library_rows(those, known, events)
     if sm_counts:
@@ -628,36 +618,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def by_other_events(libraries: Path, programs: Path | None, model: str) -> dict[str, Programs]:
-    """Programs of other libraries by emulated events ("") and by those that were recorded; others by measured ones.
-
-    Measured ones are drawn from what events added to launches of the former.
-    """
-    found = {"": Programs(libraries, model, elapsed_ns), "recorded events": Programs(libraries, model)}
-    added = added_ns(table_of(libraries))
-    if programs and len(added):
-        low, middle, high = np.quantile(added, (0.16, 0.5, 0.84))
-        print(f"\nevents add {middle:.0f} ns ({low:.0f} to {high:.0f}) to {len(added)} launches that were queued")
-        found["measured events"] = Programs(programs, model, lambda took: measured_ns(took, added))
-        found["measured spread"] = Programs(programs, model, lambda took: measured_ns(took, added, gap_is_known=True))
-    return found
-
-
 def library_rows(programs: Programs, known: set[int], events: str = "") -> list[dict[str, Any]]:
-    """Rows of kind accuracy of programs that share no code with the sweeps, or by events other than emulated ones.
+    """Rows of kind accuracy of programs that share no code with the sweeps.
 
     Args:
         programs: What was said of them.
         known: Identities of the kernels that training has.
-        events: By which; scopes end in it, and only corrected rows are given.
+        events: By which, where they are not drawn; scopes end in it, and only corrected rows are given.
     """
     rows = []
-    everything = "program:all" if events.startswith("measured") else "libraries:all"
     for row in programs.accuracy(known):
-        scope = row["scope"].replace("program:all", everything) + (f", {events}" if events else "")
+        scope = row["scope"].replace("program:all", "libraries:all") + (f", {events}" if events else "")
         if row["corrected"] or not events:
             rows.append({**row, "scope": scope})
-    print(f"\n{'programs of other libraries' if 'lib' in everything else 'programs'}, by {events or 'emulated events'}")
+    print(f"\nprograms of other libraries, by {events or 'drawn events'}")
     for row in rows:
         how = "corrected" if row["corrected"] else "trees"
         print(
@@ -715,7 +689,7 @@ def sm_count_rows(
                 if count not in tables:
                     continue
                 launches = launches_of(tables[count])
-                said = replay(tables[count], model, elapsed=elapsed_ns(launches.duration_ns))
+                said = replay(tables[count], model)
                 over = predict(over_roofline, launches) * roofline_ns(launches.rows, names)
                 first = first_of(launches.key)
                 for name, corrected, values in (

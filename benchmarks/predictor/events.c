@@ -2,16 +2,29 @@
  *
  *   events SAMPLES NS        with EVENTS_IMAGE=ptx or simulated
  *
- * The kernel waits for NS on the GPU's own clock. It is launched, between two events, behind a kernel that keeps the
- * GPU busy until all are in its queue; then one at a time, so that the GPU waits for each. Prints a line for each case:
- * "queued" or "waited", then ns between the two events of each launch; and another, "queued_seen" or "waited_seen", with
- * 1 for each launch whose first event was not complete when its second had been recorded. Single-threaded. */
+ * The kernel waits for NS on the GPU's own clock. It is launched between two events
+ *   "queued":  behind a kernel that keeps the GPU busy until all are in its queue,
+ *   "starved": one after another with some of the host's own work between them, so that the GPU waits for each,
+ *   "waited":  one at a time, each synchronised with.
+ * Prints three lines for each case: its name, then ns between the two events of each launch; with "_host", ns that the
+ * launch call took on the host; with "_seen", 1 for each launch whose first event was not complete when its second had
+ * been recorded. Single-threaded. */
+#define _GNU_SOURCE
 #include <string.h>
+#include <time.h>
 
 #define PROGRAM "events"
 #include "benchmarks/c_program.h"
 
-enum { kBurst = 32, kWarmUp = 200, kLongNs = 2000000 };
+enum { kBurst = 32, kWarmUp = 200, kLongNs = 2000000, kHostNs = 30000 };
+enum { kQueued, kStarved, kWaited, kCases };
+static const char* const kNames[kCases] = {"queued", "starved", "waited"};
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 static const char kPtx[] =
     ".version 7.0\n.target sm_50\n.address_size 64\n"
@@ -55,38 +68,47 @@ int main(int argc, char** argv) {
   start(text, &module, &stream);
   void* const function = function_of(module, "wait");
   int* const is_behind = calloc((size_t)samples, sizeof *is_behind);
-  if (is_behind == NULL) return 1;
+  int64_t* const host_ns = calloc((size_t)samples, sizeof *host_ns);
+  if (is_behind == NULL || host_ns == NULL) return 1;
   for (int i = 0; i < 2 * kBurst; ++i) check("cuEventCreate", create(&events[i], 0));
 
   uint64_t long_ns = kLongNs;
   void *own[] = {&ns}, *ahead[] = {&long_ns};
   for (int i = 0; i < kWarmUp; ++i) check("cuLaunchKernel", launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL));
   check("cuStreamSynchronize", synchronize(stream));
-  for (int queued = 1; queued >= 0; --queued) {
-    const char* const name = queued ? "queued" : "waited";
-    printf("%s", name);
+  for (int which = 0; which < kCases; ++which) {
+    printf("%s", kNames[which]);
     for (int done = 0; done < samples; done += kBurst) {
+      const int burst = samples - done < kBurst ? samples - done : kBurst;
       int failures = 0;
-      if (queued) failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, ahead, NULL);
-      for (int i = 0; i < kBurst; ++i) {
+      if (which == kQueued) failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, ahead, NULL);
+      for (int i = 0; i < burst; ++i) {
+        const int64_t began = now_ns();
+        while (which == kStarved && now_ns() - began < kHostNs + (int64_t)ns) {
+        }
         failures |= record(events[2 * i], stream);
+        const int64_t before = now_ns();
         failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL);
+        host_ns[done + i] = now_ns() - before;
         failures |= record(events[2 * i + 1], stream);
-        if (done + i < samples) is_behind[done + i] = query(events[2 * i]) != 0;
-        if (!queued) failures |= synchronize(stream);
+        is_behind[done + i] = query(events[2 * i]) != 0;
+        if (which == kWaited) failures |= synchronize(stream);
       }
       failures |= synchronize(stream);
       check("a launch", failures);
-      for (int i = 0; i < kBurst && done + i < samples; ++i) {
+      for (int i = 0; i < burst; ++i) {
         float ms = 0;
         check("cuEventElapsedTime", elapsed(&ms, events[2 * i], events[2 * i + 1]));
         printf(" %.0f", (double)ms * 1e6);
       }
     }
-    printf("\n%s_seen", name);
+    printf("\n%s_host", kNames[which]);
+    for (int i = 0; i < samples; ++i) printf(" %lld", (long long)host_ns[i]);
+    printf("\n%s_seen", kNames[which]);
     for (int i = 0; i < samples; ++i) printf(" %d", is_behind[i]);
     printf("\n");
   }
+  free(host_ns);
   free(is_behind);
   return 0;
 }

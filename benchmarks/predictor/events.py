@@ -1,24 +1,24 @@
 """What two events add to the kernel between them, without CUPTI: what the scheduler's samples are too long by.
 
-    python -m benchmarks.predictor.events          # on a GPU, with gcc and CUPTI, in seconds
+    python -m benchmarks.predictor.events --out training/data/h200_events.parquet   # on a GPU, with gcc and CUPTI
 
-A kernel that waits for 3 and for 20 us on the GPU's clock is launched between two events, in the queue of a busy GPU
-and so that the GPU waits for it (events.c). It runs bare, which gives the time between its events, and once more
-recorded by CUPTI, which gives the kernel's. The difference is what csrc/predict/sample.hpp takes to be 1.3 us.
-Recordings by both (`training.record`) cannot say it where the GPU waits: CUPTI makes the launch call slower, which is
-between the events.
+A kernel that waits for some time on the GPU's clock is launched between two events, in the queue of a busy GPU and so
+that the GPU waits for it (events.c). It runs bare, which gives the time between its events and that of its launch call,
+and once more recorded by CUPTI, which gives the kernel's. `training.evaluate` draws from what is written, and what
+csrc/predict/sample.hpp takes off is in it. Recordings by both (`training.record`) cannot say it where the GPU waits:
+CUPTI makes the launch call slower, which is between the events. Takes 20 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.demo.harness import Backend, HarnessError
@@ -26,14 +26,22 @@ from cudasched.demo.harness import Backend, HarnessError
 from benchmarks.c_program import compile_c
 
 SOURCE = Path(__file__).with_name("events.c")
-CASES = ("queued", "waited")
-SEEN = tuple(f"{case}_seen" for case in CASES)
-WAITS_NS = (3_000, 20_000)
+CASES = ("queued", "starved", "waited")
+WAITS_NS = (1_000, 3_000, 10_000, 50_000)
 PATIENCE_S = 120
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, list[float]]:
-    """Times between events, ns, by case.
+@dataclass(frozen=True)
+class Case:
+    """Launches of one case; a value each."""
+
+    elapsed_ns: list[int]
+    call_ns: list[int]
+    behind: list[bool]  # the first event was not complete when the second had been recorded
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Case]:
+    """What the program says of each case.
 
     Raises:
         HarnessError: The program failed.
@@ -41,29 +49,65 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, lis
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if done.returncode != 0:
         raise HarnessError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return {words[0]: [float(value) for value in words[1:]] for words in lines if words and words[0] in CASES + SEEN}
+    lines = {
+        words[0]: [int(value) for value in words[1:]] for line in done.stdout.splitlines() if (words := line.split())
+    }
+    return {
+        case: Case(lines[case], lines[f"{case}_host"], [bool(value) for value in lines[f"{case}_seen"]])
+        for case in CASES
+        if case in lines
+    }
 
 
-def kernel_ns(program: Path, samples: int, wait_ns: int, scratch: Path) -> tuple[float, dict[str, list[float]]]:
-    """The median of what CUPTI says that the kernel takes, and times between events beside it."""
+def kernel_ns(program: Path, samples: int, wait_ns: int, scratch: Path) -> int:
+    """The median of what CUPTI says that the kernel takes."""
     import cudasched.collect
 
     data = scratch / f"{wait_ns}.parquet"
     collect = [sys.executable, "-m", "cudasched", "collect", "-o", str(data), "--"]
-    beside = run([*collect, str(program), str(samples), str(wait_ns)], {**os.environ, "EVENTS_IMAGE": "ptx"})
+    run([*collect, str(program), str(samples), str(wait_ns)], {**os.environ, "EVENTS_IMAGE": "ptx"})
     took = [ns for ns in cudasched.collect.read(str(data))["duration_ns"].to_pylist() if ns is not None]
     own = [ns for ns in took if ns < 2 * wait_ns + 20_000]  # without those that keep the GPU busy
     if not own:
         raise HarnessError("CUPTI timed none of the kernels")
-    return statistics.median(own), beside
+    return round(statistics.median(own))
 
 
-def say(what: str, values: Sequence[float], kernel: float) -> None:
-    """A line: what events added, as median and from the 16th to the 84th percentile."""
-    added = sorted(value - kernel for value in values)
+def say(what: str, values: Sequence[int]) -> None:
+    """A line: median, and from the 16th to the 84th percentile."""
+    added = sorted(values)
     low, high = added[len(added) * 16 // 100], added[len(added) * 84 // 100]
-    print(f"{what}: events add {statistics.median(added):.0f} ns ({low:.0f} to {high:.0f}; {len(added)} launches)")
+    print(f"  {what}: {statistics.median(added):.0f} ns ({low} to {high}; {len(added)} launches)")
+
+
+def show(case: str, found: Case, kernel: int) -> None:
+    """What events added, and what is left of that without the launch call."""
+    say(f"{case}: events add", [ns - kernel for ns in found.elapsed_ns])
+    if case != "queued":
+        say(
+            f"{case}, less the launch call",
+            [ns - kernel - call for ns, call in zip(found.elapsed_ns, found.call_ns, strict=True)],
+        )
+    share = sum(found.behind) / len(found.behind)
+    print(f"    of {share:.1%} the first event was not complete after the second call")
+
+
+def write(path: Path, measured: Mapping[int, dict[str, Case]]) -> None:
+    """The launches, with what their kernels take, as `training.production` reads them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        (case, kernel, *launch)
+        for kernel, cases in measured.items()
+        for case, found in cases.items()
+        for launch in zip(found.elapsed_ns, found.call_ns, found.behind, strict=True)
+    ]
+    names = ("case", "kernel_ns", "elapsed_ns", "call_ns", "behind")
+    columns = {name: pa.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+    columns["case"] = columns["case"].dictionary_encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, compression="zstd")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,10 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.predictor.events", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--samples", type=int, default=640, help="launches of each case (640)")
+    parser.add_argument("--samples", type=int, default=1920, help="launches of each case and length (1920)")
+    parser.add_argument("--out", type=Path, help="a Parquet file for the launches")
     parser.add_argument("--simulate", action="store_true", help="rehearse on the simulated driver, without CUPTI")
     options = parser.parse_args(arguments)
     device = None
+    measured: dict[int, dict[str, Case]] = {}
     try:
         device = Backend.simulated() if options.simulate else Backend()
         image = {"EVENTS_IMAGE": "simulated" if options.simulate else "ptx"}
@@ -83,20 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for wait_ns in WAITS_NS:
                 command = [str(program), str(options.samples), str(wait_ns)]
                 bare = run(command, {**device.environment(hooked=False), **image})
-                if options.simulate:
-                    kernel, beside = 20_000 * device.scale, {}
-                else:
-                    kernel, beside = kernel_ns(program, options.samples, wait_ns, Path(scratch))
-                print(f"a kernel of {kernel:.0f} ns")
-                for case in CASES:
-                    say(f"  {case}", bare[case], kernel)
-                    seen = bare[f"{case}_seen"]
-                    print(f"    of {sum(seen) / len(seen):.1%} the first event was not complete after the second call")
-                    if case in beside:
-                        say(f"  {case}, beside CUPTI", beside[case], kernel)
-            ticks = sorted({round(value) for case in CASES for value in bare[case]})
-            least = min((after - before for before, after in itertools.pairwise(ticks)), default=0)
-            print(f"the least difference of two times is {least} ns")
+                kernel = (
+                    round(20_000 * device.scale)
+                    if options.simulate
+                    else kernel_ns(program, options.samples, wait_ns, Path(scratch))
+                )
+                print(f"a kernel of {kernel} ns")
+                for case, found in bare.items():
+                    show(case, found, kernel)
+                measured[kernel] = bare
+        if options.out:
+            write(options.out, measured)
     except (HarnessError, subprocess.TimeoutExpired) as error:
         print(f"events: {error}", file=sys.stderr)
         return 1

@@ -296,6 +296,7 @@ class Replay {
     const auto busy = optional_column<bool>(columns, "busy", rows);
     const auto graph = optional_column<std::uint32_t>(columns, "graph", rows);
     const auto elapsed = optional_column<std::int64_t>(columns, "elapsed_ns", rows);
+    const auto call = optional_column<std::int64_t>(columns, "call_ns", rows);
     const auto submitted = optional_column<std::int64_t>(columns, "submitted_ns", rows);
     const auto completed = optional_column<std::int64_t>(columns, "completed_ns", rows);
     if (submitted.has_value() != completed.has_value()) {
@@ -328,7 +329,7 @@ class Replay {
       const auto learn = [&](const Pending& done) {
         const bool beside = overlapped && (*overlapped)[done.row];
         if (elapsed) {
-          predictor_->observe_elapsed(done.prediction, (*elapsed)[done.row], beside);
+          predictor_->observe_elapsed(done.prediction, {(*elapsed)[done.row], call ? (*call)[done.row] : 0}, beside);
         } else {
           predictor_->observe(done.prediction, duration[done.row], beside);
         }

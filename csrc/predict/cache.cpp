@@ -12,19 +12,8 @@ void CacheEntry::add(const Sample& sample) noexcept {
     std::sort(sorted.begin(), sorted.begin() + samples);
     // Of two, the lower: interruptions only ever add time.
     measured_log = sorted[(samples - 1) / 2];
-    const float middle_ns = std::exp(measured_log);
-    if (sample.noise_of(middle_ns) > Sample::kLoud) {
-      // But what differs by no more than noise does is averaged.
-      const float near_ns = 3 * sample.noise_ns + CacheEntry::kAlikeLog * middle_ns;
-      float sum = 0;
-      float count = 0;
-      for (std::uint32_t i = 0; i < samples; ++i) {
-        const float ns = std::exp(first_logs[i]);
-        if (std::abs(ns - middle_ns) > near_ns) continue;
-        sum += ns;
-        count += 1;
-      }
-      measured_log = std::log(sum / count);
+    if (samples > 1 && sample.noise_of(std::exp(sorted[0])) > Sample::kLoud) {
+      measured_log = std::log(std::exp(sorted[0]) + sample.low_ns);
     }
     spread = 0;
     for (std::uint32_t i = 0; i < samples; ++i) {
@@ -33,7 +22,8 @@ void CacheEntry::add(const Sample& sample) noexcept {
     return;
   }
   const float distance = sample.log_over(measured_log);
-  if (std::abs(distance) <= kOutlierLog) {
+  const float measured_ns = std::exp(measured_log);
+  if (std::abs(distance) <= kOutlierLog || std::abs(sample.ns - measured_ns) <= kOutlierNoise * sample.noise_ns) {
     outlier_run = 0;
   } else {
     const int side = distance > 0 ? 1 : -1;
@@ -48,10 +38,14 @@ void CacheEntry::add(const Sample& sample) noexcept {
     }
   }
   ++samples;
-  const float noise = sample.noise_of(std::exp(measured_log));
-  const float least_step = noise > kNoiseForStep ? kStep * kNoiseForStep / noise : kStep;
-  measured_log +=
-      std::max(1 / static_cast<float>(samples), least_step) * std::clamp(distance, -kOutlierLog, kOutlierLog);
+  if (sample.noise_of(measured_ns) > Sample::kLoud) {
+    // Towards the lower quarter of the samples, which what else adds time moves least.
+    const float step = sample.noise_ns * std::max(2 / static_cast<float>(samples), kLoudStep);
+    const bool is_below = sample.ns + sample.low_ns < measured_ns;
+    measured_log = std::log(std::max(measured_ns + step * (is_below ? -0.75F : 0.25F), Sample::kLeastNs));
+  } else {
+    measured_log += std::max(1 / static_cast<float>(samples), kStep) * std::clamp(distance, -kOutlierLog, kOutlierLog);
+  }
   // The three first samples weigh as three.
   const float step = std::max(1.0F / static_cast<float>(samples), 0.05F);
   spread += step * (std::min(std::abs(distance), kOutlierLog) - spread);

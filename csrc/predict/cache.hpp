@@ -4,9 +4,9 @@
 // The first three samples give their median (one of them may have been interrupted by another process). Later ones
 // move the mean by a fifth of their distance, a distance that counts at most kOutlierLog, so that one bad sample moves
 // it by a tenth; three such samples in a row on the same side mean that the work has changed, and the key starts anew
-// with the last. Samples with noise (sample.hpp) that is loud beside the duration are averaged: the first three give
-// their mean, and later ones move it by less. When the table is crowded, the key that was used least recently nearby
-// gives way.
+// with the last. Of samples with noise (sample.hpp) that is loud beside the duration the lower quarter counts, less
+// what that lies below the median by: noise has a floor, and what comes on top of it differs from program to program.
+// When the table is crowded, the key that was used least recently nearby gives way.
 //
 // A key may be one that launches share although their words differ (keys.hpp). Samples with other words than the
 // first are held against what the first lasted, and where one in three and more do not agree, the key is split.
@@ -29,7 +29,8 @@ struct alignas(64) CacheEntry {
   static constexpr float kMostLog = 32;  // 22 hours
   static constexpr float kStep = 0.2F;
   static constexpr float kOutlierLog = 0.5F;
-  static constexpr float kNoiseForStep = 0.04F;  // beyond it a sample moves the mean by less than kStep
+  static constexpr float kLoudStep = 0.03F;  // of the noise
+  static constexpr float kOutlierNoise = 4;  // a sample is no outlier within so many standard deviations of its noise
   // What launches of one key may differ by: what repeats do, and what is too short to matter.
   static constexpr float kAlikeLog = 0.2F;
   static constexpr float kAlikeNs = 500;

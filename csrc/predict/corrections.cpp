@@ -8,6 +8,12 @@ namespace {
 constexpr float kLeastStep = 0.05F;                // of a mean
 constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted
 
+// By its noise over what one kernel's first launches of about one length differ by.
+float weight_of(float noise) noexcept {
+  constexpr float kUsualSpread = 0.15F;
+  return kUsualSpread * kUsualSpread / (kUsualSpread * kUsualSpread + noise * noise);
+}
+
 constexpr auto by_identity = [](const auto& a, const auto& b) { return a.identity < b.identity; };
 
 }  // namespace
@@ -29,7 +35,7 @@ void Corrections::meet(const Function& function) noexcept {
   mean.library = libraries_.find(function.traits.library);
 }
 
-void Corrections::add(std::uint32_t index, float base_log, float log_ratio) noexcept {
+void Corrections::add(std::uint32_t index, float base_log, float log_ratio, float noise) noexcept {
   if (index == kUncorrected) return;
   const float ratio = std::clamp(log_ratio, -kMostRatio, kMostRatio);
   Mean& mean = means_[index];
@@ -37,7 +43,7 @@ void Corrections::add(std::uint32_t index, float base_log, float log_ratio) noex
     if (Library* const library = libraries_.at(mean.library)) library->add(ratio);
   }
   mean.add(ratio);
-  if (index < kMaxFunctions) nearby_.add(index, base_log, ratio);
+  if (index < kMaxFunctions) nearby_.add(index, base_log, ratio, weight_of(noise));
 }
 
 void Corrections::save(StateWriter& out) const {

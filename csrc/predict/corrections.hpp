@@ -48,7 +48,7 @@ class Corrections {
   }
 
   // A key without a sample took exp(log_ratio) times what the base said.
-  void add(std::uint32_t index, float base_log, float log_ratio) noexcept;
+  void add(std::uint32_t index, float base_log, float log_ratio, float noise) noexcept;
 
   void save(StateWriter& out) const;
   // Throws StateError. Of another base only the functions' identities are taken over, and what graphs were wrong by.

@@ -23,8 +23,9 @@ class Nearby {
   static constexpr float kBinLog = 0.125F;
   static constexpr float kMostCount = 16;  // that a bin's mean remembers
 
-  // A first launch of the kernel with this index: log(measured / base), where the base was exp(base_log) ns.
-  void add(std::uint32_t function, float base_log, float log_ratio) noexcept {
+  // A first launch of the kernel with this index: log(measured / base), where the base was exp(base_log) ns. It counts
+  // as `weight` launches that were measured without noise.
+  void add(std::uint32_t function, float base_log, float log_ratio, float weight) noexcept {
     const std::uint32_t bin = bin_of(base_log);
     const std::uint32_t tag = tag_of(function, bin);
     Row* row = find(tag);
@@ -37,8 +38,8 @@ class Nearby {
     }
     Row& mine = *row;
     float& count = mine.count[bin % kBins];
-    count = std::min(count + 1, kMostCount);
-    mine.mean[bin % kBins] += (log_ratio - mine.mean[bin % kBins]) / count;
+    count = std::min(count + weight, kMostCount);
+    mine.mean[bin % kBins] += weight * (log_ratio - mine.mean[bin % kBins]) / count;
   }
 
   // By what a first launch is to be corrected, where the kernel's mean over all sizes is `mean`.

@@ -14,6 +14,7 @@ namespace {
 constexpr float kLeastLog = CacheEntry::kLeastLog;
 constexpr float kMostLog = CacheEntry::kMostLog;
 constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates about what short kernels last
+constexpr float kInterruptedLog = 2;       // a first sample is so much longer than the trees say
 constexpr float kSpreadWeight = 6;         // samples of a key that weigh as much as kUsualSpread
 constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
@@ -135,6 +136,8 @@ void Predictor::refresh(CacheEntry& entry) const noexcept {
         std::max(noise > 0 ? kLeastBaseSpread * kLeastBaseSpread : 0.0F, distance * distance - noise * noise / samples);
     const float weight = sample_variance / (sample_variance + base_variance);
     log = entry.measured_log + weight / (samples + weight) * distance;
+    // One sample that is far too long may be of a launch that was interrupted.
+    if (entry.samples == 1 && distance < -kInterruptedLog) log = entry.measured_log + distance / 2;
   }
   entry.estimate_log = std::clamp(log, kLeastLog, kMostLog);
   entry.estimate_ns = std::max(std::exp(entry.estimate_log), 1.0F);
@@ -184,13 +187,13 @@ void Predictor::estimate(CacheEntry& entry, Prediction& prediction) const noexce
 }
 
 // What is left of a margin that was learned from noisy samples. The noise adds to the spread as squares do; some of it
-// stays, because a spread has longer tails than the noise, which is a tick at most. Of launches of a few ticks all of
-// it stays: their estimates are noisy too. Both were chosen on the sweeps (docs/training.md).
+// stays, because a spread has other tails than the noise. Of launches that are short beside the noise all of it stays:
+// their estimates are noisy too. The share was chosen on the sweeps (docs/training.md).
 float Predictor::without_noise(float margin, float estimate_ns) const noexcept {
-  constexpr float kTail = 1.35F;  // of the difference of two rounded times: its 90% over its standard deviation
-  constexpr float kRemoved = 0.4F;
-  constexpr float kNoneBelow = 7.5F;  // estimate over noise
-  constexpr float kAllAbove = 12.5F;
+  constexpr float kTail = 1.35F;  // of the noise: its 90% over its standard deviation
+  constexpr float kRemoved = 0.6F;
+  constexpr float kNoneBelow = 3;  // estimate over noise
+  constexpr float kAllAbove = 6;
   if (noise_ns_ <= 0) return margin;
   const float times = estimate_ns / noise_ns_;
   const float removed = kRemoved * std::clamp((times - kNoneBelow) / (kAllAbove - kNoneBelow), 0.0F, 1.0F);
@@ -210,7 +213,8 @@ void Predictor::learn(const Prediction& prediction, const Sample& sample, bool o
   const std::uint32_t function = prediction.function_index;
   // A key that fell out of the cache was known once; nothing is known of what it was then.
   if (prediction.is_whole && (entry == nullptr || entry->samples == 0)) {
-    corrections_.add(function, prediction.base_log, sample.log_over(prediction.base_log));
+    corrections_.add(function, prediction.base_log, sample.log_over(prediction.base_log),
+                     sample.noise_of(std::exp(prediction.estimate_log)));
   }
   if (entry == nullptr || entry->is_split) return;
   if (prediction.own_key != 0) sampling_.answered();

@@ -96,10 +96,10 @@ class Predictor {
     if (duration_ns > 0) learn(prediction, {static_cast<float>(duration_ns), 0}, overlapped);
   }
 
-  // The same of a launch between two timing events, which gave `elapsed_ns`. What it took by that.
-  std::int64_t observe_elapsed(const Prediction& prediction, std::int64_t elapsed_ns, bool overlapped) noexcept {
-    const Sample sample = event_sample(elapsed_ns);
-    if (elapsed_ns > 0) learn(prediction, sample, overlapped);
+  // The same of a launch between two timing events. What it took by these.
+  std::int64_t observe_elapsed(const Prediction& prediction, const Elapsed& elapsed, bool overlapped) noexcept {
+    const Sample sample = event_sample(elapsed);
+    if (elapsed.ns > 0) learn(prediction, sample, overlapped);
     return static_cast<std::int64_t>(sample.ns);
   }
 

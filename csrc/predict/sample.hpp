@@ -1,9 +1,8 @@
 // A measured duration, with what the measurement may be wrong by.
 //
-// CUPTI gives the time on the device to a few nanoseconds. Two CUDA events around a launch give it in half-microsecond
-// ticks and with the gap before the kernel, which event_sample() takes off: of a kernel of 1 us a single sample is
-// wrong by 20%, but not in the mean, as long as nothing is cut off below. So short kernels are averaged in nanoseconds,
-// not in logarithms, over more samples.
+// CUPTI gives the time on the device to a few nanoseconds. Two CUDA events around a launch give more than its kernel
+// takes (`event_sample`), by an amount that varies: of a kernel of 1 us a single sample is wrong by 15 to 40%. So short
+// kernels are averaged in nanoseconds, not in logarithms, over more samples.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +14,11 @@ namespace cudasched::predict {
 struct Sample {
   static constexpr float kLeastNs = 50;
   static constexpr float kMostNs = 7e13F;  // 20 hours
-  static constexpr float kLoud = 0.02F;    // noise of more than that share of the duration is noise to average out
+  static constexpr float kLoud = 0.04F;    // noise of more than that share of the duration is noise to average out
 
-  float ns = 0;        // may be anything, also below 0
+  float ns = 0;        // may be anything, also below 0; true in the median
   float noise_ns = 0;  // standard deviation; 0: none to speak of
+  float low_ns = 0;    // by so much the lower quarter of such samples lies below their median
 
   // The noise as a share of a duration.
   float noise_of(float duration_ns) const noexcept { return noise_ns / duration_ns; }
@@ -37,15 +37,25 @@ struct Sample {
   }
 };
 
-// What two events around a launch add to its kernel, and what they resolve.
-inline constexpr std::int64_t kEventGapNs = 1'300;
-inline constexpr float kEventTickNs = 500;
-inline constexpr float kEventNoiseNs =
-    0.41F * kEventTickNs;  // of the difference of two rounded times: a tick over root six
+// What two events around a launch gave.
+struct Elapsed {
+  std::int64_t ns = 0;
+  // Of a launch that the GPU waited for, since it had nothing before it: what the launch call took on the host, which
+  // is between the events, too. 0: the GPU had the launch in its queue.
+  std::int64_t call_ns = 0;
+};
 
-// What two events around a launch say of it.
-inline Sample event_sample(std::int64_t elapsed_ns) noexcept {
-  return {static_cast<float>(elapsed_ns - kEventGapNs), kEventNoiseNs};
+// What events add to a kernel, and what that varies by, as measured on an H200 (docs/training.md, "What events add"):
+// in the queue 2.2 to 3.3 us, with a floor that is alike in all programs; to a launch call nearly always the same.
+inline constexpr std::int64_t kQueuedEventsNs = 2'660;
+inline constexpr std::int64_t kEventsBesideCallNs = 1'260;
+inline constexpr float kQueuedNoiseNs = 380;
+inline constexpr float kCallNoiseNs = 150;
+
+// What they say of the kernel.
+inline Sample event_sample(const Elapsed& elapsed) noexcept {
+  if (elapsed.call_ns == 0) return {static_cast<float>(elapsed.ns - kQueuedEventsNs), kQueuedNoiseNs, 150};
+  return {static_cast<float>(elapsed.ns - elapsed.call_ns - kEventsBesideCallNs), kCallNoiseNs, 80};
 }
 
 }  // namespace cudasched::predict

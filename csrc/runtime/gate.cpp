@@ -300,6 +300,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         dry_since_ns_ = 0;
         const bool beside_others = ledger.holds_others(id_of(stream));
         const bool times = with_events && sampler_.times(call, prediction);
+        pass.dry = ledger.launches() == 0;
         if (times) mark_tail(stream);
         const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), prediction.duration_ns, /*mark=*/true);
         pass.entry = entry.segment;
@@ -339,17 +340,28 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     hot().counters.gate_waits.add(waited_ns);
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
-  // Without a start there is nothing to measure: that one goes by the clock.
-  if (start != nullptr && driver::table().event_record(start, stream) != CUDA_SUCCESS) pass.completion = nullptr;
+  if (start != nullptr) {
+    if (driver::table().event_record(start, stream) != CUDA_SUCCESS) {
+      pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
+    } else if (!question.query.launch.is_graph) {
+      pass.start = start;
+      pass.called_ns = now_ns();
+    }
+  }
   return pass;
 }
 
 void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcept {
   if (pass.entry < 0) return;
   bool recorded = false;
+  std::int64_t waited_call_ns = 0;  // of a launch call that the GPU waited for
   if (status == CUDA_SUCCESS && pass.completion != nullptr) {
+    const std::int64_t returned_ns = pass.start != nullptr ? now_ns() : 0;
     const driver::RelaxedCapture relaxed;
     recorded = driver::table().event_record(pass.completion, stream) == CUDA_SUCCESS;
+    if (pass.start != nullptr && (pass.dry || driver::table().event_query(pass.start) == CUDA_SUCCESS)) {
+      waited_call_ns = returned_ns - pass.called_ns;
+    }
   }
   const std::scoped_lock lock(lock_);
   submitted_ns_ = now_ns();
@@ -358,6 +370,8 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
   if (!recorded) {
     sampler_.drop(pass.entry);
     ledger.pin(pass.entry, false);
+  } else if (waited_call_ns > 0) {
+    sampler_.waited(pass.entry, waited_call_ns);
   }
   if (status != CUDA_SUCCESS) {
     ledger.withdraw(pass.entry, pass.predicted_ns);

@@ -56,6 +56,11 @@ class Gate {
     int entry = schedule::Ledger::kNone;  // the segment whose marker it records; kNone: nothing is to be reported
     std::uint32_t generation = 0;         // of the ledger: it starts anew when the context goes
     CUevent completion = nullptr;         // to be recorded after the launch; null: none
+    // Of a kernel that is timed: the event before it (null: it is not timed), when the launch call began, and whether
+    // nothing else of ours was in flight.
+    CUevent start = nullptr;
+    std::int64_t called_ns = 0;
+    bool dry = false;
     std::int64_t predicted_ns = 0;
     // The marker may be left out for a launch behind it that may overlap this one: an event between the two would end
     // their overlap.

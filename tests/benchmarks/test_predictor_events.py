@@ -10,19 +10,29 @@ from benchmarks.predictor import events
 
 
 @pytest.mark.usefixtures("simulated_driver")
-def test_both_cases_are_timed(capsys):
-    assert events.main(["--simulate", "--samples", "40"]) == 0
+def test_all_cases_are_timed_and_written(tmp_path, capsys, monkeypatch):
+    pq = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(events, "WAITS_NS", (1_000,))
+    out = tmp_path / "new" / "events.parquet"
+    assert events.main(["--simulate", "--samples", "40", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     for case in events.CASES:
-        assert len(re.findall(rf"^  {case}: events add -?\d+ ns .*; 40 launches\)$", said, re.M)) == len(
-            events.WAITS_NS
-        )
-    assert "the least difference" in said
+        assert re.search(rf"^  {case}: events add: -?\d+ ns .*; 40 launches\)$", said, re.M), said
+    table = pq.read_table(out)
+    assert table["case"].to_pylist() == [case for case in events.CASES for _ in range(40)]
+    assert min(table["call_ns"].to_pylist()) > 0
+    behind = dict(zip(table["case"].to_pylist(), table["behind"].to_pylist(), strict=True))
+    assert (behind["queued"], behind["waited"]) == (True, False)
 
 
 def test_what_events_add_is_said_as_median_and_spread(capsys):
-    events.say("queued", [22_700.0] * 50 + [22_500.0] * 25 + [23_300.0] * 25, 20_000.0)
-    assert capsys.readouterr().out == "queued: events add 2700 ns (2500 to 3300; 100 launches)\n"
+    elapsed = [22_700] * 50 + [22_500] * 25 + [23_300] * 25
+    events.show("starved", events.Case(elapsed, [1_500] * 100, [True] * 20 + [False] * 80), 20_000)
+    assert capsys.readouterr().out.splitlines() == [
+        "  starved: events add: 2700 ns (2500 to 3300; 100 launches)",
+        "  starved, less the launch call: 1200 ns (1000 to 1800; 100 launches)",
+        "    of 20.0% the first event was not complete after the second call",
+    ]
 
 
 def test_a_program_that_fails_is_said(tmp_path, capsys, monkeypatch):

@@ -75,6 +75,7 @@ void Sampler::entered(int segment, const predict::Prediction& prediction, bool a
                  .alone = alone,
                  .overlapped = beside_others,
                  .overlap = overlap_,
+                 .call_ns = 0,
                  .counted = false,
                  .told_ns = 0,
                  .estimated = 0,
@@ -126,7 +127,8 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
     float milliseconds = 0;
     if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
-      const std::int64_t took_ns = predictor_.observe_elapsed(note.prediction, measured_ns, overlapped(note));
+      const std::int64_t took_ns =
+          predictor_.observe_elapsed(note.prediction, {measured_ns, note.call_ns}, overlapped(note));
       if (note.traced.kind == telemetry::TraceKind::kTimed) trace_timed(note.traced, measured_ns);
       if (!overlapped(note)) {
         hot().counters.predictions.add(note.prediction.duration_ns, note.prediction.bound_ns, took_ns);

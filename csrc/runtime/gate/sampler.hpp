@@ -87,6 +87,9 @@ class Sampler {
   // What to record behind the segment's last launch and to ask for: the timer's end where it is timed, else `marker`.
   CUevent end_event(int segment, CUevent marker) const noexcept;
 
+  // The GPU waited for the segment's launch call, which took so long on the host.
+  void waited(int segment, std::int64_t call_ns) noexcept { at(segment).call_ns = call_ns; }
+
   // The segment's launch was refused, or no event is behind it: nothing can be measured.
   void drop(int segment) noexcept;
 
@@ -123,6 +126,7 @@ class Sampler {
     bool alone = false;       // one launch, which was predicted
     bool overlapped = false;  // other work was in flight beside it when it entered
     std::uint32_t overlap = 0;
+    std::int64_t call_ns = 0;     // of its launch call, if the GPU waited for that
     bool counted = false;         // its launches were estimated, not predicted
     std::int64_t told_ns = 0;     // what the predictor was told that it takes at least
     std::uint64_t estimated = 0;  // what its completion tells of

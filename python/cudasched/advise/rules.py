@@ -47,7 +47,19 @@ CRITICAL_GAIN = 0.25
 CRITICAL_SHARE = 0.01
 """Of the run's device time: a kernel with less is never critical."""
 
-SHOWN = frozenset({"partial_warp", "registers", "small_grid", "tail", "local_memory", "tiny_launches"})
+SHOWN = frozenset(
+    {
+        "block_size",
+        "launch_bound",
+        "local_memory",
+        "partial_warp",
+        "registers",
+        "shared_memory",
+        "small_grid",
+        "tail",
+        "tiny_launches",
+    }
+)
 """Rules whose advice was measured to help a real kernel, before and after (docs/advise.md)."""
 
 _LOW_OCCUPANCY = 0.5

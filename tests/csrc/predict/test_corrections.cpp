@@ -19,9 +19,9 @@ Function function(std::uint32_t index, std::uint32_t library = 1) {
 
 class CorrectionsTest : public ::testing::Test {
  protected:
-  void teach(std::uint32_t index, float log_ratio, int samples = 20) {
+  void teach(std::uint32_t index, float log_ratio, int samples = 20, float noise = 0) {
     corrections_->meet(function(index));
-    for (int i = 0; i < samples; ++i) corrections_->add(index, 10, log_ratio);
+    for (int i = 0; i < samples; ++i) corrections_->add(index, 10, log_ratio, noise);
   }
 
   std::vector<std::byte> saved() const {
@@ -41,6 +41,16 @@ TEST_F(CorrectionsTest, AKernelIsCorrectedByWhatItsFirstLaunchesWereWrongBy) {
   EXPECT_EQ(corrections_->log(4, 10), 0);
 }
 
+// The mean over all sizes stands in for them.
+TEST_F(CorrectionsTest, NoisySamplesSayLittleOfLaunchesNearby) {
+  teach(3, 1, 1);
+  teach(4, 1, 1, 0.4F);
+  const float sure = corrections_->log(3, 10) - corrections_->mean_log(3);
+  const float unsure = corrections_->log(4, 10) - corrections_->mean_log(4);
+  EXPECT_GT(sure, 0);
+  EXPECT_LT(unsure, 0.5F * sure);
+}
+
 // Kernels that agree speak for the next one of their library; one or two do not.
 TEST_F(CorrectionsTest, ANewKernelIsCorrectedByItsLibraryAsFarAsThatAgrees) {
   teach(1, 1, 1);
@@ -54,9 +64,9 @@ TEST_F(CorrectionsTest, ANewKernelIsCorrectedByItsLibraryAsFarAsThatAgrees) {
 }
 
 TEST_F(CorrectionsTest, GraphsOfAnUnknownCriticalPathAreNotCorrected) {
-  corrections_->add(Corrections::kUncorrected, 10, 2);
+  corrections_->add(Corrections::kUncorrected, 10, 2, 0);
   EXPECT_EQ(corrections_->log(Corrections::kUncorrected, 10), 0);
-  corrections_->add(Corrections::kGraphs, 10, 2);
+  corrections_->add(Corrections::kGraphs, 10, 2, 0);
   EXPECT_GT(corrections_->log(Corrections::kGraphs, 10), 0);
   EXPECT_EQ(Corrections::index_of(nullptr), Corrections::kNameless);
 }

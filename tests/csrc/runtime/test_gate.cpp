@@ -158,6 +158,39 @@ TEST_F(GateTest, LaunchesThatMayOverlapAreCountedAndTimedBesideALatencyClient) {
   EXPECT_EQ(state().untracked_launches, 0U);
 }
 
+// The launch call is between the events then, however long it takes: lazy loading, a host that is busy.
+TEST_F(GateTest, OfALaunchThatTheGpuWaitedForTheCallIsNoPartOfWhatItTook) {
+  const OtherClient idle(/*active=*/false);
+  {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    launch_all(1, 1);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  std::uint64_t value = 1;
+  std::uint64_t* values = program_.log() + 1;
+  std::uint64_t* count = program_.log();
+  void* parameters[] = {&values, &count, &value};
+  queue::Call call({.function = program_.function(), .grid = {77, 1, 1}, .block = {64, 1, 1}, .parameters = parameters},
+                   program_.stream());
+  call.site.caller.context = program_.context();
+  std::int64_t predicted_ns = 0;
+  for (int i = 0; i < 4; ++i) {
+    const runtime::Gate::Pass pass = gate().admit(call, runtime::hot().counters.shard(1));
+    predicted_ns = pass.predicted_ns;
+    if (i < 3) {
+      ASSERT_NE(pass.start, nullptr);
+      std::this_thread::sleep_for(200ms);
+    }
+    const CUresult launched = driver::table().launch_kernel.legacy(program_.function(), 77, 1, 1, 64, 1, 1, 0,
+                                                                   program_.stream(), parameters, nullptr);
+    gate().submitted(pass, program_.stream(), launched);
+    ASSERT_EQ(launched, CUDA_SUCCESS);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+    ASSERT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
+  }
+  EXPECT_LT(predicted_ns, 100'000'000);
+}
+
 TEST_F(GateTest, LaunchesThatMayOverlapAreBoundedWithoutALatencyClient) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   for (std::uint64_t i = 0; i < 120; ++i) {
