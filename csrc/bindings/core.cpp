@@ -278,18 +278,33 @@ PYBIND11_MODULE(_core, module) {
       py::arg("stream"), py::arg("name"));
   module.def(
       "order",
-      [](std::uint64_t stream, std::uint64_t other, std::uint64_t event, bool yields) {
+      [](std::uint64_t stream, const py::tuple& ahead, bool yields) {
+        std::vector<cudasched_ahead> pairs(ahead.size() / 2);
+        for (std::size_t i = 0; i < pairs.size(); ++i) {
+          pairs[i] = {ahead[2 * i].cast<std::uint64_t>(), ahead[2 * i + 1].cast<std::uint64_t>()};
+        }
+        const auto order = [&] {
+          return cudasched_order(stream, pairs.data(), static_cast<std::int32_t>(pairs.size()));
+        };
         // Given up, it is another thread's for milliseconds; kept while a ring is full, it opens the gate.
         int status = CUDASCHED_OK;
         if (yields) {
           const py::gil_scoped_release released;
-          status = cudasched_order(stream, other, event);
+          status = order();
         } else {
-          status = cudasched_order(stream, other, event);
+          status = order();
         }
         check(status);
       },
-      py::arg("stream"), py::arg("other"), py::arg("event"), py::arg("yields"));
+      py::arg("stream"), py::arg("ahead"), py::arg("yields"));
+  module.def(
+      "is_idle",
+      [](std::uint64_t stream) {
+        std::int32_t idle = 0;
+        check(cudasched_is_idle(stream, &idle));
+        return idle != 0;
+      },
+      py::arg("stream"));
   module.def("new_event", [] {
     std::uint64_t event = 0;
     check(cudasched_new_event(&event));

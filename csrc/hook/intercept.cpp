@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -568,19 +569,41 @@ void need_events() {
   if (!cudasched::hook::Offload::connected()) throw cudasched::HookError("no CUDA call was made yet");
 }
 
+// Asks the driver which streams are idle, while no stream of the process can be capturing: queries are forbidden then.
+class StreamQueries {
+ public:
+  StreamQueries() noexcept {
+    if (!cudasched::runtime::hot().may_capture()) relaxed_.emplace();
+  }
+  bool is_idle(CUstream stream) const noexcept {
+    return relaxed_ && stream != CU_STREAM_PER_THREAD && cudasched::hook::Offload::is_complete(stream);
+  }
+
+ private:
+  std::optional<cudasched::driver::RelaxedCapture> relaxed_;  // another thread may begin to capture meanwhile
+};
+
 }  // namespace
 
-extern "C" int cudasched_order(std::uint64_t stream, std::uint64_t other, std::uint64_t event) {
+extern "C" int cudasched_order(std::uint64_t stream, const cudasched_ahead* ahead, std::int32_t count) {
   using cudasched::hook::Offload;
   return cudasched::runtime::guarded([&] {
     need_events();
-    const auto ahead = reinterpret_cast<CUstream>(other);
-    // A record on the default stream also waits for the blocking streams; whether a query asks them nobody says.
-    const bool has_a_handle = ahead != nullptr && ahead != CU_STREAM_LEGACY && ahead != CU_STREAM_PER_THREAD;
-    if (has_a_handle && !cudasched::runtime::hot().may_capture() && Offload::is_complete(ahead)) return;
-    const auto marker = reinterpret_cast<CUevent>(event);
-    cudasched::driver::check("cuEventRecord", Offload::record(marker, ahead));
-    cudasched::driver::check("cuStreamWaitEvent", Offload::wait(reinterpret_cast<CUstream>(stream), marker));
+    const StreamQueries queries;
+    for (const cudasched_ahead& each : std::span(ahead, static_cast<std::size_t>(count))) {
+      const auto other = reinterpret_cast<CUstream>(each.stream);
+      if (queries.is_idle(other)) continue;
+      const auto marker = reinterpret_cast<CUevent>(each.event);
+      cudasched::driver::check("cuEventRecord", Offload::record(marker, other));
+      cudasched::driver::check("cuStreamWaitEvent", Offload::wait(reinterpret_cast<CUstream>(stream), marker));
+    }
+  });
+}
+
+extern "C" int cudasched_is_idle(std::uint64_t stream, std::int32_t* idle) {
+  return cudasched::runtime::guarded([&] {
+    need_events();
+    *idle = StreamQueries().is_idle(reinterpret_cast<CUstream>(stream)) ? 1 : 0;
   });
 }
 

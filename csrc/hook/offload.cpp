@@ -621,10 +621,11 @@ void Offload::drain_launches_of(const queue::Call& call) noexcept {
 
 bool Offload::is_complete(CUstream stream) noexcept {
   bool queued = false;
-  for_each_queue([&](Queue& known) { queued = queued || known.before(queue::Scope::kStream, stream) != 0; });
-  if (queued) return false;
-  const driver::RelaxedCapture relaxed;  // another thread may begin to capture, which forbids others to ask
-  return driver::table().stream_query.legacy(stream) == CUDA_SUCCESS;
+  for_each_queue([&](Queue& known) {
+    queued = queued || (!known.empty() && concerns(known, devices_of(stream)) &&
+                        known.before(queue::Scope::kStream, stream) != 0);
+  });
+  return !queued && driver::table().stream_query.legacy(stream) == CUDA_SUCCESS;
 }
 
 CUresult Offload::new_event(CUevent& event) noexcept { return event_create(&event, CU_EVENT_DISABLE_TIMING); }

@@ -63,8 +63,9 @@ class Offload {
   // Before a graph launch on the program's own thread, where launches of the same graph may be queued on other streams.
   static void drain_launches_of(const queue::Call& call) noexcept;
 
-  // Nothing of a stream that is no default stream is queued, and the GPU has done all that the driver has for it. Waits
-  // for nothing, and tells nobody that work was seen to be complete.
+  // Nothing of a stream is queued, and the GPU has done all that the driver has for it; of the legacy default stream
+  // (the current context's), and nothing of the blocking streams either. Not for a per-thread default stream. Waits for
+  // nothing, and tells nobody that work was seen to be complete. The caller has made its capture mode relaxed.
   static bool is_complete(CUstream stream) noexcept;
   // As the program's own cuEventCreate, cuEventRecord and cuStreamWaitEvent: what of the queues they need they do.
   static CUresult new_event(CUevent& event) noexcept;

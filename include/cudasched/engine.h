@@ -103,11 +103,22 @@ CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
 CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class);
 CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);
 
-/* What `stream` gets from here on comes after what `other` has now, both CUstreams of the current context: a record of
- * `event` and a wait for it, as a program would make them, or nothing where `other` is no default stream and all that
- * it has is complete. The host goes on. `event` is one of cudasched_new_event, of the current context, and no other
- * thread uses it meanwhile. */
-CUDASCHED_EXPORT int cudasched_order(uint64_t stream, uint64_t other, uint64_t event);
+/* A CUstream that another one comes after, and an event for that: one of cudasched_new_event, of the current context,
+ * which no other thread uses meanwhile. */
+struct cudasched_ahead {
+  uint64_t stream;
+  uint64_t event;
+};
+
+/* What `stream` gets from here on comes after what each of the `count` streams of `ahead` has now, all of the current
+ * context: a record of its event and a wait for it, as a program would make them, or nothing where it is idle. The host
+ * goes on. After an error nothing is said of those that come later in `ahead`. */
+CUDASCHED_EXPORT int cudasched_order(uint64_t stream, const struct cudasched_ahead* ahead, int32_t count);
+
+/* *idle is 1 where all that a CUstream of the current context has is complete; of the legacy default stream (0 or 1):
+ * and all that the context's blocking streams have. 0 also where it cannot be asked: while a stream of the process may
+ * be capturing, of a per-thread default stream, and where the driver refuses. Waits for nothing. */
+CUDASCHED_EXPORT int cudasched_is_idle(uint64_t stream, int32_t* idle);
 CUDASCHED_EXPORT int cudasched_new_event(uint64_t* event);
 
 /* A CUstream whose kernels run on that fraction of the SMs of the current device alone (over 0, below 1; rounded to

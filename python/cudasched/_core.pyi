@@ -239,11 +239,14 @@ def region_exit(token: int) -> None:
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 
-def order(stream: int, other: int, event: int, yields: bool) -> None:
-    """What a CUstream gets from here on comes after what the other has now; `yields`: without the GIL meanwhile.
+def order(stream: int, ahead: tuple[int, ...], yields: bool) -> None:
+    """What a CUstream gets from here on comes after what others have now: each of `ahead`, followed by an event for it.
 
-    Raises Error.
+    `yields`: without the GIL meanwhile. Raises Error.
     """
+
+def is_idle(stream: int) -> bool:
+    """Whether `order` has nothing to wait for on that CUstream. Waits for nothing. Raises HookError."""
 
 def new_event() -> int:
     """A CUevent without timing, of the current context, for `order` on one thread at a time. Raises Error."""

@@ -137,21 +137,9 @@ class region:  # noqa: N801  used like a function
 
     def __exit__(self, *exception: object) -> None:
         entries = _open_regions()
-        for place in range(len(entries) - 1, -1, -1):
-            if entries[place].region is self:
-                break
-        else:
-            if _take_suspended(self):
-                raise Error(
-                    f"{self!r} was held across an await: other tasks of the event loop would have been in it, so it "
-                    "was left there. Decorate the coroutine with the region, or keep await out of the block"
-                )
-            raise Error(
-                f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
-                "region belongs to the thread that entered it"
-            )
-        entries.pop(place).leave()
-        if exception and type(exception[1]).__name__ == "OutOfMemoryError":
+        entry = entries.pop() if entries and entries[-1].region is self else self._take(entries)
+        entry.leave(entries)
+        if exception and exception[1] is not None and type(exception[1]).__name__ == "OutOfMemoryError":
             _torch_side().note_holders(exception[1])
 
     def __call__(self, function: _Function) -> _Function:
@@ -203,20 +191,35 @@ class region:  # noqa: N801  used like a function
 
     def _enter(self, deadline_ns: int | None = None) -> _Entry:
         entry = _Entry(self, deadline_ns)
-        torch_side = None
         if self._sm_fraction is not None:
             entry.leave_part = _partition.enter(self._sm_fraction)
-        elif "torch" in sys.modules:
-            torch_side = _torch_side()
-        if torch_side is None:
+            entry.begin()
+        elif "torch" not in sys.modules:
             entry.begin()
         else:
+            torch_side = _torch_regions or _torch_side()
             torch_side.enter(entry, self._class, self._stream)
-            torch_side.entered(self._class, self._name)
+            if torch_side.tell is not None:
+                torch_side.tell(self._class, self._name)
             if self._memory_limit:
                 torch_side.limit(self._name, self._memory_limit)
         _open_regions().append(entry)
         return entry
+
+    def _take(self, entries: list[_Entry]) -> _Entry:
+        """The last of these that is this region's, out of them. Raises Error: there is none."""
+        for place in range(len(entries) - 1, -1, -1):
+            if entries[place].region is self:
+                return entries.pop(place)
+        if _take_suspended(self):
+            raise Error(
+                f"{self!r} was held across an await: other tasks of the event loop would have been in it, so it "
+                "was left there. Decorate the coroutine with the region, or keep await out of the block"
+            )
+        raise Error(
+            f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
+            "region belongs to the thread that entered it"
+        )
 
     def _deadline_ns(self) -> int:
         """Of a request that begins now, as `time.monotonic_ns` counts; 0: none."""
@@ -260,20 +263,22 @@ for _name in ("__init__", "__enter__", "__exit__"):
 class _Entry:
     """An open region."""
 
-    __slots__ = ("begun", "deadline_ns", "leave_part", "region", "stream_entry", "token")
+    __slots__ = ("begun", "core", "deadline_ns", "leave_part", "region", "stream_entry", "token")
 
     def __init__(self, region_: region, deadline_ns: int | None) -> None:
         self.region = region_
         self.deadline_ns = deadline_ns  # of a step of a request: that of the whole
         self.begun = False
-        self.token: int | None = None  # the engine's
+        self.core: Any = None  # the engine, where there is one, and
+        self.token: int | None = None  # what it calls the region
         self.leave_part: Callable[[], None] | None = None  # leaves a part of the SMs
         self.stream_entry: _streams.Entry | None = None
 
     def begin(self) -> None:
         """Tells the engine, where there is one; once."""
         self.begun = True
-        if (core := hook.engine()) is None:
+        core = self.core = hook.engine()
+        if core is None:
             return
         mine, deadline_ns = self.region, self.deadline_ns
         try:
@@ -286,18 +291,20 @@ class _Entry:
         except Error as error:
             _warn_once(error, 4)
 
-    def leave(self) -> None:
+    def leave(self, entries: list[_Entry]) -> None:
+        """Leaves it, on the thread that entered it; `entries` are those that stay open there."""
+        torch_side = _torch_regions
         if self.stream_entry is not None:  # in the region still: what is queued for it stays queued
-            _torch_side().leave(self)
-        if _torch_regions is not None:
+            torch_side.leave(self)
+        if torch_side is not None:
             if self.region._memory_limit:
-                _torch_regions.check_limit(self.region._name)
-            entries = _open_regions()
-            inner = entries[-1].region if entries else None
-            _torch_regions.entered(inner._class if inner else "normal", inner._name if inner else "")
+                torch_side.check_limit(self.region._name)
+            if torch_side.tell is not None:
+                inner = entries[-1].region if entries else None
+                torch_side.tell(inner._class if inner else "normal", inner._name if inner else "")
         if self.token is not None:
             try:
-                hook.load_core().region_exit(self.token)
+                self.core.region_exit(self.token)
             except Error as error:
                 _warn_once(error, 3)
         if self.leave_part is not None:
@@ -322,7 +329,7 @@ def _suspended(entry: _Entry) -> None:
     entries = _open_regions()
     if entry in entries:
         entries.remove(entry)
-        entry.leave()
+        entry.leave(entries)
         _thread.suspended = [*getattr(_thread, "suspended", []), entry.region]
 
 

@@ -57,6 +57,20 @@ class Tensor:
     uses: list[Operation] = field(default_factory=list)
 
 
+@dataclass
+class Ordering:
+    model: Model
+    stream: str
+    others: tuple[str, ...]
+    markers: dict[str, Event]
+
+    def make(self, best_effort: bool, here: bool) -> None:
+        for other in self.others:
+            event = self.markers.setdefault(other, Event())
+            self.model.record(event, other)
+            self.model.wait(self.stream, event)
+
+
 class Model:
     """The GPU, and what the threads of one process did on it. A `Backend`, for the thread that is `running`."""
 
@@ -91,7 +105,7 @@ class Model:
     def default(self, device: int) -> str:
         return "default"
 
-    def make_current(self, stream: Any) -> None:
+    def make_current(self, stream: Any, device: int | None = 0) -> None:
         self.currents[self.running] = stream
 
     def create(self, device: int, client_class: str) -> str:
@@ -106,11 +120,15 @@ class Model:
     def wait(self, stream: Any, event: Event) -> None:
         self.clocks[stream] = later(self.clocks[stream], event.clock)
 
-    def order(self, device: int, stream: Any, other: Any, marker: Event | None, best_effort: bool) -> Event:
-        event = marker or Event()
-        self.record(event, other)
-        self.wait(stream, event)
-        return event
+    def is_idle(self, stream: Any) -> bool:
+        """Now and then, and then the host has seen it."""
+        if self._rng.random() < 0.5:
+            return False
+        self.seen[self.running] = later(self.seen.get(self.running, {}), self.clocks[stream])
+        return True
+
+    def ordering(self, device: int, stream: Any, others: tuple[Any, ...], markers: dict[Any, Any]) -> Ordering:
+        return Ordering(self, stream, others, markers)
 
     def alive(self, device: int) -> Iterable[Tensor]:
         return list(self.tensors)

@@ -27,6 +27,7 @@ class Engine(PlainEngine):
         self.markers: list[int] = []
         self.ordered: list[tuple[int, int]] = []
         self.fails: set[str] = set()
+        self.is_default_idle = False
 
     def new_event(self) -> int:
         if "new_event" in self.fails:
@@ -34,12 +35,20 @@ class Engine(PlainEngine):
         self.markers.append(0xE00 + len(self.markers))
         return self.markers[-1]
 
-    def order(self, stream: int, other: int, event: int, yields: bool) -> None:
+    def order(self, stream: int, ahead: tuple[int, ...], yields: bool) -> None:
         if "order" in self.fails:
             raise cudasched.DriverError("cuEventRecord: CUDA_ERROR_INVALID_CONTEXT (201)")
-        assert event in self.markers
-        self.ordered.append((stream, event))
-        self._said.append(f"{stream:#x} after {f'{other:#x}' if other else 'default'}{' (yields)' if yields else ''}")
+        for other, event in zip(ahead[::2], ahead[1::2], strict=True):
+            assert event in self.markers
+            self.ordered.append((stream, event))
+            name = f"{other:#x}" if other else "default"
+            self._said.append(f"{stream:#x} after {name}{' (yields)' if yields else ''}")
+
+    def is_idle(self, stream: int) -> bool:
+        if "is_idle" in self.fails:
+            raise cudasched.HookError("no CUDA call was made yet")
+        assert stream == 0
+        return self.is_default_idle
 
     def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
         self._said.append(f"enter {name}")
@@ -246,10 +255,11 @@ def test_the_default_stream_of_another_device_is_pytorchs_to_find(engine: Engine
     backend = _adapter._backend
     assert backend is not None
     torch._cuda_setDevice(1)
-    backend.order(0, (0x77, 0, 1), (0, 0, 1), None, False)
+    ordering = backend.ordering(0, (0x77, 0, 1), ((0, 0, 1),), {})
+    ordering.make(best_effort=False, here=False)
     assert torch.said[-2:] == ["record default", "0x77 waits for default"]
     torch._cuda_setDevice(0)
-    backend.order(0, (0x77, 0, 1), (0, 0, 1), None, False)
+    ordering.make(best_effort=False, here=True)
     assert torch.said[-1] == "0x77 after default"
 
 
@@ -295,6 +305,18 @@ def test_a_best_effort_region_looks_at_the_default_stream_first(engine: Engine, 
     assert torch.said[:2] == ["record default", "enter best_effort"]
     assert torch.said[-1] == "exit"
     assert "default waits" not in " ".join(torch.said)
+
+
+def test_a_best_effort_region_makes_no_event_for_an_idle_default_stream(engine: Engine, torch: Torch) -> None:
+    with cudasched.region("best_effort"):
+        pass
+    for idle, fails in ((True, set[str]()), (True, {"is_idle"}), (False, set[str]())):
+        torch.said.clear()
+        engine.is_default_idle, engine.fails = idle, fails
+        with cudasched.region("best_effort"):
+            pass
+        looked = ["record default", "0x101 waits for default"] if fails or not idle else []
+        assert [line for line in torch.said if "default" in line] == looked
 
 
 def test_streams_have_classes_in_the_engine(engine: Engine, torch: Torch) -> None:
@@ -366,7 +388,12 @@ def test_a_part_of_the_sms_has_its_own_stream(engine: Engine) -> None:
 
 def test_the_current_device_stays_what_the_body_made_it(engine: Engine, torch: Torch) -> None:
     with cudasched.region("latency"):
+        pass
+    with cudasched.region("latency"):
         torch._cuda_setDevice(1)
+        torch.said.clear()
+    # The engine's events are of the current device.
+    assert torch.said == ["record 0xf01", "0x102 waits for 0xf01", "on 0x102", "exit"]
     assert torch._cuda_getDevice() == 1
     assert torch._cuda_getCurrentStream(0)[0] != 0 and torch._cuda_getCurrentStream(1)[0] == 0
 

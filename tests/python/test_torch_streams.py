@@ -114,21 +114,21 @@ def test_random_programs_keep_their_order_and_their_memory() -> None:
 
 
 def without_joining_what_was_left(patch: pytest.MonkeyPatch) -> None:
-    order = _streams.ThreadStreams.order
+    ordering = _streams.ThreadStreams.ordering
 
-    def changed(self: Any, stream: Any, after: Any, best_effort: bool = False) -> None:
-        order(self, stream, [other for other in after if other == "default"], best_effort)
+    def changed(self: Any, stream: Any, after: Any) -> _streams.Ordering:
+        return ordering(self, stream, [other for other in after if other == "default"])
 
-    patch.setattr(_streams.ThreadStreams, "order", changed)
+    patch.setattr(_streams.ThreadStreams, "ordering", changed)
 
 
 def without_waiting_for_the_default_stream(patch: pytest.MonkeyPatch) -> None:
-    order = _streams.ThreadStreams.order
+    ordering = _streams.ThreadStreams.ordering
 
-    def changed(self: Any, stream: Any, after: Any, best_effort: bool = False) -> None:
-        order(self, stream, [other for other in after if other != "default"], best_effort)
+    def changed(self: Any, stream: Any, after: Any) -> _streams.Ordering:
+        return ordering(self, stream, [other for other in after if other != "default"])
 
-    patch.setattr(_streams.ThreadStreams, "order", changed)
+    patch.setattr(_streams.ThreadStreams, "ordering", changed)
     patch.setattr(_streams.ThreadStreams, "end_of_default", lambda self: self._backend.event(0))
 
 
@@ -148,7 +148,7 @@ def without_leaving_the_default_stream(patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Any, entry: Any) -> None:
         leave(self, entry)
-        if entry.before == "default" and not self.entries:
+        if entry.way.before == "default" and not self.entries:
             self._backend.make_current("default")
 
     patch.setattr(_streams.ThreadStreams, "leave", changed)

@@ -18,7 +18,7 @@ from typing import Any, cast
 from cudasched import hook
 from cudasched.errors import ConfigError, DriverError, Error, HookWarning
 from cudasched.torch import _check
-from cudasched.torch._streams import Streams
+from cudasched.torch._streams import Ordering, Streams
 
 __all__ = ["TorchBackend", "chosen_stream", "on_new_stream", "say_once", "streams"]
 
@@ -34,10 +34,12 @@ class TorchBackend:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._c = torch._C
-        self._ready = False
         self._objects: dict[Hashable, Any] = {}
-        self._handles: dict[Hashable, int] = {}
-        self._is_watched = _check.wanted()  # which sees PyTorch's events alone
+        self.core = None if _check.wanted() else hook.engine()  # orders streams; the check sees PyTorch's events alone
+        # Every region calls these several times, so there is nothing of ours between.
+        self.device: Callable[[], int | None] = self._first_device
+        self.capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
+        self.current: Callable[[int], Hashable] = torch._C._cuda_getCurrentStream
         self._record = torch.cuda.Event.record
         self._wait = torch.cuda.Event.wait
         base = getattr(torch._C, "_CudaEventBase", None)
@@ -46,41 +48,29 @@ class TorchBackend:
 
     def available(self) -> bool:
         """Whether there is CUDA; says so once where there is not. Initialises it, as the region's body would."""
-        if self._ready:
-            return True
         cuda = self._torch.cuda
         if cuda._is_in_bad_fork() or not cuda.is_available():
             return False
         cuda.init()
-        self._ready = True
+        self.device = self._c._cuda_getDevice
         return True
 
     def forget(self) -> None:
         """In the child of a fork, whether CUDA can be used is asked anew."""
-        self._ready = False
+        self.device = self._first_device
         self._objects.clear()
-        self._handles.clear()
 
-    def device(self) -> int | None:
-        if not self._ready and not self.available():
-            return None
-        return int(self._c._cuda_getDevice())
-
-    def capturing(self) -> bool:
-        return bool(self._c._cuda_isCurrentStreamCapturing())
-
-    def current(self, device: int) -> Hashable:
-        return tuple(self._c._cuda_getCurrentStream(device))
+    def _first_device(self) -> int | None:
+        return self.device() if self.available() else None
 
     def default(self, device: int) -> Hashable:
         return tuple(self._c._cuda_getDefaultStream(device))
 
-    def make_current(self, stream: Hashable) -> None:
-        stream_id, device, kind = cast(_Key, stream)
-        before = self._c._cuda_getDevice()
-        self._c._cuda_setStream(stream_id=stream_id, device_index=device, device_type=kind)
-        if before != device:  # setting a stream sets its device
-            self._c._cuda_setDevice(before)
+    def make_current(self, stream: Hashable, device: int | None) -> None:
+        stream_id, of_device, kind = cast(_Key, stream)
+        self._c._cuda_setStream(stream_id=stream_id, device_index=of_device, device_type=kind)
+        if of_device != device:  # setting a stream sets its device
+            self._c._cuda_setDevice(device)
 
     def create(self, device: int, client_class: str) -> Hashable:
         with self._torch.cuda.device(device):
@@ -117,28 +107,20 @@ class TorchBackend:
     def wait(self, stream: Hashable, event: Any) -> None:
         self._wait(event, self._objects.get(stream) or self.stream(stream))
 
-    def order(self, device: int, stream: Hashable, other: Hashable, marker: Any, best_effort: bool) -> Any:
-        # A marker is an event of the driver: one call of ours makes the two of a record and a wait, or, where the other
-        # stream has nothing left to do, none. On a thread without a context PyTorch's event makes its device's current.
-        handles = self._handles
+    def is_idle(self, stream: Hashable) -> bool:
         try:
-            waits, ahead = handles[stream], handles[other]
-        except KeyError:
-            waits, ahead = (handles.setdefault(key, int(self.stream(key).cuda_stream)) for key in (stream, other))
-        core = None if self._is_watched else hook.engine()
-        # An event is of the current device, and a default stream's handle is 0 whatever its device.
-        if core is not None and self._c._cuda_getDevice() == device:
-            try:
-                if marker is None:
-                    marker = core.new_event()
-                core.order(waits, ahead, marker, best_effort)
-                return marker
-            except Error:
-                pass
-        event = self._torch.cuda.Event()
-        self.record(event, other)
-        self.wait(stream, event)
-        return None
+            return self.core is not None and self.core.is_idle(self.handle(stream))
+        except Error:
+            return False
+
+    def ordering(
+        self, device: int, stream: Hashable, others: tuple[Hashable, ...], markers: dict[Hashable, Any]
+    ) -> Ordering:
+        return _Ordering(self, device, stream, others, markers)
+
+    def handle(self, stream: Hashable) -> int:
+        """The CUstream of that key."""
+        return int(self.stream(stream).cuda_stream)
 
     def alive(self, device: int) -> Iterable[Any]:
         return list(_tensors(self._torch, device))
@@ -153,7 +135,7 @@ class TorchBackend:
         core = hook.engine()
         if core is None:
             return
-        handle = int(self.stream(stream).cuda_stream)
+        handle = self.handle(stream)
         try:
             if client_class is None:
                 core.unbind_stream(handle)
@@ -162,6 +144,56 @@ class TorchBackend:
                 core.bind_stream(handle, client_class)
         except Error:
             pass  # 256 streams have a class; the region's own and marks do what they did without
+
+
+class _Ordering:
+    """By the engine, or by PyTorch's events where that cannot.
+
+    A marker is an event of the driver's: one call of ours makes the records and waits for all streams, and none for
+    those that have nothing left to do. On a thread without a context PyTorch's event makes its device's current.
+    """
+
+    __slots__ = ("_ahead", "_backend", "_device", "_handle", "_markers", "_others", "_stream")
+
+    def __init__(
+        self,
+        backend: TorchBackend,
+        device: int,
+        stream: Hashable,
+        others: tuple[Hashable, ...],
+        markers: dict[Hashable, Any],
+    ) -> None:
+        self._backend = backend
+        self._device = device
+        self._stream = stream
+        self._others = others
+        self._markers = markers
+        self._handle = backend.handle(stream)
+        self._ahead: tuple[int, ...] | None = None  # what the engine takes
+
+    def make(self, best_effort: bool, here: bool) -> None:
+        # An event is of the current device, and a default stream's handle is 0 whatever its device.
+        backend = self._backend
+        core = backend.core
+        if here and core is not None:
+            try:
+                core.order(self._handle, self._ahead or self._marked(core), best_effort)
+                return
+            except Error:
+                pass
+        for other in self._others:
+            event = backend.event(self._device)
+            backend.record(event, other)
+            backend.wait(self._stream, event)
+
+    def _marked(self, core: Any) -> tuple[int, ...]:
+        ahead: list[int] = []
+        for other in self._others:
+            if other not in self._markers:
+                self._markers[other] = core.new_event()
+            ahead += self._backend.handle(other), self._markers[other]
+        self._ahead = tuple(ahead)
+        return self._ahead
 
 
 def _tensors(torch: Any, device: int) -> Iterator[Any]:

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from cudasched.errors import ConfigError, HookWarning
 from cudasched.torch import _adapter, _check, _give_back
 
-__all__ = ["check_limit", "enter", "entered", "leave", "limit", "note_holders", "on_change"]
+__all__ = ["check_limit", "enter", "leave", "limit", "note_holders", "on_change", "tell"]
 
 _warned = False
-_tell: Callable[[str, str], None] | None = None
+tell: Callable[[str, str], None] | None = None
+"""Who is told of the class and name of the region that the calling thread is in from here on."""
 _checking = _check.wanted()
 
 
@@ -45,16 +46,10 @@ def enter(entry: Any, client_class: str, stream: object) -> None:
         entry.begin()
 
 
-def on_change(tell: Callable[[str, str], None]) -> None:
+def on_change(listener: Callable[[str, str], None]) -> None:
     """Tells the class and name of the region that a thread is in from here on; `normal` and "" outside."""
-    global _tell
-    _tell = tell
-
-
-def entered(client_class: str, name: str) -> None:
-    """The calling thread is in this region now, or in none."""
-    if _tell is not None:
-        _tell(client_class, name)
+    global tell
+    tell = listener
 
 
 class Limits(Protocol):

@@ -47,8 +47,8 @@ class Backend(Protocol):
     def default(self, device: int) -> Hashable:
         """The device's default stream."""
 
-    def make_current(self, stream: Hashable) -> None:
-        """The calling thread goes on on that stream; its current device stays."""
+    def make_current(self, stream: Hashable, device: int | None) -> None:
+        """The calling thread goes on on that stream; its current device is `device`, and stays."""
 
     def create(self, device: int, client_class: str) -> Hashable:
         """A new stream that nobody else has, of the class's priority; it lives as long as the process."""
@@ -62,18 +62,19 @@ class Backend(Protocol):
     def wait(self, stream: Hashable, event: Any) -> None:
         """What the stream gets from here on comes after the event as last recorded."""
 
-    def order(self, device: int, stream: Hashable, other: Hashable, marker: Any, best_effort: bool) -> Any:
-        """What `stream` gets from here on comes after what `other` has now.
+    def is_idle(self, stream: Hashable) -> bool:
+        """Whether nothing of a stream of the current device is left to do; False also where nobody knows."""
+
+    def ordering(
+        self, device: int, stream: Hashable, others: tuple[Hashable, ...], markers: dict[Hashable, Any]
+    ) -> Ordering:
+        """Puts a stream behind others, as often as it is told to.
 
         Args:
             device: Theirs.
             stream: The one that waits.
-            other: The one that is waited for.
-            marker: What an earlier call of this thread for `other` returned; None: there was none.
-            best_effort: The thread is in a region of that class, which lets others of the process go first.
-
-        Returns:
-            For the next such call of this thread.
+            others: Those that are waited for.
+            markers: What the orderings of this thread know of each stream that is waited for; the backend's own.
         """
 
     def alive(self, device: int) -> Iterable[Any]:
@@ -86,17 +87,42 @@ class Backend(Protocol):
         """What is launched on the stream has this class, whichever thread launches it; None: the thread's."""
 
 
-class Entry:
-    """An open region of a thread, where it changed streams."""
+class Ordering(Protocol):
+    """A stream, and others that it waits for; one thread's."""
 
-    __slots__ = ("before", "client_class", "device", "given", "stream")
+    def make(self, best_effort: bool, here: bool) -> None:
+        """What the stream gets from here on comes after what the others have now. On the GPU; the host goes on.
 
-    def __init__(self, device: int, client_class: str, before: Hashable, stream: Hashable, given: bool) -> None:
-        self.device = device
-        self.client_class = client_class
+        Args:
+            best_effort: The thread is in a region of that class, which lets others of the process go first.
+            here: Their device is the thread's current one.
+        """
+
+
+class _Way:
+    """From one stream of a thread to another and back: what each region that goes it needs, prepared once."""
+
+    __slots__ = ("after_all", "after_own", "before", "changes", "homecoming", "stream")
+
+    def __init__(self, before: Hashable, stream: Hashable, after_own: Ordering, after_all: Ordering) -> None:
         self.before = before
         self.stream = stream
-        self.given = given  # to the region, by the program
+        self.changes = before != stream
+        self.after_own = after_own  # all but the default stream
+        self.after_all = after_all
+        self.homecoming: tuple[Hashable, Ordering] | None = None  # once a region was left: where to, and behind what
+
+
+class Entry:
+    """An open region of a thread, where it may have changed streams."""
+
+    __slots__ = ("client_class", "device", "given", "way")
+
+    def __init__(self, device: int, client_class: str, way: _Way, given: bool) -> None:
+        self.device = device
+        self.client_class = client_class
+        self.way = way
+        self.given = given  # its stream, to the region, by the program
 
 
 class _Spare:
@@ -132,6 +158,7 @@ class ThreadStreams:
         self._spare = spare
         self._default = backend.default(device)
         self._own, self._markers = spare.take(device)
+        self._ways: dict[tuple[Hashable, Hashable], _Way] = {}
         self._kept: list[weakref.ref[Any]] = []
         self._kept_for: dict[Hashable, None] = {}
         self._home_class: str | None = None
@@ -157,6 +184,7 @@ class ThreadStreams:
         return stream
 
     def _is_mine(self, client_class: str, stream: Hashable) -> None:
+        self._ways.clear()  # they are for the streams that there were
         # Bound, so that backward passes which autograd's threads launch there after the region are best effort too.
         self._backend.set_class(stream, "best_effort" if client_class == "best_effort" else None)
         self.use(stream)
@@ -182,12 +210,10 @@ class ThreadStreams:
             for stream in self._kept_for:
                 self._backend.keep(tensor, stream)
 
-    def order(self, stream: Hashable, after: Iterable[Hashable], best_effort: bool = False) -> None:
-        """What `stream` gets from here on comes after what the others have now. On the GPU; the host goes on."""
-        markers = self._markers
-        for other in dict.fromkeys(after):
-            if other != stream:
-                markers[other] = self._backend.order(self._device, stream, other, markers.get(other), best_effort)
+    def ordering(self, stream: Hashable, after: Iterable[Hashable]) -> Ordering:
+        """What puts a stream behind others, whenever it is told to."""
+        others = tuple(other for other in dict.fromkeys(after) if other != stream)
+        return self._backend.ordering(self._device, stream, others, self._markers)
 
     def end_of_default(self) -> Any:
         """An event that is complete when what the default stream has now is."""
@@ -199,24 +225,25 @@ class ThreadStreams:
         """The thread works on its normal stream from here on, after all that the default stream has."""
         home = self.own("normal")
         self.keep(self._backend.alive(self._device))
-        self.order(home, [self._default])
-        self._backend.make_current(home)
+        self.ordering(home, [self._default]).make(False, True)
+        self._backend.make_current(home, self._device)
         return home
 
     def enter(self, client_class: str, chosen: Hashable | None, begin: Callable[[], None]) -> Entry:
-        """The thread goes on on its stream of the class, or on the one that was chosen.
+        """The thread goes on on its stream of the class, or on the one that was chosen; the device is the current one.
 
         `begin` tells the engine, before all else: from then on best-effort work holds back for a latency region. For a
         best-effort region the default stream is looked at first. Its calls are queued by the engine from then on, and
         what is queued for a stream that all threads share is waited for, through an open gate, by whoever uses that.
-        For the same reason its event is used once.
+        For the same reason its event, which is needed where that stream is not idle, is used once.
         """
         best_effort = client_class == "best_effort"
-        end_of_default = None
         if not best_effort:
             begin()
         backend, own, default = self._backend, self._own, self._default
         before = backend.current(self._device)
+        if before == default:
+            self.keep(backend.alive(self._device))
         stream = chosen
         if stream is not None:
             self.use(stream)
@@ -224,30 +251,36 @@ class ThreadStreams:
             stream = own.get(client_class) or self.own(client_class)
         else:
             stream = before
-        if before == default:
-            self.keep(backend.alive(self._device))
-        changes = before != stream
-        after_default = changes or not self.entries
+        way = self._ways.get((before, stream)) or self._way(before, stream)
+        after_default = way.changes or not self.entries
         if best_effort:
-            if after_default:
+            end_of_default = None
+            if after_default and not backend.is_idle(default):
                 end_of_default = self.end_of_default()
             begin()
-        elif self._home_class is not None and stream == own.get("normal"):
-            self._class_of_home(None)
-        after = (before, *own.values()) if changes else ()
-        if end_of_default is not None:
-            self.order(stream, (other for other in after if other != default), best_effort)
-            backend.wait(stream, end_of_default)
-        elif after_default:
-            self.order(stream, (*after, default), best_effort)
-        if changes:
-            backend.make_current(stream)
-        entry = Entry(self._device, client_class, before, stream, chosen is not None)
+            if way.changes:
+                way.after_own.make(True, True)
+            if end_of_default is not None:
+                backend.wait(stream, end_of_default)
+        else:
+            if self._home_class is not None and stream == own.get("normal"):
+                self._class_of_home(None)
+            if after_default:
+                way.after_all.make(False, True)
+        if way.changes:
+            backend.make_current(stream, self._device)
+        entry = Entry(self._device, client_class, way, chosen is not None)
         self.entries.append(entry)
         return entry
 
     def _is_ours(self, stream: Hashable) -> bool:
-        return stream in self._own.values() or any(entry.given and entry.stream == stream for entry in self.entries)
+        return stream in self._own.values() or any(entry.given and entry.way.stream == stream for entry in self.entries)
+
+    def _way(self, before: Hashable, stream: Hashable) -> _Way:
+        own = [other for other in (before, *self._own.values()) if other != self._default] if before != stream else []
+        way = _Way(before, stream, self.ordering(stream, own), self.ordering(stream, [*own, self._default]))
+        self._ways[before, stream] = way
+        return way
 
     def leave(self, entry: Entry) -> None:
         """The thread goes back to where it was, or from the default stream to its normal one."""
@@ -258,18 +291,29 @@ class ThreadStreams:
             place = entries.index(entry)
             del entries[place]
             above = entries[place]
-            if above.before == entry.stream:
-                above.before = entry.before
+            if above.way.before == entry.way.stream:
+                above.way = self._way(entry.way.before, above.way.stream)
             return
-        if self._backend.capturing():
+        backend = self._backend
+        if backend.capturing():
             return
-        back = entry.before if entry.before != self._default else self.own("normal")
-        current = self._backend.current(self._device)
+        way = entry.way
+        back, behind = way.homecoming or self._homecoming(way)
+        current = backend.current(self._device)
+        best_effort = entry.client_class == "best_effort"
         if back != current:
-            self.order(back, (entry.stream, current), entry.client_class == "best_effort")
-            self._backend.make_current(back)
-        if back == self._own.get("normal") and entry.stream != back:
-            self._class_of_home("best_effort" if entry.client_class == "best_effort" else None)
+            device = backend.device()
+            if current != way.stream:  # the body has changed it
+                behind = self.ordering(back, (way.stream, current))
+            behind.make(best_effort, device == self._device)
+            backend.make_current(back, device)
+        if way.stream != back and back == self._own.get("normal"):
+            self._class_of_home("best_effort" if best_effort else None)
+
+    def _homecoming(self, way: _Way) -> tuple[Hashable, Ordering]:
+        back = way.before if way.before != self._default else self.own("normal")
+        way.homecoming = back, self.ordering(back, (way.stream,))
+        return way.homecoming
 
     def _class_of_home(self, client_class: str | None) -> None:
         if client_class != self._home_class:

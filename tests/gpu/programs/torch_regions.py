@@ -197,11 +197,11 @@ class Program:
 def without(rule: str) -> None:
     """Takes a rule of `cudasched.torch._streams` away."""
     threads = _streams.ThreadStreams
-    order = threads.order
+    ordering = threads.ordering
     if rule == "order":
-        threads.order = lambda self, to, after, *how: order(self, to, [s for s in after if s == self.default], *how)
+        threads.ordering = lambda self, to, after: ordering(self, to, [s for s in after if s == self.default])
     elif rule == "default":
-        threads.order = lambda self, to, after, *how: order(self, to, [s for s in after if s != self.default], *how)
+        threads.ordering = lambda self, to, after: ordering(self, to, [s for s in after if s != self.default])
         threads.end_of_default = lambda self: self._backend.event(self._device)
     elif rule == "keep":
         threads.keep = lambda self, tensors: None
