@@ -136,7 +136,7 @@ class region:  # noqa: N801  used like a function
         return self
 
     def __exit__(self, *exception: object) -> None:
-        entries = _open_regions()
+        entries = _thread.regions
         entry = entries.pop() if entries and entries[-1].region is self else self._take(entries)
         entry.leave(entries)
         if exception and exception[1] is not None and type(exception[1]).__name__ == "OutOfMemoryError":
@@ -203,7 +203,7 @@ class region:  # noqa: N801  used like a function
                 torch_side.tell(self._class, self._name)
             if self._memory_limit:
                 torch_side.limit(self._name, self._memory_limit)
-        _open_regions().append(entry)
+        _thread.regions.append(entry)
         return entry
 
     def _take(self, entries: list[_Entry]) -> _Entry:
@@ -311,31 +311,29 @@ class _Entry:
             self.leave_part()
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """The calling thread's open regions, in the order of entry, and those that were left by `_suspended`."""
+
+    def __init__(self) -> None:
+        self.regions: list[_Entry] = []
+        self.suspended: list[region] = []
 
 
-def _open_regions() -> list[_Entry]:
-    """Of the calling thread, in the order of entry."""
-    regions: list[_Entry]
-    try:
-        regions = _thread.regions
-    except AttributeError:
-        regions = _thread.regions = []
-    return regions
+_thread = _Thread()
 
 
 def _suspended(entry: _Entry) -> None:
     """The event loop goes on while the region of one of its tasks is open: it is left here, and its end is an error."""
-    entries = _open_regions()
+    entries = _thread.regions
     if entry in entries:
         entries.remove(entry)
         entry.leave(entries)
-        _thread.suspended = [*getattr(_thread, "suspended", []), entry.region]
+        _thread.suspended.append(entry.region)
 
 
 def _take_suspended(mine: region) -> bool:
     """Whether the region was left by `_suspended`, once for each time that it was."""
-    suspended: list[region] = getattr(_thread, "suspended", [])
+    suspended = _thread.suspended
     for place, other in enumerate(suspended):
         if other is mine:
             del suspended[place]

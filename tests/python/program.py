@@ -67,9 +67,10 @@ class Gpu:
         """Makes the context the calling thread's."""
         self.call("cuCtxSetCurrent", self._context)
 
-    def stream(self) -> int:
+    def stream(self, flags: int = 1) -> int:
+        """Non-blocking, or with 0 blocking."""
         stream = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(stream), 1)
+        self.call("cuStreamCreate", ctypes.byref(stream), flags)
         assert stream.value
         return stream.value
 

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import cudasched
@@ -16,6 +17,7 @@ import pytest
 from cudasched import _region, hook
 from hypothesis import given
 from hypothesis import strategies as st
+from support import Run
 
 
 class Engine:
@@ -66,6 +68,39 @@ class Engine:
 
     def nothing_open(self) -> bool:
         return not any(self.open.values())
+
+
+ORDERED = """
+import cudasched
+from cudasched import hook
+from logged import Log
+from program import Gpu
+
+gpu = Gpu()
+log, core = Log(gpu), hook.engine()
+stream, first, second, blocking = gpu.stream(), gpu.stream(), gpu.stream(), gpu.stream(0)
+nothing = 0  # the driver refuses to record it
+gpu.synchronize()
+assert all(core.is_idle(each) for each in (stream, first, 0, 1))
+core.order(stream, (first, nothing, second, nothing, 0, nothing), False)
+for yields in (False, True):
+    log.note(1, stream=first, us=10_000)
+    log.note(2, stream=blocking, us=10_000)
+    assert not core.is_idle(first) and core.is_idle(second) and not core.is_idle(0)
+    core.order(stream, (first, core.new_event(), second, nothing, 0, core.new_event()), yields)
+    log.note(3, stream=stream)
+    assert sorted(log.read()[-3:-1]) == [1, 2] and log.read()[-1] == 3, log.read()
+log.note(4, stream=0, us=10_000)
+try:
+    core.order(stream, (first, nothing, 0, nothing), False)
+except cudasched.DriverError as error:
+    print(error)
+"""
+
+
+def test_the_engine_puts_a_stream_behind_those_that_are_busy(python: Run, simulated: Path) -> None:
+    ended = python(ORDERED)
+    assert (ended.returncode, ended.stderr) == (0, "") and "cuEventRecord" in ended.stdout, ended
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
     monkeypatch.setattr(_observe, "_regions_by_name", {"": 0})
     monkeypatch.setattr(_adapter, "_tell", None)
     monkeypatch.setattr(_adapter, "_made", [])
-    monkeypatch.setattr(_regions, "_tell", None)
+    monkeypatch.setattr(_regions, "tell", None)
     for name, value in (("_limits", None), ("_limited", {}), ("_told", set())):
         monkeypatch.setattr(_regions, name, value)
     monkeypatch.setattr(_observe, "_limited", set())

@@ -163,7 +163,7 @@ class Torch:
     def _cuda_getDefaultStream(self, device: int) -> tuple[int, int, int]:  # noqa: N802
         return (0, device, 1)
 
-    def _cuda_setStream(self, *, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802
+    def _cuda_setStream(self, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802
         self._thread.streams = {**getattr(self._thread, "streams", {}), device_index: (stream_id, device_index, 1)}
         self._thread.device = device_index
         self.said.append(f"on {Stream(self.said, stream_id).name}")
@@ -317,6 +317,39 @@ def test_a_best_effort_region_makes_no_event_for_an_idle_default_stream(engine: 
             pass
         looked = ["record default", "0x101 waits for default"] if fails or not idle else []
         assert [line for line in torch.said if "default" in line] == looked
+
+
+@pytest.mark.parametrize("client_class", ["latency", "best_effort"])
+def test_a_region_that_went_before_is_a_few_calls(
+    client_class: str, engine: Engine, torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests enter and leave one each: what they need for that is prepared once."""
+    called: list[str] = []
+
+    def counted(kind: type, name: str) -> None:
+        function = getattr(kind, name)
+
+        def call(*arguments: Any) -> Any:
+            called.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(kind, name, call)
+
+    for name in [name for name in vars(Torch) if name.startswith("_cuda_")]:
+        counted(Torch, name)
+    for name in ("region_enter", "region_exit", "order", "is_idle", "new_event", "bind_stream", "unbind_stream"):
+        counted(Engine, name)
+    engine.is_default_idle = True
+    for other in ("latency", "best_effort", "normal", client_class):
+        with cudasched.region(other):
+            pass
+    called.clear()
+    with cudasched.region(client_class):
+        entered = sorted(called)
+        called.clear()
+    streams = ["_cuda_getCurrentStream", "_cuda_getDevice", "_cuda_isCurrentStreamCapturing", "_cuda_setStream"]
+    assert entered == [*streams, *(["is_idle"] if client_class == "best_effort" else []), "order", "region_enter"]
+    assert sorted(called) == [*streams, "order", "region_exit"]
 
 
 def test_streams_have_classes_in_the_engine(engine: Engine, torch: Torch) -> None:

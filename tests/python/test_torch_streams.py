@@ -388,6 +388,14 @@ def test_nothing_changes_during_a_capture(one: OneThread) -> None:
     assert (one.current(), one.model.clocks, begun) == (home, clocks, [1])
 
 
+def test_a_region_of_the_parent_changes_nothing_in_the_child_of_a_fork(one: OneThread) -> None:
+    entry = one.streams.enter("best_effort")
+    inside, clocks = one.current(), {name: dict(clock) for name, clock in one.model.clocks.items()}
+    one.streams.forget()
+    one.streams.leave(entry)
+    assert (one.current(), one.model.clocks) == (inside, clocks)
+
+
 def test_a_region_that_is_left_during_a_capture_is_come_back_from_at_the_next(one: OneThread) -> None:
     entry = one.streams.enter("best_effort")
     tensor = one.model.allocate()
@@ -423,11 +431,26 @@ def test_best_effort_regions_look_at_the_default_stream_before_the_engine_queues
         record(event, stream)
 
     one.model.record = recorded  # type: ignore[method-assign]
+    one.model.default_is_idle = lambda: False  # type: ignore[method-assign]
     one.streams.enter("best_effort", begin=lambda: said.append("begin"))
     assert said[:2] == ["default", "begin"] and "default" not in said[1:]
     said.clear()
     one.streams.enter("latency", begin=lambda: said.append("begin"))
     assert said[0] == "begin" and "default" in said
+
+
+def test_an_idle_default_stream_is_not_waited_for_behind_a_best_effort_region(one: OneThread) -> None:
+    said: list[str] = []
+
+    def idle() -> bool:
+        said.append("looked")
+        return True
+
+    one.model.default_is_idle = idle  # type: ignore[method-assign]
+    recorded = one.model.record
+    one.model.record = lambda event, stream: (said.append(stream), recorded(event, stream))[1]  # type: ignore[method-assign]
+    one.streams.enter("best_effort", begin=lambda: said.append("begin"))
+    assert said[:2] == ["looked", "begin"] and "default" not in said
 
 
 def test_tensors_of_the_default_stream_are_kept_for_all_streams_of_the_thread(one: OneThread) -> None:

@@ -66,10 +66,9 @@ class TorchBackend:
     def default(self, device: int) -> Hashable:
         return tuple(self._c._cuda_getDefaultStream(device))
 
-    def make_current(self, stream: Hashable, device: int | None) -> None:
-        stream_id, of_device, kind = cast(_Key, stream)
-        self._c._cuda_setStream(stream_id=stream_id, device_index=of_device, device_type=kind)
-        if of_device != device:  # setting a stream sets its device
+    def make_current(self, stream: Any, device: int | None) -> None:
+        self._c._cuda_setStream(*stream)
+        if stream[1] != device:  # setting a stream sets its device
             self._c._cuda_setDevice(device)
 
     def create(self, device: int, client_class: str) -> Hashable:
@@ -107,9 +106,9 @@ class TorchBackend:
     def wait(self, stream: Hashable, event: Any) -> None:
         self._wait(event, self._objects.get(stream) or self.stream(stream))
 
-    def is_idle(self, stream: Hashable) -> bool:
+    def default_is_idle(self) -> bool:
         try:
-            return self.core is not None and self.core.is_idle(self.handle(stream))
+            return self.core is not None and self.core.is_idle(0)
         except Error:
             return False
 
@@ -168,16 +167,18 @@ class _Ordering:
         self._stream = stream
         self._others = others
         self._markers = markers
-        self._handle = backend.handle(stream)
-        self._ahead: tuple[int, ...] | None = None  # what the engine takes
+        self._handle = 0
+        self._ahead: tuple[int, ...] | None = None  # what the engine takes, once it was needed
 
     def make(self, best_effort: bool, here: bool) -> None:
         # An event is of the current device, and a default stream's handle is 0 whatever its device.
         backend = self._backend
-        core = backend.core
+        core: Any = backend.core
         if here and core is not None:
             try:
-                core.order(self._handle, self._ahead or self._marked(core), best_effort)
+                if self._ahead is None:
+                    self._prepare(core)
+                core.order(self._handle, self._ahead, best_effort)
                 return
             except Error:
                 pass
@@ -186,14 +187,14 @@ class _Ordering:
             backend.record(event, other)
             backend.wait(self._stream, event)
 
-    def _marked(self, core: Any) -> tuple[int, ...]:
+    def _prepare(self, core: Any) -> None:
         ahead: list[int] = []
         for other in self._others:
             if other not in self._markers:
                 self._markers[other] = core.new_event()
             ahead += self._backend.handle(other), self._markers[other]
+        self._handle = self._backend.handle(self._stream)
         self._ahead = tuple(ahead)
-        return self._ahead
 
 
 def _tensors(torch: Any, device: int) -> Iterator[Any]:

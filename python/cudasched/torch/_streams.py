@@ -62,8 +62,8 @@ class Backend(Protocol):
     def wait(self, stream: Hashable, event: Any) -> None:
         """What the stream gets from here on comes after the event as last recorded."""
 
-    def is_idle(self, stream: Hashable) -> bool:
-        """Whether nothing of a stream of the current device is left to do; False also where nobody knows."""
+    def default_is_idle(self) -> bool:
+        """Whether nothing of the current device's default stream is left to do; False also where nobody knows."""
 
     def ordering(
         self, device: int, stream: Hashable, others: tuple[Hashable, ...], markers: dict[Hashable, Any]
@@ -247,7 +247,7 @@ class ThreadStreams:
         stream = chosen
         if stream is not None:
             self.use(stream)
-        elif before == default or self._is_ours(before):
+        elif before in own.values() or before == default or self._is_given(before):
             stream = own.get(client_class) or self.own(client_class)
         else:
             stream = before
@@ -255,7 +255,7 @@ class ThreadStreams:
         after_default = way.changes or not self.entries
         if best_effort:
             end_of_default = None
-            if after_default and not backend.is_idle(default):
+            if after_default and not backend.default_is_idle():
                 end_of_default = self.end_of_default()
             begin()
             if way.changes:
@@ -273,8 +273,8 @@ class ThreadStreams:
         self.entries.append(entry)
         return entry
 
-    def _is_ours(self, stream: Hashable) -> bool:
-        return stream in self._own.values() or any(entry.given and entry.way.stream == stream for entry in self.entries)
+    def _is_given(self, stream: Hashable) -> bool:
+        return any(entry.given and entry.way.stream == stream for entry in self.entries)
 
     def _way(self, before: Hashable, stream: Hashable) -> _Way:
         own = [other for other in (before, *self._own.values()) if other != self._default] if before != stream else []
@@ -307,8 +307,9 @@ class ThreadStreams:
                 behind = self.ordering(back, (way.stream, current))
             behind.make(best_effort, device == self._device)
             backend.make_current(back, device)
-        if way.stream != back and back == self._own.get("normal"):
-            self._class_of_home("best_effort" if best_effort else None)
+        home_class = "best_effort" if best_effort else None
+        if home_class != self._home_class and way.stream != back and back == self._own.get("normal"):
+            self._class_of_home(home_class)
 
     def _homecoming(self, way: _Way) -> tuple[Hashable, Ordering]:
         back = way.before if way.before != self._default else self.own("normal")
@@ -316,9 +317,15 @@ class ThreadStreams:
         return way.homecoming
 
     def _class_of_home(self, client_class: str | None) -> None:
-        if client_class != self._home_class:
-            self._backend.set_class(self._own["normal"], client_class)
-            self._home_class = client_class
+        self._backend.set_class(self._own["normal"], client_class)
+        self._home_class = client_class
+
+
+class _Devices(threading.local):
+    """The calling thread's streams, by device."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, ThreadStreams] = {}
 
 
 class Streams:
@@ -326,7 +333,7 @@ class Streams:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._threads = threading.local()
+        self._thread = _Devices()
         self._spare = _Spare()
         if hasattr(os, "register_at_fork"):
             reference = weakref.ref(self)
@@ -339,21 +346,17 @@ class Streams:
 
     def forget(self) -> None:
         """In the child of a fork: the parent's streams are none of this process's."""
-        for streams in getattr(self._threads, "devices", {}).values():
+        for streams in self._thread.devices.values():
             streams._own = {}
-        self._threads = threading.local()
+        self._thread = _Devices()
         self._spare.clear()
 
     def of_thread(self, device: int) -> ThreadStreams:
         """The calling thread's."""
-        try:
-            devices: dict[int, ThreadStreams] = self._threads.devices
-        except AttributeError:
-            devices = self._threads.devices = {}
-        streams = devices.get(device)
-        if streams is None:
-            streams = devices[device] = ThreadStreams(self.backend, device, self._spare)
-        return streams
+        devices = self._thread.devices
+        if device not in devices:
+            devices[device] = ThreadStreams(self.backend, device, self._spare)
+        return devices[device]
 
     def enter(
         self, client_class: str, chosen: Hashable | None = None, begin: Callable[[], None] = lambda: None
@@ -368,15 +371,19 @@ class Streams:
         Returns:
             What `leave` wants; None where nothing was done: without CUDA, and during a capture.
         """
-        device = self.backend.device()
-        if device is None or self.backend.capturing():
+        backend = self.backend
+        device = backend.device()
+        if device is None or backend.capturing():
             begin()
             return None
-        return self.of_thread(device).enter(client_class, chosen, begin)
+        streams = self._thread.devices.get(device) or self.of_thread(device)
+        return streams.enter(client_class, chosen, begin)
 
     def leave(self, entry: Entry) -> None:
         """It is left, on the thread that entered it."""
-        self.of_thread(entry.device).leave(entry)
+        streams = self._thread.devices.get(entry.device)
+        if streams is not None:  # in the child of a fork: it was the parent's
+            streams.leave(entry)
 
     def leave_default(self) -> bool:
         """The calling thread leaves the default stream before its first region. False where it was not on it."""
