@@ -148,7 +148,7 @@ def without_leaving_the_default_stream(patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Any, entry: Any) -> None:
         leave(self, entry)
-        if entry.way.before == "default" and not self.entries:
+        if entry.switch.before == "default" and not self.entries:
             self._backend.make_current("default")
 
     patch.setattr(_streams.ThreadStreams, "leave", changed)

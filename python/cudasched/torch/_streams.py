@@ -99,10 +99,10 @@ class Ordering(Protocol):
         """
 
 
-class _Way:
-    """From one stream of a thread to another and back: what each region that goes it needs, prepared once."""
+class _Switch:
+    """A thread's switch from one stream to another, and back: what every region that makes it needs, prepared once."""
 
-    __slots__ = ("after_all", "after_own", "before", "changes", "homecoming", "stream")
+    __slots__ = ("after_all", "after_own", "back", "before", "changes", "stream")
 
     def __init__(self, before: Hashable, stream: Hashable, after_own: Ordering, after_all: Ordering) -> None:
         self.before = before
@@ -110,18 +110,18 @@ class _Way:
         self.changes = before != stream
         self.after_own = after_own  # all but the default stream
         self.after_all = after_all
-        self.homecoming: tuple[Hashable, Ordering] | None = None  # once a region was left: where to, and behind what
+        self.back: tuple[Hashable, Ordering] | None = None  # once a region was left: the stream, and what it waits for
 
 
 class Entry:
     """An open region of a thread, where it may have changed streams."""
 
-    __slots__ = ("client_class", "device", "given", "way")
+    __slots__ = ("client_class", "device", "given", "switch")
 
-    def __init__(self, device: int, client_class: str, way: _Way, given: bool) -> None:
+    def __init__(self, device: int, client_class: str, switch: _Switch, given: bool) -> None:
         self.device = device
         self.client_class = client_class
-        self.way = way
+        self.switch = switch
         self.given = given  # its stream, to the region, by the program
 
 
@@ -158,7 +158,7 @@ class ThreadStreams:
         self._spare = spare
         self._default = backend.default(device)
         self._own, self._markers = spare.take(device)
-        self._ways: dict[tuple[Hashable, Hashable], _Way] = {}
+        self._switches: dict[tuple[Hashable, Hashable], _Switch] = {}
         self._kept: list[weakref.ref[Any]] = []
         self._kept_for: dict[Hashable, None] = {}
         self._home_class: str | None = None
@@ -184,7 +184,7 @@ class ThreadStreams:
         return stream
 
     def _is_mine(self, client_class: str, stream: Hashable) -> None:
-        self._ways.clear()  # they are for the streams that there were
+        self._switches.clear()  # they are for the streams that there were
         # Bound, so that backward passes which autograd's threads launch there after the region are best effort too.
         self._backend.set_class(stream, "best_effort" if client_class == "best_effort" else None)
         self.use(stream)
@@ -251,36 +251,36 @@ class ThreadStreams:
             stream = own.get(client_class) or self.own(client_class)
         else:
             stream = before
-        way = self._ways.get((before, stream)) or self._way(before, stream)
-        after_default = way.changes or not self.entries
+        switch = self._switches.get((before, stream)) or self._switch(before, stream)
+        after_default = switch.changes or not self.entries
         if best_effort:
             end_of_default = None
             if after_default and not backend.default_is_idle():
                 end_of_default = self.end_of_default()
             begin()
-            if way.changes:
-                way.after_own.make(True, True)
+            if switch.changes:
+                switch.after_own.make(True, True)
             if end_of_default is not None:
                 backend.wait(stream, end_of_default)
         else:
             if self._home_class is not None and stream == own.get("normal"):
                 self._class_of_home(None)
             if after_default:
-                way.after_all.make(False, True)
-        if way.changes:
+                switch.after_all.make(False, True)
+        if switch.changes:
             backend.make_current(stream, self._device)
-        entry = Entry(self._device, client_class, way, chosen is not None)
+        entry = Entry(self._device, client_class, switch, chosen is not None)
         self.entries.append(entry)
         return entry
 
     def _is_given(self, stream: Hashable) -> bool:
-        return any(entry.given and entry.way.stream == stream for entry in self.entries)
+        return any(entry.given and entry.switch.stream == stream for entry in self.entries)
 
-    def _way(self, before: Hashable, stream: Hashable) -> _Way:
+    def _switch(self, before: Hashable, stream: Hashable) -> _Switch:
         own = [other for other in (before, *self._own.values()) if other != self._default] if before != stream else []
-        way = _Way(before, stream, self.ordering(stream, own), self.ordering(stream, [*own, self._default]))
-        self._ways[before, stream] = way
-        return way
+        switch = _Switch(before, stream, self.ordering(stream, own), self.ordering(stream, [*own, self._default]))
+        self._switches[before, stream] = switch
+        return switch
 
     def leave(self, entry: Entry) -> None:
         """The thread goes back to where it was, or from the default stream to its normal one."""
@@ -291,30 +291,30 @@ class ThreadStreams:
             place = entries.index(entry)
             del entries[place]
             above = entries[place]
-            if above.way.before == entry.way.stream:
-                above.way = self._way(entry.way.before, above.way.stream)
+            if above.switch.before == entry.switch.stream:
+                above.switch = self._switch(entry.switch.before, above.switch.stream)
             return
         backend = self._backend
         if backend.capturing():
             return
-        way = entry.way
-        back, behind = way.homecoming or self._homecoming(way)
+        switch = entry.switch
+        back, ordering = switch.back or self._back(switch)
         current = backend.current(self._device)
         best_effort = entry.client_class == "best_effort"
         if back != current:
             device = backend.device()
-            if current != way.stream:  # the body has changed it
-                behind = self.ordering(back, (way.stream, current))
-            behind.make(best_effort, device == self._device)
+            if current != switch.stream:  # the body has changed it
+                ordering = self.ordering(back, (switch.stream, current))
+            ordering.make(best_effort, device == self._device)
             backend.make_current(back, device)
         home_class = "best_effort" if best_effort else None
-        if home_class != self._home_class and way.stream != back and back == self._own.get("normal"):
+        if home_class != self._home_class and switch.stream != back and back == self._own.get("normal"):
             self._class_of_home(home_class)
 
-    def _homecoming(self, way: _Way) -> tuple[Hashable, Ordering]:
-        back = way.before if way.before != self._default else self.own("normal")
-        way.homecoming = back, self.ordering(back, (way.stream,))
-        return way.homecoming
+    def _back(self, switch: _Switch) -> tuple[Hashable, Ordering]:
+        back = switch.before if switch.before != self._default else self.own("normal")
+        switch.back = back, self.ordering(back, (switch.stream,))
+        return switch.back
 
     def _class_of_home(self, client_class: str | None) -> None:
         self._backend.set_class(self._own["normal"], client_class)
