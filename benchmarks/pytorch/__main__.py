@@ -152,7 +152,7 @@ def measure(lab: Lab, group: str) -> None:
     alone += ["servers"] if len(latency) > 1 else []
     for repeat in range(options.repeats):
         for how, phases in (("bare", [*alone, "all"]), ("regions", ["all"]), ("priority", ["all"])):
-            needs_s = 25 + options.seconds * len(phases)
+            needs_s = 25 + (options.seconds + 2) * len(phases)
             arguments = ["--how", how, *loads, "--seed", str(repeat), "--phases", *phases]
             lab.run(f"{group}/{how}/{repeat}", "threads.py", *arguments, managed=how == "regions", needs_s=needs_s)
 
@@ -301,6 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pytorch: {error}", file=sys.stderr)
         return 1
     rows = figures(lab.done, {name: text for name, _, text in limits})
+    for part, when in (("region", "in a loop"), ("idle", "after 16 ms of idleness")):
+        if times := lab.done.get(f"costs/{part}", {}).get("stream"):
+            print(f"PyTorch's own `with torch.cuda.stream(...)`, {when}: {_said(times)} us")
     for group in LOADS:
         for name, (value, low, high, _) in find_threads(lab.done, group, "priority").items():
             print(f"with priority streams, no cudasched: {name} {value:.3g} ({low:.3g} to {high:.3g})")

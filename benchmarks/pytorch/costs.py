@@ -10,6 +10,8 @@ import json
 import random
 import statistics
 import time
+from contextlib import AbstractContextManager
+from typing import Any
 
 import cudasched
 import cudasched.torch
@@ -17,30 +19,20 @@ import torch
 from cudasched.demo.workloads import resnet50
 from torch import nn
 
+#: Between two entries, where idleness is measured.
+IDLE_S = 0.016
 
-def region_us(samples: int, inner: int) -> list[float]:
-    """Entering and leaving, in a loop, us: a median over some each."""
-    region, found = cudasched.region("latency"), []
+
+def entry_us(scope: AbstractContextManager[Any], samples: int, inner: int, idle_s: float) -> list[float]:
+    """Entering and leaving, in a loop or after some idleness each, us: a median over some each."""
+    found = []
     for _ in range(samples):
         times = []
         for _ in range(inner):
+            if idle_s:
+                time.sleep(idle_s)
             began = time.perf_counter_ns()
-            with region:
-                pass
-            times.append((time.perf_counter_ns() - began) / 1e3)
-        found.append(statistics.median(times))
-    return found
-
-
-def idle_us(samples: int, inner: int) -> list[float]:
-    """The same after 16 ms of sleep each."""
-    region, found = cudasched.region("latency"), []
-    for _ in range(samples):
-        times = []
-        for _ in range(inner):
-            time.sleep(0.016)
-            began = time.perf_counter_ns()
-            with region:
+            with scope:
                 pass
             times.append((time.perf_counter_ns() - began) / 1e3)
         found.append(statistics.median(times))
@@ -132,15 +124,18 @@ def main() -> None:
     if options.what == "observe":
         print(json.dumps(observe(options.samples, options.inner, device)))
         return
-    if options.what != "inference":
+    if options.what in ("region", "idle"):
         with cudasched.region("latency"):
             torch.ones(1, device=device).add_(1)
-    measure = {
-        "region": lambda: region_us(options.samples, options.inner),
-        "idle": lambda: idle_us(options.samples, options.inner),
-        "inference": lambda: inference_ms(options.samples, options.inner, device),
-    }[options.what]
-    print(json.dumps({"samples": measure()}))
+    if options.what == "inference":
+        print(json.dumps({"samples": inference_ms(options.samples, options.inner, device)}))
+        return
+    idle_s = IDLE_S if options.what == "idle" else 0.0
+    said = {"samples": entry_us(cudasched.region("latency"), options.samples, options.inner, idle_s)}
+    if device == "cuda":
+        stream = torch.cuda.stream(torch.cuda.Stream(device=device))
+        said["stream"] = entry_us(stream, options.samples, options.inner, idle_s)
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

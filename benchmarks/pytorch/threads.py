@@ -24,8 +24,9 @@ import torch
 from cudasched.demo.workloads import best_effort_workload, latency_workload
 from torch import nn
 
-#: Of each phase, not counted.
-WARM_UP_S = 0.5
+#: Before each phase's time, not counted: first steps load kernels and try algorithms out, for which the whole process
+#: stops, and in the phases of one load alone that is long over.
+WARM_UP_S = 2.0
 
 
 class Tiny:
@@ -44,6 +45,7 @@ class Thread:
 
     def __init__(self, name: str, serves: bool, how: str, simulated: bool) -> None:
         self.name, self.serves, self.how = name, serves, how
+        self.warm_up_s = 0.5 if simulated else WARM_UP_S
         build = latency_workload if serves else best_effort_workload
         self.load: Any = Tiny() if simulated else build(name)
         self.stream: Any = None
@@ -70,24 +72,24 @@ class Thread:
         rng, self.latency_ms = random.Random(seed), []
         began = time.monotonic()
         due = began + rng.expovariate(rate_hz)
-        while due < began + seconds:
+        while due < began + self.warm_up_s + seconds:
             wait = due - time.monotonic()
             if wait > 0:
                 time.sleep(wait)
             with self.scope():
                 self.load.step()
                 synchronize()
-            if due > began + WARM_UP_S:
+            if due > began + self.warm_up_s:
                 self.latency_ms.append((time.monotonic() - due) * 1e3)
             due += rng.expovariate(rate_hz)
 
     def train(self, seconds: float) -> None:
         """Steps without end."""
         steps, began, first = 0, time.monotonic(), 0.0
-        while (now := time.monotonic()) < began + seconds:
+        while (now := time.monotonic()) < began + self.warm_up_s + seconds:
             with self.scope():
                 self.load.step()
-            if now > began + WARM_UP_S:
+            if now > began + self.warm_up_s:
                 first = first or now
                 steps += 1
         with self.scope():
