@@ -32,7 +32,7 @@ from cudasched.tune import compile as compilation
 
 from benchmarks import meta
 from benchmarks.device.gpu import INCLUDE, ROOT, Gpu, NoGpuError
-from benchmarks.results.schema import FigureRow, Meta, Results, load, replace
+from benchmarks.results.schema import FigureRow, Meta, load, merge_figures, replace
 
 HERE = Path(__file__).parent
 NO_GPU = 4
@@ -238,15 +238,6 @@ def rows(found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str]) 
     return made
 
 
-def write(path: Path, described: Meta, made: Sequence[FigureRow]) -> None:
-    """Puts rows into a file of figures; those of other names stay as they are."""
-    kept: list[FigureRow] = []
-    if path.exists():
-        names = {row.figure for row in made}
-        kept = [row for row in load(path).rows if isinstance(row, FigureRow) and row.figure not in names]
-    Results(meta=described, rows=[*kept, *made]).write(path)
-
-
 def merge(arguments: Sequence[str]) -> int:
     """`merge FROM INTO`: the six figures of one file into another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device merge")
@@ -256,7 +247,7 @@ def merge(arguments: Sequence[str]) -> int:
     try:
         measured = load(options.source)
         found = [row for row in measured.rows if isinstance(row, FigureRow) and row.figure in GOALS]
-        write(options.into, measured.meta, found)
+        merge_figures(options.into, measured.meta, found)
     except (OSError, ValueError) as error:
         print(f"device: {error}", file=sys.stderr)
         return 1
@@ -310,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in made:
         print(f"{row.figure}: {row.value:.3g} (goal {row.goal:g}, {row.low:.3g} to {row.high:.3g} of {row.n})")
     if made:
-        write(options.out / "kernels.json", describe(options), made)
+        merge_figures(options.out / "kernels.json", describe(options), made)
     return status
 
 

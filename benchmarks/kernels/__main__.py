@@ -34,7 +34,7 @@ from benchmarks.kernels import layers, ship
 from benchmarks.kernels.figures import GOALS, figures, for_dashboard, of_layers
 from benchmarks.kernels.parts import Part, Scene, parts
 from benchmarks.kernels.timing import Arms, GpuTimer, HostTimer, Timer, in_turns
-from benchmarks.results.schema import FigureRow, Results, load, replace
+from benchmarks.results.schema import Results, merge_figures, replace
 from benchmarks.store import Store
 
 TIME_RAN_OUT = 3
@@ -142,12 +142,8 @@ def write(options: argparse.Namespace, store: Store, sm_clock_mhz: int | None) -
     of_figures = {key: part for key, part in store.done.items() if key.partition("/")[0] in GOALS}
     of_layer = {key: part for key, part in store.done.items() if key.partition("/")[0] in layers.LAYERS}
     made = figures(of_figures, limited_by)
-    path = options.out / "kernels.json"
     if made:
-        names = {row.figure for row in made}
-        kept = load(path).rows if path.exists() else []
-        rows = [row for row in kept if isinstance(row, FigureRow) and row.figure not in names]
-        Results(meta=described, rows=[*made, *rows]).write(path)
+        merge_figures(options.out / "kernels.json", described, made)
     if of_layer:
         Results(meta=described, rows=of_layers(of_layer, limited_by)).write(options.out / "layers.json")
     for name in layers.LAYERS:

@@ -27,7 +27,7 @@ from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Settings, run
 
 from benchmarks import meta
-from benchmarks.results.schema import FigureRow, Meta, Results, load
+from benchmarks.results.schema import FigureRow, Meta, Results, load, merge_figures
 from benchmarks.tune import rivals
 from benchmarks.tune.rivals import Course
 
@@ -316,11 +316,11 @@ def main(arguments: Sequence[str]) -> int:
 def write(options: argparse.Namespace, recordings: Mapping[Path, Recording], made: Sequence[FigureRow]) -> None:
     """Puts the rows into the file; its other figures stay."""
     first = next(iter(recordings.values()))
-    kept: list[FigureRow] = []
-    if options.out.exists() and options.rehearse is None:
-        names = {row.figure for row in made}
-        kept = [row for row in load(options.out).rows if isinstance(row, FigureRow) and row.figure not in names]
     about = meta.describe(True, options.commit)
     gpu = "simulated" if options.rehearse else first.problem.gpu.name
     told = {"gpu": gpu, "driver": first.about.get("driver") or None}
-    Results(meta=Meta(**{**about.model_dump(), **told}), rows=[*kept, *made]).write(options.out)
+    measured = Meta(**{**about.model_dump(), **told})
+    if options.rehearse is None:
+        merge_figures(options.out, measured, made)
+    else:
+        Results(meta=measured, rows=list(made)).write(options.out)

@@ -47,8 +47,8 @@ struct Elapsed {
 
 // What events add to a kernel, and what that varies by, as measured on an H200 (docs/training.md, "What events add"):
 // in the queue 2.2 to 3.3 us, with a floor that is alike in all programs; to a launch call nearly always the same.
-inline constexpr std::int64_t kQueuedEventsNs = 2'700;
-inline constexpr std::int64_t kEventsBesideCallNs = 1'190;
+inline constexpr std::int64_t kQueuedEventsNs = 2'690;
+inline constexpr std::int64_t kEventsBesideCallNs = 1'110;
 inline constexpr float kQueuedNoiseNs = 380;
 inline constexpr float kCallNoiseNs = 150;
 

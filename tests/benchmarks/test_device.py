@@ -16,7 +16,7 @@ from cudasched.tune import compile as compilation
 from benchmarks.device import __main__ as device
 from benchmarks.device import queues
 from benchmarks.device.gpu import INCLUDE, ROOT
-from benchmarks.results.schema import load
+from benchmarks.results.schema import load, merge_figures
 
 np = pytest.importorskip("numpy")
 
@@ -88,8 +88,8 @@ def test_figures_and_what_they_are_made_of(tmp_path: Path) -> None:
         ("device_launch", 3.0, 2.0, 5.0, ""),
     ]
     described = device.describe(device_options())
-    device.write(tmp_path / "a.json", described, made)
-    device.write(tmp_path / "a.json", described, device.rows({"queue_severe": way(9.0)}, {}))
+    merge_figures(tmp_path / "a.json", described, made)
+    merge_figures(tmp_path / "a.json", described, device.rows({"queue_severe": way(9.0)}, {}))
     assert device.merge([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
     values = {row.figure: row.value for row in load(tmp_path / "b.json").rows if row.kind == "figures"}
     assert values == {"device_launch": 3.0, "queue_severe": 9.0}

@@ -25,6 +25,14 @@ def test_all_cases_are_timed_and_written(tmp_path, capsys, monkeypatch):
     assert (behind["queued"], behind["waited"]) == (True, False)
 
 
+def test_what_a_kernel_lasts_longer_in_one_process_is_no_part_of_what_events_add():
+    def cases(elapsed: int) -> dict[str, events.Case]:
+        return {"queued": events.Case([elapsed] * 3, [1] * 3, [True] * 3)}
+
+    found = events.same_in_the_queue([(1_000, cases(3_700)), (3_000, cases(5_700)), (10_000, cases(12_820))])
+    assert [kernel for kernel, _ in found] == [1_000, 3_000, 10_120]
+
+
 def test_what_events_add_is_said_as_median_and_spread(capsys):
     elapsed = [22_700] * 50 + [22_500] * 25 + [23_300] * 25
     events.show("starved", events.Case(elapsed, [1_500] * 100, [True] * 20 + [False] * 80), 20_000)

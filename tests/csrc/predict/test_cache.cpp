@@ -100,7 +100,7 @@ Sample by_events(double duration_ns, bool queued, std::mt19937_64& random) {
   std::uniform_real_distribution<double> part;
   const double call_ns = queued ? 0 : 2'000 + 3'000 * part(random) * part(random);
   const double added = queued ? (part(random) < 0.45 ? 2'200 : 2'850) + 170 * part(random)
-                              : call_ns + std::normal_distribution<double>(1'190, 110)(random);
+                              : call_ns + std::normal_distribution<double>(1'110, 100)(random);
   const double held_up = part(random) < 0.02 ? 3'000 * part(random) : 0;
   return event_sample({static_cast<std::int64_t>(duration_ns + added + held_up), static_cast<std::int64_t>(call_ns)});
 }
