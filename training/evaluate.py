@@ -341,8 +341,8 @@ LIMITED_BY = {
     "other_libraries_first_recorded": "half of these launches and more the GPU had to wait for: nothing is learned of "
     "them",
     "coverage_least": "what events vary by is taken off the scores by a share that was chosen on the sweeps",
-    "coverage_most": "in the shorter deciles launches spread by less than events vary by (0.15 us), and that cannot be told "
-    "from it",
+    "coverage_most": "in the shorter deciles launches spread by less than events vary by (0.15 us), and the one cannot "
+    "be told from the other",
 }
 
 

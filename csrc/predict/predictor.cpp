@@ -191,7 +191,7 @@ void Predictor::estimate(CacheEntry& entry, Prediction& prediction) const noexce
 // their estimates are noisy too. The share was chosen on the sweeps (docs/training.md).
 float Predictor::without_noise(float margin, float estimate_ns) const noexcept {
   constexpr float kTail = 1.35F;  // of the noise: its 90% over its standard deviation
-  constexpr float kRemoved = 0.5F;
+  constexpr float kRemoved = 0.4F;
   constexpr float kNoneBelow = 3;  // estimate over noise
   constexpr float kAllAbove = 6;
   if (noise_ns_ <= 0) return margin;
