@@ -14,7 +14,6 @@ namespace {
 constexpr float kLeastLog = CacheEntry::kLeastLog;
 constexpr float kMostLog = CacheEntry::kMostLog;
 constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates about what short kernels last
-constexpr float kInterruptedLog = 2;       // a first sample is so much longer than the trees say
 constexpr float kSpreadWeight = 6;         // samples of a key that weigh as much as kUsualSpread
 constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
@@ -136,8 +135,6 @@ void Predictor::refresh(CacheEntry& entry) const noexcept {
         std::max(noise > 0 ? kLeastBaseSpread * kLeastBaseSpread : 0.0F, distance * distance - noise * noise / samples);
     const float weight = sample_variance / (sample_variance + base_variance);
     log = entry.measured_log + weight / (samples + weight) * distance;
-    // One sample that is far too long may be of a launch that was interrupted.
-    if (entry.samples == 1 && distance < -kInterruptedLog) log = entry.measured_log + distance / 2;
   }
   entry.estimate_log = std::clamp(log, kLeastLog, kMostLog);
   entry.estimate_ns = std::max(std::exp(entry.estimate_log), 1.0F);

@@ -222,15 +222,6 @@ TEST_F(PredictorTest, EventsAreTakenLessWhatTheyAddToAKernel) {
   EXPECT_EQ(predict(3, 1'000).base_ns, 0);
 }
 
-TEST_F(PredictorTest, AFirstLaunchThatWasInterruptedIsNotBelievedWholly) {
-  const Prediction first = predict(1, 1'000);
-  predictor_->observe_elapsed(first, {1'000 * first.duration_ns, 0}, false);
-  EXPECT_LT(predict(1, 1'000).duration_ns, 100 * first.duration_ns);
-  EXPECT_GT(predict(1, 1'000).duration_ns, 10 * first.duration_ns);
-  predictor_->observe_elapsed(first, {first.duration_ns + kQueuedEventsNs, 0}, false);
-  EXPECT_LT(predict(1, 1'000).duration_ns, 2 * first.duration_ns);
-}
-
 // What the bound learns from events has their noise in it, which the launches' own times have not.
 TEST_F(PredictorTest, ABoundLearnedFromEventsIsLessTheirNoise) {
   std::mt19937_64 random(1);
