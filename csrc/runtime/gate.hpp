@@ -57,7 +57,8 @@ class Gate {
     std::uint32_t generation = 0;         // of the ledger: it starts anew when the context goes
     CUevent completion = nullptr;         // to be recorded after the launch; null: none
     // Of a kernel that is timed: the event before it (null: it is not timed), when the launch call began, and whether
-    // nothing else of ours was in flight.
+    // nothing else of ours was in flight. Of copies that is not known: a kernel right behind one is taken for one that
+    // the GPU waited for, and learned as a microsecond or two too short.
     CUevent start = nullptr;
     std::int64_t called_ns = 0;
     bool dry = false;
