@@ -488,6 +488,8 @@ def plot_errors(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axis.set_xticks(range(len(SPLITS)), [name.replace("_", " ") for name in SPLITS])
     axis.set_ylabel("median absolute error, %")
     axis.set_yscale("log")
+    axis.set_yticks([2, 3, 5, 10, 20, 30, 50, 100], ["2", "3", "5", "10", "20", "30", "50", "100"])
+    axis.minorticks_off()
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
