@@ -138,19 +138,7 @@ KERNEL(queue_thread) {
 }
 
 KERNEL(queue_lanes) {
-  LaneWork work(*queue, items, batch, 1);
-  turns(lengths, found, work);
-  finish(*queue);
-}
-
-KERNEL(queue_lanes_4) {
   LaneWork work(*queue, items, batch, 4);
-  turns(lengths, found, work);
-  finish(*queue);
-}
-
-KERNEL(queue_lanes_8) {
-  LaneWork work(*queue, items, batch, 8);
   turns(lengths, found, work);
   finish(*queue);
 }

@@ -35,12 +35,7 @@ OTHER_STATIC = ("cyclic_flat", "cyclic_flat_4")
 QUEUES = {
     "queue_thread": ("queue_thread", 1),
     "queue_thread_8": ("queue_thread", 8),
-    "queue_thread_32": ("queue_thread", 32),
     "queue_lanes": ("queue_lanes", 256),
-    "queue_lanes_4": ("queue_lanes_4", 256),
-    "queue_lanes_4_small": ("queue_lanes_4", 32),
-    "queue_lanes_4_large": ("queue_lanes_4", 2048),
-    "queue_lanes_8": ("queue_lanes_8", 256),
     "queue_warp": ("queue_warp", 32),
     "queue_shared_warp": ("queue_shared_warp", 4 * THREADS),
     "queue_block": ("queue_block", THREADS),

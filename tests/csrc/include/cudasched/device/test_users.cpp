@@ -50,8 +50,6 @@ TEST_F(BenchmarkKernels, AllLeaveTheSameNumbers) {
   check("queue_thread", queue_thread, 3, 8);
   check("queue_warp", queue_warp, 3, 32);
   check("queue_lanes", queue_lanes, 3, 32);
-  check("queue_lanes_4", queue_lanes_4, 3, 8);
-  check("queue_lanes_8", queue_lanes_8, 2, 100);
   check("queue_shared_warp", queue_shared_warp, 1, 100);
   check("queue_block", queue_block, 1, 64);
 }
