@@ -119,12 +119,15 @@ engine_tests=(--ignore-glob={*/test_faults*,*/test_sharing,*/test_offload,*/test
   --ignore-glob={*/test_kernels,*/test_kernels_gemm,*/test_kernels_attention,*/test_device_headers}.py
   --ignore-glob={*/test_serve_page,*/test_trace_ui}.py)
 
-# stage_other_python VERSION PYTHON: a wheel of its own and the tests of the Python package.
+# What nvcc makes of the kernels' sources: the same for every Python, tested on the first of the others.
+nvcc_tests=(--deselect tests/python/test_kernels_plan.py::test_each_default_compiles)
+
+# stage_other_python VERSION PYTHON [OPTION...]: a wheel of its own and the tests of the Python package; options of pytest.
 stage_other_python() {
   local directory="$root/.venv-$1"
   ensure_venv "$directory" "$2"
   install_package "$directory" test
-  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest "${in_parallel[@]}" "${engine_tests[@]}" tests/python
+  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest "${in_parallel[@]}" "${engine_tests[@]}" "${@:3}" tests/python
 }
 
 stage_packaging() { python -m pytest tests/packaging; }
@@ -210,10 +213,12 @@ for name in "${stages[@]}"; do
       # The oldest and the newest: what works on both works between them, and each builds a wheel of its own.
       [ "${#others[@]}" -le 2 ] || others=("${others[0]}" "${others[-1]}")
       [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.13 with venv, pip and headers was found")
+      options=()
       for candidate in "${others[@]}"; do
         version="$(python_version "$candidate")"
         pythons+=("$version")
-        stage "Python $version" other_python "$version" "$candidate"
+        stage "Python $version" other_python "$version" "$candidate" "${options[@]}"
+        options=("${nvcc_tests[@]}")
       done
       ;;
     *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons and packaging" ;;
