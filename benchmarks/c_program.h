@@ -1,5 +1,6 @@
 /* What the benchmarks' C programs share: the driver, which is opened at run time, whichever libcuda.so.1 the loader
- * finds; they link nothing. PROGRAM is the program's name, for messages. Whatever fails ends the program with status 2.
+ * finds; they link nothing. They define _GNU_SOURCE, for the clocks. PROGRAM is the program's name, for messages.
+ * Whatever fails ends the program with status 2.
  */
 #ifndef CUDASCHED_BENCHMARKS_C_PROGRAM_H_
 #define CUDASCHED_BENCHMARKS_C_PROGRAM_H_
@@ -8,8 +9,16 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 static void* library;
+
+static int64_t read_ns(clockid_t clock) {
+  struct timespec time;
+  clock_gettime(clock, &time);
+  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+static int64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 
 static void* need(const char* name) {
   void* function = dlsym(library, name);

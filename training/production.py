@@ -34,6 +34,11 @@ SHARE_QUEUED = np.array([0.08, 0.31, 0.65])
 SHARE_SOON = np.array([0.22, 0.11, 0.12])
 
 
+def has_times(table: pa.Table) -> bool:
+    """Whether it is known when each launch was submitted and when it began."""
+    return not table["submitted_ns"].null_count and not table["start_ns"].null_count
+
+
 def ahead_ns(table: pa.Table) -> NDArray[np.int64]:
     """How long before the end of the kernel ahead of it, on that process's GPU, each launch was submitted."""
     submitted, start = (table[name].to_numpy() for name in ("submitted_ns", "start_ns"))
@@ -57,15 +62,6 @@ def drawn_ahead_ns(duration_ns: NDArray[np.int64], random: np.random.Generator) 
 def is_queued(table: pa.Table) -> Mask:
     """Launches that a busy GPU found in its queue; the others it had to wait for."""
     return np.asarray(ahead_ns(table) > QUEUED_NS, bool)
-
-
-def added_ns(table: pa.Table) -> NDArray[np.int64]:
-    """What two events added to each kernel that was queued, in a recording by both; empty where it has none."""
-    if "elapsed_ns" not in table.column_names:
-        return np.zeros(0, np.int64)
-    elapsed = table["elapsed_ns"].fill_null(0).to_numpy()
-    chosen = is_queued(table) & (elapsed > 0)
-    return np.asarray(elapsed[chosen] - table["duration_ns"].to_numpy()[chosen], np.int64)
 
 
 @functools.cache
@@ -100,12 +96,11 @@ def events_of(table: pa.Table, seed: int = SEED) -> dict[str, NDArray[np.int64]]
     queued, waited = recorded_events()
     duration = table["duration_ns"].to_numpy()
     count = len(duration)
-    has_times = not table["submitted_ns"].null_count and not table["start_ns"].null_count
-    ahead = ahead_ns(table) if has_times else drawn_ahead_ns(duration, random)
+    ahead = ahead_ns(table) if has_times(table) else drawn_ahead_ns(duration, random)
     added, call, behind = waited[random.integers(0, len(waited), count)].T
-    is_queued = ahead > QUEUED_NS
-    added = np.where(is_queued, random.choice(queued, count), added)
-    call = np.where(is_queued | ((behind > 0) & (ahead > 0)), 0, call)
+    in_queue = ahead > QUEUED_NS
+    added = np.where(in_queue, random.choice(queued, count), added)
+    call = np.where(in_queue | ((behind > 0) & (ahead > 0)), 0, call)
     return {"elapsed_ns": np.maximum(1, duration + added), "call_ns": call}
 
 
@@ -141,7 +136,7 @@ def replay(
     columns = replay_columns(table)
     if by_events:
         columns |= events_of(table) if events is None else events
-    if not table["submitted_ns"].null_count and not table["start_ns"].null_count:
+    if has_times(table):
         columns["submitted_ns"] = table["submitted_ns"].to_numpy()
         columns["completed_ns"] = table["start_ns"].to_numpy() + table["duration_ns"].to_numpy()
     found: dict[str, Any] = core.Replay(model, coverage).run(columns, sm_count_of(table))

@@ -8,7 +8,6 @@
  * 0.4 s. Single-threaded. */
 #define _GNU_SOURCE
 #include <string.h>
-#include <time.h>
 
 #define PROGRAM "launch_loop"
 #include "benchmarks/c_program.h"
@@ -24,13 +23,6 @@ static const char kSimulated[] =
     "cudasched-sim 1\n"
     "kernel empty regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n"
     "kernel ten params=8,8,8,8,8,8,8,8,8,8 regs=16 shared=0 threads_max=1024 block_us=1 blocks_per_sm=8\n";
-
-static int64_t read_ns(clockid_t clock) {
-  struct timespec time;
-  clock_gettime(clock, &time);
-  return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-static int64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 
 int main(int argc, char** argv) {
   const int batches = argc > 1 ? atoi(argv[1]) : 400;

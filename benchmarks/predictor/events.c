@@ -6,12 +6,11 @@
  *   "queued":  behind a kernel that keeps the GPU busy until all are in its queue,
  *   "starved": one after another with some of the host's own work between them, so that the GPU waits for each,
  *   "waited":  one at a time, each synchronised with.
- * Prints three lines for each case: its name, then ns between the two events of each launch; with "_host", ns that the
- * launch call took on the host; with "_seen", 1 for each launch whose first event was not complete when its second had
- * been recorded. Single-threaded. */
+ * Prints three lines for each case: its name, then ns between the two events of each launch; with "_call", ns that the
+ * launch call took on the host; with "_behind", 1 for each launch whose first event was not complete when its second
+ * had been recorded. Single-threaded. */
 #define _GNU_SOURCE
 #include <string.h>
-#include <time.h>
 
 #define PROGRAM "events"
 #include "benchmarks/c_program.h"
@@ -19,12 +18,6 @@
 enum { kBurst = 32, kWarmUp = 200, kLongNs = 2000000, kHostNs = 30000 };
 enum { kQueued, kStarved, kWaited, kCases };
 static const char* const kNames[kCases] = {"queued", "starved", "waited"};
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 static const char kPtx[] =
     ".version 7.0\n.target sm_50\n.address_size 64\n"
@@ -68,8 +61,8 @@ int main(int argc, char** argv) {
   start(text, &module, &stream);
   void* const function = function_of(module, "wait");
   int* const is_behind = calloc((size_t)samples, sizeof *is_behind);
-  int64_t* const host_ns = calloc((size_t)samples, sizeof *host_ns);
-  if (is_behind == NULL || host_ns == NULL) return 1;
+  int64_t* const call_ns = calloc((size_t)samples, sizeof *call_ns);
+  if (is_behind == NULL || call_ns == NULL) return 1;
   for (int i = 0; i < 2 * kBurst; ++i) check("cuEventCreate", create(&events[i], 0));
 
   uint64_t long_ns = kLongNs;
@@ -89,7 +82,7 @@ int main(int argc, char** argv) {
         failures |= record(events[2 * i], stream);
         const int64_t before = now_ns();
         failures |= launch(function, 1, 1, 1, 32, 1, 1, 0, stream, own, NULL);
-        host_ns[done + i] = now_ns() - before;
+        call_ns[done + i] = now_ns() - before;
         failures |= record(events[2 * i + 1], stream);
         is_behind[done + i] = query(events[2 * i]) != 0;
         if (which == kWaited) failures |= synchronize(stream);
@@ -102,13 +95,13 @@ int main(int argc, char** argv) {
         printf(" %.0f", (double)ms * 1e6);
       }
     }
-    printf("\n%s_host", kNames[which]);
-    for (int i = 0; i < samples; ++i) printf(" %lld", (long long)host_ns[i]);
-    printf("\n%s_seen", kNames[which]);
+    printf("\n%s_call", kNames[which]);
+    for (int i = 0; i < samples; ++i) printf(" %lld", (long long)call_ns[i]);
+    printf("\n%s_behind", kNames[which]);
     for (int i = 0; i < samples; ++i) printf(" %d", is_behind[i]);
     printf("\n");
   }
-  free(host_ns);
+  free(call_ns);
   free(is_behind);
   return 0;
 }

@@ -53,9 +53,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Cas
         words[0]: [int(value) for value in words[1:]] for line in done.stdout.splitlines() if (words := line.split())
     }
     return {
-        case: Case(lines[case], lines[f"{case}_host"], [bool(value) for value in lines[f"{case}_seen"]])
+        case: Case(lines[case], lines[f"{case}_call"], [bool(value) for value in lines[f"{case}_behind"]])
         for case in CASES
-        if case in lines
     }
 
 

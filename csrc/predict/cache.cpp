@@ -12,9 +12,8 @@ void CacheEntry::add(const Sample& sample) noexcept {
     std::sort(sorted.begin(), sorted.begin() + samples);
     // Of two, the lower: interruptions only ever add time.
     measured_log = sorted[(samples - 1) / 2];
-    if (samples > 1 && sample.noise_of(std::exp(sorted[0])) > Sample::kLoud) {
-      measured_log = std::log(std::exp(sorted[0]) + sample.low_ns);
-    }
+    const float least_ns = std::exp(sorted[0]);
+    if (samples > 1 && sample.noise_of(least_ns) > Sample::kLoud) measured_log = std::log(least_ns + sample.low_ns);
     spread = 0;
     for (std::uint32_t i = 0; i < samples; ++i) {
       spread += std::min(std::abs(first_logs[i] - measured_log), kOutlierLog) / static_cast<float>(samples);

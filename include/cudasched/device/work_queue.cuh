@@ -28,7 +28,7 @@
 //
 // Take LaneWork where a thread does an item alone, in many steps. Its lanes go through one loop together, in which each
 // does a step or changes to its next item. In a loop over steps inside a loop over items they wait for the longest item
-// among them, whoever hands the items out.
+// among them, whatever hands the items out.
 //
 // CUDA C++ for sm_70 and later, by nvcc or NVRTC; it includes nothing. Up to 2^40 items.
 #ifndef CUDASCHED_DEVICE_WORK_QUEUE_CUH_

@@ -41,6 +41,13 @@ class StreamOrder : public ::testing::Test {
     return idle != 0;
   }
 
+  // After 1 was launched and an order was made.
+  void expect_two_behind_it() {
+    Program::check(program_.launch(2));
+    EXPECT_EQ(program_.ran(), began_) << "the host has waited";
+    expect_in_order();
+  }
+
   void expect_in_order() {
     for (CUstream stream : {program_.stream(), other_, blocking_}) Program::check(program_.synchronize(stream));
     ASSERT_EQ(program_.ran(), began_ + 2);
@@ -64,9 +71,7 @@ TEST_F(StreamOrder, WorkThatIsUnderWayIsWaitedForOnTheGpu) {
     EXPECT_NE(std::string(cudasched_last_error()).find("cuEventRecord"), std::string::npos) << cudasched_last_error();
     EXPECT_FALSE(is_idle(stream));
     ASSERT_EQ(order_after(stream, event_), CUDASCHED_OK);
-    Program::check(program_.launch(2));
-    EXPECT_EQ(program_.ran(), began_) << "the host has waited";
-    expect_in_order();
+    expect_two_behind_it();
   }
 }
 
@@ -75,9 +80,7 @@ TEST_F(StreamOrder, BlockingStreamsComeBeforeTheDefaultStream) {
   Program::check(program_.launch(1, blocking_, 10'000));
   EXPECT_FALSE(is_idle(nullptr));
   ASSERT_EQ(order_after(nullptr, event_), CUDASCHED_OK);
-  Program::check(program_.launch(2));
-  EXPECT_EQ(program_.ran(), began_) << "the host has waited";
-  expect_in_order();
+  expect_two_behind_it();
 }
 
 TEST_F(StreamOrder, WhatIsCompleteCostsNoEvent) {
@@ -94,9 +97,7 @@ TEST_F(StreamOrder, OfSeveralStreamsEachThatIsBusyIsWaitedFor) {
   Program::check(program_.launch(1, blocking_, 10'000));
   const std::array<cudasched_ahead, 2> ahead{{{number(other_), kNoEvent}, {number(blocking_), event_}}};
   ASSERT_EQ(cudasched_order(number(program_.stream()), ahead.data(), ahead.size()), CUDASCHED_OK);
-  Program::check(program_.launch(2));
-  EXPECT_EQ(program_.ran(), began_) << "the host has waited";
-  expect_in_order();
+  expect_two_behind_it();
 }
 
 // A query is forbidden while another thread captures, and what it says then says nothing of the capture.
