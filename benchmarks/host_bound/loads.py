@@ -10,16 +10,19 @@ demo's ResNet-50 on four images, `decode_eager` 32 tokens of a small GPT, each r
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+#: What takes their places on the simulated driver: the kernels of a step in us, how many steps a request has, and what
+#: the host takes for each launch in us.
 SIMULATED = {
-    "bert_eager": ((6,) * 24, 1),
-    "resnet50_eager": ((14,) * 20, 1),
-    "decode_eager": ((5,) * 12, 4),
-    "recommender": ((10,) * 6, 2),
+    "bert_eager": ((3,) * 200, 1, 20.0),
+    "resnet50_eager": ((14,) * 60, 1, 20.0),
+    "decode_eager": ((5,) * 40, 8, 15.0),
+    "recommender": ((10,) * 6, 2, 8.0),
 }
 
 
@@ -103,14 +106,22 @@ def simulated_workload(name: str, own_stream: bool = False) -> Any:
 
     if name not in SIMULATED:
         raise ValueError(f"unknown server {name!r}: one of {', '.join(SIMULATED)}")
-    durations_us, steps = SIMULATED[name]
+    durations_us, steps, host_us = SIMULATED[name]
+    gap_ns = int(host_us * float(os.environ["CUDASCHED_SIM_SCALE"]) * 1e3)
 
     class Stand(SimulatedWorkload):
-        """Launched kernel by kernel, waited for after each step."""
+        """Launched kernel by kernel, with the host at work before each, and waited for after each step."""
 
         def __init__(self) -> None:
             super().__init__(durations_us, QUARTER_GRID, HIGH_PRIORITY if own_stream else 0, graph=False, steps=steps)
             self._had_ns: list[int] = []
+
+        def _launch_all(self) -> None:
+            for us in self._durations_us:
+                ready_ns = time.monotonic_ns() + gap_ns
+                while time.monotonic_ns() < ready_ns:
+                    pass
+                self._driver.launch(self._functions[us], self._blocks, self._stream)
 
         def step(self) -> None:
             self._had_ns = []

@@ -224,14 +224,14 @@ def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path, c
         row = rows[name]
         assert row.latency_load == "decode_eager" and row.policy == "harvest"
         assert row.p50_ratio and row.gpu_duty and row.best_effort_gpu_ratio
-    # Latencies are of tokens: three between the four of a request.
+    # Latencies are of tokens: seven between the eight of a request.
     cells = CellFile(cells_path(out)).outcomes
     alone = next(known.result for cell, known in cells.items() if cell.arm == "latency_alone")
     served = alone["latency"]["decode_eager"]
-    assert len(served["latency_ms"]) == 3 * len(served["request_ms"])
+    assert len(served["latency_ms"]) == 7 * len(served["request_ms"])
     # Its requests are recorded beside the results, and the simulator takes them.
     recorded = replayed.read(replayed.recording_path(out))
-    assert recorded["servers"]["decode_eager"]["waits"] == [12, 24, 36]
+    assert recorded["servers"]["decode_eager"]["waits"] == list(range(40, 320, 40))
     assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
     capsys.readouterr()
     assert len(load(tmp_path / "off.json").rows) == 4
