@@ -112,7 +112,7 @@ PYBIND11_MODULE(_core, module) {
                                }
                                return by_reason;
                              })
-      .def_readonly("clean_requests", &cudasched_state::clean_requests)
+      .def_readonly("clean_segments", &cudasched_state::clean_segments)
       .def_readonly("halved_budgets", &cudasched_state::halved_budgets)
       .def_readonly("profile_fallbacks", &cudasched_state::profile_fallbacks)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })

@@ -10,6 +10,8 @@ std::uint32_t word(std::int64_t time_ns) noexcept {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(time_ns, 0, std::numeric_limits<std::uint32_t>::max()));
 }
 
+constexpr double kWhole = 1 << 30;  // a segment's host time, as shares of it are kept
+
 }  // namespace
 
 void RecentMedian::add(std::int64_t time_ns) noexcept {
@@ -28,26 +30,32 @@ void SegmentProfile::took(std::size_t number, std::int64_t gpu_ns) noexcept {
   known = known == 0 ? word(gpu_ns) : word(known + (gpu_ns - static_cast<std::int64_t>(known)) / 4);
 }
 
-// Segments that have become shorter are believed after a few in a row, longer ones at once.
+bool SegmentProfile::usual(std::size_t launches) const noexcept {
+  const std::size_t margin = std::max<std::size_t>(2, launches_ / 16);
+  return launches <= launches_ + margin && launches + margin >= launches_;
+}
+
+// Segments that have become shorter are believed after a few in a row, longer ones at once. Host times of those of
+// another number of launches say nothing of these: a first request waits where later ones do not.
 void SegmentProfile::count_launches(std::size_t launches) noexcept {
-  if (launches >= launches_) {
-    launches_ = launches;
-    shorter_ = 0;
-    most_of_shorter_ = 0;
-    return;
+  if (launches < launches_) {
+    most_of_shorter_ = std::max(most_of_shorter_, launches);
+    if (++shorter_ < kFewest) return;
+    launches = most_of_shorter_;
   }
-  most_of_shorter_ = std::max(most_of_shorter_, launches);
-  if (++shorter_ < kFewest) return;
-  launches_ = most_of_shorter_;
+  if (!usual(launches)) {
+    noted_.fill(false);
+    seen_ = 0;
+  }
+  launches_ = launches;
   shorter_ = 0;
   most_of_shorter_ = 0;
 }
 
 bool SegmentProfile::surprising(const Seen& seen) const noexcept {
-  const std::size_t margin = std::max<std::size_t>(2, launches_ / 16);
-  if (seen.launches > launches_ + margin || seen.launches + margin < launches_) return true;
+  if (!usual(seen.launches)) return true;
   // The program came to its wait much sooner than it was to.
-  if (4 * (seen.waited_ns - seen.began_ns) < 3 * static_cast<std::int64_t>(host_ns_[0])) return true;
+  if (4 * (seen.waited_ns - seen.began_ns) < 3 * told_host_ns_) return true;
   // It waited for much longer than it may because of what was let in.
   const std::int64_t allowed_ns = blocked_.ns() + 2 * seen.late_ns + median_ns() / 4;
   return !seen.clean && seen.ended_ns - seen.waited_ns > allowed_ns;
@@ -64,12 +72,14 @@ void SegmentProfile::clear() noexcept {
   for (auto& left : left_) left.store(0, std::memory_order_relaxed);
   for (auto& gpu : gpu_ns_) gpu.store(0, std::memory_order_relaxed);
   measured_ns_.fill(0);
-  host_ns_.fill(0);
-  noted_.fill(0);
+  host_share_.fill(0);
+  noted_.fill(false);
   launches_ = most_of_shorter_ = 0;
   shorter_ = seen_ = 0;
   needed_ = kFewest;
   surprises_ = 0;
+  host_ = {};
+  told_host_ns_ = 0;
   clean_ = {};
   blocked_ = {};
 }
@@ -80,35 +90,44 @@ bool SegmentProfile::observe(const Seen& seen) noexcept {
     if (was_known) forget();
     return was_known;
   }
+  const bool surprise = known() && surprising(seen);
   if (known()) {
-    const bool surprise = surprising(seen);
     surprises_ = static_cast<std::uint8_t>(surprises_ << 1 | (surprise ? 1 : 0));
     if (std::popcount(surprises_) >= kMostSurprises) {
       forget();
       return true;
     }
-    if (surprise) return false;  // of another kind: nothing is to be learned from it
   }
-  if (seen.clean) {
-    clean_.add(seen.ended_ns - seen.began_ns);
-    blocked_.add(seen.ended_ns - seen.waited_ns);
-  }
-  count_launches(seen.launches);
-  if (seen.launched_ns.empty()) return false;
-  for (std::size_t number = 0; number < std::min(seen.launches, seen.launched_ns.size()); ++number) {
-    const std::uint32_t left = word(seen.waited_ns - seen.launched_ns[number]);
-    std::uint32_t& p10 = host_ns_[number];
-    if (noted_[number] < kFewest) {
-      p10 = noted_[number] == 0 ? left : std::min(p10, left);
-      ++noted_[number];
-      continue;
+  if (!surprise) {
+    if (seen.clean) {
+      clean_.add(seen.ended_ns - seen.began_ns);
+      blocked_.add(seen.ended_ns - seen.waited_ns);
     }
-    const std::uint32_t step = std::max<std::uint32_t>(p10 / 128, 500);
-    p10 = left < p10 ? std::max(left, p10 - std::min(p10, 9 * step)) : std::min(left, p10 + step);
+    count_launches(seen.launches);
+  }
+  if (!usual(seen.launches)) return false;  // of another kind: nothing is to be learned from it
+  host_.add(seen.waited_ns - seen.began_ns);
+  const bool learns = !surprise && !seen.launched_ns.empty();
+  if (learns) learn_host(seen);
+  if (learns || host_.ns() != told_host_ns_) publish();
+  return false;
+}
+
+void SegmentProfile::learn_host(const Seen& seen) noexcept {
+  const auto whole_ns = static_cast<double>(std::max<std::int64_t>(seen.waited_ns - seen.began_ns, 1));
+  for (std::size_t number = 0; number < std::min(seen.launches, seen.launched_ns.size()); ++number) {
+    const double share = static_cast<double>(seen.waited_ns - seen.launched_ns[number]) / whole_ns;
+    const auto left = static_cast<std::uint32_t>(kWhole * std::clamp(share, 0.0, 1.0));
+    std::uint32_t& median = host_share_[number];
+    const std::uint32_t step = std::max<std::uint32_t>(median / 64, 1);
+    if (!noted_[number]) {
+      median = left;
+      noted_[number] = true;
+    } else {
+      median = left < median ? std::max(left, median - step) : std::min(left, median + step);
+    }
   }
   seen_ = std::min(seen_ + 1, kMost);
-  publish();
-  return false;
 }
 
 void SegmentProfile::publish() noexcept {
@@ -121,6 +140,7 @@ void SegmentProfile::publish() noexcept {
   }
   if (measured == 0) return;
   const auto mean = static_cast<std::uint32_t>(sum_ns / static_cast<std::int64_t>(measured));
+  told_host_ns_ = host_.ns();
   // After the last launch, nothing; beyond it, nothing is known.
   for (std::size_t launched = launches_ + 1; launched <= kLaunches; ++launched) {
     if (left_[launched].exchange(kNothingKnown, std::memory_order_relaxed) == kNothingKnown) break;
@@ -131,7 +151,7 @@ void SegmentProfile::publish() noexcept {
     const std::uint32_t gpu = measured_ns_[number] != 0 ? measured_ns_[number] : mean;
     gpu_ns_[number].store(gpu, std::memory_order_relaxed);
     left.gpu_ns += gpu;
-    left.host_ns = host_ns_[number];
+    left.host_ns = static_cast<std::int64_t>(static_cast<double>(told_host_ns_) * host_share_[number] / kWhole);
     left_[number].store(pack(left), std::memory_order_relaxed);
   }
   if (seen_ >= needed_ && 8 * measured >= 7 * launches_) known_.store(true, std::memory_order_release);

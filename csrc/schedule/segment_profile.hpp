@@ -4,9 +4,10 @@
 // later by.
 //
 // Learned on line from segments of the same kind, by launch number. GPU times are measured a few launches at a time
-// (Segments::times), with the gap before the kernel; of the host times the P10 is kept, so that nine times in ten there
-// is more. A program whose segments turn out otherwise than they were foretold makes the profile forget all, and learn
-// for longer before it is believed again.
+// (Segments::launch), with the gap before the kernel. Hosts are faster and slower by turns, for some requests or for
+// seconds: what is left of the host time is kept as a share of the segment's, its median, and the next segment is
+// expected to be as quick as the quickest of the last few. A program whose segments turn out otherwise than predicted
+// makes the profile forget all, and learn for longer before it is believed again.
 //
 // known(), left() and gpu_ns() may be called by any thread at any time; the rest by one thread at a time. Pure: no
 // clock, no driver, no allocation. 20 KiB.
@@ -59,6 +60,26 @@ class RecentMedian {
   std::int64_t median_ns_ = 0;
 };
 
+// The least of the last few times; 0 while there are none. Fixed memory.
+class RecentLeast {
+ public:
+  static constexpr std::size_t kTimes = 8;
+
+  void add(std::int64_t time_ns) noexcept {
+    times_[next_] = std::max<std::int64_t>(time_ns, 0);
+    next_ = (next_ + 1) % kTimes;
+    count_ = std::min(count_ + 1, kTimes);
+  }
+  std::int64_t ns() const noexcept {
+    return count_ == 0 ? 0 : *std::min_element(times_.begin(), times_.begin() + static_cast<std::ptrdiff_t>(count_));
+  }
+
+ private:
+  std::array<std::int64_t, kTimes> times_{};
+  std::size_t count_ = 0;
+  std::size_t next_ = 0;
+};
+
 class SegmentProfile {
  public:
   static constexpr std::size_t kLaunches = 1024;  // a segment with more is not known
@@ -104,22 +125,26 @@ class SegmentProfile {
 
  private:
   bool surprising(const Seen& seen) const noexcept;
+  bool usual(std::size_t launches) const noexcept;
   void forget() noexcept;
   void count_launches(std::size_t launches) noexcept;
+  void learn_host(const Seen& seen) noexcept;
   void publish() noexcept;
 
   std::atomic<bool> known_{false};
   std::array<std::atomic<std::uint64_t>, kLaunches + 1> left_{};
   std::array<std::atomic<std::uint32_t>, kLaunches> gpu_ns_{};
   std::array<std::uint32_t, kLaunches> measured_ns_{};  // 0: not yet
-  std::array<std::uint32_t, kLaunches> host_ns_{};      // P10 of what is left at this launch
-  std::array<std::uint16_t, kLaunches> noted_{};        // how often it was
+  std::array<std::uint32_t, kLaunches> host_share_{};   // of a segment's host time, left at this launch: median
+  std::array<bool, kLaunches> noted_{};
   std::size_t launches_ = 0;
   std::size_t most_of_shorter_ = 0;  // of the last segments in a row that were shorter,
   int shorter_ = 0;                  // and their number
   int seen_ = 0;
   int needed_ = kFewest;
-  std::uint8_t surprises_ = 0;  // of the last 8 segments, a bit each
+  std::uint8_t surprises_ = 0;     // of the last 8 segments, a bit each
+  RecentLeast host_;               // whole segments, until they wait
+  std::int64_t told_host_ns_ = 0;  // what left_ was made of
   RecentMedian clean_;
   RecentMedian blocked_;  // how long clean ones waited for the GPU
 };

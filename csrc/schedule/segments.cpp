@@ -1,9 +1,11 @@
 #include "schedule/segments.hpp"
 
+#include <cstdlib>
+
 namespace cudasched::schedule {
 
 Segments::Segments(double inflation)
-    : inflation_(std::max(inflation, 0.0)), profiles_(std::make_unique<SegmentProfile[]>(kKeys * kNumbers)) {}
+    : inflation_(std::max(inflation, 0.0)), kinds_(std::make_unique<Kind[]>(kKeys * kNumbers)) {}
 
 int Segments::find(std::uint64_t key) const noexcept {
   for (std::size_t place = 0; place < kKeys; ++place) {
@@ -18,13 +20,18 @@ int Segments::make_room(std::uint64_t key) noexcept {
   keys_[static_cast<std::size_t>(place)] = {};
   keys_[static_cast<std::size_t>(place)].key = key;
   keys_[static_cast<std::size_t>(place)].used = true;
-  for (std::size_t number = 0; number < kNumbers; ++number) profile(place, number).clear();
+  for (std::size_t number = 0; number < kNumbers; ++number) {
+    Kind& of_another = kind(place, number);
+    of_another.profile.clear();
+    of_another.others = {};
+    of_another.begun = of_another.clean = 0;
+  }
   return place;
 }
 
 double Segments::share(std::uint64_t key) const noexcept {
   const int place = find(key);
-  return place == kNone ? 1.0 : keys_[static_cast<std::size_t>(place)].share;
+  return place == kNone ? kMostShare : keys_[static_cast<std::size_t>(place)].share;
 }
 
 Segments::Told Segments::begin(std::uint64_t key, std::int64_t now) noexcept {
@@ -32,23 +39,6 @@ Segments::Told Segments::begin(std::uint64_t key, std::int64_t now) noexcept {
   wanted_ = key;
   under_way_ = true;
   number_ = 0;
-  let_in_ = false;
-  clean_ = true;
-  request_began_ns_ = now;
-  bool noted = false;
-  if (key_ != kNone) {
-    Key& known = keys_[static_cast<std::size_t>(key_)];
-    const std::uint64_t request = known.requests++;
-    if (known.share < kLeastShare && request % kRetryPeriod == 0) {
-      known.share = kLeastShare;
-      known.others = {};
-    }
-    clean_ = request % kCleanPeriod == 0 || known.share < kLeastShare;
-    if (clean_ && profile(key_, 0).known()) ++counts_.clean;
-    noted = request % kNotedPeriod == 1 || !profile(key_, 0).known();
-    if (noted) time_others(known);
-  }
-  noted_.store(noted, std::memory_order_relaxed);
   return start(now);
 }
 
@@ -59,37 +49,41 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
   waited_ns_.store(0, std::memory_order_relaxed);
   launches_.store(0, std::memory_order_relaxed);
   late_ns_.store(0, std::memory_order_relaxed);
-  if (key_ == kNone) {
-    profile_.store(nullptr, std::memory_order_release);
-    return told;
+  timed_ = false;
+  bool noted = false;
+  const SegmentProfile* known = nullptr;
+  if (key_ != kNone) {
+    Key& key = keys_[static_cast<std::size_t>(key_)];
+    Kind& kind = this->kind(key_, number_);
+    known = &kind.profile;
+    told.median_ns = known->median_ns();
+    // Without what launches take, a gate could not tell what latency work has on the GPU.
+    if (!known->known()) {
+      noted = timed_ = true;
+    } else {
+      const std::uint64_t begun = ++kind.begun;
+      if (key.share < kLeastShare && begun % kRetryPeriod == 0) key.share = kLeastShare;
+      noted = begun % kNotedPeriod == 1;
+      if (begun % (key.on_trial ? kTrialPeriod : kCleanPeriod) == 0) {
+        ++counts_.clean;
+        // Beside best effort a launch takes longer. Segments whose launches are measured are not compared with others.
+        timed_ = ++kind.clean % (key.on_trial ? 8 : 2) == 0;
+      } else if (key.share >= kLeastShare) {
+        told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
+      }
+    }
+    if (timed_) kind.phase = (kind.phase + 1) % kTimedPeriod;
+    phase_.store(timed_ ? kind.phase : kTimedPeriod, std::memory_order_relaxed);
   }
-  Key& key = keys_[static_cast<std::size_t>(key_)];
-  const SegmentProfile& known = profile(key_, number_);
-  // The times of a segment that is not known yet are noted in any request.
-  if (!known.known() && !noted_.load(std::memory_order_relaxed)) {
-    time_others(key);
-    noted_.store(true, std::memory_order_relaxed);
-  }
-  told.median_ns = known.median_ns();
-  // Without what launches take, a gate could not tell what latency work has on the GPU.
-  if (!clean_ && known.known())
-    told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
+  noted_.store(noted, std::memory_order_relaxed);
   late_ns_.store(told.late_ns, std::memory_order_relaxed);
-  if (told.late_ns > 0) {
-    let_in_ = true;
-    told.left = known.left(0);
-  }
-  profile_.store(&known, std::memory_order_release);
+  if (told.late_ns > 0) told.left = known->left(0);
+  profile_.store(known, std::memory_order_release);
   return told;
 }
 
-void Segments::time_others(Key& key) noexcept {
-  key.phase = (key.phase + 1) % kTimedPeriod;
-  phase_.store(key.phase, std::memory_order_relaxed);
-}
-
 void Segments::took(std::size_t number, std::int64_t gpu_ns) noexcept {
-  if (key_ != kNone) profile(key_, number_).took(number, gpu_ns);
+  if (key_ != kNone) kind(key_, number_).profile.took(number, gpu_ns);
 }
 
 // The segment under way is over.
@@ -108,12 +102,21 @@ void Segments::observe(std::int64_t now) noexcept {
     seen.launched_ns = std::span(launched_ns).first(count);
   }
   seen.waited_ns = waited_ns_.load(std::memory_order_relaxed);
-  if (seen.waited_ns < began_ns_ || seen.waited_ns > now) {
-    // It was not seen to wait, so that it is not known how long it was blocked.
+  const bool launched_since = !seen.launched_ns.empty() && seen.waited_ns < seen.launched_ns.back();
+  if (seen.waited_ns < began_ns_ || seen.waited_ns > now || launched_since) {
+    // It was not seen to wait for all of it, so that it is not known how long it was blocked.
     if (seen.launched_ns.empty()) return;
     seen.waited_ns = std::clamp(seen.launched_ns.back(), began_ns_, now);
   }
-  if (profile(key_, number_).observe(seen)) ++counts_.fallbacks;
+  Kind& kind = this->kind(key_, number_);
+  const bool was_known = kind.profile.known();
+  if (kind.profile.observe(seen)) ++counts_.fallbacks;
+  if (!was_known || timed_ || !kind.profile.known()) return;
+  if (!seen.clean) {
+    kind.others.add(now - began_ns_);
+  } else {
+    judge(keys_[static_cast<std::size_t>(key_)], kind.others, now - began_ns_);
+  }
 }
 
 bool Segments::next(std::int64_t now, Told& told) noexcept {
@@ -134,29 +137,22 @@ void Segments::lose() noexcept {
 void Segments::end(std::int64_t now, bool learn) noexcept {
   if (!under_way_) return;
   if (learn && launches_.load(std::memory_order_relaxed) > 0) observe(now);
-  if (learn && key_ != kNone) {
-    Key& key = keys_[static_cast<std::size_t>(key_)];
-    (let_in_ ? key.others : key.clean).add(now - request_began_ns_);
-    if (let_in_ && ++key.judged >= kJudgedPeriod) judge(key);
-  }
   if (learn && key_ == kNone) make_room(wanted_);
   lose();
 }
 
-void Segments::judge(Key& key) noexcept {
-  key.judged = 0;
-  const auto clean = static_cast<double>(key.clean.ns());
-  const auto others = static_cast<double>(key.others.ns());
-  if (clean <= 0) return;
-  if (others > (1 + inflation_) * clean) {
-    key.share /= 2;
-    key.calm = 0;
-    key.others = {};
-    ++counts_.halved;
-  } else if (++key.calm >= kCalmJudgements) {
-    key.calm = 0;
-    key.share = std::min(1.0, 2 * key.share);
-  }
+void Segments::judge(Key& key, const RecentMedian& others, std::int64_t clean_ns) noexcept {
+  if (others.count() < kFewestOthers || clean_ns <= 0) return;
+  const double longer = static_cast<double>(others.ns()) / static_cast<double>(clean_ns) - 1;
+  const bool too_long = longer > inflation_;
+  if (!too_long && longer > inflation_ / 2) return;
+  key.against += too_long ? 1 : -1;
+  if (std::abs(key.against) < kVerdict) return;
+  key.against = 0;
+  key.share = too_long ? key.share / 2 : std::min(2 * std::max(key.share, kLeastShare), kMostShare);
+  key.on_trial = too_long == key.was_too_long && key.share < kMostShare;
+  key.was_too_long = too_long;
+  counts_.halved += too_long ? 1 : 0;
 }
 
 }  // namespace cudasched::schedule

@@ -4,9 +4,11 @@
 // A request is known by a key (its latency target; 0 where it has none) and its segments by their number; from the
 // ninth on they are taken for alike, as the tokens of a decoder are. There is room for kKeys keys.
 //
-// What best effort costs shows only beside requests without it. One in kCleanPeriod is kept clean, and where the median
-// of the others exceeds theirs by more than the target, what they may lose is halved, time and again; it doubles back
-// after a while in which they keep within it.
+// What best effort costs shows only beside segments without it. One segment in kCleanPeriod is kept clean, one in
+// kTrialPeriod while the last two verdicts were alike, and each is compared with the median of the segments of its kind
+// just before it: hosts are faster and slower by turns, by more than best effort may cost. What segments may lose, by
+// prediction, is half of the target, since predictions err. It is halved, time and again, when kVerdict more of these
+// pairs exceed the target than keep within half of it, and doubled back when it is the other way round.
 //
 // launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
 // and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. Half a megabyte, allocated by
@@ -27,12 +29,15 @@ class Segments {
  public:
   static constexpr std::size_t kKeys = 3;
   static constexpr std::size_t kNumbers = 9;
-  static constexpr std::uint64_t kCleanPeriod = 64;
-  static constexpr std::uint64_t kNotedPeriod = 16;    // of so many requests, one has the times of its launches noted
-  static constexpr std::size_t kTimedPeriod = 8;       // and one in so many of its launches is measured
-  static constexpr std::uint64_t kJudgedPeriod = 32;   // requests between two judgements of what best effort costs
-  static constexpr int kCalmJudgements = 4;            // in a row, before what requests may lose is doubled
-  static constexpr std::uint64_t kRetryPeriod = 1024;  // of requests, where nothing is let in any more
+  // Primes: those that are kept clean are of all positions where a request has more than kNumbers segments.
+  static constexpr std::uint64_t kCleanPeriod = 61;
+  static constexpr std::uint64_t kTrialPeriod = 17;
+  static constexpr std::uint64_t kNotedPeriod = 17;    // one segment in so many has the times of its launches noted
+  static constexpr std::size_t kTimedPeriod = 8;       // of a timed one, one launch in so many is measured
+  static constexpr int kVerdict = 5;                   // pairs that speak for the same, more than against it
+  static constexpr std::size_t kFewestOthers = 8;      // segments before a clean one that make a pair with it
+  static constexpr std::uint64_t kRetryPeriod = 1024;  // of segments, where nothing is let in any more
+  static constexpr double kMostShare = 1.0 / 2;        // of the target, that segments may lose by prediction
   static constexpr double kLeastShare = 1.0 / 64;      // of the target; below, nothing is let in
 
   // `inflation`: how much longer a segment may take, 0.03 for 3%.
@@ -48,7 +53,7 @@ class Segments {
   };
 
   struct Counts {
-    std::uint64_t clean = 0;      // requests that were kept clean
+    std::uint64_t clean = 0;      // segments that were kept clean
     std::uint64_t halved = 0;     // times that what they may lose was halved
     std::uint64_t fallbacks = 0;  // times that a profile misled, and was forgotten
   };
@@ -71,7 +76,7 @@ class Segments {
     if (profile == nullptr) return {number, 0, kNothingKnown, false};
     const bool noted = noted_.load(std::memory_order_relaxed);
     if (noted && number < SegmentProfile::kLaunches) launched_ns_[number].store(now(), std::memory_order_relaxed);
-    const bool timed = noted && number % kTimedPeriod == phase_.load(std::memory_order_relaxed);
+    const bool timed = number % kTimedPeriod == phase_.load(std::memory_order_relaxed);
     return {number, profile->gpu_ns(number), profile->known() ? profile->left(number + 1) : kNothingKnown, timed};
   }
 
@@ -98,13 +103,20 @@ class Segments {
   struct Key {
     std::uint64_t key = 0;
     bool used = false;
-    std::uint64_t requests = 0;
-    RecentMedian clean;
-    RecentMedian others;
-    double share = 1.0;
-    std::uint64_t judged = 0;  // requests beside best effort since the last judgement
-    int calm = 0;              // judgements in a row that found them within the target
-    std::size_t phase = 0;     // which of its launches were measured last, of kTimedPeriod
+    double share = kMostShare;
+    int against = 0;           // pairs in which segments took too long, less those in which they did not
+    bool on_trial = true;      // the last two verdicts were alike, or there were not two
+    bool was_too_long = true;  // the last verdict
+  };
+
+  // Segments of one number of one key's requests. Each kind counts its own: where requests have several segments, every
+  // so many of all would always be the same kind.
+  struct Kind {
+    SegmentProfile profile;
+    RecentMedian others;      // what the last ones took that best effort may have been in
+    std::uint64_t begun = 0;  // that were known when they began
+    std::uint64_t clean = 0;  // and were kept clean
+    std::size_t phase = 0;    // which launches were measured last, of kTimedPeriod
   };
 
   static constexpr int kNone = -1;
@@ -113,16 +125,14 @@ class Segments {
   int make_room(std::uint64_t key) noexcept;
   Told start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
-  void judge(Key& key) noexcept;
-  // Of the request under way, measure other launches than of the key's last: servers that take turns must not always
-  // get the same of them.
-  void time_others(Key& key) noexcept;
-  SegmentProfile& profile(int key, std::size_t number) noexcept {
-    return profiles_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
+  // A clean segment and the others of its kind before it.
+  void judge(Key& key, const RecentMedian& others, std::int64_t clean_ns) noexcept;
+  Kind& kind(int key, std::size_t number) noexcept {
+    return kinds_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
   }
 
   double inflation_;
-  std::unique_ptr<SegmentProfile[]> profiles_;
+  std::unique_ptr<Kind[]> kinds_;
   std::array<Key, kKeys> keys_{};
   std::size_t replaced_ = 0;
   Counts counts_;
@@ -131,18 +141,16 @@ class Segments {
   int key_ = kNone;
   std::uint64_t wanted_ = 0;  // the key of a request that has no place yet
   bool under_way_ = false;
-  bool clean_ = false;
-  bool let_in_ = false;  // in a segment of it, best effort may have been
+  bool timed_ = false;  // launches of the segment are measured
   std::size_t number_ = 0;
   std::uint64_t segment_ = 0;
-  std::int64_t request_began_ns_ = 0;
   std::int64_t began_ns_ = 0;
   std::atomic<std::int64_t> late_ns_{0};
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<const SegmentProfile*> profile_{nullptr};
   std::atomic<std::size_t> launches_{0};
   std::atomic<bool> noted_{false};
-  std::atomic<std::size_t> phase_{0};
+  std::atomic<std::size_t> phase_{kTimedPeriod};  // which launches are measured; kTimedPeriod: none
   std::array<std::atomic<std::int64_t>, SegmentProfile::kLaunches> launched_ns_{};
 };
 

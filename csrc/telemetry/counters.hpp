@@ -99,7 +99,7 @@ class Counters {
   RegionCounts regions;
   std::atomic<std::uint64_t> latency_active_ns{0};
   // Under `harvest` (runtime/latency/segments.hpp):
-  std::atomic<std::uint64_t> clean_requests{0};     // kept without best effort, to see what they take by themselves
+  std::atomic<std::uint64_t> clean_segments{0};     // kept without best effort, to see what they take by themselves
   std::atomic<std::uint64_t> halved_budgets{0};     // times that what requests may lose was halved
   std::atomic<std::uint64_t> profile_fallbacks{0};  // times that a profile misled, and was forgotten
 
@@ -114,7 +114,7 @@ class Counters {
     predictions.reset();
     regions.reset();
     latency_active_ns.store(0, std::memory_order_relaxed);
-    clean_requests.store(0, std::memory_order_relaxed);
+    clean_segments.store(0, std::memory_order_relaxed);
     halved_budgets.store(0, std::memory_order_relaxed);
     profile_fallbacks.store(0, std::memory_order_relaxed);
   }

@@ -194,7 +194,7 @@ struct Metrics {
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
   std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
   // Of the latency requests of this program, under Policy::kHarvest:
-  std::uint64_t clean_requests = 0;     // kept without best effort, to see what they take by themselves
+  std::uint64_t clean_segments = 0;     // kept without best effort, to see what they take by themselves
   std::uint64_t halved_budgets = 0;     // times that they were slowed by more than stated, and half is allowed
   std::uint64_t profile_fallbacks = 0;  // times that they were not as foretold: nothing is let in until they are known
   std::uint64_t device_launches = 0;    // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
@@ -399,7 +399,7 @@ class Scheduler {
     metrics.off_reason = state.off_reason;
     metrics.driver_path = state.driver_path;
     metrics.driver_version = state.driver_version;
-    metrics.clean_requests = state.clean_requests;
+    metrics.clean_segments = state.clean_segments;
     metrics.halved_budgets = state.halved_budgets;
     metrics.profile_fallbacks = state.profile_fallbacks;
     const auto counts = std::make_unique<cudasched_counts>();

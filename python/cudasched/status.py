@@ -250,8 +250,8 @@ class State:
         graph_slices_dropped: Graphs whose slices were given up: changed, or launched no more.
         longest_whole_graph_ns: The longest of the graphs that stay whole, as predicted, ns.
         graphs_whole: Executable graphs that stay whole, by reason.
-        clean_requests: Latency requests that were kept without best effort under policy ``harvest``, to see what they
-            take by themselves.
+        clean_segments: Segments of latency requests, from one wait for the GPU to the next, that were kept without best
+            effort under policy ``harvest``, to see what they take by themselves.
         halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
             halved.
         profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
@@ -295,7 +295,7 @@ class State:
     graph_slices_dropped: int = 0
     longest_whole_graph_ns: int = 0
     graphs_whole: Mapping[str, int] = field(default_factory=dict)
-    clean_requests: int = 0
+    clean_segments: int = 0
     halved_budgets: int = 0
     profile_fallbacks: int = 0
     device_launches: int = 0

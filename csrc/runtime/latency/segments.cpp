@@ -1,12 +1,20 @@
 #include "runtime/latency/segments.hpp"
 
+#include <algorithm>
 #include <mutex>
 
 #include "driver/driver.hpp"
+#include "predict/sample.hpp"
 #include "runtime/hot.hpp"
 #include "schedule/host_bound.hpp"
 
 namespace cudasched::runtime {
+namespace {
+
+// Between one kernel and the next of a stream.
+constexpr std::int64_t kGapNs = 1'300;
+
+}  // namespace
 
 void LatencySegments::join(arbiter::Table* table, int slot, const Settings& settings) {
   table_ = table;
@@ -51,13 +59,17 @@ LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_t
   timer.segment.store(0, std::memory_order_relaxed);
   timer.number = launch.number;
   const driver::RelaxedCapture relaxed;
-  return {driver::table().event_record(timer.start, stream) == CUDA_SUCCESS ? place : -1};
+  if (driver::table().event_record(timer.start, stream) != CUDA_SUCCESS) return {};
+  return {place, now_ns()};
 }
 
 void LatencySegments::end_timer(const Timing& timing, CUstream stream) noexcept {
+  const std::int64_t returned_ns = now_ns();
   Timer& timer = timers_[static_cast<std::size_t>(timing.timer)];
   const driver::RelaxedCapture relaxed;
   if (driver::table().event_record(timer.end, stream) != CUDA_SUCCESS) return;
+  const bool awaited = driver::table().event_query(timer.start) == CUDA_SUCCESS;
+  timer.call_ns = awaited ? returned_ns - timing.called_ns : 0;
   timer.segment.store(segment_.load(std::memory_order_relaxed), std::memory_order_release);
 }
 
@@ -69,7 +81,9 @@ void LatencySegments::read_timers() noexcept {
     if (used == 0 || used != segment_.load(std::memory_order_relaxed)) continue;
     float milliseconds = 0;
     if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) != CUDA_SUCCESS) continue;
-    segments_->took(timer.number, static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6));
+    const predict::Sample kernel =
+        predict::event_sample({static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6), timer.call_ns});
+    segments_->took(timer.number, std::max<std::int64_t>(static_cast<std::int64_t>(kernel.ns), 0) + kGapNs);
   }
 }
 
@@ -97,7 +111,7 @@ void LatencySegments::destroy_timers() noexcept {
 void LatencySegments::count() noexcept {
   const schedule::Segments::Counts now = segments_->counts();
   telemetry::Counters& counters = hot().counters;
-  counters.clean_requests.fetch_add(now.clean - counted_.clean, std::memory_order_relaxed);
+  counters.clean_segments.fetch_add(now.clean - counted_.clean, std::memory_order_relaxed);
   counters.halved_budgets.fetch_add(now.halved - counted_.halved, std::memory_order_relaxed);
   counters.profile_fallbacks.fetch_add(now.fallbacks - counted_.fallbacks, std::memory_order_relaxed);
   counted_ = now;

@@ -31,6 +31,7 @@ class LatencySegments {
   // A launch between before_launch() and after_launch().
   struct Timing {
     int timer = -1;
+    std::int64_t called_ns = 0;
   };
 
   // Once, before anything else. Allocates where the policy asks for it.
@@ -73,6 +74,7 @@ class LatencySegments {
     CUevent end = nullptr;
     std::atomic<std::uint64_t> segment{0};  // in which it was used last; 0: in none, or not to its end
     std::size_t number = 0;
+    std::int64_t call_ns = 0;  // what the launch call took, where the GPU waited for it
   };
 
   Timing tell_launch(CUstream stream, bool may_time) noexcept;

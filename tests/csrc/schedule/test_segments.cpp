@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "schedule/host_bound.hpp"
@@ -34,9 +37,10 @@ struct Program {
   std::int64_t blocked_ns = 10 * kUs;
 };
 
-// One request of so many segments; what was told when each began.
+// One request of so many segments, each of which takes `beside_ns` longer where best effort may be in it; what was told
+// when each began.
 std::vector<Segments::Told> request(Segments& segments, const Program& program, std::int64_t& now, int parts = 1,
-                                    std::uint64_t key = 0) {
+                                    std::uint64_t key = 0, std::int64_t beside_ns = 0) {
   std::vector<Segments::Told> told{segments.begin(key, now)};
   for (int part = 0; part < parts; ++part) {
     for (std::size_t i = 0; i < program.launches; ++i) {
@@ -46,7 +50,7 @@ std::vector<Segments::Told> request(Segments& segments, const Program& program, 
       if (launch.is_timed) segments.took(launch.number, program.gpu_ns);
     }
     segments.waits(now);
-    now += program.blocked_ns;
+    now += program.blocked_ns + (told.back().late_ns > 0 ? beside_ns : 0);
     if (part + 1 == parts) break;
     told.emplace_back();
     EXPECT_TRUE(segments.next(now, told.back()));
@@ -70,7 +74,7 @@ TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
   EXPECT_NEAR(static_cast<double>(left.gpu_ns), 500e3, 64);
   EXPECT_NEAR(static_cast<double>(left.host_ns), 99 * 20e3, 64);  // from the first launch to the last
   EXPECT_EQ(told.median_ns, 2'010 * kUs);
-  EXPECT_EQ(told.late_ns, static_cast<std::int64_t>(0.03 * 2'010 * kUs));
+  EXPECT_EQ(told.late_ns, static_cast<std::int64_t>(0.03 * Segments::kMostShare * 2'010 * kUs));
   // After each launch less is left, and after the last nothing.
   segments.begin(0, now);
   std::int64_t gpu_ns = left.gpu_ns + 64;
@@ -87,25 +91,90 @@ TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
   EXPECT_EQ(segments.launch([&] { return now; }).left, kNothingKnown) << "more than such a segment has";
 }
 
+TEST(Segments, WhatAFirstRequestWaitedForInItsMiddleIsNotExpectedOfLaterOnes) {
+  Segments segments(0.03);
+  const Program program;
+  std::int64_t now = kMs;
+  // Libraries that are set up at the first launches wait for the GPU there.
+  for (int cold = 0; cold < 3; ++cold) {
+    Program first = program;
+    first.launches = 3;
+    request(segments, first, now, 2);
+  }
+  std::optional<Left> left;
+  for (int i = 0; i < 40; ++i) {
+    const Segments::Told told = request(segments, program, now)[0];
+    if (told.late_ns > 0) left = unpack(told.left);
+  }
+  ASSERT_TRUE(left);
+  const auto host_ns = static_cast<std::int64_t>(program.launches - 1) * program.gap_ns;
+  EXPECT_NEAR(static_cast<double>(left->host_ns), static_cast<double>(host_ns), 200 * kUs);
+}
+
+TEST(Segments, AProgramThatHasBecomeSlowerIsBelievedAndOnePauseIsNot) {
+  Segments segments(0.03);
+  Program program;
+  std::int64_t now = kMs;
+  const auto serve = [&](int requests) {
+    std::int64_t host_ns = 0;
+    for (int i = 0; i < requests; ++i) {
+      const Segments::Told told = request(segments, program, now)[0];
+      if (told.late_ns > 0) host_ns = unpack(told.left)->host_ns;
+    }
+    return host_ns;
+  };
+  const std::int64_t before = serve(200);
+  const std::int64_t usual_ns = std::exchange(program.gap_ns, 1'000 * kMs);
+  request(segments, program, now);
+  program.gap_ns = usual_ns;
+  EXPECT_NEAR(static_cast<double>(serve(64)), static_cast<double>(before), 0.05 * static_cast<double>(before));
+  program.gap_ns = 2 * usual_ns;
+  EXPECT_GT(serve(2'000), before * 3 / 2);
+}
+
 TEST(Segments, OfARequestAreToldApartByTheirNumberUpToTheNinth) {
   Segments segments(0.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 10; ++i) request(segments, {}, now, 12);
   const auto told = request(segments, {}, now, 12);
+  const auto next = request(segments, {}, now, 12);
   ASSERT_EQ(told.size(), 12u);
   for (std::size_t i = 1; i < told.size(); ++i) {
-    EXPECT_NE(told[i].left, kNothingKnown) << i;
+    EXPECT_TRUE(told[i].left != kNothingKnown || next[i].left != kNothingKnown) << i;  // one is kept clean now and then
     EXPECT_EQ(told[i].segment, told[i - 1].segment + 1);
   }
 }
 
-TEST(Segments, OneRequestOf64IsKeptClean) {
+TEST(Segments, OfEachNumberAreKeptCleanAndHaveAllTheirLaunchesMeasured) {
+  for (const int parts : {1, 2, 4, 8, 12}) {
+    Segments segments(0.03);
+    std::int64_t now = kMs;
+    std::vector<int> clean(static_cast<std::size_t>(parts));
+    for (int i = 0; i < 400; ++i) {
+      const auto told = request(segments, {}, now, parts);
+      for (std::size_t part = 0; part < told.size(); ++part) {
+        clean[part] += i >= 32 && told[part].late_ns == 0 ? 1 : 0;
+      }
+    }
+    for (std::size_t part = 0; part < clean.size(); ++part) {
+      EXPECT_GE(clean[part], 4) << parts << " " << part;
+      EXPECT_LE(clean[part], 100) << parts << " " << part << ": never known";
+    }
+  }
+}
+
+TEST(Segments, OneOf61IsKeptCleanOnceItIsKnownWhatBestEffortCosts) {
   Segments segments(0.03);
   std::int64_t now = kMs;
-  for (int i = 0; i < 20; ++i) request(segments, {}, now);
-  int clean = 0;
-  for (int i = 0; i < 640; ++i) clean += request(segments, {}, now).front().late_ns == 0 ? 1 : 0;
-  EXPECT_EQ(clean, 10);
+  const auto clean = [&](int requests) {
+    int found = 0;
+    for (int i = 0; i < requests; ++i) found += request(segments, {}, now).front().late_ns == 0 ? 1 : 0;
+    return found;
+  };
+  clean(20);
+  EXPECT_GE(clean(68), 4) << "one of 17 at first";
+  clean(100);
+  EXPECT_EQ(clean(610), 10);
   EXPECT_GE(segments.counts().clean, 10u);
 }
 
@@ -123,23 +192,43 @@ TEST(Segments, KeysAreBoundedAndTheOldestMakesRoom) {
 TEST(Segments, WhatRequestsMayLoseIsHalvedUntilTheyKeepTheTarget) {
   Segments segments(0.03);
   std::int64_t now = kMs;
-  for (int i = 0; i < 20; ++i) request(segments, {}, now);
   // Beside best effort, requests take a tenth longer, whatever was foretold.
-  const auto beside = [&](std::int64_t longer_ns) {
-    Program program;
-    const bool clean = segments.begin(0, now).late_ns == 0;
-    segments.lose();
-    program.blocked_ns += clean ? 0 : longer_ns;
-    return request(segments, program, now).front().late_ns;
-  };
   std::int64_t least = INT64_MAX;
-  for (int i = 0; i < 2'000; ++i) least = std::min(least, beside(200 * kUs));
+  for (int i = 0; i < 20; ++i) request(segments, {}, now);
+  for (int i = 0; i < 2'000; ++i) {
+    least = std::min(least, request(segments, {}, now, 1, 0, 200 * kUs).front().late_ns);
+    if (i == 200) {
+      EXPECT_GE(segments.counts().halved, 1u);
+    }
+  }
   EXPECT_EQ(least, 0) << "nothing is let in any more";
-  EXPECT_GE(segments.counts().halved, 6u);
+  EXPECT_LT(segments.share(0), Segments::kLeastShare);
   EXPECT_EQ(segments.counts().fallbacks, 0u);
   // And comes back, slowly, once they keep it.
-  for (int i = 0; i < 20'000; ++i) beside(10 * kUs);
+  for (int i = 0; i < 20'000; ++i) request(segments, {}, now, 1, 0, 10 * kUs);
   EXPECT_GT(segments.share(0), 0.4);
+}
+
+// A host that is 1.7 times slower for seconds, as those of shared machines are, and slower whenever it has slept: its
+// first requests, one behind the other, are not what later ones are measured by.
+TEST(Segments, AHostThatIsSlowerByTurnsIsNotTakenForSlowedByBestEffort) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> noise(0.0, 0.08);
+    Segments segments(0.03);
+    std::int64_t now = kMs;
+    for (int i = 0; i < 40; ++i) request(segments, {}, now);
+    std::uint64_t let_in = 0;
+    for (int i = 0; i < 3'000; ++i) {
+      Program program;
+      const double slower = i / 250 % 2 == 0 ? 1.7 : 1.0;
+      program.gap_ns =
+          static_cast<std::int64_t>(static_cast<double>(program.gap_ns) * slower * std::exp(noise(random)));
+      let_in += request(segments, program, now).front().late_ns > 0 ? 1 : 0;
+    }
+    EXPECT_GE(segments.share(0), 0.25) << seed;
+    EXPECT_GT(let_in, 2'500u) << seed;
+  }
 }
 
 TEST(Segments, AnotherModelUnderTheSameKeyIsUnknownWithinAFewRequests) {
@@ -198,8 +287,12 @@ TEST(Segments, TwoServersOfOneProcessKeepTheirOwnProfilesUnderTheirOwnTargets) {
     const std::int64_t of_slow = host_ns(request(segments, slow, now, 1, 5 * kMs).front());
     const std::int64_t of_quick = host_ns(request(segments, quick, now, 1, 2 * kMs).front());
     if (i < 20) continue;
-    if (of_slow >= 0) EXPECT_NEAR(static_cast<double>(of_slow), 5e6, 1e5);
-    if (of_quick >= 0) EXPECT_NEAR(static_cast<double>(of_quick), 9e5, 5e4);
+    if (of_slow >= 0) {
+      EXPECT_NEAR(static_cast<double>(of_slow), 5e6, 1e5);
+    }
+    if (of_quick >= 0) {
+      EXPECT_NEAR(static_cast<double>(of_quick), 9e5, 5e4);
+    }
     known += of_slow >= 0 && of_quick >= 0 ? 1 : 0;
   }
   EXPECT_EQ(segments.counts().fallbacks, 0u);
@@ -389,7 +482,10 @@ TEST(Harvest, WhereContextsTakeTurnsTheSegmentsGateDecides) {
   Snapshot seen = active();
   seen.host_bound.sliced = true;
   EXPECT_EQ(harvest(seen).answer, Answer::kSubmit);
-  seen.in_flight_ns = 50 * kUs;
+  // Deeper than elsewhere: where it runs dry, the GPU changes to the other context.
+  seen.in_flight_ns = 150 * kUs;
+  EXPECT_EQ(harvest(seen).answer, Answer::kSubmit);
+  seen.in_flight_ns = 250 * kUs;
   EXPECT_EQ(harvest(seen).answer, Answer::kWaitForTime);
   seen.host_bound.closed = true;
   EXPECT_EQ(harvest(seen).answer, Answer::kWaitForLatency);

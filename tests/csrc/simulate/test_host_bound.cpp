@@ -231,7 +231,7 @@ TEST(HostBound, AServerOfOneGraphIsServedAsUnderStrict) {
       return launch.client == 1 && launch.latency_active;
     });
     EXPECT_LE(let_in, 10) << "of " << found.result.clients[0].latencies_ns.size() << " requests";
-    EXPECT_NEAR(found.p50, strict.p50, 0.01);
+    EXPECT_LT(found.p50, strict.p50 + 0.01);
     EXPECT_NEAR(found.kept, strict.kept, 0.01);
   }
 }
