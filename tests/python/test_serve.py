@@ -32,7 +32,7 @@ grpc = pytest.importorskip("grpc")
 
 from cudasched import ConfigError, Error  # noqa: E402
 from cudasched.serve import _grpc  # noqa: E402
-from cudasched.serve._guard import Guard, Limits, RateLimiter, hosts_of  # noqa: E402
+from cudasched.serve._guard import Callers, Guard, Limits, RateLimiter, hosts_of  # noqa: E402
 from cudasched.serve._secret import AuditLog, token_from  # noqa: E402
 from cudasched.serve._server import is_loopback  # noqa: E402
 from test_control import eventually, program  # noqa: E402
@@ -410,7 +410,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
     async def sleeps(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(3600)
 
-    guard = Guard(sleeps, token="t" * 32, hosts=frozenset({"h:1"}), limits=Limits(request_s=0.01))
+    guard = Guard(sleeps, Callers("t" * 32, Limits(request_s=0.01)), hosts=frozenset({"h:1"}))
     assert through(guard)["status"] == 408
 
 
@@ -418,7 +418,7 @@ def test_too_many_requests_are_told_when_to_come_again() -> None:
     async def answers(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    guard = Guard(answers, token="t" * 32, hosts=frozenset({"h:1"}), limits=Limits(per_s=0.001, burst=3))
+    guard = Guard(answers, Callers("t" * 32, Limits(per_s=0.001, burst=3)), hosts=frozenset({"h:1"}))
     assert [through(guard)["status"] for _ in range(3)] == [200, 200, 200]
     refused = through(guard)
     assert refused["status"] == 429 and int(dict(refused["headers"])[b"retry-after"]) > 100
@@ -429,8 +429,8 @@ def test_requests_without_the_token_are_in_nobodys_way_who_has_it() -> None:
     async def answers(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    limits = Limits(per_s=0.001, burst=3)
-    guard = Guard(answers, token="t" * 32, hosts=frozenset({"h:1"}), limits=limits, public=frozenset({"/"}))
+    callers = Callers("t" * 32, Limits(per_s=0.001, burst=3))
+    guard = Guard(answers, callers, hosts=frozenset({"h:1"}), public=frozenset({"/"}))
     without = [through(guard, token=None)["status"] for _ in range(5)]
     assert without == [200, 200, 200, 429, 429]
     assert [through(guard)["status"] for _ in range(4)] == [200, 200, 200, 429], "and these have their own bound"
@@ -613,7 +613,7 @@ from pathlib import Path
 import hypothesis
 import schemathesis
 
-from cudasched.serve._guard import Guard, Limits
+from cudasched.serve._guard import Callers, Guard, Limits
 from cudasched.serve._http import PUBLIC, application
 from cudasched.serve._secret import AuditLog
 from cudasched.serve._service import Service
@@ -621,8 +621,8 @@ from cudasched.serve._service import Service
 TOKEN = "t" * 40
 service = Service(AuditLog(Path(sys.argv[1]) / "audit.jsonl"))
 app = Guard(
-    application(service), token=TOKEN, hosts=frozenset({"localhost", "testserver"}),
-    limits=Limits(per_s=1e9, burst=10**9, wrong_tokens=10**9), public=PUBLIC,
+    application(service), Callers(TOKEN, Limits(per_s=1e9, burst=10**9, wrong_tokens=10**9)),
+    hosts=frozenset({"localhost", "testserver"}), public=PUBLIC,
 )
 schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
 calls = 0

@@ -8,7 +8,6 @@ of grpcio and protobuf that it was generated with.
 from __future__ import annotations
 
 import functools
-import hmac
 import os
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
-from cudasched.serve._guard import Limits, RateLimiter, who
+from cudasched.serve._guard import Callers
 from cudasched.serve._service import Changes, Clients, Failure, OperationError, Service, TraceRequest, Usage
 
 __all__ = ["grpc_server", "messages", "stub"]
@@ -154,17 +153,16 @@ def _address(peer: str) -> str:
 
 
 def grpc_server(
-    service: Service, token: str, host: str, port: int, pem: tuple[bytes, bytes] | None, limits: Limits
+    service: Service, callers: Callers, host: str, port: int, pem: tuple[bytes, bytes] | None
 ) -> tuple[Any, int]:
     """A server that listens, and is to be started; its port.
 
     Args:
         service: The operations.
-        token: The bearer token.
+        callers: Who may use them.
         host: The address.
         port: 0: any that is free.
         pem: Key and certificate, for TLS.
-        limits: What a caller may use.
 
     Raises:
         ConfigError: grpcio is not installed, or the address cannot be had.
@@ -178,25 +176,15 @@ def grpc_server(
         Failure.INTERNAL: grpc.StatusCode.INTERNAL,
     }
     operations, known = _Operations(service), messages()
-    requests = RateLimiter(limits.per_s, limits.burst)
-    wrong = RateLimiter(1.0 / limits.wrong_token_s, limits.wrong_tokens)
-    expected = b"Bearer " + token.encode()
 
     def let_in(context: Any) -> str:
         address = _address(context.peer())
-        given = [value for name, value in context.invocation_metadata() if name == "authorization"]
-        known = len(given) == 1 and hmac.compare_digest(str(given[0]).encode(), expected)
-        if requests.wait_s(who(address, known)) > 0:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
-        if not known:
-            if wrong.wait_s(address, take=0) > 0:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wrong tokens")
-            if given:
-                wrong.wait_s(address)
-                service.wrong_token(address)
+        given = [str(value).encode() for name, value in context.invocation_metadata() if name == "authorization"]
+        refusal = callers.refusal(address, given)
+        if refusal is not None:
+            too_often = refusal.wait_s > 0
             context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "a bearer token is needed: `cudasched serve` says which file it is in",
+                grpc.StatusCode.RESOURCE_EXHAUSTED if too_often else grpc.StatusCode.UNAUTHENTICATED, refusal.message
             )
         return f"grpc {address}"
 
@@ -226,7 +214,7 @@ def grpc_server(
         futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="cudasched-grpc"),
         maximum_concurrent_rpcs=4 * _WORKERS,
         options=[
-            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_receive_message_length", callers.limits.body_bytes),
             ("grpc.max_metadata_size", _HEADER_BYTES),
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 0),

@@ -1,8 +1,9 @@
-"""Who is let in to `cudasched serve`, before anything else is done: an ASGI application around the real one.
+"""Who is let in to `cudasched serve`, before anything else is done.
 
-In this order: a host that this server is not called by (DNS rebinding) is refused, then a page of another origin
-(CSRF), then callers that come too often, those with the token counted apart, then what has no token. What is left has a
-bounded body and bounded time. Everything that is answered here says nothing of the clients.
+`Callers` decides for HTTP and gRPC alike: callers that come too often are refused, those with the token counted apart,
+then what has no token. `Guard` is an ASGI application around the real one. Before it asks, a host that this server is
+not called by (DNS rebinding) is refused, then a page of another origin (CSRF); what is let in has a bounded body and
+bounded time. Everything that is answered here says nothing of the clients.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Guard", "Limits", "RateLimiter", "hosts_of", "who"]
+__all__ = ["Callers", "Guard", "Limits", "RateLimiter", "Refusal", "hosts_of"]
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
@@ -103,12 +104,62 @@ def hosts_of(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]
     return frozenset(f"{name}:{port}" for name in written)
 
 
-def who(address: str, known: bool) -> str:
-    """By what requests are counted: those with the token apart from the others of their address.
+@dataclass(frozen=True)
+class Refusal:
+    """Why a caller is not let in.
 
-    All users of a machine have its loopback address, and nobody without the token is to shut out who has it.
+    Attributes:
+        message: For the caller.
+        wait_s: After how long it may come again, where it comes too often; 0: it has no token.
     """
-    return f"{address} with the token" if known else address
+
+    message: str
+    wait_s: float = 0.0
+
+
+class Callers:
+    """Who may use the server. For any number of threads.
+
+    Requests with the token are counted apart from the others of their address: all users of a machine have its loopback
+    address, and nobody without the token is to shut out who has it.
+
+    Args:
+        token: The bearer token.
+        limits: What a caller may use.
+        refused: Told of each wrong token, with the caller's address; it is not told more often than
+            `Limits.wrong_tokens` allow.
+    """
+
+    def __init__(
+        self, token: str, limits: Limits | None = None, refused: Callable[[str], None] = lambda address: None
+    ) -> None:
+        self.limits = limits or Limits()
+        self._expected = b"Bearer " + token.encode()
+        self._refused = refused
+        self._requests = RateLimiter(self.limits.per_s, self.limits.burst)
+        self._wrong = RateLimiter(1.0 / self.limits.wrong_token_s, self.limits.wrong_tokens)
+
+    def refusal(self, address: str, authorization: Sequence[bytes], public: bool = False) -> Refusal | None:
+        """Counts a request; None: it is let in.
+
+        Args:
+            address: Of the caller.
+            authorization: What it sent under that name.
+            public: What it asks for needs no token.
+        """
+        known = len(authorization) == 1 and hmac.compare_digest(authorization[0], self._expected)
+        wait_s = self._requests.wait_s(f"{address} with the token" if known else address)
+        if wait_s > 0:
+            return Refusal("too many requests", wait_s)
+        if known or public:
+            return None
+        wait_s = self._wrong.wait_s(address, take=0)
+        if wait_s > 0:
+            return Refusal("too many wrong tokens", wait_s)
+        if authorization:
+            self._wrong.wait_s(address)
+            self._refused(address)
+        return Refusal("a bearer token is needed: `cudasched serve` says which file it is in")
 
 
 class _TooLargeError(Exception):
@@ -120,35 +171,27 @@ class Guard:
 
     Args:
         application: What is behind.
-        token: The bearer token.
+        callers: Who may use it.
         hosts: As `hosts_of` says them.
         scheme: ``http`` or ``https``.
-        limits: What a caller may use.
         public: Paths that need no token: they say nothing of the clients.
-        refused: Told of each wrong token, with the caller's address; it is not told more often than
-            `Limits.wrong_tokens` allow.
     """
 
     def __init__(
         self,
         application: Application,
+        callers: Callers,
         *,
-        token: str,
         hosts: frozenset[str],
         scheme: str = "http",
-        limits: Limits | None = None,
         public: frozenset[str] = frozenset(),
-        refused: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._application = application
-        self._token = token.encode()
+        self._callers = callers
         self._hosts = hosts
         self._origins = frozenset(f"{scheme}://{host}" for host in hosts)
-        self._limits = limits or Limits()
+        self._limits = callers.limits
         self._public = public
-        self._refused = refused
-        self._requests = RateLimiter(self._limits.per_s, self._limits.burst)
-        self._wrong = RateLimiter(1.0 / self._limits.wrong_token_s, self._limits.wrong_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -215,23 +258,13 @@ class Guard:
             return 403, "a page of another origin may not use this server"
         if not origins and headers.get(b"sec-fetch-site", [b"none"])[0] not in (b"none", b"same-origin"):
             return 403, "a page of another origin may not use this server"
-        given = headers.get(b"authorization", [])
-        known = len(given) == 1 and hmac.compare_digest(given[0], b"Bearer " + self._token)
-        wait_s = self._requests.wait_s(who(address, known))
-        if wait_s > 0:
-            return 429, "too many requests", wait_s
+        refusal = self._callers.refusal(address, headers.get(b"authorization", []), scope["path"] in self._public)
+        if refusal is not None:
+            return (429 if refusal.wait_s > 0 else 401), refusal.message, refusal.wait_s
         lengths = headers.get(b"content-length", [b"0"])
         if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > self._limits.body_bytes:
             return 413, f"a request has at most {self._limits.body_bytes} bytes"
-        if known or scope["path"] in self._public:
-            return None
-        wait_s = self._wrong.wait_s(address, take=0)
-        if wait_s > 0:
-            return 429, "too many wrong tokens", wait_s
-        if given:
-            self._wrong.wait_s(address)
-            self._refused(address)
-        return 401, "a bearer token is needed: `cudasched serve` says which file it is in"
+        return None
 
 
 async def _answer(send: Send, status: int, message: str, wait_s: float = 0.0) -> None:

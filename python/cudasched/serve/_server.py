@@ -22,7 +22,7 @@ from cudasched._text import one_line
 from cudasched.errors import ConfigError
 from cudasched.observe.prometheus import _why
 from cudasched.serve._grpc import grpc_server
-from cudasched.serve._guard import Guard, Limits, hosts_of
+from cudasched.serve._guard import Callers, Guard, Limits, hosts_of
 from cudasched.serve._http import PUBLIC, application
 from cudasched.serve._service import Service
 
@@ -131,15 +131,9 @@ class Server:
                 ) from None
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
         behind: Any = application(service)
-        guard = Guard(
-            behind,
-            token=token,
-            hosts=hosts_of(host, self.port, allowed_hosts),
-            scheme=self.scheme,
-            limits=limits,
-            public=PUBLIC,
-            refused=service.wrong_token,
-        )
+        callers = Callers(token, limits, service.wrong_token)
+        hosts = hosts_of(host, self.port, allowed_hosts)
+        guard = Guard(behind, callers, hosts=hosts, scheme=self.scheme, public=PUBLIC)
         config = uvicorn.Config(
             guard,
             http=_Impatient,
@@ -162,9 +156,8 @@ class Server:
         self.grpc_port: int | None = None
         if grpc_port is not None:
             try:
-                self._grpc, self.grpc_port = grpc_server(
-                    service, token, host, grpc_port, self._pem if certificate else None, limits or Limits()
-                )
+                pem = self._pem if certificate else None
+                self._grpc, self.grpc_port = grpc_server(service, callers, host, grpc_port, pem)
             except BaseException:
                 self._socket.close()
                 raise
