@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# On a machine with a GPU, and with PyTorch in the Python that $PYTHON names (python3): builds the tree, installs it there, and
+# runs the GPU tests or a command. Nothing is looked up on a network: what that Python lacks is installed from the wheels in
+# the directory that $WHEELS names.
+#
+#     scripts/gpu.sh                                  # the GPU tests, 5 minutes on an H200
+#     scripts/gpu.sh benchmarks/core.sh OUT servers
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+install=("$python" -m pip install -q --no-index --disable-pip-version-check)
+if [ -n "${WHEELS:-}" ]; then "${install[@]}" --no-deps "$WHEELS"/*.whl; fi
+CMAKE_BUILD_PARALLEL_LEVEL="$(nproc)" "${install[@]}" --no-deps --no-build-isolation .
+[ $# -eq 0 ] || exec "$@"
+
+# The regions' file takes longest, and begins first; all else is handed out one by one.
+first=tests/gpu/test_gpu_torch_regions.py
+others=()
+for file in tests/gpu/test_*.py; do [ "$file" = "$first" ] || others+=("$file"); done
+exec "$python" -m pytest -n 8 --maxschedchunk 1 "$first" "${others[@]}"
