@@ -13,16 +13,20 @@ void HostBackoff::enter() noexcept {
 }
 
 void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept {
-  const std::int64_t until_ns = since_ns_.load(std::memory_order_relaxed) + longest_ns_.load(std::memory_order_relaxed);
+  const std::int64_t longest_ns = longest_ns_.load(std::memory_order_relaxed);
   const bool while_fed = while_fed_.load(std::memory_order_relaxed);
-  const auto holds = [&](std::uint64_t enough) {
-    return !while_fed || (queue != nullptr && queue->queued() >= enough);
+  const auto wanted = [&](std::int64_t now, std::uint64_t enough) {
+    return requested() && now < since_ns_.load(std::memory_order_relaxed) + longest_ns &&
+           (!while_fed || (queue != nullptr && queue->queued() >= enough));
   };
-  if (!requested() || !holds(kFed) || now_ns() >= until_ns || holds_gil()) return;
+  const std::int64_t begin = now_ns();
+  if (!wanted(begin, kFed) || holds_gil()) return;
   count.fetch_add(1, std::memory_order_relaxed);
   constexpr timespec kPause{0, kPauseNs};
   // Polled: a wake-up would cost the thread that leaves the region a system call.
-  while (requested() && holds(kHungry) && now_ns() < until_ns) nanosleep(&kPause, nullptr);
+  for (std::int64_t now = begin; now < begin + kMostBounds * longest_ns && wanted(now, kHungry); now = now_ns()) {
+    nanosleep(&kPause, nullptr);
+  }
 }
 
 }  // namespace cudasched::runtime

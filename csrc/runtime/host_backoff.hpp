@@ -8,7 +8,9 @@
 // whatever GPU they are for: the host is what is shared.
 //
 // Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
-// pauses where that holds enough, for the whole request, and goes on to fill it before it is empty.
+// pauses where that holds enough, for the whole request, and goes on to fill it before it is empty. A request that
+// launches and waits again and again, as a decoder does for each token, waits for no other thread: the bound counts
+// anew from each of its waits, and one launch is held kMostBounds times as long at most.
 //
 // Costs a launch one load while no region is open.
 #pragma once
@@ -34,6 +36,9 @@ class HostBackoff {
   void enter() noexcept;
   void leave() noexcept { open_.fetch_sub(1, std::memory_order_relaxed); }
 
+  // The request under way has launched and waited for it, and goes on (`harvest`).
+  void renew(std::int64_t now_ns) noexcept { since_ns_.store(now_ns, std::memory_order_relaxed); }
+
   bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
 
   // Before a best-effort launch of the calling thread, which is to go into `queue` (null: into none). Adds one to
@@ -45,6 +50,7 @@ class HostBackoff {
 
  private:
   static constexpr std::int64_t kPauseNs = 50'000;
+  static constexpr std::int64_t kMostBounds = 10;
   static constexpr std::uint64_t kFed = 64;     // operations in the ring: enough to pause,
   static constexpr std::uint64_t kHungry = 16;  // and too few to go on with that
 

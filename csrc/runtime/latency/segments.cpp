@@ -129,6 +129,7 @@ void LatencySegments::waited(std::int64_t now, CUcontext context) noexcept {
     schedule::Segments::Told told;
     if (!segments_->next(now, told)) return;
     publish(told);
+    hot().host_backoff.renew(now);
     wakes = told.late_ns > 0 && schedule::worth_waking(told.left);
   }
   // Gates that had closed for the segment before sleep until latency work is over.

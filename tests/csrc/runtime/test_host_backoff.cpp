@@ -61,6 +61,21 @@ TEST(HostBackoff, IsBoundedInARequestThatDoesNotEnd) {
   EXPECT_FALSE(backs_off(host_backoff));
 }
 
+// A request that goes on after it has waited for the GPU, as a decoder does for each token, does not wait for a thread.
+TEST(HostBackoff, LastsForAllOfARequestThatGoesOnAndIsBoundedForEachLaunch) {
+  HostBackoff host_backoff;
+  host_backoff.configure(kNsPerMs, false);
+  host_backoff.enter();
+  host_backoff.renew(now_ns() + kForEver);  // again and again
+  for (int launch = 0; launch < 2; ++launch) {
+    const std::int64_t began = now_ns();
+    EXPECT_TRUE(backs_off(host_backoff));
+    EXPECT_GT(now_ns() - began, 5 * kNsPerMs) << "several times the bound";
+  }
+  host_backoff.renew(now_ns() - 2 * kNsPerMs);
+  EXPECT_FALSE(backs_off(host_backoff));
+}
+
 // In the gaps of requests best effort goes on from what is queued.
 TEST(HostBackoff, WhereTheRingFeedsTheGpuAThreadThatHasToFillItDoesNotPause) {
   HostBackoff host_backoff;

@@ -1,6 +1,7 @@
 // Under `harvest`: what a latency client tells of its requests, and what a gate makes of what others tell.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <optional>
 #include <thread>
@@ -8,6 +9,7 @@
 #include "../hooked_driver.hpp"
 #include "../other_client.hpp"
 #include "runtime/engine.hpp"
+#include "runtime/hot.hpp"
 #include "schedule/segment_profile.hpp"
 
 namespace cudasched::test {
@@ -94,6 +96,24 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
     Program::check(program_.synchronize());
   }).join();
   EXPECT_EQ(latency_slot().segment.load(), first + 1);
+}
+
+TEST_F(SegmentsTest, AfterAWaitTheHostBacksOffAnew) {
+  runtime::HostBackoff& host_backoff = runtime::hot().host_backoff;
+  host_backoff.configure(50'000'000, /*while_fed=*/false);
+  const InRegion region(CUDASCHED_LATENCY, 500);
+  std::atomic<std::uint64_t> backed_off{0};
+  const auto best_effort = [&] { std::thread([&] { host_backoff.back_off(backed_off, nullptr); }).join(); };
+  std::this_thread::sleep_for(60ms);
+  best_effort();
+  EXPECT_EQ(backed_off, 0u) << "the bound is over";
+  EXPECT_TRUE(eventually([&] {
+    Program::check(program_.launch(1));
+    Program::check(program_.synchronize());
+    best_effort();
+    return backed_off > 0;
+  }));
+  host_backoff.configure(runtime::Settings::kHarvestBackoffNs, /*while_fed=*/true);
 }
 
 // Its timing events go with it, before the driver takes them away, and are made anew.
