@@ -38,7 +38,7 @@ void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings&
   mps_ = mps;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
-  harvests_ = settings.policy == "harvest";
+  gaps_ = schedule::GapView(settings.host_bound_inflation - 1);
 }
 
 bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noexcept {
@@ -105,7 +105,7 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   look_at(*table_);
   if (peers_ != nullptr) peers_->for_each(look_at);
   if (snapshot.latency_active) snapshot.slack_ns = slack;
-  if (harvests_ && active_ != 0) look_at_segments(snapshot, now);
+  if (harvests_) snapshot.host_bound.known = look_at_segments(now);
   const bool may_go =
       !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs || snapshot.host_bound.known;
   if (may_go) {
@@ -134,17 +134,14 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   } else if (others != 0 && may_go) {
     snapshot.my_turn = my_turn(now);
   }
-  if (harvests_) look_into_gaps(snapshot, now);
+  if (harvests_) look_into_gaps(snapshot);
 }
 
-// What the active requests say of their segments. Of one on another GPU of the job nothing is known.
-void Neighbours::look_at_segments(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
-  bool elsewhere = false;
-  if (peers_ != nullptr) {
-    peers_->for_each([&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table, now) != 0; });
-  }
-  segments_.begin(now);
-  for_each_slot(active_, [&](int slot) {
+// What latency clients say of their segments; are all of those under way known? Of one on another GPU of the job
+// nothing is.
+bool Neighbours::look_at_segments(std::int64_t now) noexcept {
+  gaps_.begin(now);
+  for_each_slot(table_->latency_clients() | active_, [&](int slot) {
     const arbiter::Slot& client = slot_of(*table_, slot);
     schedule::Segments::Told told;
     told.late_ns = client.segment_late_ns.load(std::memory_order_acquire);
@@ -152,36 +149,27 @@ void Neighbours::look_at_segments(schedule::Snapshot& snapshot, std::int64_t now
     told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);
     told.median_ns = client.segment_median_ns.load(std::memory_order_relaxed);
     told.left = client.segment_left.load(std::memory_order_relaxed);
-    segments_.add(slot, told);
+    const std::int64_t submitted_ns = client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
+    gaps_.add(slot, told, submitted_ns, (active_ & bit(slot)) != 0);
   });
-  snapshot.host_bound = segments_.requests();
-  snapshot.host_bound.known = snapshot.host_bound.known && !elsewhere;
+  bool elsewhere = false;
+  if (peers_ != nullptr) {
+    peers_->for_each([&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table, now) != 0; });
+  }
+  return gaps_.known() && !elsewhere;
 }
 
-// What latency work has on the GPU, and whether the gate is closed in this segment. At each look, active or not, or the
-// clock would lose count.
-void Neighbours::look_into_gaps(schedule::Snapshot& snapshot, std::int64_t now) noexcept {
-  schedule::LatencyClock::View view;
-  view.now_ns = now;
-  view.best_effort_ns = snapshot.in_flight_ns;
-  view.best_effort_submitted_ns = admitted_gpu_ns_;
-  view.best_effort_launches = admitted_launches_;
-  view.best_effort_in_flight = std::max<std::uint64_t>(snapshot.launches_in_flight, snapshot.in_flight_ns > 0 ? 1 : 0);
-  for_each_slot(table_->latency_clients(), [&](int slot) {
-    const arbiter::Slot& client = slot_of(*table_, slot);
-    view.submitted_ns += client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
-    view.segments += client.segment.load(std::memory_order_relaxed);
-  });
-  latency_clock_.look(view);
-  schedule::HostBound& requests = snapshot.host_bound;
-  if (!requests.known) return;
-  requests.gpu_ns = latency_clock_.likely_ns();
-  requests.gpu_most_ns = latency_clock_.most_ns();
+void Neighbours::look_into_gaps(schedule::Snapshot& snapshot) noexcept {
+  const bool known = snapshot.host_bound.known;
   const std::uint64_t own = own_latency_ >= 0 ? bit(own_latency_) : 0;
-  requests.sliced = !mps_ && (active_ & ~own) != 0;
-  if (!requests.sliced) return;
-  const std::int64_t on_gpu_ns = snapshot.in_flight_ns + requests.gpu_ns + snapshot.longest_ns();
-  requests.closed = segment_gate_.closed(view.segments, requests, on_gpu_ns);
+  schedule::GapView::Own view;
+  view.in_flight_ns = snapshot.in_flight_ns;
+  view.longest_ns = snapshot.longest_ns();
+  view.submitted_ns = admitted_gpu_ns_;
+  view.submitted = admitted_launches_;
+  view.in_flight = snapshot.launches_in_flight;
+  snapshot.host_bound = gaps_.look(view, /*sliced=*/!mps_ && (active_ & ~own) != 0);
+  snapshot.host_bound.known = known;
 }
 
 // The least slack of the active requests of one GPU.
@@ -312,7 +300,8 @@ bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency
   // Latency work of this process runs in the same context.
   const std::uint64_t own = own_latency_slot >= 0 ? bit(own_latency_slot) : 0;
   const bool switches = !mps_ && (active_ & ~own) != 0;
-  const std::int64_t cost = schedule::admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switches ? kSwitchNs : 0);
+  const std::int64_t switch_ns = switches ? schedule::kContextSwitchNs : 0;
+  const std::int64_t cost = schedule::admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switch_ns);
   auto& admitted = table_->layout().admitted_ns;
   if (seen.slack_ns == schedule::Snapshot::kUnknownNs) {
     admitted.fetch_add(cost, std::memory_order_relaxed);

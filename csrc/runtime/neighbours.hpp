@@ -30,6 +30,9 @@ class Neighbours {
   // The other GPUs of its job; null: none. Before the first look.
   void use_peers(const JobPeers* peers) noexcept { peers_ = peers; }
 
+  // The policy looks into the gaps of requests, or does so no more.
+  void harvest(bool harvests) noexcept { harvests_ = harvests; }
+
   // The client has another slot now.
   void moved(int slot) noexcept { slot_ = slot; }
 
@@ -69,11 +72,9 @@ class Neighbours {
   bool feeds_with_others() const noexcept { return mps_; }
 
  private:
-  static constexpr std::int64_t kSwitchNs = 130'000;  // between two processes' contexts, without MPS
-
   void publish_collectives() noexcept;
-  void look_at_segments(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
-  void look_into_gaps(schedule::Snapshot& snapshot, std::int64_t now_ns) noexcept;
+  bool look_at_segments(std::int64_t now_ns) noexcept;
+  void look_into_gaps(schedule::Snapshot& snapshot) noexcept;
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
@@ -101,11 +102,9 @@ class Neighbours {
   std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
   std::int64_t own_in_flight_until_ns_ = 0;
-  bool harvests_ = false;  // the policy looks into the gaps of requests
+  bool harvests_ = false;
   int own_latency_ = -1;
-  schedule::SegmentReader segments_;
-  schedule::LatencyClock latency_clock_;
-  schedule::SegmentGate segment_gate_;
+  schedule::GapView gaps_{0};
   std::uint64_t admitted_launches_ = 0;  // ever,
   std::int64_t admitted_gpu_ns_ = 0;     // and their predicted time
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};

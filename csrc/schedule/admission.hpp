@@ -10,6 +10,9 @@
 
 namespace cudasched::schedule {
 
+// The GPU changes from one process's context to another's, without MPS.
+inline constexpr std::int64_t kContextSwitchNs = 130'000;
+
 // What is known of the latency requests under way as the host drives them (segments.hpp); harvest() asks.
 struct HostBound {
   bool known = false;             // of each of them
@@ -19,7 +22,8 @@ struct HostBound {
   std::int64_t gpu_most_ns = 0;   // and at most
   std::int64_t left_gpu_ns = 0;   // and still to be launched in the segments under way
   std::int64_t left_host_ns = 0;  // the least host time left in one of them until it waits for the GPU
-  std::int64_t late_ns = 0;       // by how much that one may end later
+  std::int64_t late_ns = 0;       // by how much that one may end later,
+  double late_share = 0;          // and as a share of what such segments take
 };
 
 // Everything that a decision may depend on. Times in nanoseconds.

@@ -7,6 +7,7 @@ void SegmentReader::begin(std::int64_t now) noexcept {
   requests_ = {};
   requests_.known = true;
   requests_.left_host_ns = requests_.late_ns = Snapshot::kLongAgoNs;
+  requests_.late_share = 1;
 }
 
 void SegmentReader::add(int client, const Segments::Told& told) noexcept {
@@ -27,6 +28,8 @@ void SegmentReader::add(int client, const Segments::Told& told) noexcept {
   requests_.left_gpu_ns += left->gpu_ns;
   requests_.left_host_ns = std::min(requests_.left_host_ns, left->host_ns - (now_ns_ - last.since_ns));
   requests_.late_ns = std::min(requests_.late_ns, told.late_ns);
+  const double share = static_cast<double>(told.late_ns) / static_cast<double>(told.median_ns);
+  requests_.late_share = std::min(requests_.late_share, share);
 }
 
 void LatencyClock::look(const View& view) noexcept {
@@ -60,6 +63,22 @@ void LatencyClock::look(const View& view) noexcept {
   most_ns_ = std::clamp<std::int64_t>(view.submitted_ns - done_ns_, 0, kLongNs);
   before_ = view;
   looked_ = true;
+}
+
+HostBound GapView::look(const Own& own, bool sliced) noexcept {
+  LatencyClock::View& view = clock_view_;
+  view.best_effort_ns = own.in_flight_ns;
+  view.best_effort_submitted_ns = own.submitted_ns;
+  view.best_effort_launches = own.submitted;
+  view.best_effort_in_flight = std::max<std::uint64_t>(own.in_flight, own.in_flight_ns > 0 ? 1 : 0);
+  clock_.look(view);
+  if (!known()) return {};
+  HostBound seen = reader_.requests();
+  seen.gpu_ns = clock_.likely_ns();
+  seen.gpu_most_ns = clock_.most_ns();
+  seen.sliced = sliced;
+  if (sliced) seen.closed = gate_.closed(view.segments, seen, own.in_flight_ns + seen.gpu_ns + own.longest_ns);
+  return seen;
 }
 
 }  // namespace cudasched::schedule

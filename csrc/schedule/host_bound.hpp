@@ -1,5 +1,5 @@
-// Best effort beside host-bound requests: what latency work has on the GPU, as a gate sees it that looks now and then,
-// and where contexts take turns, when the gate closes. admission.hpp has the rule.
+// Best effort beside host-bound requests, as a gate sees them that looks now and then: what is left of their segments,
+// what latency work has on the GPU, and where contexts take turns, when the gate closes. admission.hpp has the rule.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -98,27 +98,86 @@ class LatencyClock {
 };
 
 // Where contexts take turns on the GPU: best effort has it from the beginning of a segment until what is left of the
-// segment needs all of it, and then the latency client has it to the segment's end, with one change of contexts. A
-// segment that leaves less than kWorthNs is not begun with.
+// segment needs all of it, and then the latency client has it to the segment's end, with one change of contexts there
+// and one back. The gate opens where at least kWorthNs are left. The less a segment may lose, since segments took too
+// long, the earlier the gate closes.
 class SegmentGate {
  public:
-  static constexpr std::int64_t kSwitchNs = 130'000;
   static constexpr std::int64_t kWorthNs = 1'100'000;
+
+  // `inflation`: how much longer a segment may take, 0.03 for 3%.
+  explicit SegmentGate(double inflation) noexcept : most_share_(Segments::kMostShare * inflation) {}
+
+  // Is a segment worth beginning with, of which so much is left?
+  static bool opens_for(std::uint64_t left) noexcept {
+    const std::optional<Left> known = unpack(left);
+    return known && known->host_ns - known->gpu_ns >= kWorthNs;
+  }
 
   // Asked at each look: is the gate closed in this segment? `segments`: begun, ever. `on_gpu_ns`: of both classes, with
   // the bound of the launch that asks.
   bool closed(std::uint64_t segments, const HostBound& requests, std::int64_t on_gpu_ns) noexcept {
+    const std::int64_t late_ns = late_by_ns(requests, on_gpu_ns + guard_ns(requests));
     if (segments != segments_) {
       segments_ = segments;
       closed_ = requests.left_host_ns - requests.left_gpu_ns < kWorthNs;
     }
-    closed_ = closed_ || late_by_ns(requests, on_gpu_ns + kSwitchNs) > 0;
+    closed_ = closed_ ? late_ns > -kWorthNs : late_ns > 0;
     return closed_;
   }
 
  private:
+  std::int64_t guard_ns(const HostBound& requests) const noexcept {
+    constexpr double kMost = 1 / Segments::kLeastShare;
+    const double times = requests.late_share > 0 ? most_share_ / requests.late_share : kMost;
+    return static_cast<std::int64_t>(static_cast<double>(kContextSwitchNs) * std::clamp(times, 1.0, kMost));
+  }
+
+  double most_share_;
   std::uint64_t segments_ = ~std::uint64_t{0};
   bool closed_ = false;
+};
+
+// What one best-effort client's gate makes of what latency clients tell, look after look: begin(), add() for each of
+// them, look(). At every look, whether a request is under way or not, or the clock would lose count.
+class GapView {
+ public:
+  // The gate's own client.
+  struct Own {
+    std::int64_t in_flight_ns = 0;  // predicted GPU time of what is in flight,
+    std::int64_t longest_ns = 0;    // at most that of the launch that asks,
+    std::int64_t submitted_ns = 0;  // and of what was ever submitted
+    std::uint64_t submitted = 0;    // launches, ever,
+    std::uint64_t in_flight = 0;    // and not complete
+  };
+
+  // `inflation`: see SegmentGate.
+  explicit GapView(double inflation) noexcept : gate_(inflation) {}
+
+  void begin(std::int64_t now_ns) noexcept {
+    reader_.begin(now_ns);
+    clock_view_ = {};
+    clock_view_.now_ns = now_ns;
+    active_ = false;
+  }
+  // `submitted_ns`: the GPU time of its launches, ever. `active`: a request of it is under way.
+  void add(int client, const Segments::Told& told, std::int64_t submitted_ns, bool active) noexcept {
+    clock_view_.submitted_ns += submitted_ns;
+    clock_view_.segments += told.segment;
+    if (active) reader_.add(client, told);
+    active_ = active_ || active;
+  }
+  // Of each request under way.
+  bool known() const noexcept { return active_ && reader_.requests().known; }
+  // `sliced`: a request is under way in another context, and contexts take turns.
+  HostBound look(const Own& own, bool sliced) noexcept;
+
+ private:
+  SegmentReader reader_;
+  LatencyClock clock_;
+  SegmentGate gate_;
+  LatencyClock::View clock_view_;
+  bool active_ = false;
 };
 
 }  // namespace cudasched::schedule

@@ -34,8 +34,9 @@ double Segments::share(std::uint64_t key) const noexcept {
   return place == kNone ? kMostShare : keys_[static_cast<std::size_t>(place)].share;
 }
 
-Segments::Told Segments::begin(std::uint64_t key, std::int64_t now) noexcept {
+Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced) noexcept {
   key_ = find(key);
+  sliced_ = sliced;
   wanted_ = key;
   under_way_ = true;
   number_ = 0;
@@ -134,16 +135,17 @@ void Segments::lose() noexcept {
   under_way_ = false;
 }
 
-void Segments::end(std::int64_t now, bool learn) noexcept {
+void Segments::end(std::int64_t now) noexcept {
   if (!under_way_) return;
-  if (learn && launches_.load(std::memory_order_relaxed) > 0) observe(now);
-  if (learn && key_ == kNone) make_room(wanted_);
+  if (launches_.load(std::memory_order_relaxed) > 0) observe(now);
+  if (key_ == kNone) make_room(wanted_);
   lose();
 }
 
 void Segments::judge(Key& key, const RecentMedian& others, std::int64_t clean_ns) noexcept {
   if (others.count() < kFewestOthers || clean_ns <= 0) return;
-  const double longer = static_cast<double>(others.ns()) / static_cast<double>(clean_ns) - 1;
+  const std::int64_t others_ns = others.ns() - (sliced_ ? 2 * kContextSwitchNs : 0);
+  const double longer = static_cast<double>(others_ns) / static_cast<double>(clean_ns) - 1;
   const bool too_long = longer > inflation_;
   if (!too_long && longer > inflation_ / 2) return;
   key.against += too_long ? 1 : -1;

@@ -8,7 +8,8 @@
 // kTrialPeriod while the last two verdicts were alike, and each is compared with the median of the segments of its kind
 // just before it: hosts are faster and slower by turns, by more than best effort may cost. What segments may lose, by
 // prediction, is half of the target, since predictions err. It is halved, time and again, when kVerdict more of these
-// pairs exceed the target than keep within half of it, and doubled back when it is the other way round.
+// pairs exceed the target than keep within half of it, and doubled back when it is the other way round. Where contexts
+// take turns, changing to the other one and back comes on top of the target.
 //
 // launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
 // and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. Half a megabyte, allocated by
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "schedule/admission.hpp"
 #include "schedule/segment_profile.hpp"
 
 namespace cudasched::schedule {
@@ -58,8 +60,9 @@ class Segments {
     std::uint64_t fallbacks = 0;  // times that a profile misled, and was forgotten
   };
 
-  // A request begins. No allocation, and nothing is cleared: one with a new key is not known.
-  Told begin(std::uint64_t key, std::int64_t now_ns) noexcept;
+  // A request begins. No allocation, and nothing is cleared: one with a new key is not known. `sliced`: best effort of
+  // another context takes turns with it on the GPU, so that a segment pays two changes of contexts in any case.
+  Told begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false) noexcept;
 
   // The next launch of the segment: what it takes on the GPU, and what is left behind it. `now()` is asked only where
   // the request's launches are noted.
@@ -89,10 +92,10 @@ class Segments {
   // It has waited, and the next segment begins; `told` is left alone where nothing was launched since the last time.
   bool next(std::int64_t now_ns, Told& told) noexcept;
 
-  // The request is over. `learn`: it was one request, and took what it took.
-  void end(std::int64_t now_ns, bool learn) noexcept;
+  // The request is over.
+  void end(std::int64_t now_ns) noexcept;
 
-  // Of the request under way: nothing is known.
+  // Of the request under way nothing is known: it is not the only one.
   void lose() noexcept;
 
   const Counts& counts() const noexcept { return counts_; }
@@ -141,6 +144,7 @@ class Segments {
   int key_ = kNone;
   std::uint64_t wanted_ = 0;  // the key of a request that has no place yet
   bool under_way_ = false;
+  bool sliced_ = false;
   bool timed_ = false;  // launches of the segment are measured
   std::size_t number_ = 0;
   std::uint64_t segment_ = 0;

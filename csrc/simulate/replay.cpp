@@ -71,6 +71,7 @@ struct Client {
     if (!best_effort && settings.policy == "harvest" && !settings.user_policy) {
       segments = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
     }
+    gaps = schedule::GapView(settings.host_bound_inflation);
   }
 
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
@@ -126,9 +127,7 @@ struct Client {
   std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
   std::int64_t predicted_sum_ns = 0;  // of all that was submitted
-  schedule::SegmentReader segment_reader;
-  schedule::LatencyClock latency_clock;
-  schedule::SegmentGate segment_gate;
+  schedule::GapView gaps{0};
 
   // Requests, of latency clients.
   schedule::Arrivals arrivals;
@@ -481,7 +480,8 @@ void Replay::enter(Client& client) {
   for (Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight_ns(now_ns_);
   client.arrivals.arrived(now_ns_);
   if (client.segments != nullptr) {
-    client.told_segment = client.segments->begin(static_cast<std::uint64_t>(client.trace->slo_ns), now_ns_);
+    client.told_segment = client.segments->begin(static_cast<std::uint64_t>(client.trace->slo_ns), now_ns_,
+                                                 settings_.sharing == Sharing::kTimeSlice);
     if (schedule::worth_waking(client.told_segment.left)) wake_gates();
   }
   if (active_++ == 0) active_since_ns_ = now_ns_;
@@ -505,7 +505,7 @@ void Replay::leave(Client& client) {
   const std::int64_t time_ns = now_ns_ - client.entered_ns;
   const std::int64_t admitted_ns = admitted_ns_ - client.admitted_at_entry_ns;
   client.history.observe(time_ns, admitted_ns);
-  if (client.segments != nullptr) client.segments->end(now_ns_, true);
+  if (client.segments != nullptr) client.segments->end(now_ns_);
   for (Client* other : best_effort_) other->lead.completed(time_ns, client.in_flight_at_entry_ns + admitted_ns);
   client.in_region = false;
   if (--active_ == 0) active_ns_ += now_ns_ - active_since_ns_;
@@ -647,7 +647,7 @@ schedule::Snapshot Replay::snapshot(Client& client) {
     seen.free_ns = foresight.free_ns;
     seen.foreseen_over_ns = foresight.over_ns;
   }
-  if (seen.latency_active && settings_.policy == "harvest") seen.host_bound = host_bound(client, seen.in_flight_ns);
+  if (settings_.policy == "harvest") seen.host_bound = host_bound(client, seen.in_flight_ns);
   const bool lets_in = seen.slack_ns > 0 || seen.host_bound.known;
   if (best_effort_.size() > 1) {
     if (settings_.sharing != Sharing::kTimeSlice) {
@@ -659,35 +659,26 @@ schedule::Snapshot Replay::snapshot(Client& client) {
     if (!seen.latency_active || lets_in) seen.my_turn = my_turn(client);
   }
   using Gpu = schedule::Ledger::Gpu;
-  const bool anothers = !seen.my_turn || (seen.latency_active && !lets_in);
-  const Gpu beside = seen.host_bound.known ? Gpu::kInGaps : Gpu::kShared;
+  const bool in_gaps = seen.host_bound.known && !seen.host_bound.closed;
+  const bool anothers = !seen.my_turn || (seen.latency_active && seen.slack_ns <= 0 && !in_gaps);
+  const Gpu beside = in_gaps ? Gpu::kInGaps : Gpu::kShared;
   client.gpu = anothers ? Gpu::kAnothers : seen.latency_active ? beside : Gpu::kOwn;
   return seen;
 }
 
 // What the latency clients under way tell, as the client's gate sees it. `in_flight_ns`: of its own.
 schedule::HostBound Replay::host_bound(Client& client, std::int64_t in_flight_ns) {
-  client.segment_reader.begin(now_ns_);
-  schedule::LatencyClock::View clock;
-  clock.now_ns = now_ns_;
-  clock.best_effort_ns = in_flight_ns;
-  clock.best_effort_submitted_ns = client.predicted_sum_ns;
-  clock.best_effort_launches = client.submitted;
-  clock.best_effort_in_flight = client.ledger.launches();
+  client.gaps.begin(now_ns_);
   for (const Client* one : latency_) {
-    clock.submitted_ns += one->segments_gpu_ns;
-    clock.segments += one->told_segment.segment;
-    if (one->in_region) client.segment_reader.add(one->slot, one->told_segment);
+    client.gaps.add(one->slot, one->told_segment, one->segments_gpu_ns, one->in_region);
   }
-  schedule::HostBound seen = client.segment_reader.requests();
-  seen.sliced = settings_.sharing == Sharing::kTimeSlice;
-  client.latency_clock.look(clock);
-  seen.gpu_ns = client.latency_clock.likely_ns();
-  seen.gpu_most_ns = client.latency_clock.most_ns();
-  if (seen.known && seen.sliced) {
-    seen.closed = client.segment_gate.closed(clock.segments, seen, in_flight_ns + seen.gpu_ns + client.longest_ns);
-  }
-  return seen;
+  schedule::GapView::Own own;
+  own.in_flight_ns = in_flight_ns;
+  own.longest_ns = client.longest_ns;
+  own.submitted_ns = client.predicted_sum_ns;
+  own.submitted = client.submitted;
+  own.in_flight = client.ledger.launches();
+  return client.gaps.look(own, settings_.sharing == Sharing::kTimeSlice);
 }
 
 bool Replay::my_turn(Client& client) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from cudasched import control
 from program import HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
 
 pytestmark = pytest.mark.usefixtures("without_offload")
@@ -73,24 +74,40 @@ def test_slack_lets_best_effort_work_into_requests_that_have_time_for_it(stage: 
     assert (train.end(), train.stderr) == (0, "")
 
 
+def beside_a_host_bound_request(serve: Program, train: Program) -> int:
+    """How many best-effort launches go while the host is at a request."""
+    serve.call(enter(GENEROUS_MS))
+    before = launched(train)
+    serve.call("[(gpu.launch(1), time.sleep(0.01)) for _ in range(10)]")
+    meanwhile = launched(train) - before
+    serve.call("gpu.synchronize()")
+    serve.call(LEAVE)
+    return meanwhile
+
+
 def test_harvest_lets_best_effort_work_into_the_gaps_of_requests_that_it_knows(stage: Stage) -> None:
     serve = server(stage, CUDASCHED_POLICY="harvest")
     serve.call("import time")
+    train = trainer(stage, CUDASCHED_POLICY="strict")
+    meanwhile = [beside_a_host_bound_request(serve, train) for _ in range(12)]
+    assert max(meanwhile) <= 1, "strict"
+    # From outside, while both run.
+    trainer_id = next(client.id for client in control.clients() if client.pid == train.pid)
+    control.change(trainer_id, policy="harvest")
+    eventually(lambda: beside_a_host_bound_request(serve, train) > 5, "it goes on in the gaps")
+    control.change(trainer_id, policy="strict")
+    meanwhile = [beside_a_host_bound_request(serve, train) for _ in range(6)]
+    assert max(meanwhile) <= 1, "strict again"
+    train.call("feeder.stop()")
+    assert (train.end(), train.stderr) == (0, "")
+
+
+def test_harvest_knows_nothing_of_a_first_request(stage: Stage) -> None:
+    serve = server(stage, CUDASCHED_POLICY="harvest")
+    serve.call("import time")
     train = trainer(stage, CUDASCHED_POLICY="harvest")
-    gaps = "[(gpu.launch(1), time.sleep(0.01)) for _ in range(10)]"
-
-    def request() -> int:
-        """How many best-effort launches go while the host is at a request."""
-        serve.call(enter(GENEROUS_MS))
-        wait = launched(train)
-        serve.call(gaps)
-        meanwhile = launched(train) - wait
-        serve.call("gpu.synchronize()")
-        serve.call(LEAVE)
-        return meanwhile
-
-    assert request() <= 1, "nothing is known of the first"
-    eventually(lambda: request() > 5, "it goes on in the gaps")
+    assert beside_a_host_bound_request(serve, train) <= 1
+    eventually(lambda: beside_a_host_bound_request(serve, train) > 5, "it goes on in the gaps")
     train.call("feeder.stop()")
     assert (train.end(), train.stderr) == (0, "")
 

@@ -21,7 +21,7 @@ void Held::pass(std::int64_t now_ns) noexcept {
 void Admission::join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept {
   neighbours_.join(table, slot, mps, settings);
   if (const schedule::Policy* const policy = schedule::find_policy(settings.policy)) {
-    decider_ = schedule::Decider(*policy);
+    use_policy(schedule::Decider(*policy));
   }
 }
 

@@ -39,7 +39,10 @@ class Admission {
  public:
   void join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept;
   void configure(const Settings& settings) noexcept;
-  void use_policy(const schedule::Decider& policy) noexcept { decider_ = policy; }
+  void use_policy(const schedule::Decider& policy) noexcept {
+    decider_ = policy;
+    neighbours_.harvest(policy.name() == "harvest");
+  }
   std::string_view refused_policy() const noexcept { return decider_.refused(); }
 
   // The policy's answer. `stream`: the launch's.
@@ -71,7 +74,7 @@ class Admission {
   // Whose the GPU has been since the last decision.
   schedule::Ledger::Gpu gpu() const noexcept {
     using Gpu = schedule::Ledger::Gpu;
-    const bool in_gaps = latency_was_active_ && seen_.host_bound.known;
+    const bool in_gaps = latency_was_active_ && seen_.host_bound.known && !seen_.host_bound.closed;
     if (!had_turn_ || (latency_was_active_ && seen_.slack_ns <= 0 && !in_gaps)) return Gpu::kAnothers;
     return in_gaps ? Gpu::kInGaps : latency_was_active_ ? Gpu::kShared : Gpu::kOwn;
   }

@@ -71,7 +71,7 @@ void LatencyActivity::activate() noexcept {
   if (segments_.on()) {
     const std::int64_t slo = in_region ? region_slo_ns_.load(std::memory_order_relaxed)
                                        : table_->slot(slot()).slo_ns.load(std::memory_order_relaxed);
-    segments_.begin(static_cast<std::uint64_t>(slo), now);
+    segments_.begin(static_cast<std::uint64_t>(slo), now, gpu_is_anothers());
   }
   publish();
 }
@@ -217,9 +217,9 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
   }
   activate();
   if (!alone) return;
-  // Best effort holds back by now.
+  // Best effort holds back by now, unless it is to have the gaps of this request.
   const std::scoped_lock lock(probe_);
-  if (prewarmer_.pays() && gpu_is_anothers()) prewarmer_.prewarm();
+  if (prewarmer_.pays() && gpu_is_anothers() && !segments_.lets_in()) prewarmer_.prewarm();
   prewarmer_.entered(now_ns());
 }
 

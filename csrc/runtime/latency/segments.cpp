@@ -6,7 +6,6 @@
 #include "driver/driver.hpp"
 #include "predict/sample.hpp"
 #include "runtime/hot.hpp"
-#include "schedule/host_bound.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -37,11 +36,11 @@ void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
   self.segment_late_ns.store(told.late_ns, std::memory_order_release);
 }
 
-void LatencySegments::begin(std::uint64_t key, std::int64_t now) noexcept {
+void LatencySegments::begin(std::uint64_t key, std::int64_t now, bool sliced) noexcept {
   if (!on()) return;
   const std::unique_lock lock(lock_, std::try_to_lock);
   if (!lock.owns_lock()) return;  // the request before is being closed: this one is not known
-  publish(segments_->begin(key, now));
+  publish(segments_->begin(key, now, sliced));
 }
 
 LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_time) noexcept {
@@ -143,7 +142,7 @@ void LatencySegments::end(std::int64_t now, CUcontext context) noexcept {
     make_timers(context);
     read_timers();
   }
-  segments_->end(now, /*learn=*/true);
+  segments_->end(now);
   slot().segment_late_ns.store(0, std::memory_order_release);
   count();
 }

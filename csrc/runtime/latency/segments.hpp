@@ -3,7 +3,8 @@
 // client's slot. Only under the policy `harvest`; else nothing here costs more than a load.
 //
 // before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
-// one request of 16 a look at the clock, and for one launch of eight in those, two timing events. begin() is on it,
+// one segment of 17 a look at the clock, and in a few of those that are kept clean, two timing events around one launch
+// of eight. begin() is on it,
 // too, and gives up rather than wait for a lock. waits() and waited() stand around the calls by which a program waits
 // for the GPU. What is timed is read when a segment is over.
 //
@@ -22,6 +23,7 @@
 #include "base/clock.hpp"
 #include "base/spin_lock.hpp"
 #include "runtime/settings.hpp"
+#include "schedule/host_bound.hpp"
 #include "schedule/segments.hpp"
 
 namespace cudasched::runtime {
@@ -39,8 +41,15 @@ class LatencySegments {
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
   bool on() const noexcept { return on_.load(std::memory_order_acquire); }
 
-  // A request begins. `key`: what is alike in it and others, its latency target.
-  void begin(std::uint64_t key, std::int64_t now_ns) noexcept;
+  // A request begins. `key`: what is alike in it and others, its latency target. `sliced`: best effort of another
+  // context takes turns with it on the GPU.
+  void begin(std::uint64_t key, std::int64_t now_ns, bool sliced) noexcept;
+
+  // Where contexts take turns: is best effort to have the GPU at the beginning of the segment under way?
+  bool lets_in() noexcept {
+    return on() && slot().segment_late_ns.load(std::memory_order_relaxed) > 0 &&
+           schedule::SegmentGate::opens_for(slot().segment_left.load(std::memory_order_relaxed));
+  }
 
   // `may_time`: events may stand before and behind the launch.
   Timing before_launch(CUstream stream, bool may_time) noexcept {
@@ -67,7 +76,7 @@ class LatencySegments {
   void forget_events() noexcept;
 
  private:
-  static constexpr int kTimers = 64;
+  static constexpr int kTimers = schedule::SegmentProfile::kLaunches / schedule::Segments::kTimedPeriod;
 
   struct Timer {
     CUevent start = nullptr;

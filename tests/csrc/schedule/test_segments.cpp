@@ -55,7 +55,7 @@ std::vector<Segments::Told> request(Segments& segments, const Program& program, 
     told.emplace_back();
     EXPECT_TRUE(segments.next(now, told.back()));
   }
-  segments.end(now, true);
+  segments.end(now);
   now += kMs;
   return told;
 }
@@ -316,7 +316,7 @@ TEST(Segments, OfOverlappingRequestsNothingIsLearned) {
     segments.begin(0, now);
     segments.launch([&] { return now += 20 * kUs; });
     segments.lose();
-    segments.end(now, true);
+    segments.end(now);
   }
   EXPECT_EQ(segments.begin(0, now).left, kNothingKnown);
 }
@@ -418,18 +418,37 @@ TEST(LatencyClock, WhatCameBeforeABestEffortLaunchIsDoneWithIt) {
 }
 
 TEST(SegmentGate, ClosesOnceASegmentAndOpensForOneThatLeavesEnough) {
-  SegmentGate gate;
+  SegmentGate gate(0.03);
   HostBound requests;
+  requests.late_share = 0.03 * Segments::kMostShare;
   requests.left_gpu_ns = kMs;
   requests.left_host_ns = 5 * kMs;
   EXPECT_FALSE(gate.closed(1, requests, 100 * kUs));
   requests.left_host_ns = 1'200 * kUs;
   EXPECT_TRUE(gate.closed(1, requests, 100 * kUs)) << "the change of contexts has no room";
+  requests.left_host_ns = 2'200 * kUs;
+  EXPECT_TRUE(gate.closed(1, requests, 100 * kUs)) << "what is left is not worth another change";
   requests.left_host_ns = 5 * kMs;
-  EXPECT_TRUE(gate.closed(1, requests, 100 * kUs)) << "only once";
+  EXPECT_FALSE(gate.closed(1, requests, 100 * kUs)) << "it is again";
   EXPECT_FALSE(gate.closed(2, requests, 100 * kUs));
   requests.left_host_ns = 2 * kMs;
   EXPECT_TRUE(gate.closed(3, requests, 0)) << "less than 1.1 ms";
+}
+
+TEST(SegmentGate, ClosesTheEarlierTheLessSegmentsMayLose) {
+  std::int64_t before_ns = 0;
+  for (double share = Segments::kMostShare; share >= Segments::kLeastShare; share /= 2) {
+    HostBound requests;
+    requests.late_share = 0.03 * share;
+    requests.left_host_ns = 100 * kMs;
+    SegmentGate gate(0.03);
+    EXPECT_FALSE(gate.closed(1, requests, 0));
+    while (!gate.closed(1, requests, 0)) requests.left_host_ns -= 10 * kUs;
+    EXPECT_NEAR(static_cast<double>(requests.left_host_ns),
+                static_cast<double>(kContextSwitchNs) * Segments::kMostShare / share, 11e3);
+    EXPECT_GT(requests.left_host_ns, before_ns);
+    before_ns = requests.left_host_ns;
+  }
 }
 
 Snapshot active() {
