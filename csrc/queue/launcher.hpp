@@ -2,8 +2,8 @@
 // the driver, passes on. One a ring.
 //
 // It makes each operation's context current and never creates one, blocks all signals, and runs in relaxed capture
-// mode, so that it disturbs no capture of the program's threads. When the ring is empty it spins a little, for a
-// quarter of its time at most, then naps, so that a program that goes on launching never pays for waking it, then
+// mode, so that it disturbs no capture of the program's threads. When the ring is empty it spins a little, for an
+// eighth of its time at most, then naps, so that a program that goes on launching never pays for waking it, then
 // sleeps.
 //
 // A launcher that has ended without being told to (a callback of the driver's may end its thread) is noticed by the

@@ -248,6 +248,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     std::int64_t next_end_ns = 0;
     std::int64_t lead_ns = 0;
     telemetry::WaitReason why{};
+    const std::uint32_t wakes = waiter_.wakes();
     {
       const std::scoped_lock lock(lock_);
       const std::int64_t now = now_ns();
@@ -327,7 +328,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     // share. One that waits for foreseen latency work is not: the others may go.
     const bool announce = decision.answer != schedule::Answer::kWaitForTime ||
                           (admission_.neighbours().feeds_with_others() && held.for_lead);
-    waiter_.wait(decision, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait,
+    waiter_.wait(decision, wakes, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait,
                  meets ? kMeetLookNs : Waiter::kReapNs, [&] {
                    return must_not_wait(waiver) || (for_latency && !admission_.neighbours().latency_active(now_ns()));
                  });

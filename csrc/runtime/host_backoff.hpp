@@ -9,8 +9,8 @@
 //
 // Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
 // pauses where that holds enough, for the whole request, and goes on to fill it before it is empty. A request that
-// launches and waits again and again, as a decoder does for each token, waits for no other thread: the bound counts
-// anew from each of its waits, and one launch is held kMostBounds times as long at most.
+// launches and waits again and again, as a decoder does for each token, hardly waits for another thread: the bound
+// counts anew from each of its waits, and one launch is held kMostBounds times as long at most.
 //
 // Costs a launch one load while no region is open.
 #pragma once

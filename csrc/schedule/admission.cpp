@@ -13,6 +13,9 @@ constexpr Decision kGo{Answer::kSubmit, 0};
 // other context and back, which takes longer than most kernels: with 20 us in flight it got a third of the gaps.
 constexpr std::int64_t kSlicedLeadNs = 200'000;
 
+// How long a launch waits at most until it asks anew what latency work has on the GPU.
+constexpr std::int64_t kLookAgainNs = 200'000;
+
 Decision wait_for_time(std::int64_t wait_ns) noexcept {
   return {Answer::kWaitForTime, std::max<std::int64_t>(wait_ns, 1)};
 }
@@ -69,7 +72,12 @@ Decision harvest(const Snapshot& snapshot) noexcept {
   }
   const std::int64_t on_gpu_ns = snapshot.in_flight_ns + requests.gpu_ns;
   const std::int64_t most_ns = snapshot.in_flight_ns + requests.gpu_most_ns + snapshot.longest_ns();
-  if (late_by_ns(requests, most_ns) > requests.late_ns) return {Answer::kWaitForLatency, 0};
+  // What the GPU has at most may turn out to be less, as long as the host has time left.
+  if (const std::int64_t excess_ns = late_by_ns(requests, most_ns) - requests.late_ns; excess_ns > 0) {
+    const std::int64_t spare_ns = requests.left_host_ns - requests.left_gpu_ns;
+    if (spare_ns <= 0) return {Answer::kWaitForLatency, 0};
+    return wait_for_time(std::min({excess_ns, spare_ns, kLookAgainNs}));
+  }
   if (on_gpu_ns > snapshot.lead_ns) return wait_for_time(on_gpu_ns - snapshot.lead_ns);
   return kGo;
 }

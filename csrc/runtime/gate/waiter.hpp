@@ -39,13 +39,17 @@ class Waiter {
   // True while a thread waits that others are to know of; they then check that this process is alive.
   bool waits() const noexcept { return announced_.load() > 0; }
 
-  // Waits as the decision says, or less; the caller looks again. `announce`: others are to know. `next_end_ns`: as
-  // Ledger::next_end_ns(). `slack_ns`: by how much it may be late. `plan`: of this kind of thread. `open()`: asked
-  // before it sleeps for something that wakes it: what was waited for has come. `longest_ns`: of a sleep for latency
-  // work.
+  // What wakes those that wait has happened so often. To be read before the look that a wait follows.
+  std::uint32_t wakes() const noexcept { return table_->layout().wake_sequence.load(std::memory_order_acquire); }
+
+  // Waits as the decision says, or less; the caller looks again. `wakes`: before it decided. `announce`: others are to
+  // know. `next_end_ns`: as Ledger::next_end_ns(). `slack_ns`: by how much it may be late. `plan`: of this kind of
+  // thread. `open()`: asked before it sleeps for something that wakes it: what was waited for has come. `longest_ns`:
+  // of a sleep for latency work.
   template <typename Open>
-  void wait(const schedule::Decision& decision, bool announce, std::int64_t next_end_ns, std::int64_t slack_ns,
-            schedule::SleepPlan& plan, Wait& wait, std::int64_t longest_ns, Open&& open) noexcept {
+  void wait(const schedule::Decision& decision, std::uint32_t wakes, bool announce, std::int64_t next_end_ns,
+            std::int64_t slack_ns, schedule::SleepPlan& plan, Wait& wait, std::int64_t longest_ns,
+            Open&& open) noexcept {
     begin(announce, wait);
     if (decision.answer == schedule::Answer::kWaitForTime) {
       return wait_for_time(decision.wait_ns, next_end_ns, slack_ns, plan);
@@ -53,8 +57,11 @@ class Waiter {
     reap(wait);
     const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
     arbiter::Table& holder = for_latency && peers_ != nullptr ? peers_->holder(*table_) : *table_;
-    const std::uint32_t seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
-    if (&holder != table_) JobPeers::announce(holder);
+    std::uint32_t seen = wakes;
+    if (&holder != table_) {
+      seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
+      JobPeers::announce(holder);
+    }
     if (open()) return;  // an opening between the last look and this one has woken nobody
     holder.sleep(seen, for_latency ? longest_ns : kTurnLookNs);
   }

@@ -53,7 +53,7 @@ TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
   std::optional<Left> at_begin;
   std::optional<Left> after_three;
   std::int64_t late_ns = 0;
-  // One request of 64 is kept clean, and a busy machine may surprise: then it takes 1,024 of them.
+  // One segment of 17 is kept clean, and a busy machine may surprise: then it takes many of them.
   const auto told = [&] {
     serve(12);
     const InRegion region(CUDASCHED_LATENCY, 500);
