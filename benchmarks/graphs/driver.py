@@ -64,6 +64,16 @@ class Graphs:
         """Ends an executable graph; what is in flight of it runs to its end."""
         self.call("cuGraphExecDestroy", c_void_p(executable))
 
+    def clone(self, graph: int) -> int:
+        """A graph like it."""
+        made = c_void_p()
+        self.call("cuGraphClone", byref(made), c_void_p(graph))
+        return made.value or 0
+
+    def destroy_graph(self, graph: int) -> None:
+        """Ends a graph; executables made of it stay."""
+        self.call("cuGraphDestroy", c_void_p(graph))
+
     def launch(self, executable: int, stream: int) -> None:
         """Launches it into a CUstream."""
         self.call("cuGraphLaunch", c_void_p(executable), c_void_p(stream))

@@ -274,9 +274,9 @@ class FigureRow(Strict):
         value: What was measured.
         goal: What is promised.
         better: Whether less or more than the goal is better.
-        low: The least of the parts that the value is made of: repeats, starts, GPUs.
-        high: The most of them.
-        n: Of how many requests, starts or runs, or of how many seconds, it is made.
+        low: The least of the parts that the value is made of: repeats, starts, GPUs; of pairs of turns, a quartile.
+        high: The most of them; the other quartile.
+        n: Of how many requests, starts, runs or pairs of turns, or of how many seconds, it is made.
         limited_by: Where the goal is missed, what limits it.
     """
 

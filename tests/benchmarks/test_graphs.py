@@ -32,9 +32,17 @@ from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
 from benchmarks.results.schema import ColocationRow, FigureRow, load
+from benchmarks.store import Store
 
 DATE = "2026-11-23T00:00:00+00:00"
-PROMISED = {"build_ms_2000_nodes", "clone_of_instantiate", "launch_ns_added", "memory_ratio", "idle_speed"}
+PROMISED = {
+    "build_ms_2000_nodes",
+    "clone_of_instantiate",
+    "driver_clone_of_instantiate",
+    "launch_ns_added",
+    "memory_ratio",
+    "idle_speed",
+}
 
 
 def cell(arm: str, program: str) -> Cell:
@@ -217,54 +225,95 @@ def test_cells_of_several_runs_are_put_together(tmp_path: Path, capsys: pytest.C
 # ---- figures
 
 
-def part(**fields: float) -> dict:
-    return {"instantiate_ns": 1000.0, "bytes": 100.0, "per_s": 50.0, "launch_ns": 500.0, **fields}
+def turn(slow: float, **always: float) -> dict:
+    """A round of turns on a machine that is so many times slower at that moment."""
+    bare = {"instantiate_ns": 1000.0 * slow, "clone_ns": 90.0 * slow, "per_s": 50.0 / slow}
+    auto = {"instantiate_ns": 2200.0 * slow, "clone_ns": 95.0 * slow, "per_s": 49.9 / slow}
+    off = {"instantiate_ns": 2000.0 * slow, "clone_ns": 95.0 * slow, "launch_ns": 500.0}
+    cut = {"instantiate_ns": 2160.0 * slow, "clone_ns": 95.0 * slow, "launch_ns": 522.0, "build_ns": 85e6} | always
+    return {"bare": bare, "auto": auto, "unprioritised": off, "off": off, "always": cut}
 
 
-PARTS = {
-    "bare": [part(), part(per_s=51.0)],
-    "off": [part(), part()],
-    "always": [
-        part(
-            instantiate_ns=1080.0, bytes=210.0, launch_ns=515.0, graph_builds=8, graph_build_ns=640e6, graphs_sliced=8
-        ),
-        part(
-            instantiate_ns=1090.0, bytes=230.0, launch_ns=530.0, graph_builds=8, graph_build_ns=720e6, graphs_sliced=8
-        ),
-    ],
-    "auto": [part(per_s=49.9), part(per_s=50.5)],
+STARTED = {mode: {"bytes": 100.0} for mode in figures.MODES} | {"always": {"bytes": 220.0, "graphs_sliced": 8}}
+DONE = {
+    "start/0": STARTED,
+    "turn/0": turn(1.0),
+    "turn/1": turn(3.0, launch_ns=520.0),
+    "turn/2": turn(0.7, launch_ns=524.0),
+    "turn/3": turn(1.0, instantiate_ns=9000.0),  # something else ran for a moment
+    "turn/4": turn(1.1),
 }
 
 
-def test_figures_are_medians_of_the_repeats_with_their_goals() -> None:
-    made = {row.figure: row for row in figures.rows(PARTS, {"launch_ns_added": "a lock"})}
+def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() -> None:
+    made = {row.figure: row for row in figures.rows(DONE, {"launch_ns_added": "a lock"})}
     assert set(made) == PROMISED == set(figures.GOALS)
-    assert made["build_ms_2000_nodes"].value == pytest.approx(85) and made["build_ms_2000_nodes"].n == 16
-    assert made["clone_of_instantiate"].value == pytest.approx(0.085) and made["clone_of_instantiate"].met
-    assert made["launch_ns_added"].value == pytest.approx(22.5)
-    assert made["launch_ns_added"].limited_by == "a lock" and made["clone_of_instantiate"].limited_by == ""
-    assert made["memory_ratio"].value == pytest.approx(1.2)
-    assert made["idle_speed"].low == pytest.approx(50.5 / 51) and made["idle_speed"].better == "more"
-    assert made["idle_speed"].limited_by == "not explained yet"
+    assert made["build_ms_2000_nodes"].value == pytest.approx(85) and made["build_ms_2000_nodes"].n == 5
+    clone = made["clone_of_instantiate"]
+    assert clone.met and (clone.low, clone.value, clone.high) == pytest.approx((0.08, 0.08, 0.08))
+    assert made["driver_clone_of_instantiate"].value == pytest.approx(0.09)
+    added = made["launch_ns_added"]
+    assert (added.low, added.value, added.high) == pytest.approx((22, 22, 22)) and added.limited_by == "a lock"
+    assert made["memory_ratio"].value == pytest.approx(1.2) and made["memory_ratio"].n == 1
+    assert made["idle_speed"].value == pytest.approx(0.998) and made["idle_speed"].better == "more"
+    assert clone.limited_by == made["idle_speed"].limited_by == ""
+    wide = figures.rows({f"turn/{i}": turn(1.0, launch_ns=500.0 + i) for i in range(101)}, {})
+    assert [(row.low, row.high, row.limited_by) for row in wide if row.figure == "launch_ns_added"] == [
+        (25.0, 75.0, "not explained yet")
+    ]
+
+
+def test_what_an_instantiation_takes_is_told_for_each_mode() -> None:
+    said = figures.explained(DONE)
+    assert "bare 0.001 ms (x1.00)" in said and "off 0.002 ms (x2.00)" in said and "always 0.002 ms (x2.16)" in said
+    assert figures.explained({}) == ""
 
 
 def test_figures_without_slices_are_not_told() -> None:
-    without = PARTS | {"always": [part()]}
+    without = {"start/0": STARTED | {"always": {"bytes": 220.0}}, "turn/0": turn(1.0, build_ns=0.0)}
     assert {row.figure for row in figures.rows(without, {})} == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
     assert figures.rows({}, {}) == []
 
 
+def test_turns_of_what_is_compared_follow_one_another_in_both_orders(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Answers(figures.Probes):
+        def __init__(self, *_: object) -> None:
+            self._children = {}
+
+        def _ask(self, mode: str, command: str, **arguments: object) -> dict:
+            asked.append((mode, command))
+            wanted = {name: value for name, value in arguments.items() if value}
+            assert ("seconds" in wanted) == (command == "turn" and mode in ("bare", "auto"))
+            assert ("launches" in wanted) == (command == "turn" and mode in ("off", "always"))
+            assert ("builds" in wanted) == (mode == "always")
+            return {}
+
+    options = figures.parse(["--out", str(tmp_path / "slicing.json"), "--repeats", "2"])
+    store = Store(tmp_path / "slicing.parts", META)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "Probes", Answers)
+        assert figures.measure(Backend(), store, options) == 0
+    modes = list(figures.MODES)
+    assert asked == [(mode, "prepare") for mode in modes] + [(mode, "turn") for mode in modes + modes[::-1]]
+    for one, other in (("bare", "auto"), ("off", "always")):
+        assert abs(modes.index(one) - modes.index(other)) == 1
+
+
 def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graph_slicing.json"
-    command = ["figures", "--rehearse", "--out", str(out), "--repeats", "1", "--nodes", "60", "--launches", "60"]
-    command += ["--seconds", "0.3"]
-    assert main([*command, "--limit-s", "0"]) == figures.TIME_RAN_OUT
-    assert main(command) == 0
+    command = ["figures", "--rehearse", "--out", str(out), "--nodes", "300", "--launches", "60", "--seconds", "0.1"]
+    assert main([*command, "--repeats", "1", "--limit-s", "0"]) == figures.TIME_RAN_OUT
+    assert main([*command, "--repeats", "1"]) == 0
     rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
     assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED
-    before = out.with_suffix(".parts").read_text()
-    assert main(command) == 0 and out.with_suffix(".parts").read_text() == before
-    capsys.readouterr()
+    kept = Store(out.with_suffix(".parts"), META).done
+    assert main([*command, "--repeats", "1"]) == 0 and Store(out.with_suffix(".parts"), META).done == kept
+    assert main([*command, "--repeats", "2"]) == 0
+    done = Store(out.with_suffix(".parts"), META).done
+    assert set(done) == {"start/0", "turn/0", "start/1", "turn/1"} and done["turn/0"] == kept["turn/0"]
+    assert "unprioritised" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         figures.parse(["--out", str(out), "--limited-by", "speed=none"])
 
