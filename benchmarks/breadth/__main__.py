@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from cudasched import mps
+from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, HarnessError
 
 from benchmarks import meta
@@ -310,7 +311,7 @@ class Runner:
 
     def cell(self, arm: str, server: str, program: str, repeat: int = 0) -> Cell:
         """The cell of an arm; the server alone stands for all programs of this run."""
-        lead_us = self.lead_us if arm.startswith("cudasched") else 0.0
+        lead_us = self.lead_us if ALL_ARMS[arm].managed else 0.0
         beside = "+".join(self.options.programs) if arm == "latency_alone" else program
         rate = f"{SERVERS[server]:g}"
         return Cell(arm, server, beside, "poisson", rate, self.options.seconds, lead_us, repeat)

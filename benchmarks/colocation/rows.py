@@ -147,6 +147,8 @@ def _rows(
     gpu_duty = min(1.0, sum(rates_hz[each] * busy_us[each] / 1e6 for each in loads)) if {*loads} <= {*busy_us} else None
     offloaded_rates = named.get("best_effort_alone_hooked", Repeats()).per_s(best_efforts, kernels)
     offloaded_per_s = statistics.median(offloaded_rates) if offloaded_rates else None
+    mps_rates = named.get("best_effort_alone_mps", Repeats()).per_s(best_efforts, kernels)
+    mps_per_s = statistics.median(mps_rates) if mps_rates else None
     target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
     bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
     order = list(known_arms)
@@ -160,10 +162,10 @@ def _rows(
         measured = repeats.summary(load)
         done = repeats.per_s(best_efforts, kernels)
         per_s = statistics.median(done) if done else None
-        left_over = 1.0 - (duty or 0.0) if arm.latency else 1.0
+        left_over = 1.0 if not arm.latency else 1.0 - duty if duty is not None else 0.0
         ratio = per_s / alone_per_s / left_over if per_s and alone_per_s and left_over > 0 else None
-        if arm.latency and duty is None:
-            ratio = None
+        compared_mps_per_s = mps_per_s if arm.mode == "mps" else None
+        mps_ratio = per_s / compared_mps_per_s / left_over if per_s and compared_mps_per_s and left_over > 0 else None
         gpu_left = 1.0 - (gpu_duty or 0.0) if arm.latency else 1.0
         known = gpu_duty is not None or not arm.latency
         gpu_ratio = per_s / offloaded_per_s / gpu_left if per_s and offloaded_per_s and gpu_left > 0 and known else None
@@ -205,6 +207,8 @@ def _rows(
                     best_effort_ratio=ratio,
                     gpu_duty=gpu_duty,
                     best_effort_gpu_ratio=gpu_ratio,
+                    best_effort_alone_mps_per_s=compared_mps_per_s,
+                    best_effort_mps_ratio=mps_ratio,
                     attainment=_share_within(pooled_ms, target_ms),
                     slo_ms=target_ms,
                     wait_ms=statistics.median(waits_ms) if waits_ms else None,

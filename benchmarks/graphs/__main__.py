@@ -24,10 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, percentile
 
 from benchmarks.breadth import __main__ as breadth
-from benchmarks.breadth.__main__ import Fleet, Place, Runner, finish, merge, results, split_choices
+from benchmarks.breadth.__main__ import SETTLE_S, Fleet, Place, Runner, finish, merge, results, split_choices
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile
 from benchmarks.colocation.frame import run_cells
@@ -40,6 +41,7 @@ SERVER = "bert_graph"
 ARMS = (
     "latency_alone",
     "best_effort_alone",
+    "best_effort_alone_mps",
     "cudasched_two_processes",
     "cudasched_mps",
     "cudasched_one_process",
@@ -47,10 +49,11 @@ ARMS = (
     "processes",
 )
 #: Those that are measured first where time is limited: what is alone, and the two ways to run two processes.
-FIRST_ARMS = ARMS[:4]
+FIRST_ARMS = ARMS[:5]
 #: Which of a program's processes an arm runs.
 MODES = {
     "best_effort_alone": "plain",
+    "best_effort_alone_mps": "mps",
     "processes": "plain",
     "cudasched_two_processes": "two_processes",
     "cudasched_two_processes_whole": "whole",
@@ -122,6 +125,8 @@ class GraphRunner(Runner):
     def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
         if cell.arm == KERNELS or process.mode == "plain":
             return super()._cell(cell, process)
+        if not ALL_ARMS[cell.arm].latency:
+            return self._alone_cell(cell, process)
         own = process.mode == "one_process"
         served = process if own else Place("server", cell.latency, process.mode)
         self.fleet.ask(process, "start")
@@ -139,6 +144,20 @@ class GraphRunner(Runner):
                 self.fleet.ask(process, "pause")
             if not own and not self.options.keep_servers:
                 self.fleet.retire(served)
+
+    def _alone_cell(self, cell: Cell, process: Place) -> dict[str, Any]:
+        """A program under cudasched with no server, not even an idle one of the cells before."""
+        served = Place("server", cell.latency, process.mode)
+        if served in self.fleet:
+            self.fleet.retire(served)
+            self.fleet.settle()
+        self.fleet.ask(process, "start")
+        try:
+            time.sleep(SETTLE_S)
+            return self._window(cell, process, None)
+        finally:
+            if process in self.fleet:
+                self.fleet.ask(process, "pause")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,8 +204,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.seconds = 2.0 if options.simulate else 10.0
     if options.seconds <= 0:
         parser.error("--seconds: above 0")
-    if options.simulate and "cudasched_mps" in options.arms:
-        options.arms.remove("cudasched_mps")  # the simulated driver has no MPS
+    if options.simulate:  # whose driver has no MPS
+        options.arms = [arm for arm in options.arms if ALL_ARMS[arm].mode != "mps"]
     return options
 
 

@@ -44,6 +44,9 @@ def graphs_table(results: Results) -> str:
         by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
         alone_row = by_arm.get("best_effort_alone")
         per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
+        mps_row = by_arm.get("best_effort_alone_mps")
+        if mps_row and mps_row.best_effort_per_s:
+            per_s = f"{per_s}, MPS {mps_row.best_effort_per_s:.1f}/s".removeprefix(", ")
         cells = [_cell(by_arm.get(arm)) for arm in (*WHOLE, *SLICED)]
         lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
     return "\n".join(lines) + "\n"
@@ -112,7 +115,12 @@ def _cell(row: ColocationRow | None) -> str:
     if row is None or row.latency_ms is None:
         return ""
     ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"
-    return f"{ratio} · {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ratio
+    return f"{ratio} · {row.best_effort_ratio:.0%}{_of_mps(row, 0)}" if row.best_effort_ratio else ratio
+
+
+def _of_mps(row: ColocationRow, digits: int) -> str:
+    """The same share of what it does alone as an MPS client, where that was measured."""
+    return f" ({row.best_effort_mps_ratio:.{digits}%} of MPS alone)" if row.best_effort_mps_ratio else ""
 
 
 def _judged(row: ColocationRow | None, goal: float) -> str:
@@ -122,7 +130,9 @@ def _judged(row: ColocationRow | None, goal: float) -> str:
     assert allowed_ms is not None
     met = row.latency_ms.p99 <= allowed_ms and row.best_effort_ratio >= BEST_EFFORT
     said = f"{row.latency_ms.p99 / row.alone_ms.p99:.2f} (<= {allowed_ms / row.alone_ms.p99:.2f})"
-    return f"{said}, {row.best_effort_ratio:.1%} (>= {BEST_EFFORT:.0%}) {'met' if met else '**missed**'}"
+    return (
+        f"{said}, {row.best_effort_ratio:.1%} (>= {BEST_EFFORT:.0%}) {'met' if met else '**missed**'}{_of_mps(row, 1)}"
+    )
 
 
 def _bounds(by_arm: dict[str, ColocationRow]) -> str:

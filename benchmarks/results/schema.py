@@ -84,6 +84,8 @@ class ColocationRow(Strict):
         best_effort_ratio: Of what it does alone in the time that requests leave.
         gpu_duty: Share of the time in which the GPU is busy with the latency loads by themselves, by the profiler.
         best_effort_gpu_ratio: Of what best effort does alone, offloaded, in the GPU time that requests leave.
+        best_effort_mps_ratio: Under MPS: of what it does alone as an MPS client under cudasched in the time that
+            requests leave. MPS by itself costs some programs several percent.
         attainment: Share of requests within `slo_ms`.
         wait_ms: Mean time from when requests were due to their first work on the GPU, by events around some of them.
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
@@ -112,6 +114,8 @@ class ColocationRow(Strict):
     best_effort_ratio: Positive | None
     gpu_duty: Share | None = None
     best_effort_gpu_ratio: Positive | None = None
+    best_effort_alone_mps_per_s: Positive | None = None
+    best_effort_mps_ratio: Positive | None = None
     attainment: Share | None
     slo_ms: Positive | None = None
     wait_ms: NotNegative | None = None

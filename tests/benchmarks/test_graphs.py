@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from cudasched.demo.harness import ARMS as ALL_ARMS
@@ -49,7 +51,9 @@ def cell(arm: str, program: str) -> Cell:
     return Cell(arm, SERVER, program, "poisson", "60", 10.0, 20.0 if "cuda" in arm else 0.0, 0)
 
 
-def filled(path: Path, longest_us: float = 100.0) -> CellFile:
+def filled(
+    path: Path, longest_us: float = 100.0, mps_alone_per_s: Mapping[str, float] = MappingProxyType({})
+) -> CellFile:
     """Cells of two loads: what is alone, sliced and whole."""
     cells = CellFile(path, META)
 
@@ -70,6 +74,8 @@ def filled(path: Path, longest_us: float = 100.0) -> CellFile:
         told = {"counted": {"sliced_launches": 10, "slice_launches": 0}, "counted_s": 10.0, "early_p99_ms": 1.9}
         add(cell("cudasched_two_processes", program), latency_ms=1.3, per_s=93.0, **told)
         add(cell("cudasched_mps", program), latency_ms=1.2, per_s=80.0)
+        if program in mps_alone_per_s:
+            add(cell("best_effort_alone_mps", program), per_s=mps_alone_per_s[program])
         kernels = {"kernel_us": [[longest_us, 10]], "per_item_us": 9000.0}
         cells.add(Outcome(Cell.kernels(program), kernels, None, DATE))
     return cells
@@ -85,7 +91,7 @@ def test_programs_are_those_of_the_results_form_and_stand_for_themselves_in_a_re
 
 def test_every_arm_is_known_to_the_rows_and_the_whole_one_is_asked_for_by_name() -> None:
     assert set(ARMS) <= set(ALL_ARMS) and set(MODES) == set(ARMS) - {"latency_alone"}
-    assert ALL_ARMS["cudasched_two_processes_whole"].is_optional
+    assert ALL_ARMS["cudasched_two_processes_whole"].is_optional and ALL_ARMS["best_effort_alone_mps"].is_optional
 
 
 def test_modes_differ_in_their_settings_and_commands(tmp_path: Path) -> None:
@@ -96,6 +102,8 @@ def test_modes_differ_in_their_settings_and_commands(tmp_path: Path) -> None:
         assert fleet._environment(cut)["CUDASCHED_GRAPH_SLICES"] == "auto"
         assert fleet._environment(whole)["CUDASCHED_RUN_DIR"] != fleet._environment(cut)["CUDASCHED_RUN_DIR"]
         assert fleet._command(whole) == fleet._command(cut)
+        alone = fleet._command(Place("program", "decode", MODES["best_effort_alone_mps"]))
+        assert "--mps" in alone and alone[alone.index("--class") + 1] == "best-effort"
         together = fleet._command(Place("program", "decode", "one_process"))
         assert together[together.index("--beside") + 1] == SERVER and "best-effort" in together
         assert "run" not in fleet._command(Place("program", "decode", "plain"))
@@ -107,6 +115,8 @@ def test_options_name_loads_and_arms_that_exist(tmp_path: Path, capsys: pytest.C
     for wrong in (["--only", "resnet"], ["--arms", "nothing"], ["--only", ""], ["--seconds", "0"]):
         with pytest.raises(SystemExit):
             parse([*out, *wrong])
+    rehearsed = parse([*out, "--rehearse"]).arms
+    assert set(ARMS) - set(rehearsed) == {"cudasched_mps", "best_effort_alone_mps"}, "the simulated driver has no MPS"
     capsys.readouterr()
 
 
@@ -150,7 +160,8 @@ def test_where_time_is_limited_the_promised_arms_of_all_loads_come_first(
         runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
         assert runner.run() == 0 and rounds == expected and options.arms == list(ARMS)
         rounds.clear()
-    assert {"best_effort_alone", "cudasched_two_processes", "cudasched_mps"} < set(FIRST_ARMS)
+    promised = {"best_effort_alone", "best_effort_alone_mps", "cudasched_two_processes", "cudasched_mps"}
+    assert promised < set(FIRST_ARMS)
     monkeypatch.setattr(Runner, "run", lambda self: rounds.append(self.options.arms) or TIME_RAN_OUT)
     runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), limited, 20.0)  # type: ignore[arg-type]
     assert runner.run() == TIME_RAN_OUT and rounds == [list(FIRST_ARMS)]
@@ -193,6 +204,55 @@ def test_tables_show_slices_beside_whole_graphs_and_what_was_promised(tmp_path: 
     page = tables.table_of(made)
     assert page.startswith(table) and META.gpu in page
     assert judged in tables.table_of(made, "figures")
+
+
+def test_best_effort_under_mps_is_compared_with_both_ways_to_be_alone(tmp_path: Path) -> None:
+    made = results(filled(tmp_path / "graphs.cells", mps_alone_per_s={"whole_step": 86.0}))
+    rows = {
+        row.arm: row for row in made.rows if isinstance(row, ColocationRow) and row.best_effort_load == "whole_step"
+    }
+    mps = rows["cudasched_mps"]
+    assert mps.best_effort_alone_per_s == 100.0 and mps.best_effort_alone_mps_per_s == 86.0
+    assert mps.duty is not None
+    assert mps.best_effort_ratio == pytest.approx(0.80 / (1 - mps.duty))
+    assert mps.best_effort_mps_ratio == pytest.approx(80 / 86 / (1 - mps.duty))
+    alone = rows["best_effort_alone_mps"]
+    assert (alone.best_effort_ratio, alone.best_effort_mps_ratio) == pytest.approx((0.86, 1.0))
+    assert rows["cudasched_two_processes"].best_effort_mps_ratio is None
+    lines = {line.split(" | ")[0].strip("| "): line for line in graphs_table(made).splitlines()}
+    assert "| 100.0/s, MPS 86.0/s |" in lines["whole_step"] and "1.20x · 85% (99% of MPS alone)" in lines["whole_step"]
+    assert "MPS" not in lines["jax_updated"]
+    judged = next(line for line in graphs_figures(made).splitlines() if "whole_step" in line)
+    assert "85.1% (>= 96%) **missed** (99.0% of MPS alone)" in judged, "the stated figure decides"
+
+
+def test_alone_under_mps_is_measured_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, str]] = []
+
+    class Processes:
+        backend = Backend()
+        running = frozenset({Place("program", "decode", "mps"), Place("server", SERVER, "mps")})
+
+        def __contains__(self, place: Place) -> bool:
+            return place in self.running
+
+        def retire(self, place: Place) -> None:
+            done.append(("retire", place.role))
+
+        def settle(self) -> None:
+            pass
+
+        def ask(self, place: Place, command: str) -> None:
+            done.append((command, place.mode))
+
+    options = parse(["--out", str(tmp_path / "graphs.json"), "--only", "decode"])
+    runner = GraphRunner(Processes(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
+    monkeypatch.setattr("benchmarks.graphs.__main__.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(runner, "_window", lambda cell, process, server: {"server": server, "mode": process.mode})
+    alone = runner.cell("best_effort_alone_mps", SERVER, "decode")
+    assert alone.lead_us == 20.0
+    assert runner._cell(alone, Place("program", "decode", "mps")) == {"server": None, "mode": "mps"}
+    assert done == [("retire", "server"), ("start", "mps"), ("pause", "mps")]
 
 
 def test_long_kernels_raise_what_is_allowed_to_their_bound(tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ class Arm:
     @property
     def is_optional(self) -> bool:
         """Whether it is measured only where it is asked for."""
-        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.whole_graphs
+        other_base = self.offload_alone and self.mode == "mps"
+        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.whole_graphs or other_base
 
     @property
     def offload_alone(self) -> bool:
@@ -109,6 +110,7 @@ ARMS = {
         Arm("cudasched_mps", "mps", managed=True),
         Arm("latency_alone_hooked", "two_processes", best_effort=False, managed=True),
         Arm("best_effort_alone_hooked", "two_processes", latency=False, managed=True),
+        Arm("best_effort_alone_mps", "mps", latency=False, managed=True),
         Arm("cudasched_two_processes_history", "two_processes", managed=True, history_only=True),
         Arm("cudasched_one_process_history", "one_process", managed=True, history_only=True),
         Arm("latency_alone_hint", "two_processes", best_effort=False, hint_ms=HINT_MS),
