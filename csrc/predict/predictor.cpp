@@ -26,6 +26,7 @@ float log_of(std::int64_t duration_ns) noexcept { return std::log(static_cast<fl
 void Predictor::use_trees(const trees::Evaluator* evaluator) {
   const bool fits = evaluator != nullptr && features_apart(evaluator->feature_names(), evaluator->features()).empty();
   trees_ = fits ? evaluator : nullptr;
+  said_ = {};
 }
 
 Predictor::Place Predictor::place_of(const Query& query) const noexcept {
@@ -94,12 +95,13 @@ float Predictor::base_log_of(const Query& query) const noexcept {
   return std::clamp(trees_->margin(row.data()), kLeastLog, kMostLog);
 }
 
-std::int64_t Predictor::estimate_ns(const Query& query) const noexcept {
-  const CacheEntry* const entry = place_of(query).entry;
-  if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
-  const float base_log = base_log_of(query);
+std::int64_t Predictor::estimate_ns(const Query& query) noexcept {
+  const Place place = place_of(query);
+  if (place.entry != nullptr) return static_cast<std::int64_t>(std::exp(place.entry->estimate_log));
+  Said& said = said_[(place.key >> 17) % said_.size()];
+  if (said.key != place.key) said = {place.key, base_log_of(query)};
   return static_cast<std::int64_t>(
-      std::exp(base_log + corrections_.log(Corrections::index_of(query.function), base_log)));
+      std::exp(said.base_log + corrections_.log(Corrections::index_of(query.function), said.base_log)));
 }
 
 std::int64_t Predictor::measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {

@@ -16,6 +16,7 @@
 // wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -82,8 +83,9 @@ class Predictor {
 
   Prediction predict(const Query& query) noexcept;
 
-  // What predict() would say of a launch, said without counting one: of a graph's kernels.
-  std::int64_t estimate_ns(const Query& query) const noexcept;
+  // What predict() would say of a launch, said without counting one: of a graph's kernels. What the trees said of new
+  // keys is kept, because graphs have many nodes of few keys, and are instantiated again.
+  std::int64_t estimate_ns(const Query& query) noexcept;
 
   // `critical_path_ns` is 0 where it is unknown.
   Prediction predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept;
@@ -130,6 +132,12 @@ class Predictor {
     const CacheEntry* split = nullptr;  // the key that the launch shared until it was split
   };
 
+  // What was said of a new key without a launch.
+  struct Said {
+    std::uint64_t key = 0;  // 0: none
+    float base_log = 0;
+  };
+
   void learn(const Prediction& prediction, const Sample& sample, bool overlapped) noexcept;
   Place place_of(const Query& query) const noexcept;
   Prediction predict_known(const Query& query, const Place& place) noexcept;
@@ -144,7 +152,8 @@ class Predictor {
 
   const trees::Evaluator* trees_ = nullptr;
   const Allocations* allocations_ = nullptr;
-  float noise_ns_ = 0;  // of the samples
+  float noise_ns_ = 0;             // of the samples
+  std::array<Said, 1024> said_{};  // each key has one place
   Keys keys_;
   Cache cache_;
   Corrections corrections_;

@@ -352,6 +352,51 @@ TEST_F(PredictorTest, KeysSeparateWhatChangesTheWork) {
   EXPECT_NE(key(base, facts), 0U);
 }
 
+// A graph has thousands of nodes of few keys, and its instantiation waits for their estimates.
+TEST_F(PredictorTest, EstimatesOfANewKeyAskTheTreesOnce) {
+  class Counting final : public trees::Evaluator {
+   public:
+    explicit Counting(float said) : Evaluator(model(), trees::Isa::kNodes), said_(said) {}
+    float margin(const float*) const noexcept override {
+      ++asked;
+      return said_;
+    }
+    mutable int asked = 0;
+
+   private:
+    static trees::Model model() {
+      trees::Model model;
+      model.features = kFeatureCount;
+      return model;
+    }
+    float said_;
+  };
+  const Counting first(std::log(50'000.0F));
+  predictor_->use_trees(&first);
+  const Function facts = function(1);
+  const auto estimate_ns = [&](std::uint32_t blocks) {
+    const Launch launch = kernel(blocks);
+    return static_cast<double>(predictor_->estimate_ns({launch, &facts, {}, kResidency, false}));
+  };
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    EXPECT_NEAR(estimate_ns(100), 50'000, 100);
+    EXPECT_NEAR(estimate_ns(200), 50'000, 100);
+  }
+  EXPECT_EQ(first.asked, 2);
+
+  // What is learned of the function since then counts.
+  for (std::uint32_t i = 0; i < 20; ++i) predictor_->observe(predict(1, 1'000 + i), 100'000, false);
+  EXPECT_GT(estimate_ns(100), 80'000);
+  EXPECT_EQ(static_cast<double>(predict(1, 300).duration_ns), estimate_ns(100));
+
+  const Counting second(std::log(7'000.0F));
+  predictor_ = std::make_unique<Predictor>();
+  predictor_->use_trees(&first);
+  EXPECT_NEAR(estimate_ns(100), 50'000, 100);
+  predictor_->use_trees(&second);
+  EXPECT_NEAR(estimate_ns(100), 7'000, 100);
+}
+
 TEST_F(PredictorTest, AnEstimateIsWhatPredictWouldSayAndCountsForNothing) {
   const Launch launch = kernel(1'000);
   const Function facts = function(1);
