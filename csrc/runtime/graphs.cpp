@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <numeric>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -28,9 +31,45 @@ struct Walk {
   bool plain = true;
 };
 
-Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth);
+// Predicts the kernels of a graph. What many of them have in common is asked of the driver once.
+class Kernels {
+ public:
+  explicit Kernels(const Graphs::Estimate& estimate) : estimate_(estimate) {}
 
-std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::uint64_t& hash) {
+  std::int64_t node_ns(CUgraphNode node, std::uint64_t& hash);
+
+ private:
+  predict::Residency residency_of(const predict::Launch& launch);
+
+  const Graphs::Estimate& estimate_;
+  std::optional<predict::Residency> device_;                     // without blocks
+  std::unordered_map<std::uint64_t, predict::Residency> known_;  // by function, threads and shared memory
+  std::vector<std::uint32_t> block_;
+};
+
+Walk walk(CUgraph graph, Kernels& kernels, int depth);
+
+predict::Residency Kernels::residency_of(const predict::Launch& launch) {
+  const std::uint64_t key = mix(mix(reinterpret_cast<std::uintptr_t>(launch.function), launch.threads_per_block()),
+                                launch.dynamic_shared_bytes);
+  const auto [found, is_new] = known_.try_emplace(key);
+  predict::Residency& residency = found->second;
+  if (!is_new) return residency;
+  if (!device_) {
+    device_.emplace();
+    CUdevice device = 0;
+    if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
+      device_->sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+      device_->max_threads_per_sm =
+          driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
+    }
+  }
+  residency = *device_;
+  driver::ask_occupancy(launch, residency.blocks_per_sm);
+  return residency;
+}
+
+std::int64_t Kernels::node_ns(CUgraphNode node, std::uint64_t& hash) {
   CUDA_KERNEL_NODE_PARAMS parameters{};
   if (driver::table().graph_kernel_node_get(node, &parameters) != CUDA_SUCCESS) return 0;
   const void* const function = parameters.func != nullptr ? static_cast<const void*>(parameters.func)
@@ -42,31 +81,24 @@ std::int64_t kernel_ns(CUgraphNode node, const Graphs::Estimate& estimate, std::
                                .parameters = parameters.kernelParams,
                                .extra = parameters.extra};
   const driver::KernelFacts* const known = driver::functions().find(function);
-  std::vector<std::uint32_t> block;
+  block_.clear();
   if (known != nullptr) {
-    block.resize(known->facts.parameter_bytes / 4);
-    block.resize(known->gather(launch, block.data()));
+    block_.resize(known->facts.parameter_bytes / 4);
+    block_.resize(known->gather(launch, block_.data()));
     hash = mix(hash, known->facts.identity);
   }
   for (int i = 0; i < 3; ++i) hash = mix(hash, std::uint64_t{launch.grid[i]} << 32 | launch.block[i]);
-  predict::Residency residency;
-  driver::ask_occupancy(launch, residency.blocks_per_sm);
-  CUdevice device = 0;
-  if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
-    residency.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    residency.max_threads_per_sm = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
-  }
-  return estimate({.launch = launch,
-                   .function = known == nullptr ? nullptr : &known->facts,
-                   .words = block,
-                   .residency = residency});
+  return estimate_({.launch = launch,
+                    .function = known == nullptr ? nullptr : &known->facts,
+                    .words = block_,
+                    .residency = residency_of(launch)});
 }
 
 std::int64_t transfer_ns(double bytes, double bytes_per_ns) {
   return kTransferNs + static_cast<std::int64_t>(std::min(bytes / bytes_per_ns, 1e9));
 }
 
-std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int depth, std::uint64_t& hash, bool& plain) {
+std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_t& hash, bool& plain) {
   const auto& driver = driver::table();
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) {
@@ -76,7 +108,7 @@ std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int dep
   hash = mix(hash, static_cast<std::uint64_t>(type));
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      return driver.graph_kernel_node_get == nullptr ? 0 : kernel_ns(node, estimate, hash);
+      return driver.graph_kernel_node_get == nullptr ? 0 : kernels.node_ns(node, hash);
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       CUDA_MEMCPY3D copy{};
       if (driver.graph_copy_node_get == nullptr || driver.graph_copy_node_get(node, &copy) != CUDA_SUCCESS) break;
@@ -99,7 +131,7 @@ std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int dep
         plain = false;
         break;
       }
-      const Walk inner = walk(child, estimate, depth + 1);
+      const Walk inner = walk(child, kernels, depth + 1);
       hash = mix(hash, inner.hash);
       plain = plain && inner.plain;
       return inner.longest_ns;
@@ -115,7 +147,7 @@ std::int64_t node_ns(CUgraphNode node, const Graphs::Estimate& estimate, int dep
   return 0;
 }
 
-Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
+Walk walk(CUgraph graph, Kernels& kernels, int depth) {
   Walk result;
   const auto& driver = driver::table();
   std::size_t count = 0;
@@ -127,10 +159,11 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
   result.nodes = static_cast<std::uint32_t>(count);
 
   std::unordered_map<CUgraphNode, std::size_t> place;
+  place.reserve(count);
   std::vector<std::int64_t> own_ns(count);
   for (std::size_t i = 0; i < count; ++i) {
     place[nodes[i]] = i;
-    own_ns[i] = node_ns(nodes[i], estimate, depth, result.hash, result.plain);
+    own_ns[i] = node_ns(nodes[i], kernels, depth, result.hash, result.plain);
   }
   std::size_t edges = 0;
   std::vector<CUgraphNode> from;
@@ -142,13 +175,19 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
     std::vector<CUgraphEdgeData> data(edges);
     if (driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &edges) != CUDA_SUCCESS) edges = 0;
   }
-  std::vector<std::vector<std::size_t>> next(count);
+  // The nodes behind each node i: next[first[i]] to next[first[i + 1] - 1].
+  std::vector<std::pair<std::size_t, std::size_t>> ends(edges);
+  std::vector<std::size_t> first(count + 1, 0);
   std::vector<std::size_t> open(count, 0);  // predecessors not yet walked
   for (std::size_t i = 0; i < edges; ++i) {
-    next[place[from[i]]].push_back(place[to[i]]);
-    ++open[place[to[i]]];
-    result.hash = mix(result.hash, std::uint64_t{place[from[i]]} << 32 | place[to[i]]);
+    ends[i] = {place[from[i]], place[to[i]]};
+    ++first[ends[i].first];
+    ++open[ends[i].second];
+    result.hash = mix(result.hash, std::uint64_t{ends[i].first} << 32 | ends[i].second);
   }
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::size_t> next(edges);
+  for (const auto& [before, after] : ends) next[--first[before]] = after;
   std::vector<std::int64_t> start_ns(count, 0);
   std::vector<std::size_t> ready;
   for (std::size_t i = 0; i < count; ++i) {
@@ -159,7 +198,8 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
     ready.pop_back();
     const std::int64_t end_ns = start_ns[node] + own_ns[node];
     result.longest_ns = std::max(result.longest_ns, end_ns);
-    for (const std::size_t after : next[node]) {
+    for (std::size_t i = first[node]; i < first[node + 1]; ++i) {
+      const std::size_t after = next[i];
       start_ns[after] = std::max(start_ns[after], end_ns + (own_ns[node] > 0 ? kNodeGapNs : 0));
       if (--open[after] == 0) ready.push_back(after);
     }
@@ -172,7 +212,8 @@ Walk walk(CUgraph graph, const Graphs::Estimate& estimate, int depth) {
 std::int64_t predicted_node_ns(CUgraphNode node, const Graphs::Estimate& estimate) {
   std::uint64_t hash = 0;
   bool plain = true;
-  const std::int64_t own_ns = node_ns(node, estimate, 0, hash, plain);
+  Kernels kernels(estimate);
+  const std::int64_t own_ns = node_ns(node, kernels, 0, hash, plain);
   return own_ns > 0 ? own_ns + kNodeGapNs : 0;
 }
 
@@ -182,7 +223,8 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
   }
   try {
     const driver::RelaxedCapture relaxed;
-    const Walk walked = walk(graph, estimate, 0);
+    Kernels kernels(estimate);
+    const Walk walked = walk(graph, kernels, 0);
     driver::registry().made(exec, {walked.hash | 1, walked.longest_ns, walked.nodes, walked.plain});
   } catch (const std::exception&) {
     driver::registry().forget(exec);  // no memory, or a device that is gone: no prediction

@@ -183,6 +183,20 @@ class InRegion {
   std::uint64_t token_ = 0;
 };
 
+// What a driver does that is older, or knows a rule that we do not.
+template <typename Entry, typename Function>
+class Replaced {
+ public:
+  Replaced(Entry& entry, Function* with) : entry_(entry), before_(entry) { entry_ = with; }
+  ~Replaced() { entry_ = before_; }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  Entry& entry_;
+  Entry before_;
+};
+
 // What the engine does and what it has counted.
 struct State : cudasched_state, cudasched_counts {
   std::uint64_t launches = 0;

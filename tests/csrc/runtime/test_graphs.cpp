@@ -95,6 +95,45 @@ TEST_F(Graph, IdentityIsThatOfItsKernelsAndShapes) {
   EXPECT_NE(one, 0U);
 }
 
+constinit decltype(cuOccupancyMaxActiveBlocksPerMultiprocessor)* real_occupancy = nullptr;
+constinit decltype(cuDeviceGetAttribute)* real_attribute = nullptr;
+constinit int occupancies = 0;
+constinit int attributes = 0;
+
+// A graph has thousands of nodes, and its instantiation waits for this.
+TEST_F(Graph, OfManyNodesAsksTheDriverOnceForWhatTheyHaveInCommon) {
+  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
+      &module_, "cudasched-sim 1\nkernel node params=4 blocks_per_sm=2\nkernel other params=4 blocks_per_sm=3\n"));
+  for (unsigned i = 1; i <= 20; ++i) kernel(i, {}, i % 2 == 0 ? "node" : "other");
+  real_occupancy = driver::table().occupancy;
+  real_attribute = driver::table().device_get_attribute;
+  const Replaced counted(
+      driver::table().occupancy, +[](int* blocks, CUfunction function, int threads, std::size_t shared) {
+        ++occupancies;
+        return real_occupancy(blocks, function, threads, shared);
+      });
+  const Replaced counted_too(
+      driver::table().device_get_attribute, +[](int* value, CUdevice_attribute attribute, CUdevice device) {
+        ++attributes;
+        return real_attribute(value, attribute, device);
+      });
+  const CUgraphExec exec = instantiate();
+  occupancies = attributes = 0;
+  runtime::Graphs graphs;
+  int nodes = 0;
+  graphs.note(exec, graph_, [&](const predict::Query& query) {
+    ++nodes;
+    EXPECT_EQ(query.residency.blocks_per_sm, query.launch.blocks() % 2 == 0 ? 2 : 3);
+    EXPECT_GT(query.residency.sm_count, 1);
+    return blocks_us(query);
+  });
+  EXPECT_EQ(nodes, 20);
+  EXPECT_EQ(graphs.find(exec)->critical_path_ns, 20'000);
+  EXPECT_EQ(occupancies, 2);
+  EXPECT_EQ(attributes, 2);
+  call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec);
+}
+
 TEST_F(Graph, IsKnownToTheEngineFromInstantiationToDestruction) {
   kernel(132);
   CUgraphExec exec = instantiate();

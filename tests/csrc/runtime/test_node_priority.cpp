@@ -240,20 +240,6 @@ TEST_F(NodePriority, OfAClassOfTheCapturingStreamGoesBeforeTheRegions) {
   EXPECT_EQ(cudasched_unbind_stream(reinterpret_cast<std::uintptr_t>(stream)), CUDASCHED_OK);
 }
 
-// What a driver does that is older, or knows a rule that we do not.
-template <typename Entry, typename Function>
-class Replaced {
- public:
-  Replaced(Entry& entry, Function* with) : entry_(entry), before_(entry) { entry_ = with; }
-  ~Replaced() { entry_ = before_; }
-  Replaced(const Replaced&) = delete;
-  Replaced& operator=(const Replaced&) = delete;
-
- private:
-  Entry& entry_;
-  Entry before_;
-};
-
 constinit decltype(cuGraphInstantiateWithFlags)* real_instantiate = nullptr;
 constinit decltype(cuGraphKernelNodeSetAttribute)* real_set = nullptr;
 constinit int sets_left = 0;
