@@ -39,6 +39,7 @@ Class class_of(CUgraph graph) noexcept {
 }
 
 constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+constexpr int kDefaultPriority = 0;
 
 // The priority that the kernel nodes of `graph` are to have for its caller's class. None for graphs that the device
 // launches. The flag for node priorities says nothing of a caller's wishes: PyTorch passes it for every graph.
@@ -61,9 +62,15 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
                              Instantiate&& instantiate) noexcept {
   const std::optional<int> priority = exec == nullptr ? std::nullopt : wanted_priority(graph, flags);
   if (!priority) return false;
+  telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
+  // By the caller's own flag nodes run at their priorities: at the default, or at what it has chosen, which it keeps.
+  if (*priority == kDefaultPriority && (flags & kUseNodePriority) != 0) {
+    if (instantiate(flags) != CUDA_SUCCESS) return false;
+    count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
   driver::NodePriorities nodes(graph);
   if (!nodes.complete() || nodes.chosen()) return false;
-  telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
   if (nodes.set(*priority) && instantiate(flags | kUseNodePriority) == CUDA_SUCCESS) {
     // An update must find the priority, or the driver refuses it.
     if (runtime::engine().note_priority(*exec, {*priority, (flags & kUseNodePriority) == 0})) {

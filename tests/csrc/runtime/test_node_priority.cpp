@@ -243,6 +243,36 @@ TEST_F(NodePriority, OfAClassOfTheCapturingStreamGoesBeforeTheRegions) {
 constinit decltype(cuGraphInstantiateWithFlags)* real_instantiate = nullptr;
 constinit decltype(cuGraphKernelNodeSetAttribute)* real_set = nullptr;
 constinit int sets_left = 0;
+constinit decltype(cuGraphKernelNodeGetAttribute)* real_get = nullptr;
+constinit int gets = 0;
+
+// Their nodes are at the default, which is the lowest, unless the program has chosen another, which it keeps.
+TEST_F(NodePriority, OfBestEffortWithNodePrioritiesOfItsOwnNeedsNoLook) {
+  const auto own = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+  const CUgraph chosen = graph_of({0, -2});
+  const CUgraph other = graph_of({-2, 0});
+  const std::uint64_t before = state().prioritised_graphs;
+  real_get = driver::table().graph_kernel_node_get_attribute;
+  gets = 0;
+  const Replaced replaced(
+      driver::table().graph_kernel_node_get_attribute,
+      +[](CUgraphNode node, CUkernelNodeAttrID id, CUkernelNodeAttrValue* value) {
+        ++gets;
+        return real_get(node, id, value);
+      });
+  const CUgraphExec exec = instantiate_in(CUDASCHED_BEST_EFFORT, graph_, own);
+  const CUgraphExec keeps = instantiate_in(CUDASCHED_BEST_EFFORT, chosen, own);
+  EXPECT_TRUE(has(exec, graph_of({kLowest, kLowest})));
+  EXPECT_TRUE(has(keeps, chosen));
+  EXPECT_EQ(update(exec, graph_), CUDA_SUCCESS);
+  EXPECT_EQ(update(keeps, chosen), CUDA_SUCCESS);
+  EXPECT_EQ(gets, 0);
+  EXPECT_EQ(update(exec, chosen), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(update(keeps, other), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  EXPECT_EQ(state().prioritised_graphs, before + 2);
+  instantiate_in(CUDASCHED_BEST_EFFORT, graph_);
+  EXPECT_EQ(gets, 2) << "who gives no flag may have chosen priorities that it does not count on";
+}
 
 TEST_F(NodePriority, WhereTheDriverRefusesTheFlagTheUsersOwnCallIsMade) {
   real_instantiate = driver::table().graph_instantiate;
