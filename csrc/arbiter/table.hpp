@@ -38,7 +38,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 9;
+inline constexpr std::uint32_t kLayoutVersion = 10;
 inline constexpr int kTurnSlotShift = 56;
 inline constexpr std::uint32_t kOwnPolicy = 255;
 inline constexpr std::uint32_t kEvenWeightMilli = 1000;

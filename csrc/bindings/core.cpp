@@ -112,9 +112,6 @@ PYBIND11_MODULE(_core, module) {
                                }
                                return by_reason;
                              })
-      .def_readonly("clean_segments", &cudasched_state::clean_segments)
-      .def_readonly("halved_budgets", &cudasched_state::halved_budgets)
-      .def_readonly("profile_fallbacks", &cudasched_state::profile_fallbacks)
       .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
       .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });
 
@@ -179,6 +176,9 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("normal_beside_best_effort", &cudasched_counts::normal_beside_best_effort)
       .def_readonly("contested_streams", &cudasched_counts::contested_streams)
       .def_readonly("unmet_collectives", &cudasched_counts::unmet_collectives)
+      .def_readonly("clean_segments", &cudasched_counts::clean_segments)
+      .def_readonly("halved_budgets", &cudasched_counts::halved_budgets)
+      .def_readonly("profile_fallbacks", &cudasched_counts::profile_fallbacks)
       .def_readonly("device_launches", &cudasched_counts::device_launches)
       .def_readonly("without_room", &cudasched_counts::without_room)
       .def_readonly("best_effort_gpu_ns", &cudasched_counts::best_effort_gpu_ns)

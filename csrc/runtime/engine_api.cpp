@@ -197,10 +197,6 @@ void cudasched_get_state(cudasched_state* state) {
       state->graphs_whole[i] = report.slices.whole[i].graphs;
       state->longest_whole_graph_ns = std::max(state->longest_whole_graph_ns, longest_ns);
     }
-    const auto& counters = cudasched::runtime::hot().counters;
-    state->clean_segments = counters.clean_segments.load(std::memory_order_relaxed);
-    state->halved_budgets = counters.halved_budgets.load(std::memory_order_relaxed);
-    state->profile_fallbacks = counters.profile_fallbacks.load(std::memory_order_relaxed);
     copy_text(state->off_reason, sizeof state->off_reason, report.off_reason);
     copy_text(state->driver_path, sizeof state->driver_path, report.driver_path);
   });

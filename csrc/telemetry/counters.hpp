@@ -29,6 +29,9 @@ struct Shard {
   Count normal_beside_best_effort{0};
   Count contested_streams{0};
   Count unmet_collectives{0};
+  Count clean_segments{0};
+  Count halved_budgets{0};
+  Count profile_fallbacks{0};
   Count graphs{0};  // of best effort, launched
   Count sliced_launches{0};
   Count slice_launches{0};
@@ -50,6 +53,9 @@ inline constexpr std::array kSummed{
     Summed{&Shard::normal_beside_best_effort, &cudasched_counts::normal_beside_best_effort},
     Summed{&Shard::contested_streams, &cudasched_counts::contested_streams},
     Summed{&Shard::unmet_collectives, &cudasched_counts::unmet_collectives},
+    Summed{&Shard::clean_segments, &cudasched_counts::clean_segments},
+    Summed{&Shard::halved_budgets, &cudasched_counts::halved_budgets},
+    Summed{&Shard::profile_fallbacks, &cudasched_counts::profile_fallbacks},
     Summed{&Shard::graphs, &cudasched_counts::graph_launches},
     Summed{&Shard::sliced_launches, &cudasched_counts::sliced_launches},
     Summed{&Shard::slice_launches, &cudasched_counts::slice_launches},
@@ -98,10 +104,6 @@ class Counters {
   PredictionCounts predictions;
   RegionCounts regions;
   std::atomic<std::uint64_t> latency_active_ns{0};
-  // Under `harvest` (runtime/latency/segments.hpp):
-  std::atomic<std::uint64_t> clean_segments{0};     // kept without best effort, to see what they take by themselves
-  std::atomic<std::uint64_t> halved_budgets{0};     // times that what requests may lose was halved
-  std::atomic<std::uint64_t> profile_fallbacks{0};  // times that a profile misled, and was forgotten
 
   // In a forked child, which starts from nothing.
   void reset() noexcept {
@@ -114,9 +116,6 @@ class Counters {
     predictions.reset();
     regions.reset();
     latency_active_ns.store(0, std::memory_order_relaxed);
-    clean_segments.store(0, std::memory_order_relaxed);
-    halved_budgets.store(0, std::memory_order_relaxed);
-    profile_fallbacks.store(0, std::memory_order_relaxed);
   }
 
  private:

@@ -67,10 +67,7 @@ struct cudasched_state {
   uint64_t graph_slices_dropped; /* graphs whose slices were given up: changed, or launched no more */
   uint64_t longest_whole_graph_ns;                /* the longest of those that stay whole, as predicted */
   uint64_t graphs_whole[CUDASCHED_WHOLE_REASONS]; /* executable graphs that stay whole, by cudasched_whole_reason() */
-  uint64_t clean_segments; /* segments of latency requests kept without best effort, to see what they take (harvest) */
-  uint64_t halved_budgets; /* times that such requests were slowed by more than stated: half is allowed */
-  uint64_t profile_fallbacks; /* times that they were not as foretold: nothing is let in until they are known */
-  char off_reason[256];       /* why scheduling is off, empty if it is not */
+  char off_reason[256];                           /* why scheduling is off, empty if it is not */
   char driver_path[512];
 };
 CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);

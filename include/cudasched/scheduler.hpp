@@ -194,15 +194,15 @@ struct Metrics {
   std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
   std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
   // Of the latency requests of this program, under Policy::kHarvest:
-  std::uint64_t clean_segments = 0;     // kept without best effort, to see what they take by themselves
-  std::uint64_t halved_budgets = 0;     // times that they were slowed by more than stated, and half is allowed
-  std::uint64_t profile_fallbacks = 0;  // times that they were not as foretold: nothing is let in until they are known
-  std::uint64_t device_launches = 0;    // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
-  std::uint64_t graph_launches = 0;     // of the best-effort ones
-  std::uint64_t sliced_launches = 0;    // of these, submitted in slices, so that the gate could close between two,
-  std::uint64_t slice_launches = 0;     // and in how many; each counts as a launch
-  std::uint64_t without_room = 0;       // kernels whose parameters the predictor had no room to learn
-  std::chrono::nanoseconds in_flight{0};        // predicted, of the best-effort work that is submitted; of now
+  std::uint64_t clean_segments = 0;       // kept without best effort, to see what they take by themselves
+  std::uint64_t halved_budgets = 0;       // times that they were slowed by more than stated, and half is allowed
+  std::uint64_t profile_fallbacks = 0;    // times that they were not as predicted: nothing is let in until they are
+  std::uint64_t device_launches = 0;      // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
+  std::uint64_t graph_launches = 0;       // of the best-effort ones
+  std::uint64_t sliced_launches = 0;      // of these, submitted in slices, so that the gate could close between two,
+  std::uint64_t slice_launches = 0;       // and in how many; each counts as a launch
+  std::uint64_t without_room = 0;         // kernels whose parameters the predictor had no room to learn
+  std::chrono::nanoseconds in_flight{0};  // predicted, of the best-effort work that is submitted; of now
   std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
   std::chrono::nanoseconds latency_active{0};   // how long latency work held the gate closed
   Times gate_wait_times;                        // of launches that waited at the gate
@@ -399,9 +399,6 @@ class Scheduler {
     metrics.off_reason = state.off_reason;
     metrics.driver_path = state.driver_path;
     metrics.driver_version = state.driver_version;
-    metrics.clean_segments = state.clean_segments;
-    metrics.halved_budgets = state.halved_budgets;
-    metrics.profile_fallbacks = state.profile_fallbacks;
     const auto counts = std::make_unique<cudasched_counts>();
     detail::check(cudasched_get_counts(counts.get()));
     using std::chrono::nanoseconds;
@@ -423,6 +420,9 @@ class Scheduler {
     metrics.normal_beside_best_effort = counts->normal_beside_best_effort;
     metrics.contested_streams = counts->contested_streams;
     metrics.unmet_collectives = counts->unmet_collectives;
+    metrics.clean_segments = counts->clean_segments;
+    metrics.halved_budgets = counts->halved_budgets;
+    metrics.profile_fallbacks = counts->profile_fallbacks;
     metrics.device_launches = counts->device_launches;
     metrics.graph_launches = counts->graph_launches;
     metrics.sliced_launches = counts->sliced_launches;

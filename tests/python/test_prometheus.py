@@ -240,7 +240,7 @@ def _process(pid: int, name: str, regions: int = 1) -> Process:
     named = tuple(RegionMetrics(f"{name} {i}", 5.0, 1, 1, times) for i in range(regions))
     predictions = Predictions(10, 9, 1.0, 1.0, 0.1, (1,) * 10)
     classes = {"normal": 1, "latency": 2, "best_effort": 3}
-    metrics = Metrics(classes, *[1] * 15, times, times, times, 0, 1.0, 1.0, 1.0, 1.0, predictions, named)
+    metrics = Metrics(classes, *[1] * 18, times, times, times, 0, 1.0, 1.0, 1.0, 1.0, predictions, named)
     return Process(pid, pid, name, "0", metrics, (("GPU-1", client),))
 
 

@@ -63,7 +63,7 @@ CLIENT = Client(
 CLIENT = replace(CLIENT, memory_bytes=3 << 30)
 METRICS = Metrics(
     {"normal": 0, "latency": 100, "best_effort": 0},
-    *[0] * 15,
+    *[0] * 18,
     NOTHING,
     NOTHING,
     NOTHING,

@@ -191,6 +191,10 @@ class Metrics:
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses.
         contested_streams: How often latency work was launched on a stream of best effort.
         unmet_collectives: Collectives that another member of the job did not come to in time, and that went alone.
+        clean_segments: Parts of latency requests, from one wait for the GPU to the next, that were kept without best
+            effort under policy ``harvest``, to see what they take by themselves.
+        halved_budgets: How often they took longer beside best effort than they may, and what they may lose was halved.
+        profile_fallbacks: How often they were not as predicted, and nothing was let in until they were known again.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         without_room: Kernels whose parameters the predictor had no room to learn.
         gate_wait: How long launches waited at the gate, those that did.
@@ -223,6 +227,9 @@ class Metrics:
     normal_beside_best_effort: int
     contested_streams: int
     unmet_collectives: int
+    clean_segments: int
+    halved_budgets: int
+    profile_fallbacks: int
     device_launches: int
     without_room: int
     gate_wait: Times
@@ -312,6 +319,9 @@ def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
         normal_beside_best_effort=seen.normal_beside_best_effort,
         contested_streams=seen.contested_streams,
         unmet_collectives=seen.unmet_collectives,
+        clean_segments=seen.clean_segments,
+        halved_budgets=seen.halved_budgets,
+        profile_fallbacks=seen.profile_fallbacks,
         device_launches=seen.device_launches,
         without_room=seen.without_room,
         gate_wait=_times(seen.gate_waits),

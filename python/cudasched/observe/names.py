@@ -345,6 +345,24 @@ EXPORTED: tuple[Exported, ...] = (
         lambda m: m.unmet_collectives,
     ),
     _of_process(
+        "cudasched_clean_segments",
+        "",
+        "Parts of latency requests that were kept without best effort under policy harvest, to see what they take.",
+        lambda m: m.clean_segments,
+    ),
+    _of_process(
+        "cudasched_halved_budgets",
+        "",
+        "How often such parts took longer beside best effort than they may, and half of it was allowed.",
+        lambda m: m.halved_budgets,
+    ),
+    _of_process(
+        "cudasched_profile_fallbacks",
+        "",
+        "How often such parts were not as predicted, and nothing was let in until they were known again.",
+        lambda m: m.profile_fallbacks,
+    ),
+    _of_process(
         "cudasched_kernels_without_room",
         "",
         "Kernels whose parameters the predictor had no room to learn.",
