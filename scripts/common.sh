@@ -6,6 +6,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 unset MAKEFLAGS MFLAGS MAKELEVEL PYTHONPATH PYTHONHOME VIRTUAL_ENV
+unset PYTHONDONTWRITEBYTECODE # containers set it: each start of a Python would compile all that it imports
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 jobs="$(nproc)"
 export CMAKE_BUILD_PARALLEL_LEVEL="$jobs"
