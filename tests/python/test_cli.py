@@ -14,9 +14,11 @@ from pathlib import Path
 
 import cudasched as package
 import pytest
+import typer
 from cudasched import hook
+from cudasched.cli.app import app
 from cudasched.cli.coverage import Report, find_cupti, read_reports, verdict
-from cudasched.cli.run import preload
+from cudasched.cli.run import plain, preload
 from support import PATIENCE_S, Run
 
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
@@ -55,10 +57,65 @@ def test_version(cudasched: Run) -> None:
     assert [line.split(":")[0] for line in others] == ["build", "driver", "models"]
 
 
-def test_it_starts_without_what_only_some_commands_need() -> None:
+def test_it_starts_without_what_only_some_commands_need(python: Run) -> None:
     slow = ("numpy", "pyarrow", "pydantic", "rich.console")
-    code = f"import sys, cudasched.cli; print([name for name in {slow} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "[]\n"
+    done = python(f"import sys, cudasched.cli.app; print([name for name in {slow} if name in sys.modules])")
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_plain_run_starts_without_typer(python: Run, no_driver: Path) -> None:
+    code = """
+import sys
+sys.modules["typer"] = None
+sys.argv = ["cudasched", "run", "--class", "latency", "--", "sh", "-c", "exit 4"]
+from cudasched.cli import main
+main()
+"""
+    assert python(code).returncode == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run -- program",
+        "run program --class latency -- x",
+        "run --class latency -- program --class normal -- --help",
+        "run --class latency --class normal --slo-ms -5 -- program",
+        "run --name -- -- program",
+        "run --priority 1 --policy slack --lead-us auto --job off --memory-limit 2GiB --name x program",
+    ],
+)
+def test_a_plain_run_is_read_as_typer_reads_it(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[str], dict[str, str]]] = []
+
+    def note(program: list[str], settings: dict[str, str | None], **_: object) -> int:
+        calls.append((program, {field: value for field, value in settings.items() if value is not None}))
+        return 0
+
+    monkeypatch.setattr("cudasched.cli.run.run_program", note)
+    typer.main.get_command(app).main(line.split(), prog_name="cudasched", standalone_mode=False)
+    assert [plain(line.split())] == calls
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "status",
+        "run",
+        "run --",
+        "run --help",
+        "run --class",
+        "run --class latency",
+        "run --class=latency program",
+        "run --clas latency program",
+        "run --json -- program",
+        "run - program",
+        "--version run program",
+    ],
+)
+def test_what_is_no_plain_run_is_left_to_typer(line: str) -> None:
+    assert plain(line.split()) is None
 
 
 def test_as_a_module(cudasched: Run) -> None:

@@ -7,200 +7,17 @@ import io
 import os
 import sys
 import traceback
-from pathlib import Path
-from typing import Annotated, NoReturn
-
-import typer
+from collections.abc import Sequence
+from typing import NoReturn
 
 from cudasched import _text
-from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import (
-    advise,
-    analyze,
-    baseline,
-    collect,
-    dashboard,
-    doctor,
-    metrics,
-    serve,
-    simulate,
-    top,
-    torch,
-    trace,
-    train,
-    tune,
-)
+from cudasched.cli.run import plain, run_program
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["main"]
 
 _USAGE = 2
 _INTERRUPTED = 130
-
-app = typer.Typer(
-    name="cudasched",
-    help="Share one GPU between programs: latency-critical work hardly notices best-effort work. `cudasched doctor` "
-    "says whether it can work here.",
-    epilog="Example: cudasched run --class best_effort -- python train.py",
-    pretty_exceptions_enable=False,
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from cudasched.cli.version import describe
-
-        print(describe())
-        raise typer.Exit
-
-
-def _show_include_dir(wanted: bool) -> None:
-    if wanted:
-        print(get_include())
-        raise typer.Exit
-
-
-def _show_cmake_dir(wanted: bool) -> None:
-    if wanted:
-        print(get_cmake_dir())
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _start(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Print version, build, driver and models.",
-        ),
-    ] = False,
-    include_dir: Annotated[
-        bool,
-        typer.Option("--include-dir", callback=_show_include_dir, is_eager=True, help="Print where C++ headers are."),
-    ] = False,
-    cmake_dir: Annotated[
-        bool,
-        typer.Option("--cmake-dir", callback=_show_cmake_dir, is_eager=True, help="Print where the CMake package is."),
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-@app.command(
-    context_settings={"allow_interspersed_args": False},
-    epilog="Examples: cudasched run --class latency --slo-ms 5 -- python serve.py; "
-    "cudasched run --class best_effort -- python train.py",
-)
-def run(
-    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`.")],
-    client_class: Annotated[
-        str | None, typer.Option("--class", metavar="CLASS", help="latency, normal or best_effort.")
-    ] = None,
-    slo_ms: Annotated[
-        str | None, typer.Option(metavar="MS", help="The program's latency target, ms; of class latency.")
-    ] = None,
-    priority: Annotated[str | None, typer.Option(metavar="N", help="Within the class, higher first; -8 to 8.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="strict, slack, harvest or open: best effort beside latency.")
-    ] = None,
-    lead_us: Annotated[
-        str | None,
-        typer.Option(
-            metavar="US|auto", help="Best-effort GPU time in flight at the next submission, us; auto: found on line."
-        ),
-    ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|auto|off",
-            help="Best effort holds back on all GPUs of the job together; auto: by MASTER_ADDR and MASTER_PORT.",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Most memory that it may allocate on each GPU, such as 20GiB."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
-    check_coverage: Annotated[
-        bool, typer.Option(help="Count what the device runs, and say how much of it cudasched saw.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="With --check-coverage: JSON on standard error in place of the table.")
-    ] = False,
-    mps: Annotated[
-        bool,
-        typer.Option(
-            "--mps",
-            help="Run it under CUDA's multi-process service; where none runs, start a private one, which ends with the "
-            "last program that uses it.",
-        ),
-    ] = False,
-) -> int:
-    """Run an unmodified program under cudasched; without a driver it runs as it is, with one warning."""
-    from cudasched.cli.run import run_program
-
-    settings = {
-        "client_class": client_class,
-        "slo_ms": slo_ms,
-        "priority": priority,
-        "policy": policy,
-        "lead_us": lead_us,
-        "job": job,
-        "memory_limit": memory_limit,
-        "name": name,
-    }
-    return run_program(program, settings, config_file=config, check_coverage=check_coverage, as_json=json, with_mps=mps)
-
-
-_RUNS_A_PROGRAM = {"allow_interspersed_args": False}
-app.command("collect", context_settings=_RUNS_A_PROGRAM, epilog=collect.EXAMPLE)(collect.command)
-app.command("trace", context_settings=_RUNS_A_PROGRAM, epilog=trace.EXAMPLE)(trace.command)
-app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(advise.command)
-app.command("analyze", context_settings=_RUNS_A_PROGRAM, epilog=analyze.EXAMPLE)(analyze.command)
-app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
-app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)
-app.add_typer(metrics.app)
-app.add_typer(baseline.app)
-app.command("top", epilog=top.EXAMPLE)(top.command)
-app.command("serve", epilog=serve.EXAMPLE)(serve.command)
-app.add_typer(torch.app)
-app.command("dashboard", epilog=dashboard.EXAMPLE)(dashboard.command)
-app.command("tune", epilog=tune.EXAMPLE)(tune.command)
-app.command("train", context_settings=_RUNS_A_PROGRAM)(train.command)
-
-
-@app.command(epilog="Examples: cudasched status --watch; cudasched status --json | jq '.data[].clients[].name'")
-def status(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew each second until Ctrl-C.")] = False,
-) -> int:
-    """Show who is on which GPU: class, state, time at the gate, latency target, time in flight, launches."""
-    from cudasched.cli.status import show_status
-
-    return show_status(as_json=json, watch=watch)
-
-
-@app.command(epilog="Example: cudasched demo --simulate --seconds 60")
-def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="About how long to measure, s.")] = 20.0,
-    output: Annotated[Path, typer.Option(help="The plot, a PNG; the figures go beside it, as JSON.")] = Path(
-        "demo-out/demo.png"
-    ),
-    simulate: Annotated[bool, typer.Option("--simulate", help="Use the simulated GPU even if there is a real one.")] = (
-        False
-    ),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of the table.")] = False,
-) -> int:
-    """Latency-critical beside best-effort clients: alone, unmanaged and managed; without a GPU, on a simulated one."""
-    from cudasched import demo
-
-    return demo.main(seconds=seconds, output=output, simulate=simulate, as_json=json)
 
 
 class _ClosedOutput(io.TextIOBase):
@@ -258,14 +75,27 @@ def _explain(error: Exception) -> tuple[str, int]:
     return f"this is a mistake in cudasched ({kind}: {error}); CUDASCHED_LOG=debug shows where: please report it", 1
 
 
+def _call(arguments: Sequence[str]) -> object:
+    """Does what the arguments ask for. Typer takes longer to load than the rest: a plain `run` starts without it."""
+    if (found := plain(arguments)) is not None:
+        return run_program(*found)
+    import typer
+
+    from cudasched.cli.app import app
+
+    try:
+        return typer.main.get_command(app).main(arguments, prog_name="cudasched", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
 def main() -> NoReturn:
     """The entry point. Exits with the command's code: of a program it ran, 127 and 126 as a shell's, 2 for usage."""
     _open_standard_files()
-    command = typer.main.get_command(app)
     try:
-        code = command.main(prog_name="cudasched", standalone_mode=False)
+        code = _call(sys.argv[1:])
         sys.stdout.flush()
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has left; nothing is to be flushed to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

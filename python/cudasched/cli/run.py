@@ -15,15 +15,38 @@ from cudasched.cli.program import ProgramError, find_program, why_not_preloadabl
 from cudasched.config import Resolved, resolve, untold
 from cudasched.errors import HookError
 
-__all__ = ["configure", "preload", "run_program"]
+__all__ = ["configure", "plain", "preload", "run_program"]
 
 _OPTIONS = {"client_class": "--class"}
+_PLAIN = ("client_class", "slo_ms", "priority", "policy", "lead_us", "job", "memory_limit", "name")
 _LIMITERS = ("libvgpu.so", "libvgpu-control.so")
 """Libraries that limit what a program gets of a GPU, by standing in front of the driver: HAMi-core, vgpu-manager."""
 
 
 def _option(field: str) -> str:
     return _OPTIONS.get(field, "--" + field.replace("_", "-"))
+
+
+def plain(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]] | None:
+    """Reads ``run [SETTING VALUE]... [--] PROGRAM [ARGS]...`` as Typer would, without Typer.
+
+    Returns:
+        The program with its arguments, and fields of `cudasched.config.Config`; None for what is not of that form.
+    """
+    fields = {_option(field): field for field in _PLAIN}
+    settings: dict[str, str] = {}
+    left = list(arguments)
+    if left[:1] != ["run"]:
+        return None
+    del left[0]
+    while len(left) > 1 and left[0] in fields:
+        settings[fields[left[0]]] = left[1]
+        del left[:2]
+    if left[:1] == ["--"]:
+        del left[0]
+    elif left and left[0].startswith("-"):
+        return None
+    return (left, settings) if left else None
 
 
 def _warn(message: str) -> None:
@@ -95,8 +118,8 @@ def run_program(
     program: Sequence[str],
     settings: Mapping[str, object],
     *,
-    config_file: Path | None,
-    check_coverage: bool,
+    config_file: Path | None = None,
+    check_coverage: bool = False,
     as_json: bool = False,
     with_mps: bool = False,
 ) -> int:
