@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from emulated import Builder
 from program import Stage
 from support import PATIENCE_S, Run
 
@@ -102,6 +104,13 @@ def cudasched(command: str) -> Run:
         return subprocess.run([command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, **options)  # type: ignore[call-overload,no-any-return]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def build() -> Iterator[Builder]:
+    """Builds the checks of the kernels."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Builder(Path(directory))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from cudasched.errors import Error
 from cudasched.tune import compile as compilation
 from cudasched.tune.compile import CompileError, compile_source
 from cudasched.tune.space import Gpu, read
-from support import PATIENCE_S, ROOT
+from emulated import Builder
+from support import PATIENCE_S
 from synthetic_spaces import KERNELS
 
-EMULATED = ROOT / "tests" / "csrc" / "kernels"
 ROWS = {"COLS": 1000, "KERNEL_ROWS": 7, "STREAM_LOADS": 1, "STREAM_STORES": 0, "MIN_BLOCKS": 1, "UNROLL": 2}
 BF16 = ROWS | {"TYPE": 2}
 RMS = ROWS | {"RMS": 1}
@@ -53,15 +52,10 @@ CASES = [
     ("kernel", "macros", "tolerance"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_a_kernel_computes_what_it_should(
-    kernel: str, macros: dict[str, int], tolerance: float, tmp_path: Path
+    build: Builder, kernel: str, macros: dict[str, int], tolerance: float, tmp_path: Path
 ) -> None:
     """Blocks forwards and backwards, a grid smaller than the rows, rows and tiles that are not whole."""
-    program = tmp_path / "check"
-    given = [f"-D{name}={value}" for name, value in macros.items()]
-    source = f'-DKERNEL_SOURCE="{kernel}.cu"'
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-w", f"-I{EMULATED}", f"-I{KERNELS}", source, *given]
-    done = subprocess.run([*command, str(EMULATED / "check.cpp"), "-o", str(program)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    program = build("check.cpp", macros | {"KERNEL_SOURCE": f'"{kernel}.cu"'}, tmp_path)
     run = subprocess.run([str(program), "3"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0 and float(run.stdout) < tolerance, run
 

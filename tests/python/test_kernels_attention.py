@@ -3,7 +3,6 @@ host, and that they compile for three targets. `test_kernels.py` has the others.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,22 +13,9 @@ from cudasched.errors import ConfigError, Error
 from cudasched.tune import compile as compilation
 from cudasched.tune.compile import compile_source
 from cudasched.tune.space import Gpu, Problem, read
-from support import PATIENCE_S, ROOT
+from emulated import Builder
+from support import PATIENCE_S
 from synthetic_spaces import KERNELS
-
-EMULATED = ROOT / "tests" / "csrc" / "kernels"
-
-
-def build(check: str, macros: Mapping[str, Any], directory: Path) -> Path:
-    """A check of tests/csrc/kernels for one configuration."""
-    program = directory / "check"
-    given = [f"-D{name}={value}" for name, value in macros.items()]
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-w", f"-I{EMULATED}", f"-I{KERNELS}", *given]
-    done = subprocess.run(
-        [*command, str(EMULATED / f"{check}.cpp"), "-o", str(program)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return program
 
 
 def run(program: Path, *arguments: Any) -> list[float]:
@@ -66,9 +52,11 @@ NORM_BACKWARD = [
 
 
 @pytest.mark.parametrize("macros", NORM_BACKWARD, ids=lambda one: "-".join(map(str, one.values())))
-def test_the_gradients_of_a_norm_are_what_they_should_be(macros: dict[str, int], tmp_path: Path) -> None:
+def test_the_gradients_of_a_norm_are_what_they_should_be(
+    build: Builder, macros: dict[str, int], tmp_path: Path
+) -> None:
     """Rows that no block divides, columns that no warp divides, groups of blocks that are not whole, any order."""
-    program = build("check_norm_backward", ROWS | macros, tmp_path)
+    program = build("check_norm_backward.cpp", ROWS | macros, tmp_path)
     for blocks in (1, 3, 5):
         dx, sums = run(program, blocks)
         assert max(dx, sums) < (1e-2 if macros.get("TYPE") else 1e-5), blocks
@@ -133,11 +121,11 @@ FLASH = [
 
 
 @pytest.mark.parametrize("macros", FLASH, ids=lambda one: "-".join(map(str, one.values())))
-def test_flash_attention_computes_what_it_should(macros: dict[str, int], tmp_path: Path) -> None:
+def test_flash_attention_computes_what_it_should(build: Builder, macros: dict[str, int], tmp_path: Path) -> None:
     """Lengths that no tile divides, several batches and heads at strides, heads that share keys, fewer keys than
     queries and the other way round, none at all; copies that arrive at once and at the last moment."""
     macros = ATTENTION | macros
-    program = build("check_flash_attention", macros, tmp_path)
+    program = build("check_flash_attention.cpp", macros, tmp_path)
     for problem in ("2 2 2 70 77", "1 2 1 33 130", "1 1 1 150 20", "1 1 1 5 0"):
         out, lse, conflicts = run(program, *problem.split())
         assert out < (1.5e-2 if macros["TYPE"] == 2 else 2e-3) and lse < 1e-5 and conflicts == 0, problem
@@ -152,10 +140,12 @@ HOPPER = [
 
 
 @pytest.mark.parametrize("macros", HOPPER, ids=lambda one: "-".join(map(str, one.values())))
-def test_flash_attention_of_hopper_computes_what_it_should(macros: dict[str, int], tmp_path: Path) -> None:
+def test_flash_attention_of_hopper_computes_what_it_should(
+    build: Builder, macros: dict[str, int], tmp_path: Path
+) -> None:
     """The same, with products that read shared memory at once and at the last moment."""
     macros = ATTENTION | macros
-    program = build("check_flash_attention", macros | {"HOPPER": 1}, tmp_path)
+    program = build("check_flash_attention.cpp", macros | {"HOPPER": 1}, tmp_path)
     for problem in ("2 2 2 70 77", "1 2 1 33 300", "1 1 1 150 20", "1 1 1 5 0"):
         out, lse, _ = run(program, *problem.split())
         assert out < (1.5e-2 if macros["TYPE"] == 2 else 2e-3) and lse < 1e-5, problem
@@ -215,10 +205,12 @@ HOPPER_CONVOLUTIONS: list[tuple[dict[str, int], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("macros", "problems"), CONVOLUTIONS, ids=lambda one: "-".join(map(str, one)))
-def test_a_convolution_is_what_it_should_be(macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_convolution_is_what_it_should_be(
+    build: Builder, macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path
+) -> None:
     """Padding, strides and dilation, other ones in y and x; pixels, filters and depths that no tile divides; channels
     that are no multiple of eight; more blocks for a tile than it has steps."""
-    program = build("check_conv2d", IMAGES | macros, tmp_path)
+    program = build("check_conv2d.cpp", IMAGES | macros, tmp_path)
     for problem in problems:
         error, conflicts = run(program, *problem.split())
         assert error < (8e-3 if macros.get("TYPE") == 2 else 1e-3) and conflicts == 0, problem
@@ -226,11 +218,11 @@ def test_a_convolution_is_what_it_should_be(macros: dict[str, int], problems: tu
 
 @pytest.mark.parametrize(("macros", "problems"), HOPPER_CONVOLUTIONS, ids=lambda one: "-".join(map(str, one)))
 def test_a_convolution_of_hopper_is_what_it_should_be(
-    macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path
+    build: Builder, macros: dict[str, int], problems: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The same, with products that read shared memory at once and at the last moment."""
     given = {"HOPPER": 1, "TYPE": 1, "SPLIT_K": 1, "ORDER": 0, "CHUNK": 8, "MIN_BLOCKS": 1} | macros
-    program = build("check_conv2d", given, tmp_path)
+    program = build("check_conv2d.cpp", given, tmp_path)
     for problem in problems:
         error, conflicts = run(program, *problem.split())
         assert error < (8e-3 if given["TYPE"] == 2 else 1e-3) and conflicts == 0, problem

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from cudasched.errors import ConfigError
 from cudasched.tune.compile import compile_source
 from cudasched.tune.space import Gpu, read
-from support import PATIENCE_S, ROOT
+from emulated import EMULATED, Builder
+from support import PATIENCE_S
 from synthetic_spaces import KERNELS
 from test_kernels import a_compiler
 
-EMULATED = ROOT / "tests" / "csrc" / "kernels"
 FP16, BF16, TF32, INT8 = 1, 2, 3, 4
 #: Of the rounding of C, or of fp32 sums of a few hundred products; int8 is exact.
 BOUNDS = {FP16: 2**-11, BF16: 2**-8, TF32: 1e-5, INT8: 0.0}
@@ -82,24 +80,13 @@ SIMT = [
 ]
 
 
-def build(source: str, macros: Mapping[str, object], directory: Path, *options: str) -> Path:
-    """A program of tests/csrc/kernels."""
-    program = directory / "check"
-    given = [f"-D{name}={value}" for name, value in macros.items()]
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-w", f"-I{EMULATED}", f"-I{KERNELS}", *given]
-    made = [*command, *options, str(EMULATED / source), "-o", str(program)]
-    done = subprocess.run(made, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return program
-
-
-def test_the_emulated_instructions_do_what_their_documentation_says(tmp_path: Path) -> None:
+def test_the_emulated_instructions_do_what_their_documentation_says(build: Builder, tmp_path: Path) -> None:
     program = build("check_mma.cpp", {}, tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_the_emulated_instructions_of_hopper_do_what_their_documentation_says(tmp_path: Path) -> None:
+def test_the_emulated_instructions_of_hopper_do_what_their_documentation_says(build: Builder, tmp_path: Path) -> None:
     program = build("check_hopper.cpp", {}, tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
@@ -113,9 +100,9 @@ def test_the_instructions_compile(target: str) -> None:
 
 
 @pytest.mark.parametrize("macros", PRODUCTS, ids=lambda macros: "-".join(map(str, macros.values())))
-def test_a_product_by_mma_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+def test_a_product_by_mma_is_right(build: Builder, macros: dict[str, int], tmp_path: Path) -> None:
     """Blocks and copies early and late, tiles that are not whole; no bank conflict, and nothing is written beyond C."""
-    program = build("check_gemm.cpp", macros, tmp_path, '-DKERNEL_SOURCE="gemm_mma.cu"')
+    program = build("check_gemm.cpp", macros | {"KERNEL_SOURCE": '"gemm_mma.cu"'}, tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run
     error, conflicts = run.stdout.split()
@@ -124,9 +111,9 @@ def test_a_product_by_mma_is_right(macros: dict[str, int], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("macros", SIMT, ids=lambda macros: "-".join(map(str, macros.values())))
-def test_a_product_by_multipliers_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+def test_a_product_by_multipliers_is_right(build: Builder, macros: dict[str, int], tmp_path: Path) -> None:
     """By registers and by copies early and late, lanes in different shapes, tiles that are not whole."""
-    program = build("check.cpp", macros, tmp_path, '-DKERNEL_SOURCE="gemm.cu"')
+    program = build("check.cpp", macros | {"KERNEL_SOURCE": '"gemm.cu"'}, tmp_path)
     run = subprocess.run([str(program), "3"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0 and float(run.stdout) < 2e-5, run
 
@@ -144,9 +131,9 @@ def test_a_product_compiles_for(space: str, capability: str) -> None:
 
 
 @pytest.mark.parametrize("macros", WARPGROUPS, ids=lambda macros: "-".join(map(str, macros.values())))
-def test_a_product_by_warpgroups_is_right(macros: dict[str, int], tmp_path: Path) -> None:
+def test_a_product_by_warpgroups_is_right(build: Builder, macros: dict[str, int], tmp_path: Path) -> None:
     """Blocks, warps, loads and products early and late; fewer blocks than tiles, tiles that are not whole, clusters."""
-    program = build("check_gemm_sm90.cpp", macros, tmp_path, "-O2")
+    program = build("check_gemm_sm90.cpp", macros, tmp_path)
     run = subprocess.run([str(program)], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run
     error, conflicts = run.stdout.split()
