@@ -74,7 +74,7 @@ MadeConditional told(const graphs::Conditional& conditional) {
   return made;
 }
 
-void translate(std::exception_ptr thrown) {
+void translate_graph_errors(std::exception_ptr thrown) {
   const auto set = [](const char* type, const char* text) {
     PyErr_SetString(py::module_::import("cudasched.graphs").attr(type).ptr(), text);
   };
@@ -100,7 +100,7 @@ using GivenUses = std::vector<std::tuple<std::size_t, std::uint32_t, std::uint32
 void bind_graphs(py::module_& module) {
   using graphs::Builder;
   using graphs::Condition;
-  py::register_local_exception_translator(&translate);
+  py::register_local_exception_translator(&translate_graph_errors);
 
   py::class_<Builder>(module, "GraphBuilder")
       .def(py::init([](Handle graph) { return Builder(as<CUgraph>(graph)); }), py::arg("graph"))
