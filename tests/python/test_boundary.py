@@ -96,11 +96,10 @@ def test_every_error_has_words_and_a_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Command:
-        def main(self, **_: object) -> None:
-            raise error()
+    def fail(_: object) -> None:
+        raise error()
 
-    monkeypatch.setattr(cli.typer.main, "get_command", lambda _: Command())
+    monkeypatch.setattr(cli, "_call", fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == code
