@@ -22,6 +22,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched._output import Output
@@ -30,8 +31,9 @@ from cudasched.config import SETTINGS
 from cudasched.errors import ArbiterError, ConfigError, Error
 from cudasched.observe._metrics import Device, Process
 from cudasched.observe._metrics import clients as read_clients
-from cudasched.observe.trace._parts import convert, format_of
-from cudasched.observe.trace._timeline import Summary
+
+if TYPE_CHECKING:
+    from cudasched.observe.trace._timeline import Summary
 
 __all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients", "trace"]
 
@@ -265,6 +267,8 @@ def trace(
         ControlError: The client cannot be traced, is being traced already, or ended meanwhile.
         Error: Nothing was traced, or the trace cannot be written.
     """
+    from cudasched.observe.trace._parts import convert, format_of  # and with it what judges kernels, for this alone
+
     number = _number(client)
     if not 0.001 <= seconds <= _LONGEST_TRACE_S:
         raise ConfigError(f"seconds = {shown(seconds)} must be a number of seconds, from 0.001 to 60")

@@ -16,7 +16,7 @@ import cudasched as package
 import pytest
 import typer
 from cudasched import hook
-from cudasched.cli.app import app
+from cudasched.cli.app import application
 from cudasched.cli.coverage import Report, find_cupti, read_reports, verdict
 from cudasched.cli.run import plain, preload
 from support import PATIENCE_S, Run
@@ -59,8 +59,15 @@ def test_version(cudasched: Run) -> None:
 
 def test_it_starts_without_what_only_some_commands_need(python: Run) -> None:
     slow = ("numpy", "pyarrow", "pydantic", "rich.console")
-    done = python(f"import sys, cudasched.cli.app; print([name for name in {slow} if name in sys.modules])")
+    load = "import sys; from cudasched.cli.app import application; application('')"
+    done = python(f"{load}; print([name for name in {slow} if name in sys.modules])")
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_command_starts_without_the_others(python: Run) -> None:
+    load = "import sys; from cudasched.cli.app import application; application('trace')"
+    done = python(f"{load}; print([name for name in ('trace', 'top') if f'cudasched.cli.{{name}}' in sys.modules])")
+    assert (done.stdout, done.stderr) == ("['trace']\n", "")
 
 
 def test_a_plain_run_starts_without_typer(python: Run, no_driver: Path) -> None:
@@ -93,7 +100,7 @@ def test_a_plain_run_is_read_as_typer_reads_it(line: str, monkeypatch: pytest.Mo
         return 0
 
     monkeypatch.setattr("cudasched.cli.run.run_program", note)
-    typer.main.get_command(app).main(line.split(), prog_name="cudasched", standalone_mode=False)
+    typer.main.get_command(application("run")).main(line.split(), prog_name="cudasched", standalone_mode=False)
     assert [plain(line.split())] == calls
 
 

@@ -81,10 +81,11 @@ def _call(arguments: Sequence[str]) -> object:
         return run_program(*found)
     import typer
 
-    from cudasched.cli.app import app
+    from cudasched.cli.app import application
 
     try:
-        return typer.main.get_command(app).main(arguments, prog_name="cudasched", standalone_mode=False)
+        command = typer.main.get_command(application(arguments[0] if arguments else ""))
+        return command.main(arguments, prog_name="cudasched", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cudasched._cpp import get_cmake_dir, get_include
-from cudasched.cli import (
-    advise,
-    analyze,
-    baseline,
-    collect,
-    dashboard,
-    doctor,
-    metrics,
-    serve,
-    simulate,
-    top,
-    torch,
-    trace,
-    train,
-    tune,
-)
 
-__all__ = ["app"]
+__all__ = ["application"]
+
+_MODULES = (
+    "collect",
+    "trace",
+    "advise",
+    "analyze",
+    "simulate",
+    "doctor",
+    "metrics",
+    "baseline",
+    "top",
+    "serve",
+    "torch",
+    "dashboard",
+    "tune",
+    "train",
+)
+"""Commands that are modules of this package; the others are below."""
+_RUN_A_PROGRAM = ("collect", "trace", "advise", "analyze", "train")
+_RUNS_A_PROGRAM = {"allow_interspersed_args": False}
+
+_STATUS_EXAMPLES = "Examples: cudasched status --watch; cudasched status --json | jq '.data[].clients[].name'"
 
 app = typer.Typer(
     name="cudasched",
@@ -82,7 +89,7 @@ def _start(
 
 
 @app.command(
-    context_settings={"allow_interspersed_args": False},
+    context_settings=_RUNS_A_PROGRAM,
     epilog="Examples: cudasched run --class latency --slo-ms 5 -- python serve.py; "
     "cudasched run --class best_effort -- python train.py",
 )
@@ -148,24 +155,6 @@ def run(
     return run_program(program, settings, config_file=config, check_coverage=check_coverage, as_json=json, with_mps=mps)
 
 
-_RUNS_A_PROGRAM = {"allow_interspersed_args": False}
-app.command("collect", context_settings=_RUNS_A_PROGRAM, epilog=collect.EXAMPLE)(collect.command)
-app.command("trace", context_settings=_RUNS_A_PROGRAM, epilog=trace.EXAMPLE)(trace.command)
-app.command("advise", context_settings=_RUNS_A_PROGRAM, epilog=advise.EXAMPLE)(advise.command)
-app.command("analyze", context_settings=_RUNS_A_PROGRAM, epilog=analyze.EXAMPLE)(analyze.command)
-app.command("simulate", epilog=simulate.EXAMPLE)(simulate.command)
-app.command("doctor", epilog="Example: cudasched doctor")(doctor.command)
-app.add_typer(metrics.app)
-app.add_typer(baseline.app)
-app.command("top", epilog=top.EXAMPLE)(top.command)
-app.command("serve", epilog=serve.EXAMPLE)(serve.command)
-app.add_typer(torch.app)
-app.command("dashboard", epilog=dashboard.EXAMPLE)(dashboard.command)
-app.command("tune", epilog=tune.EXAMPLE)(tune.command)
-app.command("train", context_settings=_RUNS_A_PROGRAM)(train.command)
-
-
-@app.command(epilog="Examples: cudasched status --watch; cudasched status --json | jq '.data[].clients[].name'")
 def status(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew each second until Ctrl-C.")] = False,
@@ -176,7 +165,6 @@ def status(
     return show_status(as_json=json, watch=watch)
 
 
-@app.command(epilog="Example: cudasched demo --simulate --seconds 60")
 def demo(
     seconds: Annotated[float, typer.Option(min=1, help="About how long to measure, s.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The plot, a PNG; the figures go beside it, as JSON.")] = Path(
@@ -191,3 +179,22 @@ def demo(
     from cudasched import demo
 
     return demo.main(seconds=seconds, output=output, simulate=simulate, as_json=json)
+
+
+def application(asked: str) -> typer.Typer:
+    """The commands, of their modules only the one that is asked for: all of them take twice as long to load.
+
+    Args:
+        asked: What may be the name of a command; where it is none, all are there, for the help.
+    """
+    here = asked in ("run", "status", "demo")
+    for name in () if here else (asked,) if asked in _MODULES else _MODULES:
+        module = importlib.import_module(f"cudasched.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app)
+        else:
+            settings = _RUNS_A_PROGRAM if name in _RUN_A_PROGRAM else None
+            app.command(name, context_settings=settings, epilog=getattr(module, "EXAMPLE", None))(module.command)
+    app.command(epilog=_STATUS_EXAMPLES)(status)
+    app.command(epilog="Example: cudasched demo --simulate --seconds 60")(demo)
+    return app

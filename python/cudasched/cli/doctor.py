@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["command"]
+__all__ = ["EXAMPLE", "command"]
+
+EXAMPLE = "Example: cudasched doctor"
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
