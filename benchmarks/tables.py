@@ -199,11 +199,12 @@ def overhead_table(results: Results) -> str:
 
 
 def core_table(results: Results) -> str:
-    """A line for each figure of the core: measured, its spread, the goal, and what limits it where that is missed."""
+    """A line for each figure: measured, its spread, the goal, and what limits it where that is missed."""
     lines = ["| figure | measured | least to most | n | goal | limited by |", "|---|---|---|---|---|---|"]
     for row in results.rows:
         if isinstance(row, FigureRow):
             goal = f"{'<=' if row.better == 'less' else '>='} {row.goal:g} {'met' if row.met else '**missed**'}"
+            goal = "none" if row.only_reported else goal
             spread = f"{row.low:.3g} to {row.high:.3g}"
             lines.append(f"| `{row.figure}` | {row.value:.3g} | {spread} | {row.n:,} | {goal} | {row.limited_by} |")
     return "\n".join(lines) + "\n"

@@ -10,9 +10,10 @@ Under --out: kernels.json has the figures, beside other rows that are there; lay
 against PyTorch, eager and compiled, and each of their kernels; layer-NAME.json is what `cudasched dashboard` opens.
 What is measured is kept in kernels.cells after each part, and each part is checked before it is timed.
 
-A figure is its worst shape's; its least and most are of single rounds. One that misses its goal says what limits it:
-`--limited-by FIGURE=TEXT` tells; without that it is `not explained yet`. The exit status is 0 when all asked for is
-measured, 3 when time ran out first, 1 when a kernel is wrong or a measurement failed.
+A figure is its worst shape's; its least and most are of single rounds. `NAME_of_compiled` and
+`flash_attention_of_cudnn` come of the same shapes and calls as the other figure of their kernel. One that misses its
+goal says what limits it: `--limited-by FIGURE=TEXT` tells; without that it is `not explained yet`. The exit status is 0
+when all asked for is measured, 3 when time ran out first, 1 when a kernel is wrong or a measurement failed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from cudasched.errors import Error
 
 from benchmarks import meta
 from benchmarks.kernels import layers, ship
-from benchmarks.kernels.figures import GOALS, figures, for_dashboard, of_layers
+from benchmarks.kernels.figures import FIGURES, figures, for_dashboard, of_layers
 from benchmarks.kernels.parts import Part, Scene, parts
 from benchmarks.kernels.timing import Arms, GpuTimer, HostTimer, Timer, in_turns
 from benchmarks.results.schema import Results, merge_figures, replace
@@ -139,7 +140,7 @@ def write(options: argparse.Namespace, store: Store, sm_clock_mhz: int | None) -
     """The result files, of what is measured so far."""
     described = store.meta.model_copy(update={"sm_clock_mhz": sm_clock_mhz})
     limited_by = dict(one.split("=", 1) for one in options.limited_by)
-    of_figures = {key: part for key, part in store.done.items() if key.partition("/")[0] in GOALS}
+    of_figures = {key: part for key, part in store.done.items() if key.partition("/")[0] in FIGURES}
     of_layer = {key: part for key, part in store.done.items() if key.partition("/")[0] in layers.LAYERS}
     made = figures(of_figures, limited_by)
     if made:
@@ -167,10 +168,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--commit", default=None)
     options = parser.parse_args(arguments)
     options.only = [name for name in options.only.split(",") if name]
-    known = {*GOALS, *layers.LAYERS, *(one.key for one in parts())}
+    known = {*FIGURES, *layers.LAYERS, *(one.key for one in parts())}
     unknown = sorted(set(options.only) - known)
     if unknown:
-        parser.error(f"no such figure or layer: {', '.join(unknown)}; there are {', '.join([*GOALS, *layers.LAYERS])}")
+        parser.error(
+            f"no such figure or layer: {', '.join(unknown)}; there are {', '.join([*FIGURES, *layers.LAYERS])}"
+        )
     for one in options.limited_by:
         if "=" not in one:
             parser.error(f"--limited-by {one}: it is FIGURE=TEXT")
@@ -179,7 +182,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> tuple[list[Part], list[str]]:
     """Parts and layers that are asked for."""
-    only = options.only
+    only = {FIGURES[name].parts or name if name in FIGURES else name for name in options.only}
     wanted = [one for one in parts() if not only or one.key in only or one.figure in only]
     return wanted, [name for name in layers.LAYERS if not only or name in only]
 

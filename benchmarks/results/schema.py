@@ -276,7 +276,7 @@ class FigureRow(Strict):
     Attributes:
         figure: Its name.
         value: What was measured.
-        goal: What is promised.
+        goal: What is promised; 0 where more is better: nothing is, and the value is reported.
         better: Whether less or more than the goal is better.
         low: The least of the parts that the value is made of: repeats, starts, GPUs; of pairs of turns, a quartile.
         high: The most of them; the other quartile.
@@ -298,6 +298,11 @@ class FigureRow(Strict):
     def met(self) -> bool:
         """Whether the goal is."""
         return self.value <= self.goal if self.better == "less" else self.value >= self.goal
+
+    @property
+    def only_reported(self) -> bool:
+        """Whether there is no goal."""
+        return self.better == "more" and self.goal == 0
 
 
 class Results(Strict):

@@ -14,7 +14,7 @@ from cudasched.tune.measurement import Measurement
 from cudasched.tune.space import Gpu
 
 from benchmarks.kernels import layers, ship
-from benchmarks.kernels.figures import GOALS, NOT_EXPLAINED, figures, for_dashboard, of_layers, ratio
+from benchmarks.kernels.figures import FIGURES, NOT_EXPLAINED, figures, for_dashboard, of_layers, ratio
 from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
 from benchmarks.kernels.timing import in_turns
 from benchmarks.results.schema import FigureRow, load
@@ -46,6 +46,32 @@ def test_a_figure_is_its_worst_part_with_all_rounds_and_says_what_limits_it() ->
     assert rows["gemm_bf16_of_cublas"].limited_by == ""
     assert figures(done, {"softmax_of_copy": "the L2"})[-1].limited_by == "the L2"
     assert list(rows) == ["gemm_bf16_of_cublas", "softmax_of_copy"]
+
+
+def test_figures_of_the_same_parts_are_of_their_other_arms() -> None:
+    done = {
+        "softmax_of_copy/small": part(ours=[10.0], memcpy=[10.0], copy=[20.0], compiled=[12.0]),
+        "softmax_of_copy/large": part(ours=[10.0], memcpy=[10.0], copy=[20.0], compiled=[9.0]),
+        "flash_attention_of_flash/4096": part(ours=[10.0], flash=[12.0], cudnn=[7.0]),
+        "flash_attention_of_flash/8192": part(ours=[10.0], flash=[12.0]),  # PyTorch's build may have no cuDNN
+    }
+    rows = {row.figure: row for row in figures(done, {})}
+    assert list(rows) == [name for name in FIGURES if name.startswith(("softmax", "flash"))]
+    compiled, cudnn = rows["softmax_of_compiled"], rows["flash_attention_of_cudnn"]
+    assert (compiled.value, compiled.high, compiled.goal, compiled.n) == pytest.approx((0.9, 1.2, 1.0, 20))
+    assert compiled.limited_by == NOT_EXPLAINED
+    assert (cudnn.value, cudnn.n, cudnn.limited_by) == pytest.approx((0.7, 10, "")) and cudnn.only_reported
+    del done["flash_attention_of_flash/4096"]
+    assert "flash_attention_of_cudnn" not in {row.figure for row in figures(done, {})}
+
+
+def test_the_parts_of_a_figure_are_measured_whichever_of_theirs_is_asked_for() -> None:
+    from benchmarks.kernels.__main__ import chosen, parse
+
+    def keys(only: str) -> list[str]:
+        return [one.key for one in chosen(parse(["--out", "x", "--only", only]))[0]]
+
+    assert keys("rmsnorm_of_compiled") == keys("rmsnorm_of_copy") and len(keys("rmsnorm_of_copy")) == 5
 
 
 def test_a_layer_counts_by_its_faster_way_and_opens_in_the_dashboard() -> None:
@@ -92,7 +118,7 @@ def test_every_figure_has_parts_whose_kernels_can_be_launched() -> None:
         "flash_attention_sm90",
         "conv2d_sm90",
     }
-    assert {one.figure for one in found} == set(GOALS)
+    assert {one.figure for one in found} == {one.parts or name for name, one in FIGURES.items()}
 
 
 @pytest.fixture
@@ -125,7 +151,7 @@ def test_a_rehearsal_measures_writes_and_goes_on(
     assert main([*arguments, "--only", REHEARSED]) == 0
     assert capsys.readouterr().out.count(" of the error allowed") == 4
     rows = [row for row in load(tmp_path / "kernels.json").rows if isinstance(row, FigureRow)]
-    assert [row.figure for row in rows] == [name for name in GOALS if name in REHEARSED]
+    assert [row.figure for row in rows] == [name for name, one in FIGURES.items() if (one.parts or name) in REHEARSED]
     assert all(row.n == 2 and row.low <= row.value <= row.high for row in rows)
     assert main([*arguments, "--only", REHEARSED]) == 0
     assert capsys.readouterr().out == ""  # nothing is measured twice

@@ -179,6 +179,8 @@ def test_figures_of_the_core_say_what_limits_them(tmp_path):
     text = tables.rendered("<!-- table:core -->\n<!-- end -->\n", tmp_path)
     assert "| <= 1200 **missed** | two cores |" in text and "| <= 1200 met |  |" in text
     assert "some GPU, driver 580.1" in text
+    reported = FigureRow.model_validate(row | {"goal": 0.0, "better": "more", "limited_by": ""})
+    assert "| 1 | none |  |" in tables.core_table(Results(meta=META, rows=[reported]))
     with pytest.raises(ValidationError):
         FigureRow.model_validate(row | {"limited_by": "x", "better": "most"})
 
