@@ -70,7 +70,6 @@ JOIN_S = 0.15
 BATCH = 10
 #: Training that has not come to a reading of its loss for so long hangs, s.
 HANG_S = 30.0
-NOT_EXPLAINED = "not explained yet"
 
 Better = Literal["less", "more"]
 #: The figures in the order of the results: the goal, and whether less or more is better.
@@ -572,10 +571,11 @@ def figures(done: Done, limited_by: Mapping[str, str]) -> list[FigureRow]:
         if name not in found:
             continue
         value, low, high, count = found[name]
-        met = value <= goal if better == "less" else value >= goal
-        limit = "" if met else limited_by.get(name, NOT_EXPLAINED)
-        row = dict(figure=name, value=value, goal=goal, better=better, low=low, high=high, n=count, limited_by=limit)
-        rows.append(FigureRow.model_validate(row))
+        why = limited_by.get(name, "")
+        row = FigureRow.judged(
+            figure=name, value=value, goal=goal, better=better, low=low, high=high, n=count, limited_by=why
+        )
+        rows.append(row)
     return rows
 
 

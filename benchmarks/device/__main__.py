@@ -50,7 +50,6 @@ GOALS = {
 LAUNCHES = ("decided_by_the_one_before", "fire_and_forget_latency")
 #: Groups that figures come from; of the others, those that this machine has no GPUs or libraries for are left out.
 FIGURED = ("pipeline", "loop", "device")
-NOT_EXPLAINED = "not explained yet"
 IMAGE = """cudasched-sim 1
 kernel stage params=8,4 block_us=1
 kernel turn params=8,8 block_us=1 effect=countdown
@@ -222,9 +221,8 @@ def rows(found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str]) 
         if name not in found:
             continue
         one = found[name]
-        limit = "" if one["value"] >= goal else limited_by.get(name, NOT_EXPLAINED)
         made.append(
-            FigureRow(
+            FigureRow.judged(
                 figure=name,
                 value=one["value"],
                 goal=goal,
@@ -232,7 +230,7 @@ def rows(found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str]) 
                 low=min(one["low"], one["value"]),
                 high=max(one["high"], one["value"]),
                 n=one["n"],
-                limited_by=limit,
+                limited_by=limited_by.get(name, ""),
             )
         )
     return made

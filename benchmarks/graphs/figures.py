@@ -40,7 +40,6 @@ ANSWER_S = 240.0
 #: What starting the processes and the first round of turns may take.
 START_S, ROUND_S = 60.0, 10.0
 TIME_RAN_OUT = 3
-NOT_EXPLAINED = "not explained yet"
 
 Better = Literal["less", "more"]
 #: The goal of each figure, and whether less or more is better.
@@ -97,13 +96,17 @@ def rows(done: Mapping[str, Any], limited_by: Mapping[str, str]) -> list[FigureR
     made = []
     for name, each in values(done).items():
         goal, better = GOALS[name]
-        value = statistics.median(each)
         low, high = quartiles(each)
-        row = FigureRow(
-            figure=name, value=value, goal=goal, better=better, low=low, high=high, n=len(each), limited_by=""
+        row = FigureRow.judged(
+            figure=name,
+            value=statistics.median(each),
+            goal=goal,
+            better=better,
+            low=low,
+            high=high,
+            n=len(each),
+            limited_by=limited_by.get(name, ""),
         )
-        if not row.met:
-            row = row.model_copy(update={"limited_by": limited_by.get(name, NOT_EXPLAINED)})
         made.append(row)
     return made
 

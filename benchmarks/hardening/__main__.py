@@ -27,7 +27,7 @@ IMPORTS = 30
 
 def figure(name: str, values: Sequence[float], n: int, limited_by: str = "") -> FigureRow:
     """A figure of which less is better; its value is the median."""
-    return FigureRow(
+    return FigureRow.judged(
         figure=name,
         value=statistics.median(values),
         goal=GOALS.get(name, 0.0),

@@ -9,7 +9,6 @@ from typing import Any
 
 from benchmarks.results.schema import FigureRow
 
-NOT_EXPLAINED = "not explained yet"
 OURS = "ours"
 
 
@@ -66,7 +65,7 @@ def row(figure: str, goal: float, parts: Sequence[Measured], against: Sequence[s
     """A figure of several parts: that of the worst one, with the least and the most of all rounds of all."""
     ratios = [ratio(part, against) for part in parts]
     value = min(one for one, _, _ in ratios)
-    made = FigureRow(
+    return FigureRow.judged(
         figure=figure,
         value=value,
         goal=goal,
@@ -74,9 +73,8 @@ def row(figure: str, goal: float, parts: Sequence[Measured], against: Sequence[s
         low=min(value, *(low for _, low, _ in ratios)),
         high=max(value, *(high for _, _, high in ratios)),
         n=sum(part["samples"] for part in parts),
-        limited_by="",
+        limited_by=limited_by,
     )
-    return made if made.met else made.model_copy(update={"limited_by": limited_by or NOT_EXPLAINED})
 
 
 def figures(done: Mapping[str, Measured], limited_by: Mapping[str, str]) -> list[FigureRow]:

@@ -42,7 +42,6 @@ from benchmarks.results.schema import FigureRow, Results, replace
 
 HERE = Path(__file__).parent
 RATE_HZ = 60.0
-NOT_EXPLAINED = "not explained yet"
 GROUPS = ("costs", "give_back", "two_threads", "four_threads")
 
 #: The figures in the order of the results: the goal, and whether less or more is better.
@@ -254,8 +253,11 @@ def figures(done: Mapping[str, Any], limited_by: Mapping[str, str]) -> list[Figu
         if name not in found:
             continue
         value, low, high, n = found[name]
-        row = FigureRow(figure=name, value=value, goal=goal, better=better, low=low, high=high, n=n, limited_by="")
-        rows.append(row if row.met else row.model_copy(update={"limited_by": limited_by.get(name, NOT_EXPLAINED)}))
+        why = limited_by.get(name, "")
+        row = FigureRow.judged(
+            figure=name, value=value, goal=goal, better=better, low=low, high=high, n=n, limited_by=why
+        )
+        rows.append(row)
     return rows
 
 

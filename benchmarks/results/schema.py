@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 RESULTS = Path(__file__).parent
+
+#: What a figure that misses its goal says as long as no reason is known.
+NOT_EXPLAINED = "not explained yet"
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -281,7 +284,7 @@ class FigureRow(Strict):
         low: The least of the parts that the value is made of: repeats, starts, GPUs; of pairs of turns, a quartile.
         high: The most of them; the other quartile.
         n: Of how many requests, starts, runs or pairs of turns, or of how many seconds, it is made.
-        limited_by: Where the goal is missed, what limits it.
+        limited_by: Where the goal is missed, what limits it; else empty.
     """
 
     kind: Literal["figures"] = "figures"
@@ -293,6 +296,31 @@ class FigureRow(Strict):
     high: float
     n: Annotated[int, Field(gt=0)]
     limited_by: str
+
+    @classmethod
+    def judged(
+        cls,
+        *,
+        figure: str,
+        value: float,
+        goal: float,
+        better: Literal["less", "more"],
+        low: float,
+        high: float,
+        n: int,
+        limited_by: str = "",
+    ) -> FigureRow:
+        """A figure with the reason, or that there is none yet, where it misses its goal, and without it elsewhere."""
+        given = {"figure": figure, "value": value, "goal": goal, "better": better, "low": low, "high": high, "n": n}
+        met = value <= goal if better == "less" else value >= goal
+        return cls.model_validate(given | {"limited_by": "" if met else limited_by or NOT_EXPLAINED})
+
+    @model_validator(mode="after")
+    def _says_what_limits_it(self) -> FigureRow:
+        if self.met == bool(self.limited_by):
+            said = "meets its goal and has" if self.met else "misses its goal and does not say"
+            raise ValueError(f"{self.figure} {said} what limits it")
+        return self
 
     @property
     def met(self) -> bool:

@@ -179,9 +179,8 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
         everything = ([x for one, _ in pairs.values() for x in one], [x for _, one in pairs.values() for x in one])
         value = ratio(*everything)
         each = [ratio(*one) for one in pairs.values()]
-        missed = value > GOALS[name]
         found.append(
-            FigureRow(
+            FigureRow.judged(
                 figure=name,
                 value=value,
                 goal=GOALS[name],
@@ -189,7 +188,7 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
                 low=min([*each, value]),
                 high=max([*each, value]),
                 n=len(everything[0]),
-                limited_by=limited.get(name, "") if missed else "",
+                limited_by=limited.get(name, ""),
             )
         )
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.core.__main__ import GOALS, GROUPS, NOT_EXPLAINED, figures, main, parse
-from benchmarks.results.schema import FigureRow, load
+from benchmarks.core.__main__ import GOALS, GROUPS, figures, main, parse
+from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
 from benchmarks.tables import core_table
 
 TRIES = 5

@@ -38,4 +38,6 @@ def test_equal_seeds_damage_equally():
 
 
 def test_a_figure_is_met_where_less_is_better():
-    assert figure("import_ms", [50, 60, 90], 3).met and not figure("damaged_toml_failed", [1], 5000).met
+    assert figure("import_ms", [50, 60, 90], 3).met
+    missed = figure("damaged_toml_failed", [1], 5000, "seed 3 fails")
+    assert not missed.met and missed.limited_by == "seed 3 fails"

@@ -14,10 +14,10 @@ from cudasched.tune.measurement import Measurement
 from cudasched.tune.space import Gpu
 
 from benchmarks.kernels import layers, ship
-from benchmarks.kernels.figures import FIGURES, NOT_EXPLAINED, figures, for_dashboard, of_layers, ratio
+from benchmarks.kernels.figures import FIGURES, figures, for_dashboard, of_layers, ratio
 from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
 from benchmarks.kernels.timing import in_turns
-from benchmarks.results.schema import FigureRow, load
+from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
 
 
 def part(samples: int = 10, **arms: list[float]) -> dict[str, Any]:

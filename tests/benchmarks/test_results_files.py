@@ -6,6 +6,7 @@ from test_cells import META
 
 from benchmarks import tables
 from benchmarks.results.schema import (
+    NOT_EXPLAINED,
     RESULTS,
     FigureRow,
     OverheadRow,
@@ -183,6 +184,18 @@ def test_figures_of_the_core_say_what_limits_them(tmp_path):
     assert "| 1 | none |  |" in tables.core_table(Results(meta=META, rows=[reported]))
     with pytest.raises(ValidationError):
         FigureRow.model_validate(row | {"limited_by": "x", "better": "most"})
+
+
+@pytest.mark.parametrize(("better", "goal"), [("less", 1.0), ("more", 3.0)])
+def test_a_figure_says_what_limits_it_where_it_misses_its_goal_and_nowhere_else(better, goal):
+    row = dict(figure="a", value=2.0, better=better, low=1.0, high=2.0, n=1)
+    assert FigureRow.judged(**row, goal=goal).limited_by == NOT_EXPLAINED
+    assert FigureRow.judged(**row, goal=goal, limited_by="the L2").limited_by == "the L2"
+    assert FigureRow.judged(**row, goal=2.0, limited_by="the L2").limited_by == ""
+    with pytest.raises(ValidationError, match="a misses its goal and does not say what limits it"):
+        FigureRow(**row, goal=goal, limited_by="")
+    with pytest.raises(ValidationError, match="a meets its goal and has what limits it"):
+        FigureRow(**row, goal=2.0, limited_by="the L2")
 
 
 def test_the_picture_has_a_row_for_each_arm_of_the_summary(tmp_path, monkeypatch):

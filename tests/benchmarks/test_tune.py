@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 from cudasched.tune.recording import Recording  # noqa: E402
 from synthetic_spaces import recording, small  # noqa: E402
 
-from benchmarks.results.schema import FigureRow, load  # noqa: E402
+from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load  # noqa: E402
 from benchmarks.tune import evaluate, record, rivals  # noqa: E402
 from benchmarks.tune.__main__ import main  # noqa: E402
 
@@ -73,6 +73,18 @@ def test_an_evaluation_writes_its_rows_and_keeps_the_others(
     with pytest.raises(SystemExit):
         main(["evaluate", "--recorded", str(tmp_path), *options])
     assert "no figure may come from it" in capsys.readouterr().err
+
+
+def test_a_tuner_that_misses_its_goal_says_what_limits_it() -> None:
+    path, best = Path("small.npz"), SMALL.best()[1]
+    courses = {
+        evaluate.Task(path, "ours", 0, 1): rivals.Course((2 * best,), (1.0,)),
+        evaluate.Task(path, "random", 0, 1): rivals.Course((1.5 * best,), (1.0,)),
+    }
+    evaluation = evaluate.Evaluation({path: SMALL}, courses)
+    for reasons, said in (({}, NOT_EXPLAINED), ({"tuner_gap_of_random": "a flat space"}, "a flat space")):
+        (row,) = evaluate.rows(evaluation, range(1), range(0), reasons)
+        assert (row.figure, row.value, row.limited_by) == ("tuner_gap_of_random", pytest.approx(2.0), said)
 
 
 def test_the_committed_recordings_are_of_a_gpu() -> None:
