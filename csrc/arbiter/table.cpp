@@ -311,11 +311,12 @@ int Table::claim(const ClientInfo& client) {
       entry.policy.store(0);
       entry.heartbeat_ns.store(now);
       for (auto* const time :
-           {&entry.active_since_ns,  &entry.deadline_ns,       &entry.in_flight_until_ns, &entry.overdue_since_ns,
-            &entry.last_launch_ns,   &entry.entered_ns,        &entry.expected_ns,        &entry.admitted_at_entry_ns,
-            &entry.hint_until_ns,    &entry.foreseen_ns,       &entry.foreseen_over_ns,   &entry.rate_free_ns,
-            &entry.request_ns,       &entry.request_waited_ns, &entry.virtual_ns,         &entry.policy_since_ns,
-            &entry.segment_since_ns, &entry.segment_late_ns,   &entry.segment_median_ns,  &entry.latency_gpu_ns}) {
+           {&entry.active_since_ns,  &entry.deadline_ns,        &entry.in_flight_until_ns, &entry.overdue_since_ns,
+            &entry.last_launch_ns,   &entry.entered_ns,         &entry.expected_ns,        &entry.admitted_at_entry_ns,
+            &entry.hint_until_ns,    &entry.foreseen_ns,        &entry.foreseen_over_ns,   &entry.rate_free_ns,
+            &entry.request_ns,       &entry.request_waited_ns,  &entry.virtual_ns,         &entry.policy_since_ns,
+            &entry.segment_since_ns, &entry.segment_late_ns,    &entry.segment_median_ns,  &entry.latency_gpu_ns,
+            &entry.latency_done_ns,  &entry.latency_not_done_ns}) {
         time->store(0);
       }
       for (auto* const count : {&entry.launches, &entry.device_launches, &entry.gate_waits, &entry.gate_wait_ns,

@@ -87,14 +87,16 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> job;             // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
   std::atomic<std::uint64_t> collectives;     // how far it is in the job's collectives (schedule/rendezvous.hpp)
   std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
-  // Of latency clients whose requests best effort may run beside (runtime/latency/segments.hpp). The last two change
-  // with each launch; no other client writes on their cache line.
+  // Of latency clients whose requests best effort may run beside (runtime/latency/segments.hpp). The last four change
+  // with launches; no other client writes on their cache line.
   std::atomic<std::uint64_t> segment;          // segments begun, ever; the last one is under way
   std::atomic<std::int64_t> segment_since_ns;  // when it began
   std::atomic<std::int64_t> segment_late_ns;   // by how much it may end later; 0: nothing is known, or it is kept clean
-  std::atomic<std::int64_t> segment_median_ns;  // what it takes
-  std::atomic<std::int64_t> latency_gpu_ns;     // expected GPU time of all that it launched, ever
-  std::atomic<std::uint64_t> segment_left;      // what is still to come in the segment (schedule/segment_profile.hpp)
+  std::atomic<std::int64_t> segment_median_ns;    // what it takes
+  std::atomic<std::int64_t> latency_gpu_ns;       // expected GPU time of all that it launched, ever
+  std::atomic<std::uint64_t> segment_left;        // what is still to come in the segment (schedule/segment_profile.hpp)
+  std::atomic<std::int64_t> latency_done_ns;      // of latency_gpu_ns, what is complete (schedule/host_bound.hpp)
+  std::atomic<std::int64_t> latency_not_done_ns;  // and from where on it was not when that was last asked for
 };
 
 // The file, byte for byte. Changing it changes kLayoutVersion.

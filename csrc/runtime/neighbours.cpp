@@ -149,8 +149,12 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
     told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);
     told.median_ns = client.segment_median_ns.load(std::memory_order_relaxed);
     told.left = client.segment_left.load(std::memory_order_relaxed);
-    const std::int64_t submitted_ns = client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
-    gaps_.add(slot, told, submitted_ns, (active_ & bit(slot)) != 0);
+    // What is done before what was submitted: so it is no more than that.
+    schedule::Progress progress;
+    progress.done_ns = client.latency_done_ns.load(std::memory_order_acquire) & kPlausibleNs;
+    progress.not_done_ns = client.latency_not_done_ns.load(std::memory_order_acquire) & kPlausibleNs;
+    progress.submitted_ns = client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
+    gaps_.add(slot, told, progress, (active_ & bit(slot)) != 0);
   });
   bool elsewhere = false;
   if (peers_ != nullptr) {

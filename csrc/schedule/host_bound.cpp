@@ -34,33 +34,28 @@ void SegmentReader::add(int client, const Segments::Told& told) noexcept {
 
 void LatencyClock::look(const View& view) noexcept {
   constexpr std::int64_t kLongNs = 1'000'000'000;  // longer, or backwards: another client's words, or damaged ones
+  const Progress& now = view.latency;
   const std::int64_t passed_ns = view.now_ns - before_.now_ns;
-  const std::int64_t came_ns = view.submitted_ns - before_.submitted_ns;
+  const std::int64_t came_ns = now.submitted_ns - before_.latency.submitted_ns;
   const std::int64_t fed_ns = view.best_effort_submitted_ns - before_.best_effort_submitted_ns;
   const bool follows = looked_ && passed_ns >= 0 && passed_ns < kLongNs && came_ns >= 0 && came_ns < kLongNs;
-  const bool waited = !follows || view.segments != before_.segments;
-  if (waited) {
-    likely_ns_ = 0;
-    done_ns_ = follows ? before_.submitted_ns : view.submitted_ns;
-  }
-  if (follows) {
+  if (!follows) {
+    least_ns_ = likely_ns_ = 0;
+    done_ns_ = now.done_ns;
+  } else {
     const std::int64_t best_effort_ns =
         std::clamp<std::int64_t>(before_.best_effort_ns + fed_ns - view.best_effort_ns, 0, passed_ns);
-    likely_ns_ = std::max<std::int64_t>(likely_ns_ + came_ns - (passed_ns - best_effort_ns), 0);
+    likely_ns_ += came_ns - (passed_ns - best_effort_ns);
     const bool calm = before_.best_effort_in_flight == 0 && view.best_effort_launches == before_.best_effort_launches;
-    if (calm) done_ns_ += std::clamp<std::int64_t>(view.submitted_ns - done_ns_, 0, passed_ns);
+    if (calm) done_ns_ += std::clamp<std::int64_t>(now.submitted_ns - done_ns_, 0, passed_ns);
+    // A mark was asked for since the last look: from then on, the GPU may have worked on nothing else.
+    const bool asked = now.not_done_ns != before_.latency.not_done_ns;
+    least_ns_ = (asked ? now.submitted_ns - now.not_done_ns : least_ns_ + came_ns) - passed_ns;
   }
-  // Best-effort launches that were submitted by the last look had what had come by then before them.
-  if (!looked_ || view.best_effort_launches != before_.best_effort_launches) {
-    remembered_[next_] = {view.best_effort_launches, before_.submitted_ns};
-    next_ = (next_ + 1) % kRemembered;
-  }
-  const std::uint64_t complete =
-      view.best_effort_launches - std::min(view.best_effort_launches, view.best_effort_in_flight);
-  for (const Submitted& one : remembered_) {
-    if (one.launches != 0 && one.launches <= complete) done_ns_ = std::max(done_ns_, one.latency_ns);
-  }
-  most_ns_ = std::clamp<std::int64_t>(view.submitted_ns - done_ns_, 0, kLongNs);
+  done_ns_ = std::max(done_ns_, now.done_ns);
+  most_ns_ = std::clamp<std::int64_t>(now.submitted_ns - done_ns_, 0, kLongNs);
+  least_ns_ = std::clamp<std::int64_t>(least_ns_, 0, most_ns_);
+  likely_ns_ = std::clamp(likely_ns_, least_ns_, most_ns_);
   before_ = view;
   looked_ = true;
 }
@@ -77,7 +72,7 @@ HostBound GapView::look(const Own& own, bool sliced) noexcept {
   seen.gpu_ns = clock_.likely_ns();
   seen.gpu_most_ns = clock_.most_ns();
   seen.sliced = sliced;
-  if (sliced) seen.closed = gate_.closed(view.segments, seen, own.in_flight_ns + seen.gpu_ns + own.longest_ns);
+  if (sliced) seen.closed = gate_.closed(segments_, seen, own.in_flight_ns + seen.gpu_ns + own.longest_ns);
   return seen;
 }
 

@@ -54,23 +54,60 @@ inline bool worth_waking(std::uint64_t left) noexcept {
   return known && known->host_ns - known->gpu_ns >= kWorthNs;
 }
 
+// How far the GPU is with the launches of latency clients, in GPU time as expected: positions in all that was ever
+// submitted. Each client marks one launch in SegmentProgress::kPeriod.
+struct Progress {
+  std::int64_t submitted_ns = 0;
+  std::int64_t done_ns = 0;      // what was submitted before is complete
+  std::int64_t not_done_ns = 0;  // when a mark was last asked for, what was submitted from here on was not complete
+};
+
+// A latency client's own view of it: launch by launch, with one mark on its way at a time.
+class SegmentProgress {
+ public:
+  static constexpr std::size_t kPeriod = 16;
+
+  // A segment begins: the program has waited for all that it had submitted.
+  void begin(std::int64_t submitted_ns) noexcept {
+    done_ns_ = not_done_ns_ = submitted_ns;
+    marked_ = false;
+  }
+  static bool asks(std::size_t number) noexcept { return number % kPeriod == kPeriod - 1; }
+  // So much was submitted, the launch that asks included. `complete()`: of the mark under way. True: a mark is to be
+  // recorded behind the launch.
+  template <typename Complete>
+  bool ask(std::int64_t submitted_ns, Complete&& complete) noexcept {
+    const bool done = marked_ && complete();
+    if (done) done_ns_ = mark_ns_;
+    not_done_ns_ = marked_ && !done ? mark_ns_ : submitted_ns;
+    return !marked_ || done;
+  }
+  void marked(std::int64_t submitted_ns) noexcept {
+    mark_ns_ = submitted_ns;
+    marked_ = true;
+  }
+  std::int64_t done_ns() const noexcept { return done_ns_; }
+  std::int64_t not_done_ns() const noexcept { return not_done_ns_; }
+
+ private:
+  std::int64_t done_ns_ = 0;
+  std::int64_t not_done_ns_ = 0;
+  std::int64_t mark_ns_ = 0;
+  bool marked_ = false;
+};
+
 // The predicted GPU time of latency work that is submitted and not complete, as a gate finds it that looks now and
-// then. A latency client only says how much it has submitted in all. Once the program has waited for the GPU, nothing
-// is left.
+// then.
 //
+//   most_ns    nothing is taken to be done that is not known to be: by a mark of the client, or because the GPU had no
+//              best effort meanwhile. Wrong predictions of best effort do not make it less.
 //   likely_ns  between two looks, launches are taken to have come evenly, and the GPU to have worked on them in the
-//   time
-//              in which it did not work on best effort, by prediction
-//   most_ns    nothing is taken to be done that may not be: where both classes run kernel by kernel, in the order in
-//              which they were submitted, what was there before a best-effort launch is done when that is; and what is
-//              there while no best effort is in flight is worked on. Predictions of best effort that are too short do
-//              not make it less.
+//              time in which it did not work on best effort, by prediction; within what marks say
 class LatencyClock {
  public:
   struct View {
     std::int64_t now_ns = 0;
-    std::int64_t submitted_ns = 0;              // GPU time of all latency launches, ever
-    std::uint64_t segments = 0;                 // begun, ever
+    Progress latency;                           // of all clients
     std::int64_t best_effort_ns = 0;            // predicted, in flight now
     std::int64_t best_effort_submitted_ns = 0;  // predicted, ever
     std::uint64_t best_effort_launches = 0;     // ever,
@@ -82,19 +119,12 @@ class LatencyClock {
   std::int64_t most_ns() const noexcept { return most_ns_; }
 
  private:
-  static constexpr std::size_t kRemembered = 16;
-  struct Submitted {
-    std::uint64_t launches = 0;   // best-effort launches, ever, when
-    std::int64_t latency_ns = 0;  // so much latency work had been submitted
-  };
-
   View before_{};
   bool looked_ = false;
+  std::int64_t least_ns_ = 0;
   std::int64_t likely_ns_ = 0;
   std::int64_t most_ns_ = 0;
-  std::int64_t done_ns_ = 0;  // of submitted_ns, surely
-  std::array<Submitted, kRemembered> remembered_{};
-  std::size_t next_ = 0;
+  std::int64_t done_ns_ = 0;  // of what was submitted, surely
 };
 
 // Where contexts take turns on the GPU: best effort has it from the beginning of a segment until what is left of the
@@ -158,12 +188,17 @@ class GapView {
     reader_.begin(now_ns);
     clock_view_ = {};
     clock_view_.now_ns = now_ns;
+    segments_ = 0;
     active_ = false;
   }
-  // `submitted_ns`: the GPU time of its launches, ever. `active`: a request of it is under way.
-  void add(int client, const Segments::Told& told, std::int64_t submitted_ns, bool active) noexcept {
-    clock_view_.submitted_ns += submitted_ns;
-    clock_view_.segments += told.segment;
+  // `active`: a request of it is under way; else nothing of it is on the GPU.
+  void add(int client, const Segments::Told& told, const Progress& progress, bool active) noexcept {
+    const std::int64_t submitted_ns = progress.submitted_ns;
+    Progress& all = clock_view_.latency;
+    all.submitted_ns += submitted_ns;
+    all.done_ns += active ? std::clamp<std::int64_t>(progress.done_ns, 0, submitted_ns) : submitted_ns;
+    all.not_done_ns += active ? std::clamp<std::int64_t>(progress.not_done_ns, 0, submitted_ns) : submitted_ns;
+    segments_ += told.segment;
     if (active) reader_.add(client, told);
     active_ = active_ || active;
   }
@@ -177,6 +212,7 @@ class GapView {
   LatencyClock clock_;
   SegmentGate gate_;
   LatencyClock::View clock_view_;
+  std::uint64_t segments_ = 0;  // begun, ever
   bool active_ = false;
 };
 

@@ -63,7 +63,10 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
       noted = timed_ = true;
     } else {
       const std::uint64_t begun = ++kind.begun;
-      if (key.share < kLeastShare && begun % kRetryPeriod == 0) key.share = kLeastShare;
+      if (key.share < kLeastShare && begun % kRetryPeriod == 0) {
+        key.share = kLeastShare;
+        kind.others = {};
+      }
       noted = begun % kNotedPeriod == 1;
       if (begun % (key.on_trial ? kTrialPeriod : kCleanPeriod) == 0) {
         ++counts_.clean;
@@ -142,8 +145,8 @@ void Segments::end(std::int64_t now) noexcept {
   lose();
 }
 
-void Segments::judge(Key& key, const RecentMedian& others, std::int64_t clean_ns) noexcept {
-  if (others.count() < kFewestOthers || clean_ns <= 0) return;
+void Segments::judge(Key& key, RecentMedian& others, std::int64_t clean_ns) noexcept {
+  if (key.share < kLeastShare || others.count() < kFewestOthers || clean_ns <= 0) return;
   const std::int64_t others_ns = others.ns() - (sliced_ ? 2 * kContextSwitchNs : 0);
   const double longer = static_cast<double>(others_ns) / static_cast<double>(clean_ns) - 1;
   const bool too_long = longer > inflation_;
@@ -154,6 +157,7 @@ void Segments::judge(Key& key, const RecentMedian& others, std::int64_t clean_ns
   key.share = too_long ? key.share / 2 : std::min(2 * std::max(key.share, kLeastShare), kMostShare);
   key.on_trial = too_long == key.was_too_long && key.share < kMostShare;
   key.was_too_long = too_long;
+  others = {};  // of another share
   counts_.halved += too_long ? 1 : 0;
 }
 

@@ -129,7 +129,7 @@ class Segments {
   Told start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
   // A clean segment and the others of its kind before it.
-  void judge(Key& key, const RecentMedian& others, std::int64_t clean_ns) noexcept;
+  void judge(Key& key, RecentMedian& others, std::int64_t clean_ns) noexcept;
   Kind& kind(int key, std::size_t number) noexcept {
     return kinds_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
   }

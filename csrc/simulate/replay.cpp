@@ -145,7 +145,9 @@ struct Client {
   std::uint64_t request_end = 0;  // launch at which the request ends
   std::unique_ptr<schedule::Segments> segments;
   schedule::Segments::Told told_segment;
-  std::int64_t segments_gpu_ns = 0;  // expected GPU time of its launches, ever
+  schedule::Progress progress;
+  schedule::SegmentProgress marks;
+  std::uint64_t marked_launch = 0;  // behind which the mark is, counted from 1
 };
 
 class Replay {
@@ -197,6 +199,7 @@ class Replay {
   void look_ungated(Client& client);
   void ask(Client& client);
   bool gated() const;
+  void note_progress(Client& client, const schedule::Segments::Launch& launched);
   schedule::Snapshot snapshot(Client& client);
   bool my_turn(Client& client);
   void rejoin(Client& client);
@@ -619,6 +622,24 @@ void Replay::look(Client& client) {
   if (wait_ns != kForeverNs) look_at(client, now_ns_ + std::max(wait_ns, settings_.reaction_ns));
 }
 
+// As runtime::LatencySegments, for the launch that is submitted.
+void Replay::note_progress(Client& client, const schedule::Segments::Launch& launched) {
+  schedule::Progress& progress = client.progress;
+  if (launched.number == 0) {
+    client.marks.begin(progress.submitted_ns);
+    progress.done_ns = progress.not_done_ns = progress.submitted_ns;
+  }
+  progress.submitted_ns += launched.gpu_ns;
+  if (!schedule::SegmentProgress::asks(launched.number)) return;
+  const auto complete = [&] { return client.completed >= client.marked_launch; };
+  if (client.marks.ask(progress.submitted_ns, complete)) {
+    client.marks.marked(progress.submitted_ns);
+    client.marked_launch = client.submitted + 1;
+  }
+  progress.done_ns = client.marks.done_ns();
+  progress.not_done_ns = client.marks.not_done_ns();
+}
+
 schedule::Snapshot Replay::snapshot(Client& client) {
   schedule::Snapshot seen;
   seen.latency_clients = gated();
@@ -670,7 +691,7 @@ schedule::Snapshot Replay::snapshot(Client& client) {
 schedule::HostBound Replay::host_bound(Client& client, std::int64_t in_flight_ns) {
   client.gaps.begin(now_ns_);
   for (const Client* one : latency_) {
-    client.gaps.add(one->slot, one->told_segment, one->segments_gpu_ns, one->in_region);
+    client.gaps.add(one->slot, one->told_segment, one->progress, one->in_region);
   }
   schedule::GapView::Own own;
   own.in_flight_ns = in_flight_ns;
@@ -787,8 +808,8 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, s
   }
   if (client.segments != nullptr) {
     const schedule::Segments::Launch launched = client.segments->launch([&] { return now_ns_; });
-    client.segments_gpu_ns += launched.gpu_ns;
     client.told_segment.left = launched.left;
+    note_progress(client, launched);
     job.in_segment = launched.number;
     job.is_timed = launched.is_timed;
   }

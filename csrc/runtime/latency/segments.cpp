@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <thread>
 
 #include "driver/driver.hpp"
 #include "predict/sample.hpp"
@@ -29,6 +30,10 @@ void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
   timers_used_.store(0, std::memory_order_relaxed);
   arbiter::Slot& self = slot();
   self.segment_late_ns.store(0, std::memory_order_release);
+  const std::int64_t position_ns = self.latency_gpu_ns.load(std::memory_order_relaxed);
+  segment_position_ns_.store(position_ns, std::memory_order_relaxed);
+  self.latency_done_ns.store(position_ns, std::memory_order_relaxed);
+  self.latency_not_done_ns.store(position_ns, std::memory_order_relaxed);
   self.segment_since_ns.store(told.since_ns, std::memory_order_relaxed);
   self.segment_median_ns.store(told.median_ns, std::memory_order_relaxed);
   self.segment_left.store(told.left, std::memory_order_relaxed);
@@ -46,11 +51,23 @@ void LatencySegments::begin(std::uint64_t key, std::int64_t now, bool sliced) no
 LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_time) noexcept {
   const schedule::Segments::Launch launch = segments_->launch([] { return now_ns(); });
   arbiter::Slot& self = slot();
-  if (launch.gpu_ns != 0) self.latency_gpu_ns.fetch_add(launch.gpu_ns, std::memory_order_relaxed);
+  Timing timing;
+  timing.position_ns = launch.gpu_ns;
+  if (launch.gpu_ns != 0) timing.position_ns += self.latency_gpu_ns.fetch_add(launch.gpu_ns, std::memory_order_relaxed);
   self.segment_left.store(launch.left, std::memory_order_relaxed);
-  if (!launch.is_timed || !may_time) return {};
+  if (launch.number == 0) {
+    stream_.store(stream, std::memory_order_relaxed);
+    several_streams_.store(false, std::memory_order_relaxed);
+  } else if (stream_.load(std::memory_order_relaxed) != stream) {
+    several_streams_.store(true, std::memory_order_relaxed);
+  }
+  timing.marks = launch.gpu_ns != 0 && schedule::SegmentProgress::asks(launch.number) &&
+                 !several_streams_.load(std::memory_order_relaxed) &&
+                 self.segment_late_ns.load(std::memory_order_relaxed) > 0;
+  if (!(launch.is_timed || timing.marks) || !may_time) return {};
   CUcontext const context = driver::shareable_context();
   if (context == nullptr || context != context_.load(std::memory_order_acquire)) return {};
+  if (!launch.is_timed) return timing;
   const int place = timers_used_.fetch_add(1, std::memory_order_relaxed);
   if (place >= kTimers) return {};
   Timer& timer = timers_[static_cast<std::size_t>(place)];
@@ -60,6 +77,21 @@ LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_t
   const driver::RelaxedCapture relaxed;
   if (driver::table().event_record(timer.start, stream) != CUDA_SUCCESS) return {};
   return {place, now_ns()};
+}
+
+void LatencySegments::mark(const Timing& timing, CUstream stream) noexcept {
+  if (marking_.exchange(true, std::memory_order_acquire)) return;
+  const driver::RelaxedCapture relaxed;
+  const std::uint64_t segment = segment_.load(std::memory_order_relaxed);
+  if (segment != marks_segment_) marks_.begin(segment_position_ns_.load(std::memory_order_relaxed));
+  marks_segment_ = segment;
+  const bool wanted = mark_ != nullptr && marks_.ask(timing.position_ns, [&] {
+    return driver::table().event_query(mark_) == CUDA_SUCCESS;
+  });
+  if (wanted && driver::table().event_record(mark_, stream) == CUDA_SUCCESS) marks_.marked(timing.position_ns);
+  slot().latency_done_ns.store(marks_.done_ns(), std::memory_order_release);
+  slot().latency_not_done_ns.store(marks_.not_done_ns(), std::memory_order_release);
+  marking_.store(false, std::memory_order_release);
 }
 
 void LatencySegments::end_timer(const Timing& timing, CUstream stream) noexcept {
@@ -94,6 +126,7 @@ void LatencySegments::make_timers(CUcontext context) noexcept {
       timer.end = nullptr;  // not used
     }
   }
+  if (driver::table().event_create(&mark_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) mark_ = nullptr;
   context_.store(context, std::memory_order_release);
 }
 
@@ -105,6 +138,11 @@ void LatencySegments::destroy_timers() noexcept {
     if (timer.end != nullptr) driver::table().event_destroy(timer.end);
     timer.start = timer.end = nullptr;
   }
+  while (marking_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+  if (mark_ != nullptr) driver::table().event_destroy(mark_);
+  mark_ = nullptr;
+  marks_segment_ = 0;
+  marking_.store(false, std::memory_order_release);
 }
 
 void LatencySegments::count() noexcept {

@@ -4,7 +4,9 @@
 //
 // before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
 // one segment of 17 a look at the clock, and in a few of those that are kept clean, two timing events around one launch
-// of eight. begin() is on it,
+// of eight. Where best effort is let in, one launch of 16 asks for an event and records it anew: a mark of how far the
+// GPU is. A segment on several streams has none.
+// begin() is on it,
 // too, and gives up rather than wait for a lock. waits() and waited() stand around the calls by which a program waits
 // for the GPU. What is timed is read when a segment is over.
 //
@@ -34,6 +36,8 @@ class LatencySegments {
   struct Timing {
     int timer = -1;
     std::int64_t called_ns = 0;
+    bool marks = false;            // a mark is asked for behind it,
+    std::int64_t position_ns = 0;  // at this place in all that was submitted (schedule::Progress)
   };
 
   // Once, before anything else. Allocates where the policy asks for it.
@@ -59,6 +63,7 @@ class LatencySegments {
   }
   void after_launch(const Timing& timing, CUstream stream) noexcept {
     if (timing.timer >= 0) end_timer(timing, stream);
+    if (timing.marks) mark(timing, stream);
   }
 
   // The program waits for the GPU from now on; it has. `context`: the calling thread's, null where it has none.
@@ -88,6 +93,7 @@ class LatencySegments {
 
   Timing tell_launch(CUstream stream, bool may_time) noexcept;
   void end_timer(const Timing& timing, CUstream stream) noexcept;
+  void mark(const Timing& timing, CUstream stream) noexcept;
   void read_timers() noexcept;
   void make_timers(CUcontext context) noexcept;
   void destroy_timers() noexcept;
@@ -103,6 +109,13 @@ class LatencySegments {
   schedule::Segments::Counts counted_;
   std::atomic<std::uint64_t> segment_{0};  // the one under way
   std::atomic<CUcontext> context_{nullptr};
+  std::atomic<std::int64_t> segment_position_ns_{0};  // where it began
+  std::atomic<CUstream> stream_{nullptr};             // of its first launch,
+  std::atomic<bool> several_streams_{false};          // and others have other ones
+  std::atomic<bool> marking_{false};                  // a thread does; it owns the next three
+  schedule::SegmentProgress marks_;
+  std::uint64_t marks_segment_ = 0;
+  CUevent mark_ = nullptr;
   std::atomic<int> timers_used_{0};
   std::array<Timer, kTimers> timers_{};
 };

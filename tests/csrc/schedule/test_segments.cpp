@@ -368,7 +368,7 @@ TEST(LatencyClock, SharesTheGpuWithBestEffort) {
   clock.look(view);
   // 100 us of latency work come within 20 us while best effort is on the GPU: none is done.
   view.now_ns += 20 * kUs;
-  view.submitted_ns += 100 * kUs;
+  view.latency.submitted_ns += 100 * kUs;
   view.best_effort_ns = 30 * kUs;
   view.best_effort_submitted_ns += 50 * kUs;
   view.best_effort_launches = view.best_effort_in_flight = 1;
@@ -389,32 +389,62 @@ TEST(LatencyClock, SharesTheGpuWithBestEffort) {
   EXPECT_EQ(clock.likely_ns(), 30 * kUs);
   EXPECT_EQ(clock.most_ns(), 60 * kUs);
   // The program has waited for it.
-  ++view.segments;
+  view.latency.done_ns = view.latency.not_done_ns = view.latency.submitted_ns;
   clock.look(view);
   EXPECT_EQ(clock.likely_ns(), 0);
   EXPECT_EQ(clock.most_ns(), 0);
 }
 
-TEST(LatencyClock, WhatCameBeforeABestEffortLaunchIsDoneWithIt) {
+TEST(LatencyClock, GoesByTheMarksWhereBestEffortIsPredictedWrong) {
   LatencyClock clock;
   LatencyClock::View view;
   view.now_ns = kMs;
-  view.submitted_ns = 5 * kMs;
-  clock.look(view);
-  view.now_ns += kUs;
-  view.submitted_ns += 80 * kUs;
-  clock.look(view);
   view.best_effort_launches = view.best_effort_in_flight = 1;
-  view.best_effort_ns = view.best_effort_submitted_ns = 50 * kUs;
   clock.look(view);
-  view.now_ns += 50 * kUs;
-  view.submitted_ns += 20 * kUs;
+  // Best effort is on the GPU all the while, and predicted to be over: so latency work seems to be done.
+  view.now_ns += 200 * kUs;
+  view.latency.submitted_ns += 160 * kUs;
   clock.look(view);
-  EXPECT_GE(clock.most_ns(), 90 * kUs);
-  view.best_effort_in_flight = 0;
-  view.best_effort_ns = 0;
+  EXPECT_EQ(clock.likely_ns(), 0);
+  EXPECT_EQ(clock.most_ns(), 160 * kUs);
+  // A mark says that it was not.
+  view.now_ns += 20 * kUs;
+  view.latency.submitted_ns += 10 * kUs;
+  view.latency.not_done_ns = 80 * kUs;
   clock.look(view);
-  EXPECT_EQ(clock.most_ns(), 20 * kUs);
+  EXPECT_EQ(clock.likely_ns(), 70 * kUs) << "90 us were not done, and it has had 20 us since then at most";
+  // And then, that what came before it is.
+  view.now_ns += 10 * kUs;
+  view.latency.done_ns = 80 * kUs;
+  view.latency.not_done_ns = view.latency.submitted_ns;
+  clock.look(view);
+  EXPECT_EQ(clock.most_ns(), 90 * kUs);
+  EXPECT_EQ(clock.likely_ns(), 60 * kUs);
+}
+
+// A device that is done with launches in order, and asked at random: what is on it is never more, or less, than is
+// said.
+TEST(SegmentProgress, NeverSaysMoreOrLessThanIsTrue) {
+  std::mt19937_64 random(3);
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    SegmentProgress progress;
+    std::int64_t submitted_ns = 1'000 * (repeat % 3);
+    std::int64_t complete_ns = submitted_ns;
+    std::int64_t mark_ns = 0;
+    progress.begin(submitted_ns);
+    for (std::size_t number = 0; number < 500; ++number) {
+      submitted_ns += std::uniform_int_distribution<std::int64_t>(0, 10'000)(random);
+      complete_ns += std::uniform_int_distribution<std::int64_t>(0, submitted_ns - complete_ns)(random);
+      if (!SegmentProgress::asks(number)) continue;
+      if (progress.ask(submitted_ns, [&] { return complete_ns >= mark_ns; })) {
+        progress.marked(submitted_ns);
+        mark_ns = submitted_ns;
+      }
+      EXPECT_LE(progress.done_ns(), complete_ns);
+      EXPECT_TRUE(progress.not_done_ns() > complete_ns || progress.not_done_ns() == submitted_ns);
+      EXPECT_LE(progress.not_done_ns(), submitted_ns);
+    }
+  }
 }
 
 TEST(SegmentGate, ClosesOnceASegmentAndOpensForOneThatLeavesEnough) {

@@ -54,7 +54,7 @@ TEST(HostBound, StrictLeavesTheGpuIdleAndHarvestDoesNot) {
     EXPECT_LT(strictly(bert, trainer(kTransformerKernels, 3), sharing).kept, 0.8);
     for (const auto& beside_it : {trainer(kTransformerKernels, 3), trainer(kResnet50Kernels, 4)}) {
       const Beside found = beside(bert, beside_it, harvesting(sharing));
-      EXPECT_LT(found.p50, sliced ? 1.02 : 1.04);
+      EXPECT_LT(found.p50, 1.02);
       EXPECT_LT(found.p99, 1.05);
       EXPECT_GT(found.kept, sliced ? 0.91 : 0.95);
       EXPECT_EQ(found.segments.fallbacks, 0u);
@@ -73,7 +73,7 @@ TEST(HostBound, ADecoderKeepsItsPaceThroughAllOfItsWaits) {
     ReplaySettings settings = harvesting(sharing);
     settings.end_ns = kLongerNs;
     const Beside found = beside(decoding, trainer(kTransformerKernels, 3), settings);
-    EXPECT_LT(found.p50, 1.035);
+    EXPECT_LT(found.p50, 1.03);
     EXPECT_LT(found.p99, 1.05);
     EXPECT_GT(found.kept, 0.9);
   }
@@ -101,10 +101,32 @@ TEST(HostBound, RequestsAreSlowedByNoMoreThanWasStated) {
                                      : i % 3 == 1 ? trainer(kResnet50Kernels, 4)
                                                   : gemms();
     const double inflation = i % 2 == 0 ? 0.03 : 0.06;
-    const Beside strict = strictly(serving, best_effort, Sharing::kMps);
-    const Beside found = beside(serving, best_effort, harvesting(Sharing::kMps, inflation));
-    EXPECT_LE(found.mean, strict.mean + inflation + 0.01) << i << ' ' << model.segments << ' ' << model.launches;
+    const Sharing sharing = i / 2 % 2 == 0 ? Sharing::kMps : Sharing::kTimeSlice;
+    const Beside strict = strictly(serving, best_effort, sharing);
+    const Beside found = beside(serving, best_effort, harvesting(sharing, inflation));
+    // To another context and back, once a segment.
+    const auto segment_ns = static_cast<double>(model.launches * model.gap_ns);
+    const double switches = sharing == Sharing::kMps ? 0 : 2 * schedule::kContextSwitchNs / segment_ns;
+    EXPECT_LE(found.mean, strict.mean + inflation + switches + 0.01)
+        << i << ' ' << model.segments << ' ' << model.launches;
     EXPECT_GE(found.kept, strict.kept - 0.01) << i;
+  }
+}
+
+// Marks in the server's stream say how far the GPU is, whatever is predicted of best effort.
+TEST(HostBound, PredictionsThatAreTooShortDoNotSlowRequests) {
+  for (const double share : {0.8, 0.5}) {
+    ReplayClient training = trainer(kTransformerKernels, 3);
+    for (TraceLaunch& launch : training.launches) {
+      launch.predicted_ns = static_cast<std::int64_t>(share * static_cast<double>(launch.duration_ns));
+    }
+    const ReplayClient bert = server({}, 7, kEndNs);
+    const Beside together = beside(bert, training, harvesting(Sharing::kMps));
+    EXPECT_LT(together.p50, 1.02) << share;
+    EXPECT_LT(together.p99, 1.05) << share;
+    EXPECT_GT(together.kept, 0.94) << share;
+    // By turns, what is in flight when the gate closes is longer than predicted.
+    EXPECT_LT(beside(bert, training, harvesting(Sharing::kTimeSlice)).p50, 1.12) << share;
   }
 }
 

@@ -98,6 +98,36 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   EXPECT_EQ(latency_slot().segment.load(), first + 1);
 }
 
+TEST_F(SegmentsTest, MarksSayHowFarTheGpuIsWithASegmentOnOneStream) {
+  CUstream const other = Program::new_stream();
+  std::int64_t done = 0;
+  std::int64_t not_done = 0;
+  std::int64_t submitted = 0;
+  // What was seen of a request before its wait, from its beginning on; 0 while it is not known.
+  const auto look = [&](bool two_streams) {
+    const InRegion region(CUDASCHED_LATENCY, 500);
+    const std::int64_t begin = latency_slot().latency_gpu_ns.load();
+    const bool known = latency_slot().segment_late_ns.load() > 0;
+    for (int launch = 0; launch < 40; ++launch) {
+      CUstream const stream = two_streams && launch % 2 == 1 ? other : program_.stream();
+      Program::check(program_.launch(1, stream, 20));
+      std::this_thread::sleep_for(100us);
+    }
+    done = latency_slot().latency_done_ns.load() - begin;
+    not_done = latency_slot().latency_not_done_ns.load() - begin;
+    submitted = latency_slot().latency_gpu_ns.load() - begin;
+    Program::check(program_.synchronize());
+    Program::check(program_.synchronize(other));
+    return known;
+  };
+  EXPECT_TRUE(eventually([&] { return look(false) && done > 0; }));
+  EXPECT_LT(done, submitted);
+  EXPECT_GE(not_done, done);
+  EXPECT_LE(not_done, submitted);
+  ASSERT_TRUE(eventually([&] { return look(true); }));
+  EXPECT_EQ(done, 0) << "an event of one stream says nothing of the other";
+}
+
 TEST_F(SegmentsTest, AfterAWaitTheHostBacksOffAnew) {
   runtime::HostBackoff& host_backoff = runtime::hot().host_backoff;
   host_backoff.configure(50'000'000, /*while_fed=*/false);
