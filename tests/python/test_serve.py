@@ -250,7 +250,12 @@ def test_grpc_has_the_same_operations(server: Serving) -> None:
         changed = ask("ChangeClient", change(id=found.id, weight=2.5, policy="open"))
         assert (changed.weight, changed.policy, changed.priority) == (2.5, "open", 0)
         assert ask("GetClient", messages["GetClientRequest"](id=found.id)).weight == 2.5
-        eventually(lambda: ask("GetUsage", messages["GetUsageRequest"]()).names[found.id] == HOSTILE)
+
+        def looked_at() -> bool:
+            time.sleep(0.1)  # it looks each second, and a caller may ask twenty times in one
+            return bool(ask("GetUsage", messages["GetUsageRequest"]()).names[found.id] == HOSTILE)
+
+        eventually(looked_at)
         assert "cudasched_client_up" in ask("GetMetrics", messages["GetMetricsRequest"]()).text
         assert server.audited()[-1]["caller"].startswith("grpc ipv4:127.0.0.1")
 
