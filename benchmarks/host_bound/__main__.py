@@ -105,6 +105,9 @@ ARMS = {
 }
 
 
+STRICT = tuple(f"cudasched_{mode}_strict" for mode in MODES)
+
+
 @dataclass(frozen=True)
 class Pass:
     """Arms that are measured together; `records`: profiles of both loads with them.
@@ -116,6 +119,12 @@ class Pass:
 
     arms: tuple[str, ...]
     records: bool = False
+
+    def of(self, server: str) -> tuple[str, ...]:
+        """The arms for a server. A recommender is compared with `strict`, in pairs: both are in the first pass."""
+        if server != "recommender":
+            return self.arms
+        return (*self.arms, *STRICT) if self.records else tuple(arm for arm in self.arms if arm not in STRICT)
 
 
 PASSES = (
@@ -129,7 +138,7 @@ PASSES = (
     Pass(
         (
             *("latency_alone", "best_effort_alone", "mps_priority"),
-            *(f"cudasched_{mode}_strict" for mode in MODES),
+            *STRICT,
         )
     ),
 )
@@ -211,7 +220,7 @@ def print_plan(options: argparse.Namespace) -> int:
     total_s = 0.0
     for number, one in enumerate(PASSES):
         for server, beside in PAIRS:
-            arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
+            arms = [arm for arm in one.of(server) if wanted(options.only, server, beside, arm)]
             if not arms:
                 continue
             seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
@@ -266,7 +275,8 @@ class Runner:
         """Returns the exit status."""
         for number, one in enumerate(PASSES):
             for server, beside in PAIRS:
-                arms = [arm for arm in one.arms if arm in self.arms and wanted(self.options.only, server, beside, arm)]
+                only = self.options.only
+                arms = [arm for arm in one.of(server) if arm in self.arms and wanted(only, server, beside, arm)]
                 if not arms:
                     continue
                 rate = self._rate(server)
