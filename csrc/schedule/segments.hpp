@@ -1,7 +1,7 @@
 // The segments of a latency client's requests (segment_profile.hpp), one request at a time: which one is under way,
 // what is told of it, and by how much it may end later for the sake of best effort.
 //
-// A request is known by a key (its latency target; 0 where it has none) and its segments by their number; from the
+// A request is known by a key (its region's name and latency target) and its segments by their number; from the
 // ninth on they are taken for alike, as the tokens of a decoder are. There is room for kKeys keys.
 //
 // What best effort costs shows only beside segments without it. One segment in kCleanPeriod is kept clean, one in
@@ -12,7 +12,7 @@
 // take turns, changing to the other one and back comes on top of the target.
 //
 // launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
-// and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. Half a megabyte, allocated by
+// and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. A megabyte, allocated by
 // the constructor.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace cudasched::schedule {
 
 class Segments {
  public:
-  static constexpr std::size_t kKeys = 3;
+  static constexpr std::size_t kKeys = 6;
   static constexpr std::size_t kNumbers = 9;
   // Primes: those that are kept clean are of all positions where a request has more than kNumbers segments.
   static constexpr std::uint64_t kCleanPeriod = 61;

@@ -24,6 +24,11 @@ std::int64_t earliest(const std::array<std::int64_t, 64>& deadlines) noexcept {
   return first;
 }
 
+// By name, as far as these are told apart, and target.
+std::uint64_t key_of(const Region& region) noexcept {
+  return static_cast<std::uint64_t>(region.slo_ns) ^ static_cast<std::uint64_t>(region.counted + 1) << 56;
+}
+
 void count_region(const Region& region, std::int64_t end_ns) noexcept {
   hot().counters.regions.add(region.counted, region.slo_ns, end_ns - region.entered_ns, end_ns <= region.deadline_ns);
 }
@@ -69,9 +74,10 @@ void LatencyActivity::activate() noexcept {
   const bool in_region = regions_.load(std::memory_order_acquire) != 0;
   requests_.begin(now, in_region);
   if (segments_.on()) {
-    const std::int64_t slo = in_region ? region_slo_ns_.load(std::memory_order_relaxed)
-                                       : table_->slot(slot()).slo_ns.load(std::memory_order_relaxed);
-    segments_.begin(static_cast<std::uint64_t>(slo), now, gpu_is_anothers());
+    const std::uint64_t key =
+        in_region ? region_key_.load(std::memory_order_relaxed)
+                  : static_cast<std::uint64_t>(table_->slot(slot()).slo_ns.load(std::memory_order_relaxed));
+    segments_.begin(key, now, gpu_is_anothers());
   }
   publish();
 }
@@ -202,7 +208,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
     if (region.priority != 0) table_->set_priority(slot(), region.priority);
     requests_.enter(region.slo_ns, alone);
     if (alone) {
-      region_slo_ns_.store(region.slo_ns, std::memory_order_relaxed);
+      region_key_.store(key_of(region), std::memory_order_relaxed);
     } else {
       segments_.lose();
     }

@@ -151,8 +151,8 @@ class LatencyActivity {
   std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
   Requests requests_;
   LatencySegments segments_;
-  std::atomic<std::int64_t> region_slo_ns_{0};  // of the region that begins a request
-  ContextPrewarmer prewarmer_;                  // under probe_
+  std::atomic<std::uint64_t> region_key_{0};  // what the region that begins a request has in common with others like it
+  ContextPrewarmer prewarmer_;                // under probe_
 
   std::atomic<bool> active_{false};
   std::atomic<std::int64_t> active_since_ns_{0};  // as the slot has it

@@ -170,8 +170,8 @@ class Program {
 // A region for the length of a scope.
 class InRegion {
  public:
-  explicit InRegion(cudasched_class value, double slo_ms = 0) {
-    if (cudasched_region_enter(value, 0, slo_ms, &token_) != CUDASCHED_OK) {
+  explicit InRegion(cudasched_class value, double slo_ms = 0, const char* name = nullptr) {
+    if (cudasched_region_enter_named(value, 0, slo_ms, name, &token_) != CUDASCHED_OK) {
       throw std::runtime_error(cudasched_last_error());
     }
   }

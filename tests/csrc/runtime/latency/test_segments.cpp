@@ -76,6 +76,24 @@ TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
   EXPECT_GT(latency_slot().latency_gpu_ns.load(), 0);
 }
 
+// Requests of two models in turn, with one target: their names tell them apart.
+TEST_F(SegmentsTest, RegionsOfTwoNamesAreLearnedEachByItself) {
+  const auto request = [&](const char* name, int launches) {
+    const InRegion region(CUDASCHED_LATENCY, 500, name);
+    const bool known = latency_slot().segment_late_ns.load() > 0;
+    for (int i = 0; i < launches; ++i) {
+      Program::check(program_.launch(1, program_.stream(), 20));
+      std::this_thread::sleep_for(100us);
+    }
+    Program::check(program_.synchronize());
+    return known;
+  };
+  EXPECT_TRUE(eventually([&] {
+    const bool small = request("small", 6);
+    return request("large", 40) && small;
+  }));
+}
+
 TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   serve(3);
   const InRegion region(CUDASCHED_LATENCY, 500);
