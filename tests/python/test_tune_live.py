@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -184,44 +186,97 @@ def test_the_command_tunes_and_writes_a_header_and_goes_on(axpy: Path, cudasched
     assert "best: THREADS=" in again.stdout
 
 
-def test_times_taken_while_a_latency_client_is_active_are_thrown_away(axpy: Path) -> None:
-    """The tuner is a best-effort client; a server holds a request open, and one configuration waits until it ends."""
-    server = (
-        "import sys, cudasched\n"
-        "from cuda.bindings import driver as cu\n"
-        "cu.cuInit(0)\n"
-        "_, context = cu.cuDevicePrimaryCtxRetain(0)\n"
-        "cu.cuCtxSetCurrent(context)\n"
-        "for line in sys.stdin:\n"
-        "    with cudasched.region('latency'):\n"
-        "        _, memory = cu.cuMemAlloc(64)\n"
-        "        cu.cuMemsetD8(memory, 0, 64)\n"
-        "        print('in', flush=True)\n"
-        "        sys.stdin.readline()\n"
-        "    print('out', flush=True)\n"
-    )
+SERVER = """
+import sys, cudasched
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+_, context = cu.cuDevicePrimaryCtxRetain(0)
+cu.cuCtxSetCurrent(context)
+for line in sys.stdin:
+    with cudasched.region('latency'):
+        _, memory = cu.cuMemAlloc(64)
+        cu.cuMemsetD8(memory, 0, 64)
+        print('in', flush=True)
+        sys.stdin.readline()
+    print('out', flush=True)
+"""
+#: Measures one configuration where nothing holds it back, and asks for a request that begins between two samples.
+BESIDE = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+from cudasched.tune import _bench
+
+bench = _bench.Bench(_bench.Plan(Path('axpy.toml'), {}, 0, Path('.'), None))
+take, taken, asked = bench.device.time, [], []
+
+def ask(what):
+    if what not in asked:
+        asked.append(what)
+        print(what, flush=True)
+        sys.stdin.readline()
+
+def timed(*given):
+    taken.append(given)
+    if len(taken) == 2:
+        ask('begin')
+    return take(*given)
+
+def pause(seconds):
+    ask('end')
+    _bench_time.sleep(seconds)
+
+bench.device.time = timed
+_bench_time, _bench.time = _bench.time, SimpleNamespace(perf_counter=_bench.time.perf_counter, sleep=pause)
+made = bench.run(_bench.Job(Path('axpy.cubin').read_bytes(), {'THREADS': 64, 'PER': 1}, 3))
+print(json.dumps([made.status, len(made.samples_us), made.discarded, len(taken)]))
+"""
+
+
+@contextmanager
+def talking(code: str, directory: Path) -> Iterator[tuple[Callable[[str], None], Callable[[], str]]]:
+    """A program, a line to it, and a line of it."""
     environment = {**os.environ, "CUDASCHED_MAX_IDLE_HOLD_MS": "60000"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdin is not None and process.stdout is not None
-    chosen = read(axpy / "axpy.toml")
-    assert chosen.source is not None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=directory, **pipes)  # type: ignore[call-overload]
+
+    def tell(what: str) -> None:
+        process.stdin.write(f"{what}\n")
+        process.stdin.flush()
+
     try:
-        with Live(chosen, chosen.source, processes=1) as live:
-            process.stdin.write("begin\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "in\n"
-            ended = threading.Timer(0.5, lambda: (process.stdin.write("end\n"), process.stdin.flush()))  # type: ignore[union-attr]
-            began = time.monotonic()
-            ended.start()
-            ((_, made),) = live.measure([Request(0, 2)])
-            # Whatever was measured, was so after the request: before, there is no time to take.
-            assert made.status == "ok" and time.monotonic() - began > 0.4
-            ended.join()
+        yield tell, lambda: process.stdout.readline().strip()
     finally:
         process.kill()
         process.wait(PATIENCE_S)
+
+
+def test_the_tuner_waits_while_a_request_is_open(axpy: Path) -> None:
+    """It is a best-effort client, and held at the gate."""
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    with talking(SERVER, axpy) as (tell, said), Live(chosen, chosen.source, processes=1) as live:
+        tell("begin")
+        assert said() == "in"
+        ended = threading.Timer(0.5, tell, ["end"])
+        began = time.monotonic()
+        ended.start()
+        ((_, made),) = live.measure([Request(0, 2)])
+        assert made.status == "ok" and time.monotonic() - began > 0.4
+        ended.join()
+
+
+def test_samples_taken_beside_a_request_are_thrown_away_and_taken_again(axpy: Path) -> None:
+    with talking(SERVER, axpy) as (tell, said), talking(BESIDE, axpy) as (go_on, asked):
+        for what, answer in (("begin", "in"), ("end", "out")):
+            assert asked() == what
+            tell(what)
+            assert said() == answer
+            go_on("")
+        status, samples, discarded, taken = json.loads(asked())
+    assert (status, samples) == ("ok", 3)
+    # All three, not only the two that were taken beside the request.
+    assert discarded >= 3 and taken == samples + discarded
 
 
 def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
