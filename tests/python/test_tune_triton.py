@@ -36,6 +36,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Times a configuration by what the kernel notes as the last one that it was called with."""
     module: Any = ModuleType("triton")
     module.called = []
+    module.timed = 0
     module.given = {}
 
     def autotune(**given: Any) -> Any:
@@ -44,9 +45,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     def do_bench(call: Any, **_: Any) -> float:
         call()
+        module.timed += 1
         last = module.called[-1]
-        if last["BLOCK"] == 512 and last["num_warps"] == 1:
-            raise OutOfResources
         return 1.0 + abs(last["BLOCK"] - 128) / 64 + abs(last["num_warps"] - 4) + 0.1 * last["STAGES"]
 
     module.Config, module.autotune, module.CompilationError = Config, autotune, CompilationError
@@ -64,6 +64,8 @@ class Kernel:
         def call(*arguments: Any, **named: Any) -> None:
             assert grid == "the grid" and arguments == (1, 2) and named["extra"] == 3
             self._library.called.append(named)
+            if named["BLOCK"] == 512 and named["num_warps"] == 1:
+                raise OutOfResources
 
         return call
 
@@ -73,10 +75,60 @@ def test_a_part_of_the_space_is_timed_and_triton_chooses_among_the_best(library:
     assert len(made.configs) == 60 and made.key == ["n"] and made.cache_results and made.reset_to_zero == ["y"]
     prune = made.prune_configs_by["early_config_prune"]
     left = prune(made.configs, {"x": 1, "n": 2}, grid="the grid", warmup=False, extra=3)
-    assert len(left) == 3 and len(library.called) == 30
+    assert len(left) == 3 and len(library.called) == 1 + 30 + library.timed and 25 < library.timed <= 30
     best = left[0].all_kwargs()
     assert best["num_warps"] == 4 and best["BLOCK"] == 128
     assert left[0].options == {"num_warps": 4} and "num_warps" not in left[0].kwargs
+
+
+class Sum:
+    """Adds rows of `x` to those of `y`, but where its blocks are too wide; `y` is a slice with strides of its own."""
+
+    def __init__(self, wrong: int) -> None:
+        self._wrong = wrong
+
+    def __getitem__(self, grid: Any) -> Any:
+        def call(y: Any, x: Any, count: Any, **named: Any) -> None:
+            assert y.stride() == (10, 1) and y.dtype == x.dtype
+            y += x * (1 + 1e-4 / named["BLOCK"])  # another order of sums
+            count += 1
+            if named["BLOCK"] >= self._wrong:
+                y[1:, 3:] = 0
+                x[:] = 0
+
+        return call
+
+
+@pytest.mark.parametrize("space", [SPACE, {"BLOCK": [32, 256]}], ids=["searched", "few"])
+def test_a_configuration_with_a_wrong_result_is_refused_and_touches_nothing(
+    library: Any, monkeypatch: pytest.MonkeyPatch, space: dict[str, list[int]]
+) -> None:
+    torch = pytest.importorskip("torch")
+    rows, x, count = torch.ones(4, 10), torch.ones(4, 6), torch.zeros(1, dtype=torch.int32)
+    given = {"y": rows[:, 2:8], "x": x, "count": count}
+    times = iter(range(100, 0, -1))
+    monkeypatch.setattr(library.testing, "do_bench", lambda call, **_: call() or float(next(times)))
+    made = tune.triton(space=space, key=[])(Sum(128))
+    with pytest.warns(RuntimeWarning, match=r"configurations of the kernel give wrong results .*BLOCK.* elements of y"):
+        left = made.prune_configs_by["early_config_prune"](made.configs, given, grid="the grid")
+    assert left and all(config.kwargs["BLOCK"] < 128 for config in left)
+    assert made.refused and all(one.configuration["BLOCK"] >= 128 for one in made.refused)
+    assert made.refused[0].message == "9 of 24 elements of y differ from the first configuration's"
+    assert rows.eq(1).all() and x.eq(1).all() and count.eq(0).all()
+
+
+def test_the_tolerance_is_what_is_said(library: Any) -> None:
+    torch = pytest.importorskip("torch")
+
+    def refused(**options: Any) -> int:
+        made = tune.triton(space={"BLOCK": [32, 64]}, key=[], **options)(Sum(128))
+        y, x = torch.ones(4, 10, dtype=torch.float64)[:, 2:8], torch.ones(4, 6, dtype=torch.float64)
+        made.prune_configs_by["early_config_prune"](made.configs, {"y": y, "x": x, "count": 0}, grid="the grid")
+        return len(made.refused)
+
+    assert refused(tolerance=1e-5) == 0
+    with pytest.warns(RuntimeWarning):
+        assert refused() == 1
 
 
 def test_a_constraint_leaves_configurations_out(library: Any) -> None:

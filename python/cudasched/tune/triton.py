@@ -7,16 +7,21 @@
     def kernel(x, y, n, BLOCK: tl.constexpr): ...
 
 It is `triton.autotune` with all configurations of the space, of which the search chooses a few to time before Triton
-times those that are left. So Triton's own cache has the result, on disk too (``cache_results``), and a later process
-does not tune again. The kernel runs in the program's own process: one that hangs or faults takes that with it.
+times those that are left. Each is run once on copies of the tensors and compared with the space's first before it is
+timed; one that gives something else is refused, warned of, and kept in the kernel's ``refused``. So Triton's own cache
+has the result, on disk too (``cache_results``), and a later process does not tune again. The kernel runs in the
+program's own process: one that hangs or faults takes that with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudasched.errors import ConfigError, Error
 from cudasched.tune._need import need
@@ -27,6 +32,87 @@ __all__ = ["triton"]
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _KEPT = 3
 _MOST = 100_000
+
+
+_TOLERANCES = {8: 1e-9, 4: 1e-3}
+"""Of floating types by bytes, relative and as much absolute: what another order of sums, and tf32, may change."""
+_TOLERANCE = 2e-2
+"""Of shorter ones."""
+
+
+class Refused(NamedTuple):
+    """A configuration that gave a wrong result.
+
+    Attributes:
+        configuration: Its values.
+        message: What was wrong.
+    """
+
+    configuration: Mapping[str, Any]
+    message: str
+
+
+class _Copies:
+    """A call's arguments with copies in the place of its tensors: a wrong configuration must not touch the program's.
+
+    What shares memory goes on to share it, and a slice keeps its strides.
+    """
+
+    def __init__(self, positional: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+        self._storages: dict[int, tuple[Any, Any]] = {}
+        self.positional = {name: self._copied(one) for name, one in positional.items()}
+        self.named = {name: self._copied(one) for name, one in named.items()}
+
+    def _copied(self, one: Any) -> Any:
+        if not hasattr(one, "untyped_storage"):
+            return one
+        storage = one.untyped_storage()
+        if storage.data_ptr() not in self._storages:
+            self._storages[storage.data_ptr()] = storage, storage.clone()
+        copy = self._storages[storage.data_ptr()][1]
+        return one.new_empty(0).set_(copy, one.storage_offset(), one.size(), one.stride())
+
+    def reset(self) -> None:
+        """The tensors are again what the program's are."""
+        for storage, copy in self._storages.values():
+            copy.copy_(storage)
+
+    def tensors(self) -> dict[str, Any]:
+        """The copies, by name."""
+        return {name: one for name, one in {**self.positional, **self.named}.items() if hasattr(one, "untyped_storage")}
+
+
+class _Check:
+    """Whether configurations leave what the first one that runs has left."""
+
+    def __init__(self, run: Callable[[Any], None], copies: _Copies, tolerance: float | None) -> None:
+        self._run, self._copies, self._tolerance = run, copies, tolerance
+        self._right: dict[str, Any] | None = None
+
+    def wrong(self, config: Any) -> str:
+        """What is wrong with a configuration; empty: nothing. The first is taken to be right."""
+        self._copies.reset()
+        self._run(config)
+        if self._right is None:
+            self._right = {name: one.clone() for name, one in self._copies.tensors().items()}
+            return ""
+        for name, found in self._copies.tensors().items():
+            right = self._right[name]
+            tolerance = self._allowed(right)
+            if right.is_floating_point() and right.element_size() < 4:
+                found, right = found.float(), right.float()
+            differ = found.isclose(right, rtol=tolerance, atol=tolerance, equal_nan=True).logical_not()
+            count = int(differ.sum())
+            if count:
+                return f"{count:,} of {differ.numel():,} elements of {name} differ from the first configuration's"
+        return ""
+
+    def _allowed(self, tensor: Any) -> float:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return 0.0
+        if self._tolerance is not None:
+            return self._tolerance
+        return _TOLERANCES.get(tensor.element_size() // (2 if tensor.is_complex() else 1), _TOLERANCE)
 
 
 def _configurations(space: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -56,18 +142,21 @@ def triton(
     strategy: str = "bayesian",
     seed: int = 0,
     constraint: Callable[[Mapping[str, Any]], bool] | None = None,
+    tolerance: float | None = None,
     **options: Any,
 ) -> Callable[[Any], Any]:
     """A decorator for a ``@triton.jit`` function.
 
     Args:
         space: Values by parameter: the kernel's ``constexpr`` parameters, and ``num_warps``, ``num_stages``,
-            ``num_ctas``, ``maxnreg``.
+            ``num_ctas``, ``maxnreg``. The first configuration that runs is what others' results are compared with.
         key: Arguments whose change tunes anew.
         evaluations: Configurations that are timed for each key.
         strategy: A name of `cudasched.tune.search.STRATEGIES`.
         seed: Of the strategy.
         constraint: Of a configuration's values: whether it may be tried.
+        tolerance: How far results may be from the first configuration's, relative and as much absolute; None: 1e-9 for
+            float64, 1e-3 for float32, 2e-2 for shorter floating types. Integers are equal.
         options: For `triton.autotune`: ``reset_to_zero``, ``restore_value``, ...
 
     Raises:
@@ -87,42 +176,72 @@ def triton(
         for one in configurations
     ]
 
+    refused: list[Refused] = []
+
     def decorate(function: Any) -> Any:
         def prune(configs: Sequence[Any], named_arguments: Mapping[str, Any], **rest: Any) -> list[Any]:
             """Triton calls this before it times what it returns."""
-            if len(configs) <= _KEPT:
-                return list(configs)
-            search = make(strategy, features, seed)
             grid = rest.pop("grid")
             rest.pop("warmup", None)
-            scores: dict[int, float] = {}
-            for _ in range(min(evaluations, len(configs))):
-                places = search.ask(1)
-                if not places:
-                    break
-                (place,) = places
+            copies = _Copies(named_arguments, rest)
+            # What Triton's own tuner passes over, too; too much shared memory, for one.
+            passed_over = (library.CompilationError, library.runtime.errors.OutOfResources)
 
-                def call(place: int = place) -> None:
-                    chosen = {**rest, **configs[place].all_kwargs()}
-                    function[grid](*named_arguments.values(), **chosen)
+            def run(config: Any) -> None:
+                function[grid](*copies.positional.values(), **{**copies.named, **config.all_kwargs()})
 
+            check = _Check(run, copies, tolerance)
+            wrong: list[Refused] = []
+
+            def is_right(config: Any) -> bool:
                 try:
-                    time = float(library.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
-                except (library.CompilationError, library.runtime.errors.OutOfResources):
-                    search.tell(place, None)  # too much shared memory, for one: Triton's own tuner passes over it, too
-                    continue
-                scores[place] = time
-                search.tell(place, time)
-            if not scores:
-                raise Error(f"none of {min(evaluations, len(configs))} configurations of the kernel ran")
-            return [configs[place] for place in sorted(scores, key=scores.__getitem__)[:_KEPT]]
+                    message = check.wrong(config)
+                except passed_over:
+                    return False
+                if message:
+                    wrong.append(Refused(config.all_kwargs(), message))
+                return not message
 
-        return library.autotune(
+            if len(configs) <= _KEPT:
+                tried, kept = len(configs), [one for one in configs if is_right(one)]
+            else:
+                tried = min(evaluations, len(configs))
+                next((one for one in configs[:tried] if is_right(one)), None)  # what the others are compared with
+                search = make(strategy, features, seed)
+                scores: dict[int, float] = {}
+                for _ in range(tried):
+                    places = search.ask(1)
+                    if not places:
+                        break
+                    (place,) = places
+                    time = None
+                    if is_right(configs[place]):
+                        call = functools.partial(run, configs[place])
+                        with contextlib.suppress(*passed_over):
+                            time = float(library.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
+                            scores[place] = time
+                    search.tell(place, time)
+                kept = [configs[place] for place in sorted(scores, key=scores.__getitem__)[:_KEPT]]
+            refused.extend(wrong)
+            if wrong:
+                warnings.warn(
+                    f"{len(wrong)} configurations of the kernel give wrong results and are refused; the first: "
+                    f"{wrong[0].configuration}: {wrong[0].message}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            if not kept:
+                raise Error(f"none of {tried} configurations of the kernel ran")
+            return kept
+
+        tuned = library.autotune(
             configs=made,
             key=list(key),
             prune_configs_by={"early_config_prune": prune},
             cache_results=True,
             **options,
         )(function)
+        tuned.refused = refused
+        return tuned
 
     return decorate
