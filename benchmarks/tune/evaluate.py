@@ -4,7 +4,7 @@
     python -m benchmarks.tune evaluate --rehearse DIRECTORY --seeds 2 --out /tmp/kernels.json
 
 For each kernel, Kernel Tuner's strategy is the one that does best on the other kernels (with seeds of their own),
-chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations lie
+chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations are
 within 2% of the best are left out, and named. No GPU is needed: about --seeds x spaces x 10 s of CPU time.
 """
 
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune evaluate", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the file whose rows are replaced")
     parser.add_argument("--recorded", type=Path, default=RECORDED, help="where the recordings are")
-    parser.add_argument("--rehearse", type=Path, help="take synthetic recordings from there; no figure comes of it")
+    parser.add_argument("--rehearse", type=Path, help="take synthetic recordings from there; a rehearsal")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--choosing-seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))

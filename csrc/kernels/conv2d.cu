@@ -13,8 +13,8 @@
 // by element; MIN_BLOCKS, what the compiler keeps registers for.
 //
 // With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on who was last. workspace: SPLIT_K * tiles * TILE_M * TILE_N floats, and then an unsigned for
-// each tile, zero before the first launch and after each. Not used with SPLIT_K = 1.
+// result does not depend on which was last. workspace: SPLIT_K * tiles * TILE_M * TILE_N floats, and then an unsigned
+// for each tile, zero before the first launch and after each. Not used with SPLIT_K = 1.
 #include "conv2d.cuh"
 #include "corner.cuh"
 

@@ -15,7 +15,7 @@
 // MIN_BLOCKS; ALIGNED: m, n and k are multiples of the tile, else of 4 (k and n).
 //
 // With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on who was last. workspace: SPLIT_K * m * n floats, and then an unsigned for each tile, zero
+// result does not depend on which was last. workspace: SPLIT_K * m * n floats, and then an unsigned for each tile, zero
 // before the first launch and after each. Not used with SPLIT_K = 1.
 #include "common.cuh"
 #include "gemm.cuh"

@@ -18,7 +18,7 @@
 // tf32 takes fp32 arrays and rounds their elements to nearest. Sums are fp32 (int8: int32), rounded once at the end.
 //
 // With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on who was last. workspace: SPLIT_K * m * n sums, and then an unsigned for each tile, zero
+// result does not depend on which was last. workspace: SPLIT_K * m * n sums, and then an unsigned for each tile, zero
 // before the first launch and after each. Not used with SPLIT_K = 1.
 #include "common.cuh"
 #include "gemm.cuh"

@@ -6,7 +6,7 @@
 //   dx = scale * (g - mean of g - n * mean of g * n),   dweight = sum of dy * n,   dbias = sum of dy.
 //
 // Blocks walk over the rows, each with sums of its own for the columns. These meet in two stages, always in the order
-// of the blocks, so that the result does not depend on who was last: the last block of GROUP adds those of its group,
+// of the blocks, so that the result does not depend on which was last: the last block of GROUP adds those of its group,
 // the last group those of all groups.
 //
 // Parameters beside those of row.cuh: RMS; STATISTICS: 0 mean, variance and the sums of the gradient one after another,

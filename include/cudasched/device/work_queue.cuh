@@ -19,7 +19,7 @@
 // again in the last block that calls it, so the next launch needs no fill; one launch at a time uses a queue. After a
 // launch that failed, and after one whose kernel did not call finish(), fill it with zeros.
 //
-// Who takes items, and how often the one counter in device memory is changed:
+// What takes items, and how often the one counter in device memory is changed:
 // - LaneWork: the lanes of a warp take single items from a batch that the warp holds; once a batch.
 // - ThreadWork: a thread takes `batch` items for itself; once for all lanes that take at the same time.
 // - WarpWork: a warp takes `batch` items for all of its lanes; once a batch.

@@ -76,7 +76,7 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 def workspace_of(nbytes: int, like: Tensor) -> Tensor | None:
-    """Zeros that a kernel needs for itself. Who asks keeps them until the launch is submitted."""
+    """Zeros that a kernel needs for itself. The caller keeps them until the launch is submitted."""
     return torch.zeros(nbytes, dtype=torch.uint8, device=like.device) if nbytes else None
 
 

@@ -58,7 +58,7 @@ class Options:
             raise ConfigError(f"--address {self.address}: it is an IP address or localhost") from None
         if not loopback and not self.any_address:
             raise ConfigError(
-                f"--address {self.address}: other machines could reach it, and whoever has the token can run code "
+                f"--address {self.address}: other machines could reach it, and anyone with the token can run code "
                 "here; --any-address allows that"
             )
         if not 0 < self.port < 65536:
@@ -116,7 +116,7 @@ def serve(options: Options) -> int:
         file.touch(mode=0o600)
         file.write_text(json.dumps(settings))
         environment = {**os.environ, SETTINGS: str(file), "CUDASCHED_OFF": "1"}
-        # Streamlit reads ./.streamlit/config.toml: not one that lies where this was started.
+        # Streamlit reads ./.streamlit/config.toml: not one of the directory where this was started.
         host = f"[{options.address}]" if ":" in options.address else options.address
         # It ends as by Ctrl-C: with its page.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
