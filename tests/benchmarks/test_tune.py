@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import subprocess
@@ -87,9 +88,34 @@ def test_a_tuner_that_misses_its_goal_says_what_limits_it() -> None:
         assert (row.figure, row.value, row.limited_by) == ("tuner_gap_of_random", pytest.approx(2.0), said)
 
 
+def why_not_committed(path: Path) -> str:
+    """What is wrong with a recording that is to be committed; empty: nothing."""
+    made = Recording.load(path)
+    if made.is_synthetic:
+        return "it is synthetic"
+    if made.about.get("origin") != "recorded" or not {"gpu", "driver", "commit", "date"} <= set(made.about):
+        return "it does not say where it was recorded"
+    if path.stem != record.Part(made.problem.space.kernel, dict(made.problem.shape)).name:
+        return "its name is another space's"
+    return "" if path.stat().st_size < 1 << 20 else "it is not compact"
+
+
 def test_the_committed_recordings_are_of_a_gpu() -> None:
-    for path in sorted(evaluate.RECORDED.glob("*.npz")):
-        assert not Recording.load(path).is_synthetic and path.stat().st_size < 1 << 20
+    found = {path.name: why_not_committed(path) for path in evaluate.RECORDED.glob("*.npz")}
+    assert found == dict.fromkeys(found, "")
+
+
+def test_a_recording_is_committed_only_as_pack_has_written_it(tmp_path: Path) -> None:
+    name, about = "scale-1048576.npz", {"gpu": "a GPU", "driver": "580", "commit": "c0ffee", "date": "2026-11-24"}
+
+    def why(path: str, **told: str) -> str:
+        dataclasses.replace(SMALL, about=told).save(tmp_path / path)
+        return why_not_committed(tmp_path / path)
+
+    assert why(name, **about, origin="recorded") == ""
+    assert why(name, **about, origin="synthetic") == "it is synthetic"
+    assert why(name, **about) == why(name, origin="recorded") == "it does not say where it was recorded"
+    assert why("softmax-1.npz", **about, origin="recorded") == "its name is another space's"
 
 
 IMAGE = "cudasched-sim 1\nkernel axpy params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=axpy\n"
@@ -152,5 +178,6 @@ def test_a_space_is_recorded_goes_on_and_is_packed(
     (path,) = (tmp_path / "packed").iterdir()
     made = Recording.load(path)
     assert path.name == "layernorm-8192-4096.npz" and len(made.retimed) == 3 and not made.is_synthetic
+    assert {"gpu", "driver", "commit", "date"} <= set(made.about) and made.about["origin"] == "recorded"
     assert {one.status for one in made.measurements} == {"ok"} and made.about["gpu"] == made.problem.gpu.name
     assert record.Part("gemm", {"m": 1, "n": 2}).name == "gemm-1-2"
