@@ -7,9 +7,11 @@ A document asks for a table by a marker, and what stands between it and the end 
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
 (figures.py; breadth/summary.py; graphs/summary.py), `table:NAME:summary` a short form of colocations;
-`table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if
-measured` a missing file is no error but a line that says so. `--plots DIR` also writes a plot of each pair of loads in
-the files of the colocation and graphs benchmarks.
+`table:kernels:PART` is those of kernels, of the device (queues, graphs) or of the tuner, with their plot where
+docs/images has PART.png; `table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or
+coverage). With `table:NAME if measured` a missing file is no error but a line that says so. `--plots DIR` also writes a
+plot of each pair of loads in the files of the colocation and graphs benchmarks, and of the figures of kernels.json
+(kernels.png, device.png, tuner.png), as the benchmarks of these write them beside theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cudasched.demo.plot import plot
+from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from pydantic import ValidationError
 
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
@@ -42,6 +44,7 @@ from benchmarks.results.schema import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
 MARKED = re.compile(
     r"(?P<start><!-- table:(?P<name>[\w-]+)(?::(?P<kind>\w+))?(?P<optional> if measured)? -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -67,6 +70,9 @@ SPELLED = {
     "elementwise": "elementwise kernels",
 }
 
+#: Parts of kernels.json, and how the names of their figures begin; the kernels' own are all others.
+FIGURES_OF = {"device": ("queue_", "graph_", "device_", "conditional_"), "tuner": ("tuner_", "warm_")}
+
 #: Lines under the arms, and the modes that they hold for.
 BOUNDS = {"bound, one process or MPS": ("one_process", "mps"), "bound, two processes": ("two_processes",)}
 
@@ -88,11 +94,39 @@ def rendered(text: str, results: Path = RESULTS) -> str:
         if match["optional"] and not path.exists():
             return f"{match['start']}{NOT_MEASURED}{match['end']}"
         try:
-            return f"{match['start']}{table_of(load(path), match['kind'])}{match['end']}"
+            made = load(path)
+            if match["name"] == "kernels" and match["kind"]:
+                made = part_of(made, match["kind"])
+                if match["optional"] and not made.rows:
+                    return f"{match['start']}{NOT_MEASURED}{match['end']}"
+            shown = picture_of(match["kind"]) if match["name"] == "kernels" else ""
+            return f"{match['start']}{table_of(made, match['kind'])}{shown}{match['end']}"
         except (OSError, ValidationError) as error:
             raise ValueError(f"table:{match['name']}: {path}: {error}") from error
 
     return MARKED.sub(table, text)
+
+
+def part_of(results: Results, part: str) -> Results:
+    """The figures of kernels.json that are of `kernels`, `device` or `tuner`.
+
+    Raises:
+        ValueError: There is no such part.
+    """
+    if part not in ("kernels", *FIGURES_OF):
+        raise ValueError(f"there is no part '{part}'")
+    others = tuple(start for starts in FIGURES_OF.values() for start in starts)
+    rows = [row for row in results.rows if isinstance(row, FigureRow)]
+    if part == "kernels":
+        return results.model_copy(update={"rows": [row for row in rows if not row.figure.startswith(others)]})
+    return results.model_copy(update={"rows": [row for row in rows if row.figure.startswith(FIGURES_OF[part])]})
+
+
+def picture_of(part: str | None) -> str:
+    """A line that shows a part's plot, where there is one."""
+    return (
+        f"\n![Figures of this page and their goals](images/{part}.png)\n" if (IMAGES / f"{part}.png").exists() else ""
+    )
 
 
 def table_of(results: Results, kind: str | None = None) -> str:
@@ -336,6 +370,40 @@ def _bound_cell(rows: Iterable[ColocationRow]) -> str:
     return f"{bounds[0]:.2f}" if bounds else ""
 
 
+def plot_figures(results: Results, directory: Path) -> None:
+    """Plots each part of kernels.json that has figures into PART.png: values, their ranges, and goals."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(HOW_TO_GET_MATPLOTLIB)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    for part in ("kernels", *FIGURES_OF):
+        rows = [row for row in part_of(results, part).rows if isinstance(row, FigureRow)]
+        if not rows:
+            continue
+        figure = Figure(figsize=(9, 0.4 * len(rows) + 1.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            colour = "#8b98a5" if row.only_reported else "#4292c6" if row.met else "#d9822b"
+            axes.barh(place, row.value, height=0.6, color=colour)
+            axes.plot([row.low, row.high], [place, place], color="#1f2933", linewidth=1)
+            axes.text(max(row.value, row.high, row.goal), place, f"  {row.value:.3g}", va="center", fontsize=8)
+            if not row.only_reported:
+                axes.plot([row.goal, row.goal], [place - 0.4, place + 0.4], color="black", linewidth=2)
+        axes.set_yticks(range(len(rows)), [row.figure for row in rows], fontsize=9)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set_xlim(left=0)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        better = " (less is better)" if rows[0].better == "less" else ""
+        axes.set_xlabel(f"ratio to what the name says{better}; thin: least to most; thick: the goal; orange: missed")
+        figure.savefig(directory / f"{part}.png", dpi=110)
+
+
 def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
     """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
@@ -368,6 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plots:
         from benchmarks.colocation.__main__ import write_plots
 
+        plot_figures(load(RESULTS / "kernels.json"), options.plots)
         for path in sorted(RESULTS.glob("*.json")):
             results = load(path)
             if not is_breadth(results):

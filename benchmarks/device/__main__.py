@@ -4,8 +4,10 @@
     python -m benchmarks.device --out DIR --only graphs
     python -m benchmarks.device --simulate --out DIR
     python -m benchmarks.device merge DIR/kernels.json benchmarks/results/kernels.json
+    python -m benchmarks.device merge DIR/device.json benchmarks/results/device.json
 
-Writes DIR/kernels.json, whose other figures stay, and DIR/device.json with the times behind them. Each part is a
+Writes DIR/kernels.json, whose other figures stay, DIR/device.json with figures that have no goal, and DIR/parts.json
+with the times behind both. Each part is a
 process of its own that ends with its time: one that fails or hangs costs its figures and no other. Kernels are compiled
 here, by NVRTC or nvcc; what measures graphs is compiled by g++. The exit status is 0 when all figures are there, 4 when
 there is no GPU (the text says so), 1 when a part failed. --simulate rehearses what of graphs the simulated driver can
@@ -30,8 +32,9 @@ from cudasched import graphs, hook
 from cudasched.errors import Error
 from cudasched.tune import compile as compilation
 
-from benchmarks import meta
+from benchmarks import meta, tables
 from benchmarks.device.gpu import INCLUDE, ROOT, Gpu, NoGpuError
+from benchmarks.device.queues import IMBALANCES, OTHER_STATIC
 from benchmarks.results.schema import FigureRow, Meta, load, merge_figures, replace
 
 HERE = Path(__file__).parent
@@ -48,6 +51,18 @@ GOALS = {
 }
 #: What `device_launch` is the least of.
 LAUNCHES = ("decided_by_the_one_before", "fire_and_forget_latency")
+#: Figures without a goal, in device.json: the group that each is of, and what it is called there.
+REPORTED = {
+    "graph_update": ("pipeline", "update_of_instantiation"),
+    "device_launches_in_a_row": ("device", "in_a_row"),
+    "sibling_launch": ("device", "sibling_latency"),
+    "child_kernels": ("device", "child_kernels"),
+    "graph_pool": ("pool", "pool_of_allocation_nodes"),
+    "captured_sums": ("peers", "captured_sums"),
+}
+#: And these, of the queues: the best of them against the best static distribution that is written as one loop.
+FLAT = {f"{name}_of_flat": name for name in IMBALANCES}
+NO_GOALS = dict.fromkeys((*FLAT, *REPORTED), 0.0)
 #: Groups that figures come from; of the others, those that this machine has no GPUs or libraries for are left out.
 FIGURED = ("pipeline", "loop", "device")
 IMAGE = """cudasched-sim 1
@@ -214,10 +229,24 @@ def figures(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows(found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str]) -> list[FigureRow]:
+def reported(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each figure without a goal is made of."""
+    groups = parts.get("graphs", {})
+    found = {name: groups[group][part] for name, (group, part) in REPORTED.items() if part in groups.get(group, {})}
+    for name, figure in FLAT.items():
+        if figure in parts.get("queues", {}):
+            one = parts["queues"][figure]
+            value = min(one["ms"][flat] for flat in OTHER_STATIC) / one["ms"][one["queue"]]
+            found[name] = {"value": value, "low": value, "high": value, "n": one["n"]}
+    return found
+
+
+def rows(
+    found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str], goals: Mapping[str, float] = GOALS
+) -> list[FigureRow]:
     """Rows of the figures that were measured, in the order of the goals."""
     made = []
-    for name, goal in GOALS.items():
+    for name, goal in goals.items():
         if name not in found:
             continue
         one = found[name]
@@ -237,14 +266,14 @@ def rows(found: Mapping[str, Mapping[str, Any]], limited_by: Mapping[str, str]) 
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """`merge FROM INTO`: the six figures of one file into another."""
+    """`merge FROM INTO`: the figures of one file into another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device merge")
     parser.add_argument("source", type=Path)
     parser.add_argument("into", type=Path)
     options = parser.parse_args(arguments)
     try:
         measured = load(options.source)
-        found = [row for row in measured.rows if isinstance(row, FigureRow) and row.figure in GOALS]
+        found = [row for row in measured.rows if isinstance(row, FigureRow) and row.figure in {*GOALS, *NO_GOALS}]
         merge_figures(options.into, measured.meta, found)
     except (OSError, ValueError) as error:
         print(f"device: {error}", file=sys.stderr)
@@ -258,7 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["merge"]:
         return merge(given[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets kernels.json and device.json")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="gets kernels.json, device.json and parts.json"
+    )
     parser.add_argument("--limit-s", type=float, default=240, help="all of it ends by then")
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}, by commas")
     parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT", help="what limits a figure")
@@ -294,12 +325,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 1
     if not any(parts.values()):
         return status
-    replace(options.out / "device.json", json.dumps(parts, indent=1) + "\n")
+    replace(options.out / "parts.json", json.dumps(parts, indent=1) + "\n")
     made = rows(figures(parts), dict(one.split("=", 1) for one in options.limited_by))
     for row in made:
         print(f"{row.figure}: {row.value:.3g} (goal {row.goal:g}, {row.low:.3g} to {row.high:.3g} of {row.n})")
-    if made:
-        merge_figures(options.out / "kernels.json", describe(options), made)
+    described = describe(options)
+    for name, figured in (("kernels.json", made), ("device.json", rows(reported(parts), {}, NO_GOALS))):
+        if figured:
+            merged = merge_figures(options.out / name, described, figured)
+            if name == "kernels.json":
+                tables.plot_figures(merged, options.out)
     return status
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from cudasched.demo.harness import HarnessError
 from cudasched.errors import Error
 
-from benchmarks import meta
+from benchmarks import meta, tables
 from benchmarks.kernels import layers, ship
 from benchmarks.kernels.figures import FIGURES, figures, for_dashboard, of_layers
 from benchmarks.kernels.parts import Part, Scene, parts
@@ -144,7 +144,7 @@ def write(options: argparse.Namespace, store: Store, sm_clock_mhz: int | None) -
     of_layer = {key: part for key, part in store.done.items() if key.partition("/")[0] in layers.LAYERS}
     made = figures(of_figures, limited_by)
     if made:
-        merge_figures(options.out / "kernels.json", described, made)
+        tables.plot_figures(merge_figures(options.out / "kernels.json", described, made), options.out)
     if of_layer:
         Results(meta=described, rows=of_layers(of_layer, limited_by)).write(options.out / "layers.json")
     for name in layers.LAYERS:

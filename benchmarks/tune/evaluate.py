@@ -26,7 +26,7 @@ from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Settings, run
 
-from benchmarks import meta
+from benchmarks import meta, tables
 from benchmarks.results.schema import FigureRow, Meta, Results, load, merge_figures
 from benchmarks.tune import rivals
 from benchmarks.tune.rivals import Course
@@ -320,6 +320,8 @@ def write(options: argparse.Namespace, recordings: Mapping[Path, Recording], mad
     told = {"gpu": gpu, "driver": first.about.get("driver") or None}
     measured = Meta(**{**about.model_dump(), **told})
     if options.rehearse is None:
-        merge_figures(options.out, measured, made)
+        results = merge_figures(options.out, measured, made)
     else:
-        Results(meta=measured, rows=list(made)).write(options.out)
+        results = Results(meta=measured, rows=list(made))
+        results.write(options.out)
+    tables.plot_figures(results, options.out.parent)

@@ -13,6 +13,7 @@ import pytest
 from cudasched.errors import Error
 from cudasched.tune import compile as compilation
 
+from benchmarks import tables
 from benchmarks.device import __main__ as device
 from benchmarks.device import queues
 from benchmarks.device.gpu import INCLUDE, ROOT
@@ -72,7 +73,9 @@ def test_graphs_are_rehearsed_over_the_simulated_driver(tmp_path: Path) -> None:
     assert device.main(["--simulate", "--out", str(tmp_path), "--limit-s", "100"]) == 0
     made = {row.figure for row in load(tmp_path / "kernels.json").rows if row.kind == "figures"}
     assert made == {"graph_pipeline", "conditional_loop"}
-    graphs = json.loads((tmp_path / "device.json").read_text())["graphs"]
+    graphs = json.loads((tmp_path / "parts.json").read_text())["graphs"]
+    others = {row.figure for row in load(tmp_path / "device.json").rows if row.kind == "figures" and row.only_reported}
+    assert others == {"graph_update", "graph_pool"}
     assert graphs["pipeline"]["kernels"] == 96 and graphs["pool"]["pool_bytes"] * 16 == graphs["pool"]["array_bytes"]
 
 
@@ -93,6 +96,33 @@ def test_figures_and_what_they_are_made_of(tmp_path: Path) -> None:
     assert device.merge([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
     values = {row.figure: row.value for row in load(tmp_path / "b.json").rows if row.kind == "figures"}
     assert values == {"device_launch": 3.0, "queue_severe": 9.0}
+
+
+def test_figures_without_a_goal_are_shown_in_the_document(tmp_path: Path) -> None:
+    way = {"value": 4.0, "low": 3.0, "high": 5.0, "n": 9}
+    queue = {
+        "value": 6.7,
+        "n": 5,
+        "queue": "queue_lanes",
+        "ms": {"cyclic_flat": 9.6, "cyclic_flat_4": 9.0, "queue_lanes": 6.0},
+    }
+    parts = {
+        "queues": {"queue_severe": queue},
+        "graphs": {"device": {"child_kernels": way}, "peers": {"captured_sums": way}},
+    }
+    made = device.rows(device.reported(parts), {}, device.NO_GOALS)
+    assert [(row.figure, row.value) for row in made] == [
+        ("queue_severe_of_flat", 1.5),
+        ("child_kernels", 4.0),
+        ("captured_sums", 4.0),
+    ]
+    described = device.describe(device_options())
+    merge_figures(tmp_path / "from.json", described, made)
+    assert device.merge([str(tmp_path / "from.json"), str(tmp_path / "device.json")]) == 0
+    marker = "<!-- table:device if measured -->\n"
+    assert marker in (device.ROOT / "docs" / "device.md").read_text()
+    text = tables.rendered(f"{marker}<!-- end -->\n", tmp_path)
+    assert "| `captured_sums` | 4 | 3 to 5 | 9 | none |  |" in text
 
 
 def device_options() -> argparse.Namespace:

@@ -169,6 +169,7 @@ def test_rows_of_others_stay_in_the_file(scene: Scene, tmp_path: Path) -> None:
     data["rows"].append({**other, "limited_by": ""})
     path.write_text(json.dumps(data))
     assert main([*arguments, "gemm_fp32_of_cublas"]) == 0
+    assert all((tmp_path / f"{part}.png").exists() for part in ("kernels", "device"))
     names = [row.figure for row in load(path).rows if isinstance(row, FigureRow)]
     assert names == ["gemm_bf16_of_cublas", "queue_severe", "gemm_fp32_of_cublas"]
 

@@ -186,6 +186,29 @@ def test_figures_of_the_core_say_what_limits_them(tmp_path):
         FigureRow.model_validate(row | {"limited_by": "x", "better": "most"})
 
 
+def test_a_part_of_the_kernels_figures_is_shown_with_its_plot(tmp_path, monkeypatch):
+    row = FigureRow(figure="queue_severe", value=3, goal=2, better="more", low=2, high=4, n=5, limited_by="")
+    rows = [
+        row.model_copy(update={"figure": name})
+        for name in ("softmax_of_copy", "queue_severe", "warm_start_evaluations")
+    ]
+    Results(meta=META, rows=rows[:2]).write(tmp_path / "kernels.json")
+    monkeypatch.setattr(tables, "IMAGES", tmp_path)
+
+    def shown(part):
+        return tables.rendered(f"<!-- table:kernels:{part} if measured -->\nold\n<!-- end -->\n", tmp_path)
+
+    assert "queue_severe" in shown("device") and "softmax" not in shown("device") and "![" not in shown("device")
+    assert "softmax_of_copy" in shown("kernels") and "queue" not in shown("kernels")
+    assert "Not measured yet." in shown("tuner") and "old" not in shown("tuner")
+    tables.plot_figures(Results(meta=META, rows=rows), tmp_path)
+    assert "](images/device.png)" in shown("device") and (tmp_path / "tuner.png").exists()
+    Results(meta=META, rows=rows).write(tmp_path / "kernels.json")
+    assert "warm_start_evaluations" in shown("tuner")
+    with pytest.raises(ValueError, match="no part 'nothing'"):
+        shown("nothing")
+
+
 @pytest.mark.parametrize(("better", "goal"), [("less", 1.0), ("more", 3.0)])
 def test_a_figure_says_what_limits_it_where_it_misses_its_goal_and_nowhere_else(better, goal):
     row = dict(figure="a", value=2.0, better=better, low=1.0, high=2.0, n=1)

@@ -70,6 +70,7 @@ def test_an_evaluation_writes_its_rows_and_keeps_the_others(
     found = {row.figure: row for row in results.rows if isinstance(row, FigureRow)}
     assert set(found) == set(evaluate.GOALS)
     assert all(row.low <= row.value <= row.high and row.better == "less" for row in found.values())
+    assert (tmp_path / "tuner.png").read_bytes().startswith(b"\x89PNG") and not (tmp_path / "kernels.png").exists()
     assert "bandit, scale:" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["evaluate", "--recorded", str(tmp_path), *options])
