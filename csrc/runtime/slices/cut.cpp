@@ -260,14 +260,16 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
     // A slice without kernels has none to set.
     if (priorities.complete() && !priorities.set_for_good(*how.priority)) return WholeReason::kNotBuilt;
   }
-  const CUresult status = table().graph_instantiate(&piece.exec, piece.graph, how.flags);
-  if (status != CUDA_SUCCESS) {
-    piece.exec = nullptr;
+  const auto refused = [](CUresult status) {
     return status == CUDA_ERROR_OUT_OF_MEMORY ? WholeReason::kNoMemory : WholeReason::kNotBuilt;
+  };
+  if (const CUresult status = table().graph_instantiate(&piece.exec, piece.graph, how.flags); status != CUDA_SUCCESS) {
+    piece.exec = nullptr;
+    return refused(status);
   }
-  if (how.upload != nullptr && table().graph_upload != nullptr &&
-      table().graph_upload(piece.exec, how.upload) != CUDA_SUCCESS) {
-    return WholeReason::kNotBuilt;
+  if (how.upload != nullptr && table().graph_upload != nullptr) {
+    const CUresult status = table().graph_upload(piece.exec, how.upload);
+    if (status != CUDA_SUCCESS) return refused(status);
   }
   return WholeReason::kNone;
 }

@@ -70,12 +70,17 @@ bool is_broken(Sliced& sliced) noexcept {
   return sliced.broken;
 }
 
-// No change is queued for its slices, or will be.
-bool stop_following(Sliced& sliced) noexcept {
+// No change is queued for its slices, or will be: from now on its state is `now`.
+bool stop_following(Sliced& sliced, Sliced::State now) noexcept {
   const std::scoped_lock turn(sliced.turn);
   if (sliced.following > 0) return false;
-  sliced.state.store(Sliced::State::kIdle);
+  sliced.state.store(now);
   return true;
+}
+
+// Of no use any more.
+bool has_refused_slices(const Sliced& sliced) noexcept {
+  return sliced.state.load() == Sliced::State::kWhole && sliced.slices.load(std::memory_order_relaxed) != 0;
 }
 
 // A fault, rather than what the graph is.
@@ -256,7 +261,8 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   if (sliced.misfits >= kMostMisfits) return;
   const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
   const Sliced::State state = sliced.state.load();
-  const bool has_pieces = sliced.pieces != nullptr && state != Sliced::State::kWhole;
+  if (has_refused_slices(sliced)) drop(sliced);
+  const bool has_pieces = sliced.pieces != nullptr;
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
   sliced.updated = true;
@@ -411,14 +417,14 @@ void Slices::end(Sliced& sliced) noexcept {
 }
 
 // driving_ is held, and the graph is taken.
-std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced) noexcept {
+std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced, Sliced::State now) noexcept {
   bytes_.fetch_sub(std::exchange(sliced.bytes, 0), std::memory_order_relaxed);
   sliced.slices.store(0, std::memory_order_relaxed);
   sliced.proven.clear();
   {
     const std::scoped_lock turn(sliced.turn);
     sliced.broken = false;
-    sliced.state.store(Sliced::State::kIdle);
+    sliced.state.store(now);
   }
   if (sliced.pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
   return std::move(sliced.pieces);
@@ -428,7 +434,7 @@ std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced) noexcept {
 void Slices::drop(Sliced& sliced) noexcept {
   std::unique_ptr<Pieces> pieces;
   const Taken taken(sliced);
-  pieces = take_pieces(sliced);
+  pieces = take_pieces(sliced, Sliced::State::kIdle);
 }
 
 void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
@@ -534,10 +540,14 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
     const std::scoped_lock turn(sliced.turn);
     is_followed = sliced.following > 0;
     went_whole = std::exchange(sliced.goes_whole, false);
+    if (refused && went_whole) sliced.state.store(Sliced::State::kWhole);  // no change follows it from now on
   }
   // The next one goes in slices whatever its stream.
   if (is_followed && ran && !ordered) table().stream_synchronize.legacy(stream);
-  if (refused && went_whole) note_whole(sliced, WholeReason::kRefused);
+  if (refused && went_whole) {
+    note_whole(sliced, WholeReason::kRefused);
+    wanted_.store(true);  // the builder takes its slices away
+  }
   sliced.release();
 }
 
@@ -745,12 +755,19 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone.get()) != CUDA_SUCCESS) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
-        } else if (reason = why_whole(own); reason == WholeReason::kNone && !read_graph(own, children, read)) {
-          reason = WholeReason::kCloneDiffers;
-        } else {
-          sliced.shape = read;
-          set_numbers(sliced, read);
+          return;
         }
+        reason = why_whole(own);
+        if (reason != WholeReason::kNone) return;
+        driver::ExecFacts facts;
+        if (!read_graph(own, children, read) || !driver::registry().find(sliced.exec, facts) ||
+            facts.nodes !=
+                static_cast<std::size_t>(std::count(read.parents.begin(), read.parents.end(), ReadGraph::kNowhere))) {
+          reason = WholeReason::kCloneDiffers;
+          return;
+        }
+        sliced.shape = read;
+        set_numbers(sliced, read);
       })) {
     return give_back();
   }
@@ -880,7 +897,7 @@ bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
          });
 }
 
-// Slices of graphs that are launched no more.
+// Slices of graphs that are launched no more, and those that the driver has refused.
 void Slices::drop_idle() noexcept {
   std::vector<std::shared_ptr<Sliced>> idle;
   try {
@@ -889,8 +906,10 @@ void Slices::drop_idle() noexcept {
     watches_ = false;
     for (const auto& [exec, sliced] : all_) {
       const Sliced::State state = sliced->state.load();
-      watches_ = watches_ || state == Sliced::State::kReady ||
+      const bool refused = has_refused_slices(*sliced);
+      watches_ = watches_ || refused || state == Sliced::State::kReady ||
                  (state == Sliced::State::kWhole && sliced->reason.load() == WholeReason::kShort);
+      if (refused) idle.push_back(sliced);
       if (state != Sliced::State::kReady) {
         idle_.erase(exec);
         continue;
@@ -909,9 +928,11 @@ void Slices::drop_idle() noexcept {
     const std::scoped_lock lock(driving_);
     while (stopping_.load()) sleep_ns(kNsPerSecond);
     // Not one that the launcher is at: the gate may hold it for long, and others wait for driving_.
-    if (sliced->state.load() != Sliced::State::kReady || !sliced->take()) continue;
+    const bool refused = has_refused_slices(*sliced);
+    if ((!refused && sliced->state.load() != Sliced::State::kReady) || !sliced->take()) continue;
+    const Sliced::State now = refused ? Sliced::State::kWhole : Sliced::State::kIdle;
     std::unique_ptr<Pieces> pieces;
-    if (stop_following(*sliced)) pieces = take_pieces(*sliced);
+    if (stop_following(*sliced, now)) pieces = take_pieces(*sliced, now);
     sliced->release();
   }
 }
@@ -929,10 +950,7 @@ SliceCounts Slices::counts() noexcept {
   for (const auto& [exec, sliced] : all_) {
     const Sliced::State state = sliced->state.load();
     const std::uint32_t slices = sliced->slices.load(std::memory_order_relaxed);
-    if (slices != 0) {
-      ++counts.graphs_sliced;
-      counts.slices += slices;
-    } else if (state == Sliced::State::kWhole) {
+    if (state == Sliced::State::kWhole) {
       WholeGraphs& whole = counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
       ++whole.graphs;
       driver::ExecFacts facts;
@@ -941,6 +959,9 @@ SliceCounts Slices::counts() noexcept {
         whole.longest_ns = facts.critical_path_ns;
         whole.longest_nodes = facts.nodes;
       }
+    } else if (slices != 0) {
+      ++counts.graphs_sliced;
+      counts.slices += slices;
     }
   }
   return counts;

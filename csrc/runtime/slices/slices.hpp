@@ -296,7 +296,7 @@ class Slices {
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
   graph::WholeReason build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces);
   bool catch_up(Sliced& sliced, const Pieces& pieces);
-  std::unique_ptr<Pieces> take_pieces(Sliced& sliced) noexcept;
+  std::unique_ptr<Pieces> take_pieces(Sliced& sliced, Sliced::State now) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;

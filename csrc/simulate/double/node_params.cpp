@@ -175,6 +175,7 @@ void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS& params) {
   params.blockDimZ = kernel.config.blockDimZ;
   params.sharedMemBytes = kernel.config.sharedMemBytes;
   params.kernelParams = node.parameters.data();
+  params.ctx = static_cast<CUcontext>(const_cast<void*>(kernel.context));
 }
 
 void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params) {
