@@ -610,14 +610,19 @@ void Slices::run() noexcept {
       build(sliced);
       continue;
     }
-    drop_idle();
+    SliceSettings settings;
+    {
+      const std::scoped_lock driving(driving_);
+      settings = settings_;
+    }
+    drop_idle(settings.idle_looks);
     look_at_times();
     std::unique_lock lock(mutex_);
     const auto is_wanted = [this] { return wanted_.load(std::memory_order_relaxed); };
     if (!watches_) {
       wanted_changed_.wait(lock, is_wanted);
     } else {
-      wanted_changed_.wait_for(lock, std::chrono::nanoseconds(kLookNs), is_wanted);
+      wanted_changed_.wait_for(lock, std::chrono::nanoseconds(settings.look_ns), is_wanted);
     }
   }
 }
@@ -666,7 +671,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   } catch (const std::exception&) {
     reason = WholeReason::kNoMemory;
   }
-  builds_.fetch_add(1, std::memory_order_relaxed);
+  if (!unloaded) builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
     if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
@@ -898,7 +903,7 @@ bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
 }
 
 // Slices of graphs that are launched no more, and those that the driver has refused.
-void Slices::drop_idle() noexcept {
+void Slices::drop_idle(int idle_looks) noexcept {
   std::vector<std::shared_ptr<Sliced>> idle;
   try {
     const std::scoped_lock lock(mutex_);
@@ -918,7 +923,7 @@ void Slices::drop_idle() noexcept {
       const std::uint64_t now = sliced->launches.load(std::memory_order_relaxed);
       looks = now == launches ? looks + 1 : 0;
       launches = now;
-      if (looks >= kIdleLooks || is_broken(*sliced)) idle.push_back(sliced);
+      if (looks >= idle_looks || is_broken(*sliced)) idle.push_back(sliced);
     }
   } catch (const std::exception&) {
     return;  // no memory: another time
@@ -974,7 +979,7 @@ std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_ever() noexcept {
 
 std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_lately() noexcept {
   const std::scoped_lock lock(lately_mutex_);
-  if (const std::int64_t now = now_ns(); lately_ns_ == 0 || now - lately_ns_ > kLookNs / 2) {
+  if (const std::int64_t now = now_ns(); lately_ns_ == 0 || now - lately_ns_ > kLatelyNs) {
     lately_ = counts().whole;
     lately_ns_ = now;
   }

@@ -281,8 +281,7 @@ class Slices {
     }
   };
 
-  static constexpr std::int64_t kLookNs = kNsPerSecond;  // between two looks at what there is
-  static constexpr int kIdleLooks = 20;                  // without a launch: its slices are dropped
+  static constexpr std::int64_t kLatelyNs = kNsPerSecond / 2;  // as old as whole_lately() may be
   static constexpr unsigned kMostRecuts = 3;
   static constexpr unsigned kMostMisfits = 3;
   static constexpr std::uint64_t kSettled = 16;  // launches between two changes, for slices to be worth building anew
@@ -309,7 +308,7 @@ class Slices {
   bool change_pieces(Sliced& sliced, Told& told);
   static void set_numbers(Sliced& sliced, const ReadGraph& read);
   void give_up(Sliced& sliced) noexcept;
-  void drop_idle() noexcept;
+  void drop_idle(int idle_looks) noexcept;
   void look_at_times() noexcept;
   bool wants_cutting_again(Sliced& sliced);
   void note_whole(Sliced& sliced, graph::WholeReason reason) noexcept;

@@ -39,6 +39,16 @@ class GraphProgram : public ::testing::Test {
     settings.most_build_ns = 60 * kNsPerSecond;  // against a hang alone: sanitizers take their time
     runtime::engine().slices().configure(settings);
   }
+  // The builder looks every 20 ms.
+  static void configure_looks(int idle_looks) {
+    runtime::SliceSettings settings;
+    settings.when = When::kAlways;
+    settings.slice_ns = 30'000;
+    settings.most_build_ns = 60 * kNsPerSecond;
+    settings.look_ns = 20 * kNsPerMs;
+    settings.idle_looks = idle_looks;
+    runtime::engine().slices().configure(settings);
+  }
   static runtime::Slices& slices() { return runtime::engine().slices(); }
 
   CUgraph new_graph() {

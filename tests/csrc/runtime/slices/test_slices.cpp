@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -275,6 +277,7 @@ TEST_F(Sliced, ANodeThatChangesAfterAnUpdateRunsAsItIsNow) {
   wanted[5] = 999;
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(slices().counts().graphs_sliced, 0U);
+  EXPECT_EQ(whole(WholeReason::kUpdated), 1U);
 }
 
 TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
@@ -558,18 +561,149 @@ TEST_F(Sliced, NothingIsClonedWhereItIsOff) {
   EXPECT_EQ(ran(), numbers(1, 40, 5));
 }
 
+runtime::Sliced::State state_of(CUgraphExec exec) {
+  return static_cast<const runtime::Sliced*>(driver::registry().slices(exec))->state.load();
+}
+
+// The builder has begun with `exec`, and does no more while this lives.
+class AtTheFirstStep {
+ public:
+  AtTheFirstStep(runtime::Slices& slices, CUgraphExec exec, CUstream stream) : driving_(slices) {
+    for (int i = 0; i < 2; ++i) Program::check(call<decltype(cuGraphLaunch)>("cuGraphLaunch")(exec, stream));
+    if (!eventually([&] { return state_of(exec) == runtime::Sliced::State::kBuilding; })) {
+      throw std::runtime_error("it is not built");
+    }
+  }
+
+ private:
+  runtime::Slices::Driving driving_;
+};
+
 // The functions of a graph that is launched no more may be gone: nothing looks at them.
 TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  std::vector<CUgraphExec> execs;
+  for (const std::uint64_t first : {1, 101}) {
+    CUgraph graph = new_graph();
+    chain(graph, first, 40);
+    execs.push_back(instantiate(graph));
+  }
+  CUmodule module = nullptr;
+  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  const State before = state();
+  std::thread unloads;
+  {
+    const AtTheFirstStep step(slices(), execs[0], program_.stream());
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(launch(execs[1]), CUDA_SUCCESS);
+    ASSERT_TRUE(eventually([&] { return state_of(execs[1]) == runtime::Sliced::State::kWanted; }));
+    ran();
+    // Its thread goes ahead of the builder's next step.
+    unloads = std::thread([&] {
+      program_.use_on_this_thread();
+      Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(module));
+    });
+    std::this_thread::sleep_for(20ms);
+  }
+  unloads.join();
+  for (CUgraphExec exec : execs) {
+    ASSERT_TRUE(eventually([&] { return state_of(exec) == runtime::Sliced::State::kIdle; }));
+  }
+  EXPECT_EQ(state().graph_builds, before.graph_builds);
+  EXPECT_EQ(state().graph_slices, before.graph_slices);
+  ASSERT_TRUE(has_slices(execs[1]));  // launched again
+  ASSERT_EQ(launch(execs[1]), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(101, 40));
+  EXPECT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
+}
+
+// The values of the first kernels of slices, in the order in which they are made.
+struct Built {
+  std::mutex mutex;
+  std::vector<std::uint64_t> values;
+  decltype(cuGraphInstantiateWithFlags)* instantiate = nullptr;
+} built;
+CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+  CUgraphNode first = nullptr;
+  std::size_t count = 1;
+  CUDA_KERNEL_NODE_PARAMS parameters{};
+  Program::check(driver::table().graph_get_nodes(graph, &first, &count));
+  Program::check(driver::table().graph_kernel_node_get(first, &parameters));
+  const std::scoped_lock lock(built.mutex);
+  built.values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
+  return built.instantiate(exec, graph, flags);
+}
+
+TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::vector<int> launches{2, 3, 9, 5, 4};
+  std::vector<CUgraphExec> execs;
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    CUgraph graph = new_graph();
+    chain(graph, 100 * i, 40);
+    execs.push_back(instantiate(graph));
+  }
+  built.instantiate = driver::table().graph_instantiate;
+  const Replaced noted(driver::table().graph_instantiate, &note_built);
+  {
+    const AtTheFirstStep step(slices(), execs[0], program_.stream());
+    for (std::size_t i = 1; i < execs.size(); ++i) {
+      for (int j = 0; j < launches[i]; ++j) ASSERT_EQ(launch(execs[i]), CUDA_SUCCESS);
+    }
+    ran();
+  }
+  ASSERT_TRUE(eventually([&] { return slices().counts().graphs_sliced == execs.size(); }));
+  std::vector<std::uint64_t> order;
+  for (const std::uint64_t value : built.values) {
+    if (order.empty() || order.back() != value / 100) order.push_back(value / 100);
+  }
+  EXPECT_EQ(order, (std::vector<std::uint64_t>{0, 2, 3, 4, 1}));
+}
+
+TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
+  configure_looks(20);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  std::vector<CUgraphExec> execs;
+  for (const std::uint64_t first : {1, 101}) {
+    CUgraph graph = new_graph();
+    chain(graph, first, 40);
+    execs.push_back(instantiate(graph));
+  }
+  ASSERT_TRUE(has_slices(execs[0]));
+  const State before = state();
+  const std::uint64_t of_one = before.graph_slice_bytes;
+  ASSERT_TRUE(eventually([&] {
+    Program::check(launch(execs[1]));
+    ran();
+    clear_log();
+    return state().graph_slices_dropped > before.graph_slices_dropped;
+  }));
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped + 1);
+  ASSERT_TRUE(eventually([&] { return state().graph_slice_bytes == of_one; }));
+  EXPECT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
+  EXPECT_EQ(state_of(execs[1]), runtime::Sliced::State::kReady);
+  // It goes whole, and gets slices anew.
+  ran();
+  clear_log();
+  ASSERT_EQ(launch(execs[0]), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 40));
+  ASSERT_TRUE(has_slices(execs[0], state_of(execs[1]) == runtime::Sliced::State::kReady ? 2 : 1));
+}
+
+// However long the gate holds the launch.
+TEST_F(Sliced, SlicesOfALaunchThatTheGateHoldsAreNotDropped) {
+  configure_looks(2);
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
-  for (int i = 0; i < 2; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  CUmodule module = nullptr;
-  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
-  ASSERT_EQ(call<CUresult(CUmodule)>("cuModuleUnload")(module), CUDA_SUCCESS);
-  ASSERT_TRUE(has_slices(exec));  // launched again
+  ASSERT_TRUE(has_slices(exec));
+  OtherClient other(/*active=*/true);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ASSERT_TRUE(eventually([&] { return HookedDriver::instance().table().layout().waiting.load() != 0; }));
+  const State before = state();
+  std::this_thread::sleep_for(200ms);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+  other.kill();
   EXPECT_EQ(ran(), numbers(1, 40));
 }
 
@@ -798,6 +932,104 @@ TEST_F(Changed, UserObjectsOfUpdatesOutliveTheLaunchesThatAreQueued) {
   EXPECT_GE(freed.ran, 80U);
 }
 
+// The program has given everything away when the slices run.
+TEST_F(Changed, AUserObjectOfTheGraphOutlivesItsSlices) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  Freed freed;
+  freed.program = &program_;
+  CUuserObject object = nullptr;
+  ASSERT_EQ(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(&object, &freed, note_freed, 1,
+                                                                     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+            CUDA_SUCCESS);
+  ASSERT_EQ(
+      call<decltype(cuGraphRetainUserObject)>("cuGraphRetainUserObject")(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE),
+      CUDA_SUCCESS);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  ran();
+  clear_log();
+  const State before = state();
+  OtherClient other(/*active=*/true);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  destroy(graph);
+  EXPECT_EQ(state().slice_launches, before.slice_launches);
+  std::atomic<int> freed_early{0};
+  std::thread opens([&] {
+    std::this_thread::sleep_for(50ms);
+    freed_early = freed.count.load();
+    other.kill();
+  });
+  destroy(exec);  // waits until they are submitted
+  opens.join();
+  EXPECT_EQ(freed_early, 0);
+  EXPECT_EQ(ran(), numbers(1, 40, 3));
+  EXPECT_EQ(state().sliced_launches, before.sliced_launches + 3);
+  EXPECT_TRUE(eventually([&] { return freed.count == 1; }));
+  EXPECT_EQ(freed.ran, 120U);
+}
+
+// As programs that were built with CUDA 11 call them.
+TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto set_first = [&](std::uint64_t value) {
+    const Parameters now(program_, value);
+    const CUDA_KERNEL_NODE_PARAMS_v1 parameters{
+        now.node.func,      now.node.gridDimX,  now.node.gridDimY,       now.node.gridDimZ,     now.node.blockDimX,
+        now.node.blockDimY, now.node.blockDimZ, now.node.sharedMemBytes, now.node.kernelParams, nullptr};
+    Program::check(call<CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
+        "cuGraphExecKernelNodeSetParams")(exec, nodes[5], &parameters));
+  };
+  const auto update_first = [&](std::uint64_t first) {
+    CUgraph changed = new_graph();
+    chain(changed, first, 40);
+    CUgraphNode node = nullptr;
+    CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_ERROR;
+    Program::check(call<CUresult(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*)>("cuGraphExecUpdate")(
+        exec, changed, &node, &result));
+    EXPECT_EQ(result, CU_GRAPH_EXEC_UPDATE_SUCCESS);
+    destroy(changed);
+  };
+  prove(exec, [&] { set_first(500); });
+  const State before = state();
+  std::vector<std::uint64_t> wanted;
+  const auto add = [&](std::vector<std::uint64_t> one) { wanted.insert(wanted.end(), one.begin(), one.end()); };
+  const auto hold = [&](auto&& launches) {
+    const OtherClient other(/*active=*/true);
+    const State held = state();
+    launches();
+    EXPECT_EQ(state().slice_launches, held.slice_launches);
+  };
+  std::vector<std::uint64_t> one = numbers(1, 40);
+  hold([&] {
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      one[5] = 500 + i;
+      add(one);
+      set_first(501 + i);
+    }
+  });
+  ran();
+  update_first(101);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  add(numbers(101, 40));
+  ran();
+  hold([&] {
+    for (std::uint64_t i = 1; i <= 3; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      add(numbers(100 * i + 1, 40));
+      update_first(100 * i + 101);
+    }
+  });
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches, before.sliced_launches + 7);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
 // ---- slices at the gate
 
 // Of the launches that a policy is asked about.
@@ -992,18 +1224,47 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
 
 // ---- what may go wrong
 
+// Lets three launches go, and the others when it is told to.
+struct Three {
+  std::atomic<int> submitted{0};
+  std::atomic<bool> holds{true};
+};
+schedule::Decision let_three_go(const schedule::Snapshot& seen, void* context) noexcept {
+  Three& three = *static_cast<Three*>(context);
+  if (three.holds && seen.latency_active && three.submitted >= 3) return {schedule::Answer::kWaitForLatency, 0};
+  ++three.submitted;
+  return {schedule::Answer::kSubmit, 0};
+}
+
 TEST_F(Sliced, IsDestroyedWhenHalfOfItIsSubmitted) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
-  chain(graph, 1, 400);
+  chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const std::uint64_t before = state().slice_launches;
+  OtherClient other(/*active=*/true);
+  Three three;
+  runtime::engine().use_policy({&let_three_go, &three});
+  const State before = state();
+  ASSERT_GT(before.graph_slices, 4U);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  ASSERT_TRUE(eventually([&] { return state().slice_launches > before; }));
-  destroy(exec);
-  EXPECT_EQ(ran(), numbers(1, 400));
+  ASSERT_TRUE(eventually([&] { return state().slice_launches == before.slice_launches + 3; }));
+  destroy(graph);
+  std::atomic<std::uint64_t> submitted{0};
+  std::thread opens([&] {
+    std::this_thread::sleep_for(50ms);
+    submitted = state().slice_launches;
+    three.holds = false;
+    other.kill();
+  });
+  destroy(exec);  // waits
+  EXPECT_EQ(submitted, before.slice_launches + 3);
+  EXPECT_EQ(state().slice_launches, before.slice_launches + before.graph_slices);
+  opens.join();
+  EXPECT_EQ(ran(), numbers(1, 40));
   EXPECT_EQ(slices().counts().graphs_sliced, 0U);
+  EXPECT_EQ(slices().counts().bytes, 0U);
+  runtime::engine().configure("policy", "strict");
 }
 
 // The simulated device is nearly full: neither all slices nor a little to spare fit.

@@ -222,7 +222,7 @@ const Case kCases[] = {
     {"semaphore_wait", WholeReason::kSemaphoreNode,
      [](Whole& test) { return test.with_node_of_type(CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT); }},
     {"of_the_future", WholeReason::kUnknownNode,
-     [](Whole& test) { return test.with_node_of_type(static_cast<CUgraphNodeType>(99)); }},
+     [](Whole& test) { return test.with_node_of_type(static_cast<CUgraphNodeType>(15)); }},
     {"device_updatable", WholeReason::kDeviceUpdatable,
      [](Whole& test) {
        CUgraph graph = test.long_graph();
