@@ -1,0 +1,223 @@
+// Allocations of every kind where there is no memory, and a free that would make room waits at the gate.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "driver/driver.hpp"
+#include "hook/intercept.hpp"
+#include "runtime/hooked_driver.hpp"
+#include "runtime/other_client.hpp"
+
+namespace cudasched::test {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kAsked = 16 * kMiB;  // of device memory that has kLeft
+constexpr std::size_t kLeft = 4 * kMiB;
+
+// The hook's own function: the simulated driver does not have all that a driver has.
+template <typename Function, typename... Arguments>
+CUresult call(const char* name, Arguments... arguments) {
+  const auto points = hook::taken_over();
+  const auto found = std::find_if(points.begin(), points.end(),
+                                  [&](const auto& each) { return each.symbol == std::string_view(name); });
+  if (found == points.end()) throw std::runtime_error(std::string(name) + " is not taken over");
+  return reinterpret_cast<Function*>(found->legacy)(arguments...);
+}
+
+std::size_t free_bytes() {
+  std::size_t free = 0;
+  std::size_t all = 0;
+  Program::check(driver::table().memory_get_info(&free, &all));
+  return free;
+}
+
+// A driver that waits for what it was given to free before it says that there is no memory. What the simulated one does
+// not allocate is there without being so.
+struct Full {
+  driver::Driver real;
+  CUstream stream = nullptr;
+  std::atomic<int> asked{0};
+  bool has_memory() {
+    ++asked;
+    Program::check(real.stream_synchronize.legacy(stream));
+    return free_bytes() >= kAsked;
+  }
+} full;
+
+template <auto kEntry>
+struct Late;
+template <typename... Arguments, CUresult (*driver::Driver::*kEntry)(Arguments...)>
+struct Late<kEntry> {
+  static CUresult call(Arguments... arguments) {
+    if (!full.has_memory()) return CUDA_ERROR_OUT_OF_MEMORY;
+    auto* const real = full.real.*kEntry;
+    return real == nullptr ? CUDA_SUCCESS : real(arguments...);
+  }
+  static void inject() { driver::table().*kEntry = &call; }
+  static void restore() { driver::table().*kEntry = full.real.*kEntry; }
+};
+template <typename Function, driver::Twins<Function> driver::Driver::*kEntry>
+struct Late<kEntry> {
+  template <typename... Arguments>
+  static CUresult call(Arguments... arguments) {
+    return full.has_memory() ? (full.real.*kEntry).legacy(arguments...) : CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  static void inject() { (driver::table().*kEntry).legacy = &call; }
+  static void restore() { driver::table().*kEntry = full.real.*kEntry; }
+};
+
+struct Kind {
+  const char* name;
+  void (*inject)();
+  void (*restore)();
+  CUresult (*allocate)(const Program& program);
+};
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+template <auto kEntry>
+constexpr Kind kind(const char* name, CUresult (*allocate)(const Program&)) {
+  return {name, &Late<kEntry>::inject, &Late<kEntry>::restore, allocate};
+}
+
+CUDA_ARRAY3D_DESCRIPTOR description(std::size_t depth) {
+  return {.Width = 2048, .Height = 2048, .Depth = depth, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1, .Flags = 0};
+}
+
+CUresult create(CUmemLocationType where) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = where;
+  CUmemGenericAllocationHandle handle = 1;
+  const CUresult status = call<decltype(cuMemCreate)>("cuMemCreate", &handle, kAsked, &properties, 0ULL);
+  // The simulated driver has none on the host: it was asked again, which is what counts.
+  return where == CU_MEM_LOCATION_TYPE_HOST && status == CUDA_ERROR_NOT_SUPPORTED ? CUDA_SUCCESS : status;
+}
+
+using driver::Driver;
+const Kind kKinds[] = {
+    kind<&Driver::memory_allocate>("plain",
+                                   [](const Program&) {
+                                     CUdeviceptr pointer = 0;
+                                     return call<decltype(cuMemAlloc)>("cuMemAlloc_v2", &pointer, kAsked);
+                                   }),
+    kind<&Driver::memory_allocate_pitch>("pitch",
+                                         [](const Program&) {
+                                           CUdeviceptr pointer = 0;
+                                           std::size_t pitch = 0;
+                                           return call<decltype(cuMemAllocPitch)>("cuMemAllocPitch_v2", &pointer,
+                                                                                  &pitch, kMiB, kAsked / kMiB, 4U);
+                                         }),
+    kind<&Driver::memory_allocate_managed>("managed",
+                                           [](const Program&) {
+                                             CUdeviceptr pointer = 0;
+                                             return call<decltype(cuMemAllocManaged)>(
+                                                 "cuMemAllocManaged", &pointer, kAsked,
+                                                 static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
+                                           }),
+    kind<&Driver::memory_allocate_host>("host",
+                                        [](const Program&) {
+                                          void* pointer = nullptr;
+                                          return call<decltype(cuMemAllocHost)>("cuMemAllocHost_v2", &pointer, kAsked);
+                                        }),
+    kind<&Driver::memory_host_allocate>("host_with_flags",
+                                        [](const Program&) {
+                                          void* pointer = nullptr;
+                                          return call<decltype(cuMemHostAlloc)>("cuMemHostAlloc", &pointer, kAsked, 0U);
+                                        }),
+    kind<&Driver::memory_host_register>("registered",
+                                        [](const Program&) {
+                                          static char memory[4096];
+                                          return call<decltype(cuMemHostRegister)>(
+                                              "cuMemHostRegister_v2", static_cast<void*>(memory), sizeof memory, 0U);
+                                        }),
+    kind<&Driver::array_create>("array",
+                                [](const Program&) {
+                                  CUarray array = nullptr;
+                                  const CUDA_ARRAY_DESCRIPTOR of{2048, 2048, CU_AD_FORMAT_FLOAT, 1};
+                                  return call<decltype(cuArrayCreate)>("cuArrayCreate_v2", &array, &of);
+                                }),
+    kind<&Driver::array_3d_create>("array_3d",
+                                   [](const Program&) {
+                                     CUarray array = nullptr;
+                                     const CUDA_ARRAY3D_DESCRIPTOR of = description(2);
+                                     return call<decltype(cuArray3DCreate)>("cuArray3DCreate_v2", &array, &of);
+                                   }),
+    kind<&Driver::mipmapped_array_create>("mipmapped_array",
+                                          [](const Program&) {
+                                            CUmipmappedArray array = nullptr;
+                                            const CUDA_ARRAY3D_DESCRIPTOR of = description(1);
+                                            return call<decltype(cuMipmappedArrayCreate)>("cuMipmappedArrayCreate",
+                                                                                          &array, &of, 2U);
+                                          }),
+    kind<&Driver::memory_create>("physical", [](const Program&) { return create(CU_MEM_LOCATION_TYPE_DEVICE); }),
+    kind<&Driver::memory_create>("physical_on_the_host",
+                                 [](const Program&) { return create(CU_MEM_LOCATION_TYPE_HOST); }),
+    kind<&Driver::memory_allocate_async>("stream_ordered",
+                                         [](const Program& program) {
+                                           CUdeviceptr pointer = 0;
+                                           return call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &pointer, kAsked,
+                                                                                  program.stream());
+                                         }),
+    kind<&Driver::memory_allocate_from_pool>("of_a_pool",
+                                             [](const Program& program) {
+                                               CUdeviceptr pointer = 0;
+                                               return call<decltype(cuMemAllocFromPoolAsync)>(
+                                                   "cuMemAllocFromPoolAsync", &pointer, kAsked,
+                                                   static_cast<CUmemoryPool>(nullptr), program.stream());
+                                             }),
+};
+
+class NoMemory : public ::testing::TestWithParam<Kind> {
+ protected:
+  NoMemory() {
+    full.real = driver::table();
+    full.stream = program_.stream();
+    Program::check(call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &most_, free_bytes() - kLeft, program_.stream()));
+    {
+      const InRegion region(CUDASCHED_BEST_EFFORT);  // its next launches are deferred
+      for (std::uint64_t i = 0; i < 2; ++i) Program::check(program_.launch(i));
+      Program::check(program_.synchronize());
+    }
+    GetParam().inject();
+    full.asked = 0;
+  }
+  ~NoMemory() override { GetParam().restore(); }
+
+  Program program_;
+  CUdeviceptr most_ = 0;  // of the memory
+};
+
+TEST_P(NoMemory, IsSaidOnlyWhenEveryQueuedFreeWasMade) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  OtherClient other(/*active=*/true);
+  ASSERT_EQ(program_.launch(2), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", most_, program_.stream()), CUDA_SUCCESS);
+  std::thread opens([&] {
+    EXPECT_TRUE(eventually([] { return full.asked > 0; }));
+    other.kill();
+  });
+  EXPECT_EQ(GetParam().allocate(program_), CUDA_SUCCESS);
+  opens.join();
+  EXPECT_EQ(full.asked, 2);
+  EXPECT_EQ(program_.ran(), 3U);
+}
+
+// Nothing is queued: it is not asked twice.
+TEST_P(NoMemory, IsSaidAtOnceWhereNothingIsQueued) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  EXPECT_EQ(GetParam().allocate(program_), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(full.asked, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NoMemory, ::testing::ValuesIn(kKinds),
+                         [](const auto& of) { return std::string(of.param.name); });
+
+}  // namespace
+}  // namespace cudasched::test
