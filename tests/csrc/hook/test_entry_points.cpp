@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <regex>
 #include <set>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -117,51 +121,55 @@ TEST(EntryPoints, EveryLaunchIsDeferredOrGatedAndNothingElseIsGated) {
   }
 }
 
-// The lists of docs/order.md, word for word.
+// The functions that docs/order.md names between these two, in backticks.
+std::set<std::string> named_between(const std::string& begin, const std::string& end) {
+  static const std::string page = [] {
+    std::ifstream file(CUDASCHED_TEST_ORDER_PAGE);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }();
+  const std::size_t first = page.find(begin);
+  const std::size_t last = page.find(end, first);
+  if (first == std::string::npos || last == std::string::npos) {
+    throw std::runtime_error("docs/order.md has nothing from \"" + begin + "\" to \"" + end + "\"");
+  }
+  std::set<std::string> names;
+  const std::string part = page.substr(first, last - first);
+  const std::regex name("`(cu[A-Z][A-Za-z0-9_]*)`");
+  for (std::sregex_iterator each(part.begin(), part.end(), name); each != std::sregex_iterator(); ++each) {
+    names.insert((*each)[1]);
+  }
+  return names;
+}
+
+// All names of which some version is treated so.
+std::set<std::string> names_of(Treatment treatment) {
+  std::set<std::string> names;
+  for (const EntryPoint& each : entry_points()) {
+    if (each.treatment == treatment) names.emplace(each.name);
+  }
+  return names;
+}
+
+// The lists of docs/order.md, as they are there.
 TEST(EntryPoints, AsTheDocumentSays) {
-  const auto expect = [](Treatment treatment, std::initializer_list<const char*> names) {
-    for (const char* name : names) EXPECT_EQ(point(name).treatment, treatment) << name;
+  const std::string deferred = "1. **Deferred**:";
+  const std::string drained = "2. **Drained, direct**:";
+  const std::string direct = "3. **Direct**:";
+  const std::string behind = "A treatment belongs to a *version*";
+  EXPECT_EQ(named_between(deferred, drained), names_of(Treatment::kDefer));
+  EXPECT_EQ(named_between("Launches of the old interface", "are **gated**"), names_of(Treatment::kGate));
+  const auto expect = [](const std::set<std::string>& names, Treatment treatment) {
+    EXPECT_GT(names.size(), 10U);
+    for (const std::string& name : names) {
+      const EntryPoint* const newest = find_version(name, kNewestVersion);
+      ASSERT_NE(newest, nullptr) << name;
+      EXPECT_EQ(newest->treatment, treatment) << name;
+    }
   };
-  expect(Treatment::kDefer,
-         {"cuLaunchKernel", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernel", "cuGraphLaunch", "cuMemsetD8Async",
-          "cuMemsetD2D32Async", "cuMemcpyAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2",
-          "cuEventRecord", "cuEventRecordWithFlags", "cuStreamWaitEvent", "cuLaunchHostFunc", "cuEventDestroy_v2",
-          "cuMemFreeAsync", "cuGraphExecUpdate_v2", "cuGraphExecKernelNodeSetParams_v2", "cuGraphNodeSetEnabled"});
-  expect(Treatment::kDrain, {"cuMemcpy",
-                             "cuMemcpyDtoH_v2",
-                             "cuMemcpyHtoD_v2",
-                             "cuMemsetD8_v2",
-                             "cuStreamSynchronize",
-                             "cuEventSynchronize",
-                             "cuCtxSynchronize",
-                             "cuMemFree_v2",
-                             "cuMemFreeHost",
-                             "cuMemUnmap",
-                             "cuModuleUnload",
-                             "cuLibraryUnload",
-                             "cuStreamDestroy_v2",
-                             "cuCtxDestroy_v2",
-                             "cuStreamBeginCapture_v2",
-                             "cuStreamBeginCaptureToGraph",
-                             "cuGraphInstantiateWithFlags",
-                             "cuGraphInstantiateWithParams",
-                             "cuFuncSetAttribute",
-                             "cuKernelSetAttribute",
-                             "cuCtxSetLimit",
-                             "cuStreamSetAttribute",
-                             "cuTexObjectDestroy",
-                             "cuSurfObjectDestroy",
-                             "cuEventElapsedTime",
-                             "cuMemcpyPeerAsync",
-                             "cuMemcpyBatchAsync_v2",
-                             "cuIpcGetEventHandle",
-                             "cuDevicePrimaryCtxReset_v2",
-                             "cuGraphUpload",
-                             "cuStreamAddCallback"});
-  expect(Treatment::kDirect,
-         {"cuStreamCreate", "cuStreamCreateWithPriority", "cuEventCreate", "cuDeviceGetAttribute",
-          "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuModuleLoadData", "cuLibraryLoadData", "cuMemAlloc_v2",
-          "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuCtxGetCurrent"});
+  expect(named_between(drained, direct), Treatment::kDrain);
+  expect(named_between(direct, behind), Treatment::kDirect);
   // Whatever frees memory, and what speaks of the whole context, waits for everything.
   for (const char* name : {"cuMemFree_v2", "cuMemFreeHost", "cuMemUnmap", "cuArrayDestroy", "cuCtxSynchronize",
                            "cuCtxDestroy_v2", "cuIpcCloseMemHandle", "cuModuleUnload"}) {
