@@ -490,7 +490,9 @@ class Runner:
                 raise
         return place
 
-    def _window(self, cell: Cell, process: Place | None, server: Place | None) -> dict[str, Any]:
+    def _window(
+        self, cell: Cell, process: Place | None, server: Place | None, keep_due: bool = False
+    ) -> dict[str, Any]:
         """Measures for a cell's seconds, longer for a program whose steps are long."""
         scale = self.fleet.backend.scale
         seconds = cell.seconds
@@ -502,7 +504,7 @@ class Runner:
             start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
             until_ns = start_ns + int(seconds * 1e9)
             if server:
-                result["latency"][cell.latency] = self._served(cell, server, start_ns, seconds)
+                result["latency"][cell.latency] = self._served(cell, server, start_ns, seconds, keep_due)
             time.sleep(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
         if process:
             try:
@@ -514,7 +516,7 @@ class Runner:
             result["readings"] = len(found)
         return result
 
-    def _served(self, cell: Cell, server: Place, start_ns: int, seconds: float) -> dict[str, Any]:
+    def _served(self, cell: Cell, server: Place, start_ns: int, seconds: float, keep_due: bool) -> dict[str, Any]:
         """What a server's requests took."""
         loaded = SIMULATED_SERVERS.get(cell.latency, cell.latency) if self._simulated else cell.latency
         child = self.fleet[server]
@@ -528,6 +530,7 @@ class Runner:
                 arrivals=cell.arrivals,
                 hint_ms=0.0,
                 slo_ms=0.0,
+                keep_due=keep_due,
             )
             answer = child.answer(seconds + ANSWER_S)
         except HarnessError:

@@ -10,6 +10,9 @@ as JSON lines on stdin, answers go as JSON lines to stdout:
                                        <- {"event": "result", "readings": [[ns, steps], ...]}
     -> {"command": "pause"}            <- {"event": "result"}       all steps are done
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
+    -> {"command": "again", "after_s": 0.3}
+                                       <- {"event": "result"}       while paused: it will begin anew, and step a little
+    -> {"command": "builds"}           <- {"event": "result", "done": true, "builds": [[from_ns, until_ns], ...]}
     -> {"command": "state"}            <- {"event": "result", "untracked_launches": ..., ...}
     -> {"command": "quit"}
 
@@ -38,6 +41,10 @@ DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 WARM_UP_STEPS = 8
 TIMED_STEPS = 8
 PROFILED_STEPS = 3
+#: A program that began anew runs so long, so that what it makes slices of is cut meanwhile.
+ANEW_S = 1.0
+#: Between two looks at whether slices were built.
+LOOK_S = 0.005
 
 
 class Loop:
@@ -116,6 +123,45 @@ def state() -> dict[str, Any]:
     return found
 
 
+class Builds:
+    """Notes when slices of graphs are built, while a program begins anew.
+
+    Attributes:
+        spans: From when until when, ns; a build that ends between two looks ended at the second one at the latest.
+        done: The program has begun anew.
+    """
+
+    def __init__(self, told: Callable[[], dict[str, Any]] = state) -> None:
+        self.spans: list[tuple[int, int]] = []
+        self.done = True
+        self._told = told
+        self._ended = threading.Event()
+
+    def around(self, begin: Callable[[], object]) -> None:
+        """Calls `begin` and looks meanwhile."""
+        self.spans, self.done = [], False
+        self._ended.clear()
+        before = self._told()
+        looks = threading.Thread(target=self._look, args=(before,), daemon=True)
+        looks.start()
+        try:
+            begin()
+        finally:
+            self._ended.set()
+            looks.join()
+            self.done = True
+
+    def _look(self, before: dict[str, Any]) -> None:
+        while True:
+            is_last = self._ended.wait(LOOK_S)
+            after, at_ns = self._told(), time.monotonic_ns()
+            if after["graph_builds"] > before["graph_builds"]:
+                self.spans.append((at_ns - (after["graph_build_ns"] - before["graph_build_ns"]), at_ns))
+            before = after
+            if is_last:
+                return
+
+
 def launcher_threads_ns() -> int:
     """CPU time of the threads that feed the driver, by their name."""
     ticks = 0
@@ -177,19 +223,37 @@ def main(
         send({"event": event, **fields})
 
     profile: Callable[[], dict[str, Any]]
+    make: Callable[[], Iterator[Any]]
     server = beside(args.beside, args.simulate, args.time_scale) if beside and args.beside else None
     if args.simulate:
+        make = lambda: simulated(args.name)[0]  # noqa: E731
         steps, read, profile = simulated(args.name)
         read_every = args.read_every or 2
     else:
         from programs import PROGRAMS, READ_EVERY
 
-        steps, read = (known or PROGRAMS)[args.name].steps(args.tiny), float
+        make = lambda: (known or PROGRAMS)[args.name].steps(args.tiny)  # noqa: E731
+        steps, read = make(), float
         read_every = args.read_every or READ_EVERY
         profile = lambda: kernels(loop)  # noqa: E731
     loop = Loop(steps, read, read_every)
-    next(steps)
+    builds = Builds()
+    del steps  # the loop has them, and lets go of them when the program begins anew
+    next(loop.steps)
     answer("imported", pid=os.getpid())
+
+    def anew() -> None:
+        loop.steps = iter(())
+        gc.collect()  # graphs and memory of the one before
+        loop.steps = make()
+        next(loop.steps)
+        until = time.monotonic() + ANEW_S
+        while True:
+            for _ in range(read_every):
+                loss = next(loop.steps)
+            loop.read(loss)
+            if time.monotonic() >= until:
+                return
 
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
 
@@ -202,6 +266,9 @@ def main(
             if command["command"] == "state":
                 answer(**state())
                 continue
+            if command["command"] == "builds":
+                answer(done=builds.done, builds=builds.spans)
+                continue
             if command["command"] == "run" and server:
                 del command["command"]
                 threading.Thread(target=lambda told=command: answer(**server.run(told)), daemon=True).start()
@@ -213,7 +280,8 @@ def main(
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        name = commands.get()["command"]
+        command = commands.get()
+        name = command["command"]
         if name == "quit":
             os._exit(0)  # its CUDA context goes with the process; tearing down Python takes a second more
         if name == "build":
@@ -229,6 +297,11 @@ def main(
             answer()
         elif name == "kernels":
             answer(**profile())
+        elif name == "again":
+            builds.done = False
+            answer()
+            time.sleep(command["after_s"])
+            builds.around(anew)
         else:
             raise ValueError(f"unknown command {name!r}")
 

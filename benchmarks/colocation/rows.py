@@ -75,6 +75,11 @@ class Repeats:
                 found[outcome.cell.repeat] = Latency.model_validate(summary(served["latency_ms"]))
         return found
 
+    def building_ms(self) -> list[float]:
+        """Of requests that met the building of slices, those of all repeats."""
+        building = [(outcome.result or {}).get("building") for outcome in self.outcomes]
+        return [value for told in building if told for value in told["latency_ms"]]
+
     def pooled(self, load: str) -> list[float]:
         """One load's requests of all repeats."""
         return [value for values in self.latencies_ms(load) for value in values]
@@ -170,6 +175,7 @@ def _rows(
         known = gpu_duty is not None or not arm.latency
         gpu_ratio = per_s / offloaded_per_s / gpu_left if per_s and offloaded_per_s and gpu_left > 0 and known else None
         bound = bounds.get(arm.mode) if arm.latency and arm.best_effort else None
+        building_ms = repeats.building_ms()
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
         pooled_ms = [value for values in repeats.latencies_ms(load) for value in values]
         ratios = {
@@ -211,6 +217,8 @@ def _rows(
                     best_effort_mps_ratio=mps_ratio,
                     attainment=_share_within(pooled_ms, target_ms),
                     slo_ms=target_ms,
+                    building_p99_ms=percentile(building_ms, 0.99) if building_ms else None,
+                    building_requests=len(building_ms) or None,
                     wait_ms=statistics.median(waits_ms) if waits_ms else None,
                     useful_gpu=_useful(arm, duty, per_s, best_efforts, kernels),
                     seconds=seconds,

@@ -20,15 +20,15 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cudasched.demo.harness import ARMS as ALL_ARMS
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, percentile
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, HarnessError, percentile
 
 from benchmarks.breadth import __main__ as breadth
-from benchmarks.breadth.__main__ import SETTLE_S, Fleet, Place, Runner, finish, merge, results, split_choices
+from benchmarks.breadth.__main__ import ANSWER_S, SETTLE_S, Fleet, Place, Runner, finish, merge, results, split_choices
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile
 from benchmarks.colocation.frame import run_cells
@@ -66,6 +66,10 @@ TABLES = (graphs_table, graphs_figures)
 EARLY_S = 3.0
 #: What each process of a program that compiles takes to be built, and one of its cells, at most.
 COMPILES_S = 24.0
+#: How often a program begins anew beside the server, so that requests arrive while its slices are built; what compiles
+#: does so once. Requests come in runs of so many seconds until it has.
+BEGINNINGS = 3
+BEGINNING_S = 2.0
 
 
 class GraphFleet(Fleet):
@@ -138,12 +142,37 @@ class GraphRunner(Runner):
             result["counted_s"] = time.monotonic() - began
             result["counted"] = breadth.counted(before, self.fleet.ask(process, "state"))
             result["early_p99_ms"] = percentile(early["latency"][cell.latency]["latency_ms"], 0.99)
+            if process.mode != "whole":
+                self.fleet.ask(process, "pause")
+                result["building"] = self._while_building(cell, process, server)
             return result
         finally:
             if process in self.fleet:
                 self.fleet.ask(process, "pause")
             if not own and not self.options.keep_servers:
                 self.fleet.retire(served)
+
+    def _while_building(self, cell: Cell, process: Place, server: Place) -> dict[str, Any]:
+        """A program that is paused begins anew beside its server: the requests that met the building of its slices."""
+        short = dataclasses.replace(cell, seconds=BEGINNING_S)
+        met: list[float] = []
+        builds = 0
+        for _ in range(1 if self.known[process.name].compiles or self._simulated else BEGINNINGS):
+            if self._left_s() < BEGINNING_S:
+                break
+            self.fleet.ask(process, "again", after_s=HEAD_START_S)  # when requests count
+            told: dict[str, Any] = {"done": False}
+            until = time.monotonic() + ANSWER_S
+            served: list[tuple[int, float]] = []
+            while not told["done"]:
+                if time.monotonic() > until:
+                    raise HarnessError(f"{process.name} has not begun anew within {ANSWER_S:.0f} s")
+                requests = self._window(short, None, server, keep_due=True)["latency"][cell.latency]
+                served += zip(requests["due_ns"], requests["latency_ms"], strict=True)
+                told = self.fleet.ask(process, "builds")
+            builds += len(told["builds"])
+            met += met_ms(served, told["builds"], self.fleet.backend.scale)
+        return {"latency_ms": met, "builds": builds}
 
     def _alone_cell(self, cell: Cell, process: Place) -> dict[str, Any]:
         """A program under cudasched with no server, not even an idle one of the cells before."""
@@ -158,6 +187,21 @@ class GraphRunner(Runner):
         finally:
             if process in self.fleet:
                 self.fleet.ask(process, "pause")
+
+
+def met_ms(served: Iterable[tuple[int, float]], spans: Sequence[tuple[int, int]], scale: float = 1.0) -> list[float]:
+    """The latencies of the requests that were due or waited within one of the spans.
+
+    Args:
+        served: When each was due, ns, and its latency, ms of the device.
+        spans: From when until when, ns.
+        scale: Wall-clock seconds a second of the device.
+    """
+    return [
+        ms
+        for due_ns, ms in served
+        if any(due_ns < until_ns and due_ns + ms * scale * 1e6 > from_ns for from_ns, until_ns in spans)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

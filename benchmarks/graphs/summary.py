@@ -37,8 +37,8 @@ def graphs_table(results: Results) -> str:
         f"`{rows[0].latency_load}`, {rows[0].arrivals} {rows[0].rate_hz:g}/s{said}: P99 / alone, best effort of what "
         "is left.",
         "",
-        f"| load | alone | {' | '.join(names)} | bound: P99 / alone |",
-        f"|---|---|{'---|' * (len(names) + 1)}",
+        f"| load | alone | {' | '.join(names)} | bound: P99 / alone | while slices are built: P99 / alone (requests) |",
+        f"|---|---|{'---|' * (len(names) + 2)}",
     ]
     for load in _loads(rows):
         by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
@@ -48,7 +48,7 @@ def graphs_table(results: Results) -> str:
         if mps_row and mps_row.best_effort_per_s:
             per_s = f"{per_s}, MPS {mps_row.best_effort_per_s:.1f}/s".removeprefix(", ")
         cells = [_cell(by_arm.get(arm)) for arm in (*WHOLE, *SLICED)]
-        lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
+        lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} | {_building(by_arm)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -106,8 +106,8 @@ def _rows(results: Results) -> list[ColocationRow]:
 
 
 def _loads(rows: list[ColocationRow]) -> list[str]:
-    """In the order of the programs."""
-    there = {row.best_effort_load for row in rows}
+    """Those that were measured, in the order of the programs."""
+    there = {row.best_effort_load for row in rows if row.arm != "latency_alone"}
     return [load for load in LOADS if load in there]
 
 
@@ -133,6 +133,16 @@ def _judged(row: ColocationRow | None, goal: float) -> str:
     return (
         f"{said}, {row.best_effort_ratio:.1%} (>= {BEST_EFFORT:.0%}) {'met' if met else '**missed**'}{_of_mps(row, 1)}"
     )
+
+
+def _building(by_arm: dict[str, ColocationRow]) -> str:
+    """The same of requests that met the building of slices, where they were measured."""
+    found = []
+    for arm, (name, _) in SLICED.items():
+        row = by_arm.get(arm)
+        if row and row.building_p99_ms and row.alone_ms:
+            found.append(f"{name} {row.building_p99_ms / row.alone_ms.p99:.2f}x ({row.building_requests})")
+    return ", ".join(found) or "not measured"
 
 
 def _bounds(by_arm: dict[str, ColocationRow]) -> str:

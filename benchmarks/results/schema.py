@@ -91,6 +91,8 @@ class ColocationRow(Strict):
             requests leave. MPS by itself costs some programs several percent.
         attainment: Share of requests within `slo_ms`.
         wait_ms: Mean time from when requests were due to their first work on the GPU, by events around some of them.
+        building_p99_ms: P99 of the requests that met the building of slices of graphs.
+        building_requests: How many those are.
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
     """
 
@@ -122,6 +124,8 @@ class ColocationRow(Strict):
     attainment: Share | None
     slo_ms: Positive | None = None
     wait_ms: NotNegative | None = None
+    building_p99_ms: Positive | None = None
+    building_requests: Annotated[int, Field(gt=0)] | None = None
     useful_gpu: NotNegative | None = None
     seconds: Positive | None = None
     unserved: int = 0

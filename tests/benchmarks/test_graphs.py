@@ -15,6 +15,7 @@ from test_cells import META, served
 
 from benchmarks import tables
 from benchmarks.breadth.__main__ import Place, Runner, results
+from benchmarks.breadth.program import Builds
 from benchmarks.colocation.__main__ import TIME_RAN_OUT
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
@@ -28,6 +29,7 @@ from benchmarks.graphs.__main__ import (
     GraphRunner,
     main,
     merge,
+    met_ms,
     parse,
 )
 from benchmarks.graphs.loads import LOADS
@@ -187,6 +189,8 @@ def test_the_updated_loads_of_the_rehearsal_change_their_graphs(tmp_path: Path) 
     assert main(["--rehearse", "--out", str(out), "--only", only, "--arms", arms, "--seconds", "0.5"]) == 0
     rows = [row for row in load(out).rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes"]
     assert len(rows) == 3 and all(row.best_effort_per_s for row in rows)
+    managed = [of for of in CellFile(out.with_suffix(".cells")).outcomes.values() if of.cell.arm in arms.split(",")[1]]
+    assert [of.result["building"]["builds"] > 0 for of in managed if of.result] == [True, True, False], "short graphs"
 
 
 def test_tables_show_slices_beside_whole_graphs_and_what_was_promised(tmp_path: Path) -> None:
@@ -204,6 +208,45 @@ def test_tables_show_slices_beside_whole_graphs_and_what_was_promised(tmp_path: 
     page = tables.table_of(made)
     assert page.startswith(table) and META.gpu in page
     assert judged in tables.table_of(made, "figures")
+
+
+def test_requests_that_meet_the_building_of_slices_have_a_p99_of_their_own(tmp_path: Path) -> None:
+    cells = filled(tmp_path / "graphs.cells")
+    told = cells.outcomes[cell("cudasched_two_processes", "whole_step")].result
+    assert told is not None
+    told["building"] = {"latency_ms": [1.5, 2.5], "builds": 1}
+    table = {line.split(" | ")[0].strip("| "): line for line in graphs_table(results(cells)).splitlines()}
+    assert "| two processes 2.49x (2) |" in table["whole_step"] and "| not measured |" in table["jax_updated"]
+
+
+def test_a_request_meets_a_build_when_it_waits_within_it() -> None:
+    served = [(0, 1.0), (2_500_000, 1.0), (4_000_000, 2.0), (9_000_000, 1.0)]
+    assert met_ms(served, [(3_000_000, 5_000_000)]) == [1.0, 2.0]
+    assert met_ms(served, [(3_000_000, 5_000_000)], scale=4.0) == [1.0, 1.0, 2.0]
+    assert met_ms(served, []) == []
+
+
+def test_builds_are_noted_while_a_program_begins_anew() -> None:
+    told = {"graph_builds": 3, "graph_build_ns": 70}
+    builds = Builds(lambda: dict(told))
+
+    def begin() -> None:
+        assert not builds.done
+        told.update(graph_builds=4, graph_build_ns=1_000_070)
+
+    builds.around(begin)
+    (span,) = builds.spans
+    assert builds.done and span[1] - span[0] == 1_000_000
+    builds.around(lambda: None)
+    assert builds.spans == []
+
+
+def test_a_load_beside_which_nothing_was_measured_has_no_line(tmp_path: Path) -> None:
+    cells = filled(tmp_path / "graphs.cells")
+    cells.add(Outcome(cell("latency_alone", "decode"), {"latency": {SERVER: served(1.0)}}, None, DATE))
+    made = results(cells)
+    assert any(isinstance(row, ColocationRow) and row.best_effort_load == "decode" for row in made.rows)
+    assert "decode" not in graphs_table(made)
 
 
 def test_best_effort_under_mps_is_compared_with_both_ways_to_be_alone(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ class Client:
         arrivals: str,
         hint_ms: float,
         slo_ms: float,
+        keep_due: bool = False,
     ) -> dict[str, Any]:
         """One measured run of every workload here, from `start_ns` for `seconds` of the wall clock.
 
@@ -167,6 +168,7 @@ class Client:
             arrivals: Their kind.
             hint_ms: A request's region is entered so long before it is due: it is prepared within.
             slo_ms: Latency target of a request's region, counted from its entry; 0: none.
+            keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
         """
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
         tasks: list[tuple[str, str, Callable[[], Any]]] = []
@@ -175,7 +177,7 @@ class Client:
             times = schedule(arrivals, rates_hz[name], length_s, seed + 1000 * list(rates_hz).index(name))
             due_ns = [start_ns + int((at * self.scale - LEAD_IN_S) * 1e9) for at in times]
             give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
-            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms)
+            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms, keep_due)
             tasks.append(("latency", name, drive))
         for name, workload in self.best_effort.items():
             tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
@@ -246,10 +248,12 @@ class Client:
         give_up_ns: int,
         hint_ms: float,
         slo_ms: float,
+        keep_due: bool,
     ) -> dict[str, Any]:
         hint_ns = int(hint_ms * self.scale * 1e6)
         latency_ms: list[float] = []
         request_ms: list[float] = []
+        served_due_ns: list[int] = []
         wait_ms: list[float] = []
         intervals_ns: Callable[[], list[int]] | None = getattr(workload, "intervals_ns", None)
         unserved = 0
@@ -271,11 +275,14 @@ class Client:
                 if due < start_ns:
                     continue
                 request_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
+                served_due_ns.append(due)
                 if intervals_ns:
                     latency_ms += [round(interval / self.scale / 1e6, 5) for interval in intervals_ns()]
                 if timed:
                     wait_ms.append(round(max(0.0, request_ms[-1] - timed()), 5))
         result = {"latency_ms": latency_ms if intervals_ns else request_ms, "wait_ms": wait_ms, "unserved": unserved}
+        if keep_due:
+            result["due_ns"] = served_due_ns
         return result | {"request_ms": request_ms} if intervals_ns else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
