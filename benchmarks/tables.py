@@ -6,12 +6,13 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- end -->
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
-(figures.py; breadth/summary.py; graphs/summary.py), `table:NAME:summary` a short form of colocations;
-`table:kernels:PART` is those of kernels, of the device (queues, graphs) or of the tuner, with their plot where
-docs/images has PART.png; `table:predictor:KIND` is one kind of the rows of predictor.json (speed, accuracy or
-coverage). With `table:NAME if measured` a missing file is no error but a line that says so. `--plots DIR` also writes a
-plot of each pair of loads in the files of the colocation and graphs benchmarks, and of the figures of kernels.json
-(kernels.png, device.png, tuner.png), as the benchmarks of these write them beside theirs.
+(figures.py; breadth/summary.py; graphs/summary.py), `table:breadth:limits` what the cells with the least best effort
+lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device (queues,
+graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of the rows of
+predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but a line that
+says so. `--plots DIR` also writes a plot of each pair of loads, every arm in it, in the files of the colocation and
+graphs benchmarks, one of all programs for each server in those of the breadth and graphs benchmarks, and of the figures
+of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these write them beside theirs.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pathlib import Path
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from pydantic import ValidationError
 
-from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth
+from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
 from benchmarks.figures import figures_table
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
+from benchmarks.plots import plot_programs, servers
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -141,7 +143,7 @@ def table_of(results: Results, kind: str | None = None) -> str:
         made = graphs_figures(results) if kind == "figures" else graphs_table(results)
         return f"{made}\n{origin(results.meta)}\n"
     if is_breadth(results):
-        made = breadth_figures(results) if kind == "figures" else breadth_table(results)
+        made = {"figures": breadth_figures, "limits": limits_table}.get(kind or "", breadth_table)(results)
         return f"{made}\n{origin(results.meta)}\n"
     if kind == "figures" and is_host_bound(results):
         return f"{host_bound_figures(results)}\n{origin(results.meta)}\n"
@@ -417,7 +419,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. The exit status is 1 for stale tables under `--check` and for errors."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
-    parser.add_argument("--plots", type=Path, help="write plots of the colocation results to this directory")
+    parser.add_argument("--plots", type=Path, help="write plots of colocations to this directory")
+    parser.add_argument(
+        "--breadth-picture",
+        type=Path,
+        help="write that of other people's programs to this file (docs/images/breadth.png)",
+    )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
     stale = []
@@ -441,6 +448,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = load(path)
             if not is_breadth(results):
                 write_plots(results, options.plots / path.name)
+            if is_breadth(results) or is_graphs(results):
+                for server in servers(results):
+                    plot_programs(results, server, options.plots / f"{path.stem}-{server}.png")
+    if options.breadth_picture:
+        plot_programs(load(RESULTS / "breadth.json"), "bert_graph", options.breadth_picture)
     if options.picture:
         picture(load(RESULTS / "scheduler.json"), options.picture)
     if options.check and stale:

@@ -15,6 +15,8 @@ MANAGED = {"cudasched_two_processes": "two processes", "cudasched_mps": "under M
 #: What is promised: P99 over alone and best effort of what is left, typical and worst.
 P99_MEDIAN, P99_WORST, BOUND_MARGIN = 1.25, 1.5, 1.05
 BEST_EFFORT_MEDIAN, BEST_EFFORT_WORST = 0.99, 0.95
+#: A cell with less than this says what limits it.
+EXPLAINED = 0.97
 
 
 def is_breadth(results: Results) -> bool:
@@ -73,6 +75,45 @@ def breadth_figures(results: Results) -> str:
         lambda rows: _judged(min(_best_effort(rows)), BEST_EFFORT_WORST, at_least=True)
         + f", {min(rows, key=lambda row: row.best_effort_ratio or 0.0).best_effort_load}",
     )
+    return "\n".join(lines) + "\n"
+
+
+def limits_table(results: Results) -> str:
+    """The cells with less than `EXPLAINED` of what is left: how much GPU time a request costs them beyond its own.
+
+    That is what is missing, divided by the requests. Where the best effort keeps the GPU busy by itself, no faster
+    submission makes up for it. What the program's own counts say is in rows measured since they keep them.
+    """
+    lines = [
+        "| program | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone | gate waits "
+        "| launcher CPU |",
+        f"|{'---|' * 9}",
+    ]
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    for row in rows:
+        if not _is_managed(row) or row.best_effort_ratio is None or row.best_effort_ratio >= EXPLAINED:
+            continue
+        assert row.duty is not None
+        pair = (row.best_effort_load, row.latency_load)
+        sliced = next(
+            (each for each in rows if each.arm == "processes" and (each.best_effort_load, each.latency_load) == pair),
+            None,
+        )
+        lost_ms = (1.0 - row.best_effort_ratio) * (1.0 - row.duty) / row.rate_hz * 1e3
+        longer_ms = row.latency_ms.mean - row.alone_ms.mean if row.latency_ms and row.alone_ms else None
+        cells = (
+            row.best_effort_load,
+            MANAGED[row.arm],
+            f"{row.best_effort_ratio:.3f}",
+            f"{sliced.best_effort_ratio:.3f}" if sliced and sliced.best_effort_ratio else "",
+            f"{lost_ms:.2f}",
+            f"{longer_ms:.2f}" if longer_ms is not None else "",
+            *(
+                f"{share:.0%}" if share is not None else "not kept"
+                for share in (row.gpu_alone, row.gate_wait, row.launcher_cpu)
+            ),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -75,6 +75,16 @@ class Repeats:
                 found[outcome.cell.repeat] = Latency.model_validate(summary(served["latency_ms"]))
         return found
 
+    def counted_share(self, of: str, less: str = "") -> float | None:
+        """A count in ns over the time in which it was counted, the median over repeats."""
+        known = [outcome.result for outcome in self.outcomes if outcome.result and "counted" in outcome.result]
+        shares = [
+            max(0.0, each["counted"][of] - each["counted"].get(less, 0)) / 1e9 / each["counted_s"]
+            for each in known
+            if of in each["counted"]
+        ]
+        return statistics.median(shares) if shares else None
+
     def building_ms(self) -> list[float]:
         """Of requests that met the building of slices, those of all repeats."""
         building = [(outcome.result or {}).get("building") for outcome in self.outcomes]
@@ -156,6 +166,7 @@ def _rows(
     mps_per_s = statistics.median(mps_rates) if mps_rates else None
     target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
     bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
+    item_s = _item_s(best_effort, kernels)
     order = list(known_arms)
     rows = []
     for (name, lead_us, seconds), repeats in sorted(
@@ -217,6 +228,9 @@ def _rows(
                     best_effort_mps_ratio=mps_ratio,
                     attainment=_share_within(pooled_ms, target_ms),
                     slo_ms=target_ms,
+                    gpu_alone=min(1.0, alone_per_s * item_s) if alone_per_s and item_s else None,
+                    gate_wait=repeats.counted_share("gate_wait_ns"),
+                    launcher_cpu=repeats.counted_share("launcher_cpu_ns", "launcher_driver_ns"),
                     building_p99_ms=percentile(building_ms, 0.99) if building_ms else None,
                     building_requests=len(building_ms) or None,
                     wait_ms=statistics.median(waits_ms) if waits_ms else None,

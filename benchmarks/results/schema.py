@@ -91,6 +91,9 @@ class ColocationRow(Strict):
             requests leave. MPS by itself costs some programs several percent.
         attainment: Share of requests within `slo_ms`.
         wait_ms: Mean time from when requests were due to their first work on the GPU, by events around some of them.
+        gpu_alone: Share of the time in which best effort by itself keeps the GPU busy.
+        gate_wait: Share of the time in which the gate held back best effort.
+        launcher_cpu: CPU time of the launcher thread outside driver calls, over the time that passed.
         building_p99_ms: P99 of the requests that met the building of slices of graphs.
         building_requests: How many those are.
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
@@ -124,6 +127,9 @@ class ColocationRow(Strict):
     attainment: Share | None
     slo_ms: Positive | None = None
     wait_ms: NotNegative | None = None
+    gpu_alone: Share | None = None
+    gate_wait: NotNegative | None = None
+    launcher_cpu: NotNegative | None = None
     building_p99_ms: Positive | None = None
     building_requests: Annotated[int, Field(gt=0)] | None = None
     useful_gpu: NotNegative | None = None

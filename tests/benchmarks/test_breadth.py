@@ -13,6 +13,7 @@ import pytest
 from cudasched.demo.harness import Backend, HarnessError
 from test_cells import META, served
 
+from benchmarks import plots
 from benchmarks.breadth.__main__ import (
     ALONE_EVERY,
     ARMS,
@@ -29,9 +30,16 @@ from benchmarks.breadth.__main__ import (
 from benchmarks.breadth.__main__ import counted as counted_between
 from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
 from benchmarks.breadth.programs import PROGRAMS
-from benchmarks.breadth.summary import breadth_figures, breadth_table, p99_over_allowed
+from benchmarks.breadth.summary import (
+    EXPLAINED,
+    MANAGED,
+    breadth_figures,
+    breadth_table,
+    limits_table,
+    p99_over_allowed,
+)
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
-from benchmarks.results.schema import ColocationRow, load
+from benchmarks.results.schema import RESULTS, ColocationRow, load
 
 DATE = "2026-11-22T00:00:00+00:00"
 TRIES = 5
@@ -192,6 +200,8 @@ def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
     managed = next(outcome for each, outcome in cells.outcomes.items() if each.arm == "cudasched_two_processes")
     assert managed.result is not None and managed.result["counted"]["best_effort_launches"] > 0
     rows = {row.arm: row for row in load(out).rows}
+    row = rows["cudasched_two_processes"]
+    assert row.gate_wait and row.gpu_alone and row.launcher_cpu is not None
     assert rows["cudasched_two_processes"].best_effort_ratio and rows["cudasched_two_processes"].p99_ratio
     # Nothing is left to do: no process is started, and what is there stays.
     before = {key: dataclasses.asdict(value) for key, value in cells.outcomes.items()}
@@ -258,3 +268,32 @@ def test_the_server_alone_is_measured_now_and_then(tmp_path: Path) -> None:
     repeats = [each.repeat for place in places for each in runner.alone_missing("bert_graph", place)]
     assert repeats == list(range(len(places)))
     assert 0 < runner.estimate_s() < 60 * len(options.programs) + 60
+
+
+def test_cells_far_below_what_is_left_are_listed_with_what_a_request_costs_them() -> None:
+    made = load(RESULTS / "breadth.json")
+    managed = [row for row in made.rows if isinstance(row, ColocationRow) and row.arm in MANAGED]
+    rows = [row for row in managed if (row.best_effort_ratio or 1.0) < EXPLAINED]
+    lines = limits_table(made).splitlines()[2:]
+    assert rows and len(lines) == len(rows)
+    assert all(row.best_effort_load in line for row, line in zip(rows, lines, strict=True))
+    row = rows[0].model_copy(update={"best_effort_ratio": 0.94, "duty": 0.1, "rate_hz": 60.0, "gate_wait": 0.25})
+    (line,) = limits_table(made.model_copy(update={"rows": [row]})).splitlines()[2:]
+    assert "| 0.940 |  | 0.90 |" in line, "6% of 0.9 s in 60 requests"
+    assert line.endswith("| not kept | 25% | not kept |")
+
+
+def test_the_plot_of_programs_has_a_line_a_program_and_a_mark_an_arm(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    made = load(RESULTS / "breadth.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure.Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch()))
+        assert plots.servers(made) == ["bert_graph"]
+        assert plots.plot_programs(made, "bert_graph", tmp_path / "breadth.png")
+    left, right = drawn[0].axes[:2]
+    programs = {row.best_effort_load for row in made.rows if isinstance(row, ColocationRow)}
+    assert len(left.get_yticks()) == len(programs) == 15
+    for axes in (left, right):
+        counts = [len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() in ("x", "o", "D")]
+        assert counts == [15, 15, 15]
