@@ -85,8 +85,8 @@ def limits_table(results: Results) -> str:
     submission makes up for it. What the program's own counts say is in rows measured since they keep them.
     """
     lines = [
-        "| program | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone | gate waits "
-        "| launcher CPU |",
+        "| program | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone "
+        "| gate waits | launcher CPU |",
         f"|{'---|' * 9}",
     ]
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]

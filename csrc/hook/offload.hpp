@@ -2,10 +2,10 @@
 // could observe order drains first, by the table of entry points (entry_points.txt).
 //
 // Two means. Functions with a signature of our own (offload_functions(), and launches by push()) defer where the queue
-// allows it. All others that the table does not call direct, or does not list, are
-// guarded: guarded() gives an entry point that drains by the function's rule, tells the queues what they must know, and
-// jumps on with the arguments as they were; it answers queries of queued things itself, and hands over a deferred
-// call's error where the program synchronises. A guard whose queues are empty costs a few loads.
+// allows it. All others that the table does not call direct, or does not list, are guarded: guarded() gives an entry
+// point that drains by the function's rule, tells the queues what they must know, and jumps on with the arguments as
+// they were; it answers queries of queued things itself, and hands over a deferred call's error where the program
+// synchronises. A guard whose queues are empty costs a few loads.
 //
 // Called on the program's threads. What is set up here is set up once, by connect(), before any of it is used.
 #pragma once

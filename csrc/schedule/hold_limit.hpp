@@ -7,8 +7,7 @@
 //               one more for each further kWaitedForNs. What is queued for other streams is not held by a late segment
 //               in the first place (Ledger::remaining_ns).
 //   kBackstop   nothing at all was complete for kBackstopNs, and something is late: one launch goes for each
-//   kBetweenNs.
-//               After kLongestNs also where nothing is late: a prediction may be far too long.
+//               kBetweenNs. After kLongestNs also where nothing is late: a prediction may be far too long.
 //
 // Time is observed own time (Ledger::observed_ns), and counts from the moment that the launch was first held: neither
 // latency work nor another client's turn brings an exception nearer.
