@@ -400,6 +400,7 @@ StateReport Engine::report() {
   report.scheduling = hot().scheduling.load();
   report.process_class = hot().process_class.load();
   report.driver_version = driver_version_;
+  report.unknown_handles = driver::registry().unknown() + hot().marks.overflows();
   report.slices = slices_.counts();
   report.off_reason = off_reason_;
   report.driver_path = driver_path_;

@@ -59,6 +59,7 @@ struct StateReport {
   bool scheduling = false;
   Class process_class = Class::kNormal;
   int driver_version = 0;
+  std::uint64_t unknown_handles = 0;  // that found no place in the registry, and streams that found none for their mark
   SliceCounts slices;
   std::string off_reason;
   std::string driver_path;

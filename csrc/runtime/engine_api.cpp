@@ -12,7 +12,6 @@
 #include "base/error.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
-#include "driver/registry.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
@@ -184,7 +183,7 @@ void cudasched_get_state(cudasched_state* state) {
     state->scheduling = report.scheduling ? 1 : 0;
     state->process_class = static_cast<std::int32_t>(report.process_class);
     state->driver_version = report.driver_version;
-    state->unknown_handles = cudasched::driver::registry().unknown();
+    state->unknown_handles = report.unknown_handles;
     state->graphs_sliced = report.slices.graphs_sliced;
     state->graph_slices = report.slices.slices;
     state->graph_slice_bytes = report.slices.bytes;

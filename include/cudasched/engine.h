@@ -54,17 +54,18 @@ CUDASCHED_EXPORT const char* cudasched_whole_reason(int32_t reason);
 
 /* What the engine of this process does, beside what it counts (cudasched_get_counts). */
 struct cudasched_state {
-  int32_t attached;              /* the shim called cudasched_attach */
-  int32_t scheduling;            /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
-  int32_t process_class;         /* enum cudasched_class */
-  int32_t driver_version;        /* as cuDriverGetVersion gives it, 0 before cuInit */
-  uint64_t unknown_handles;      /* times that a stream, event or graph found no place among 131,072 known ones */
-  uint64_t graphs_sliced;        /* executable graphs that have slices now, */
-  uint64_t graph_slices;         /* so many, */
-  uint64_t graph_slice_bytes;    /* of about so much memory of the GPU */
-  uint64_t graph_builds;         /* graphs that were cut, or tried to be */
-  uint64_t graph_build_ns;       /* in the background, in all */
-  uint64_t graph_slices_dropped; /* graphs whose slices were given up: changed, or launched no more */
+  int32_t attached;         /* the shim called cudasched_attach */
+  int32_t scheduling;       /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
+  int32_t process_class;    /* enum cudasched_class */
+  int32_t driver_version;   /* as cuDriverGetVersion gives it, 0 before cuInit */
+  uint64_t unknown_handles; /* times that a stream, event or graph found no place among 131,072 known ones, or a stream
+                               none for the mark of a best-effort region */
+  uint64_t graphs_sliced;   /* executable graphs that have slices now, */
+  uint64_t graph_slices;    /* so many, */
+  uint64_t graph_slice_bytes;                     /* of about so much memory of the GPU */
+  uint64_t graph_builds;                          /* graphs that were cut, or tried to be */
+  uint64_t graph_build_ns;                        /* in the background, in all */
+  uint64_t graph_slices_dropped;                  /* graphs whose slices were given up: changed, or launched no more */
   uint64_t longest_whole_graph_ns;                /* the longest of those that stay whole, as predicted */
   uint64_t graphs_whole[CUDASCHED_WHOLE_REASONS]; /* executable graphs that stay whole, by cudasched_whole_reason() */
   char off_reason[256];                           /* why scheduling is off, empty if it is not */

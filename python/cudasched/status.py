@@ -227,7 +227,8 @@ class State:
         gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
             them.
         unknown_handles: How often a stream, event or executable graph found no place among the 131,072 of its kind that
-            are known: calls on it are not deferred.
+            are known, so that calls on it are not deferred, or a stream no place for the mark of a best-effort region:
+            launches there by a thread in no region are of the process's class then.
         without_room: Kernels whose parameters the predictor had no room to learn.
         launcher_cpu_ns: CPU time of the launcher threads of this process, ns.
         launcher_driver_ns: Of it, about how much was spent inside the driver's calls, ns.

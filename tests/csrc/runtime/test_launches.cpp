@@ -64,6 +64,21 @@ TEST_F(Launches, HandlesThatFindNoPlaceAreCounted) {
   driver::registry().clear();
 }
 
+TEST_F(Launches, StreamsThatFindNoPlaceForTheirMarkAreCounted) {
+  constexpr runtime::Origin kRegion = 5;
+  const std::uint64_t before = state().unknown_handles;
+  runtime::StreamMarks& marks = runtime::hot().marks;
+  marks.entered(kRegion);
+  for (std::uintptr_t handle = 1; handle <= 3 * runtime::StreamMarks::kSlots; ++handle) {
+    auto* const stream = reinterpret_cast<CUstream>(handle * 64);
+    marks.mark(runtime::StreamMarks::key(stream, nullptr), stream, nullptr, kRegion);
+  }
+  EXPECT_GT(state().unknown_handles, before);
+  marks.left(kRegion);
+  marks.sweep([](CUstream, CUcontext) { return true; });
+  EXPECT_FALSE(marks.in_use());
+}
+
 TEST_F(Launches, FailedOnesAreNotCountedAndTheErrorIsTheDrivers) {
   const std::uint64_t before = state().launches;
   auto* const launch = driver_.function<decltype(cuLaunchKernel)>("cuLaunchKernel");
