@@ -5,7 +5,7 @@
 
 The region decorates the coroutine. It is in the region while its own code runs, and not while it awaits something, so
 requests of one event loop do not end up in each other's regions. What waits for the GPU does so without blocking
-the loop: it asks after an event.
+the loop: it queries an event.
 """
 
 import asyncio

@@ -18,7 +18,7 @@ all modes, time slices, both loads alone) and records the servers' requests for 
 with the server alone again, so that what is compared was measured together. `--plan` prints the passes with the time
 that each takes, and measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again. Each outcome
 is saved at once in NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a
-cell failed. Beside the results lies NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how
+cell failed. Beside the results is NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how
 much its P50 and ratio are off of those that were measured (benchmarks/host_bound/replayed.py).
 """
 

@@ -59,7 +59,7 @@ class alignas(64) SharedCounts {
     if (process_.load(std::memory_order_relaxed) != process) process_.store(process, std::memory_order_relaxed);
   }
 
-  // The slot has a new owner, who has published nothing.
+  // The slot has a new owner, which has published nothing.
   void clear() noexcept {
     process_.store(0, std::memory_order_relaxed);
     version_.store(0, std::memory_order_release);

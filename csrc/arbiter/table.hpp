@@ -212,7 +212,7 @@ class Table {
   void wake_all() noexcept;
 
   // The client asks for memory from here on (arbiter/memory_board.hpp) / no longer does. Nothing, where the slot is not
-  // one of this Table's any more: it may be another client's, who asks, too. False: it does not ask.
+  // one of this Table's any more: it may be another client's, which asks, too. False: it does not ask.
   bool ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns) noexcept;
   void end_request_for_memory(int slot) noexcept;
 

@@ -380,7 +380,7 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   return status;
 }
 
-// A function that nobody counts as beginning a capture may have begun one. From here on every launch asks the driver,
+// A function that is not known to begin a capture may have begun one. From here on every launch asks the driver,
 // for good: nothing tells when such a capture ends, or that it never began.
 void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true, std::memory_order_relaxed); }
 

@@ -27,7 +27,7 @@ class Offload {
   // A record of `event` on `stream`, or a wait of `stream` for `event`, is about to be made.
   using NoteEvent = void (*)(CUevent event, CUstream stream) noexcept;
 
-  // A function is called that may begin a capture that nobody counts.
+  // A function is called that may begin a capture that is not counted.
   using UncountedCapture = void (*)() noexcept;
 
   // What the engine does for this file, which knows none.
@@ -65,7 +65,7 @@ class Offload {
 
   // Nothing of a stream is queued, and the GPU has done all that the driver has for it; of the legacy default stream
   // (the current context's), and nothing of the blocking streams either. Not for a per-thread default stream. Waits for
-  // nothing, and tells nobody that work was seen to be complete. The caller has made its capture mode relaxed.
+  // nothing, and tells no queue that work was seen to be complete. The caller has made its capture mode relaxed.
   static bool is_complete(CUstream stream) noexcept;
   // As the program's own cuEventCreate, cuEventRecord and cuStreamWaitEvent: what of the queues they need they do.
   static CUresult new_event(CUevent& event) noexcept;

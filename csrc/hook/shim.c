@@ -196,9 +196,10 @@ enum { kSettled = 1, kPatience_ms = 10000 };
 static _Atomic(uint64_t) progress;
 static void* real_driver;
 
-/* Returns true once the driver and the overrides are in place, having put them there if nobody had. Returns false where
- * waiting for that would never end: the call comes from inside the attaching itself, or the attaching thread waits for
- * something that this thread holds (the dynamic loader's lock, if a library's constructor makes CUDA calls). */
+/* Returns true once the driver and the overrides are in place, having put them there if no thread had. Returns false
+ * where waiting for that would never end: the call comes from inside the attaching itself, or the attaching thread
+ * waits for something that this thread holds (the dynamic loader's lock, if a library's constructor makes CUDA calls).
+ */
 static bool settle(void) {
   const uint64_t process = (uint64_t)(uint32_t)getpid() << 32;
   const uint64_t self = process | (uint32_t)syscall(SYS_gettid);
@@ -215,7 +216,7 @@ static bool settle(void) {
       seen = atomic_load_explicit(&progress, memory_order_acquire);
       continue;
     }
-    /* Nobody has begun, or who had begun was left behind in the parent of a fork. */
+    /* No thread has begun, or the thread that had begun was left behind in the parent of a fork. */
     if (atomic_compare_exchange_weak_explicit(&progress, &seen, self, memory_order_acquire, memory_order_acquire)) {
       const struct driver driver = open_driver(true);
       real_driver = driver.handle;

@@ -96,7 +96,7 @@ void Ring::pass() noexcept {
 
 void Ring::wake_waiters() noexcept {
   // Threads that wait for more register again.
-  wanted_.store(kNobody, std::memory_order_seq_cst);
+  wanted_.store(kNoSleeper, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(wakes_);
 }

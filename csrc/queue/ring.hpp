@@ -67,7 +67,7 @@ class Ring {
  private:
   static constexpr std::int64_t kSpinNs = 20'000;  // before a waiter sleeps
   static constexpr std::uint32_t kSpare = 16;      // one in so many, of slots and bytes, is kept from launches
-  static constexpr Position kNobody = ~Position{0};
+  static constexpr Position kNoSleeper = ~Position{0};
 
   struct Slot {
     Operation operation;
@@ -96,7 +96,7 @@ class Ring {
   alignas(64) std::atomic<Position> passed_{0};
 
   // Waiters.
-  alignas(64) std::atomic<Position> wanted_{kNobody};  // the least position that a sleeper wants
+  alignas(64) std::atomic<Position> wanted_{kNoSleeper};  // the least position that a sleeper wants
   std::atomic<std::uint32_t> wakes_{0};
 };
 

@@ -35,8 +35,8 @@ struct RegionStack {
 };
 
 // What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The
-// space for that is what the loader sets aside for all libraries that come late, so this stays small; the regions
-// themselves lie where the first region entry of a thread puts them.
+// space for that is what the loader sets aside for all libraries that are loaded late, so this stays small; the regions
+// themselves are where the first region entry of a thread puts them.
 struct ThreadState {
   unsigned index = 0;             // for counter shards; 0: not yet given
   int depth = 0;                  // open regions

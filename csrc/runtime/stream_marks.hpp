@@ -10,7 +10,7 @@
 // Latency work on a marked stream contests the mark: it has no effect until a later region marks the stream anew.
 //
 // A stream's key is its handle, or for the legacy default stream its context. A per-thread default stream has none:
-// nobody but its thread launches there.
+// no other thread launches there.
 //
 // find(), mark(), contest(), inherit() and EventOrigins are on the launch path: a few loads and stores in fixed tables.
 // sweep() and the forgetting calls come from the ticker and from calls that destroy; the caller of sweep() keeps

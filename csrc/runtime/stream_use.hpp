@@ -55,7 +55,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
   return state.process_class.load(std::memory_order_relaxed);
 }
 
-// The class of a call about `event`, or of one without a handle (null): a thread in no region that asks after an event
+// The class of a call about `event`, or of one without a handle (null): a thread in no region that queries an event
 // of best-effort work does so for it.
 inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
   if (thread.depth > 0) return thread.innermost().region_class;

@@ -77,8 +77,8 @@ std::int64_t foreign_in_flight_ns(std::int64_t until_ns, std::int64_t now_ns) no
 // Is a heartbeat no older than `stale_ns`? One from the future (another clock, a damaged word) is not fresh either.
 bool is_fresh(std::int64_t beat_ns, std::int64_t now_ns, std::int64_t stale_ns) noexcept;
 
-// While no latency client is on the device: a launch goes where at most kMostUngatedNs are in flight with it, so that a
-// client that joins meets no long backlog; but two launches always may be in flight, however long they are.
+// While no latency client is on the device: a launch is submitted where at most kMostUngatedNs are in flight with it,
+// so that a client that joins meets no long backlog; but two launches always may be in flight, however long they are.
 inline constexpr std::int64_t kMostUngatedNs = 30'000'000;
 inline constexpr std::uint64_t kFewestUngated = 2;
 Decision bounded(const Snapshot& snapshot) noexcept;
@@ -87,22 +87,22 @@ Decision bounded(const Snapshot& snapshot) noexcept;
 Decision open(const Snapshot& snapshot) noexcept;
 
 // Just-in-time submission with strict admission (docs/policies.md): nothing while a latency client is active or has
-// said that it comes; nor for a moment after, because a request that has been waiting comes right behind the one that
-// is done; else the next launch goes in when at most the lead is still in flight, so that the GPU never runs dry and
-// holds one best-effort kernel and a few microseconds. A long launch, which costs a request more, waits twice that
-// moment, and until no foreseen latency work falls into its bound, max_hold_ns at most.
+// said that it is due; nor for a moment after, because a request that has been waiting arrives right behind the one
+// that is done; else the next launch is submitted when at most the lead is still in flight, so that the GPU never runs
+// dry and holds one best-effort kernel and a few microseconds. A long launch, which costs a request more, waits twice
+// that moment, and until no foreseen latency work falls into its bound, max_hold_ns at most.
 Decision strict(const Snapshot& snapshot) noexcept;
 
-// As strict, but while latency work is active, a launch goes whose bound, with what is in flight, fits the slack that
-// the request has left, less the margin. An unknown slack is none.
+// As strict, but while latency work is active, a launch is submitted whose bound, with what is in flight, fits the
+// slack that the request has left, less the margin. An unknown slack is none.
 Decision slack(const Snapshot& snapshot) noexcept;
 
-// As strict, but while the requests under way keep the host busy and the GPU idle, launches go into the gaps. What runs
-// there delays the next latency kernels; these queue up behind it, and the GPU, which is faster than the host, catches
-// up. A request ends later only by what is left of that when its program waits: so a launch goes where, with what both
-// classes have on the GPU and what is still to be launched, the GPU is done with all of it in the host time left, or
-// late_ns later at most. Where contexts take turns, a segment has the GPU for itself from the moment on at which it
-// needs all that is left.
+// As strict, but while the requests under way keep the host busy and the GPU idle, launches are submitted in the gaps.
+// What runs there delays the next latency kernels; these queue up behind it, and the GPU, which is faster than the
+// host, catches up. A request ends later only by what is left of that when its program waits: so a launch is submitted
+// where, with what both classes have on the GPU and what is still to be launched, the GPU is done with all of it in the
+// host time left, or late_ns later at most. Where contexts take turns, a segment has the GPU for itself from the moment
+// on at which it needs all that is left.
 Decision harvest(const Snapshot& snapshot) noexcept;
 
 }  // namespace cudasched::schedule

@@ -6,10 +6,10 @@
 namespace cudasched::schedule {
 namespace {
 
-constexpr std::int64_t kNobodyNs = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kNoClientNs = std::numeric_limits<std::int64_t>::max();
 
 std::int64_t least_of(std::uint64_t slots, const std::int64_t* virtual_ns) noexcept {
-  std::int64_t least_ns = kNobodyNs;
+  std::int64_t least_ns = kNoClientNs;
   for (; slots != 0; slots &= slots - 1) least_ns = std::min(least_ns, virtual_ns[__builtin_ctzll(slots)]);
   return least_ns;
 }
@@ -40,7 +40,7 @@ std::int64_t joined_ns(const JoinView& view) noexcept {
 bool may_feed(const FairView& view) noexcept {
   if (view.waited_ns >= view.max_wait_ns) return true;
   const std::int64_t least_ns = least_of(view.waiting & ~(std::uint64_t{1} << view.self), view.virtual_ns);
-  return least_ns == kNobodyNs || view.virtual_ns[view.self] - view.quantum_ns <= least_ns;
+  return least_ns == kNoClientNs || view.virtual_ns[view.self] - view.quantum_ns <= least_ns;
 }
 
 }  // namespace cudasched::schedule

@@ -2,8 +2,8 @@
 // that it was given, more slowly the higher its priority; the one with the least is next. Each client keeps its own
 // virtual time in its slot of the arbiter, so a killed one leaves nothing to mend.
 //
-// Without MPS one client feeds at a time, and virtual times say who has the next turn (turn.hpp). Under MPS all feed,
-// and may_feed() holds those back that are ahead.
+// Without MPS one client feeds at a time, and virtual times say which client has the next turn (turn.hpp). Under MPS
+// all feed, and may_feed() holds those back that are ahead.
 //
 // Pure: no clock, no driver, no allocation, no state.
 #pragma once

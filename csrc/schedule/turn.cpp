@@ -13,7 +13,7 @@ constexpr std::int64_t kIdleUs = kIdleNs / 1'000;
 
 constexpr std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
 
-// Who of `slots`, which are not none, has the least virtual time: of equals the first.
+// The client of `slots`, which are not none, with the least virtual time: of equals the first.
 int furthest_behind(std::uint64_t slots, const std::int64_t* virtual_ns) noexcept {
   int found = __builtin_ctzll(slots);
   for (; slots != 0; slots &= slots - 1) {

@@ -28,7 +28,7 @@ namespace cudasched::simulate {
 namespace {
 
 constexpr int kMostClients = 64;
-constexpr int kNobody = -1;
+constexpr int kNoClient = -1;
 constexpr std::int64_t kForeverNs = INT64_MAX;
 constexpr std::int64_t kTurnLookNs = 100'000;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
@@ -241,8 +241,8 @@ class Replay {
   std::uint64_t waiting_ = 0;
   std::array<std::int64_t, kMostClients> virtual_ns_{};
 
-  int running_ = kNobody;
-  int last_ = kNobody;  // the client that ran last
+  int running_ = kNoClient;
+  int last_ = kNoClient;  // the client that ran last
   std::int64_t run_start_ns_ = 0;
   std::uint64_t run_generation_ = 0;
   std::int64_t slice_start_ns_ = 0;
@@ -356,7 +356,7 @@ ReplayResult Replay::run() {
     handle(*event);
   }
   now_ns_ = settings_.end_ns;
-  if (running_ != kNobody) result_.busy_ns += std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
+  if (running_ != kNoClient) result_.busy_ns += std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
   result_.end_ns = now_ns_;
   result_.policy_refused = decider_.refused();
   for (const auto& client : clients_) {
@@ -852,13 +852,13 @@ int Replay::choose() const {
   if (settings_.sharing == Sharing::kTimeSlice) {
     const int count = static_cast<int>(clients_.size());
     const bool stays =
-        last_ != kNobody && clients_[static_cast<std::size_t>(last_)]->ready() && now_ns_ < slice_end_ns_;
+        last_ != kNoClient && clients_[static_cast<std::size_t>(last_)]->ready() && now_ns_ < slice_end_ns_;
     if (stays) return last_;
     for (int step = 1; step <= count; ++step) {
       const int slot = (std::max(last_, 0) + step) % count;
       if (clients_[static_cast<std::size_t>(slot)]->ready()) return slot;
     }
-    return kNobody;
+    return kNoClient;
   }
   const Client* chosen = nullptr;
   for (const auto& client : clients_) {
@@ -870,23 +870,23 @@ int Replay::choose() const {
     }
     chosen = client.get();
   }
-  return chosen != nullptr ? chosen->slot : kNobody;
+  return chosen != nullptr ? chosen->slot : kNoClient;
 }
 
 void Replay::run_gpu() {
   const bool slices = settings_.sharing == Sharing::kTimeSlice;
-  if (slices && slice_end_ns_ == kForeverNs && last_ != kNobody && another_ready()) {
+  if (slices && slice_end_ns_ == kForeverNs && last_ != kNoClient && another_ready()) {
     // A slice renews while nobody else wants the GPU.
     const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / settings_.slice_ns;
     slice_end_ns_ = slice_start_ns_ + (passed + 1) * settings_.slice_ns;
-    if (running_ != kNobody) add(slice_end_ns_, What::kSlice, kNobody, run_generation_);
+    if (running_ != kNoClient) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
   }
-  if (running_ != kNobody) return;
+  if (running_ != kNoClient) return;
   const int chosen = choose();
-  if (chosen == kNobody) return;
+  if (chosen == kNoClient) return;
   Client& client = *clients_[static_cast<std::size_t>(chosen)];
   std::int64_t switch_ns = 0;
-  if (last_ != kNobody && last_ != chosen) {
+  if (last_ != kNoClient && last_ != chosen) {
     const bool cold = client.cold && clients_[static_cast<std::size_t>(last_)]->best_effort;
     if (slices || cold) switch_ns = settings_.switch_ns;
   }
@@ -904,8 +904,8 @@ void Replay::run_gpu() {
   job.begun = true;
   ++run_generation_;
   const std::int64_t until_next_ns = slices ? job.remaining_ns : std::min(job.remaining_ns, job.kernel_ns);
-  add(run_start_ns_ + until_next_ns, What::kGpu, kNobody, run_generation_);
-  if (slices && slice_end_ns_ != kForeverNs) add(slice_end_ns_, What::kSlice, kNobody, run_generation_);
+  add(run_start_ns_ + until_next_ns, What::kGpu, kNoClient, run_generation_);
+  if (slices && slice_end_ns_ != kForeverNs) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
 }
 
 void Replay::complete() {
@@ -913,7 +913,7 @@ void Replay::complete() {
   Job& front = client.jobs.front();
   front.remaining_ns -= std::min(now_ns_ - run_start_ns_, front.remaining_ns);
   result_.busy_ns += now_ns_ - run_start_ns_;
-  running_ = kNobody;
+  running_ = kNoClient;
   ++run_generation_;
   if (front.remaining_ns > 0) {
     front.ready_ns = now_ns_;
@@ -967,7 +967,7 @@ void Replay::cut() {
   const std::int64_t ran_ns = std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
   job.remaining_ns -= std::min(ran_ns, job.remaining_ns);
   result_.busy_ns += ran_ns;
-  running_ = kNobody;
+  running_ = kNoClient;
   ++run_generation_;
   run_gpu();
 }

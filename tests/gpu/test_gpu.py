@@ -72,7 +72,7 @@ def test_what_programs_do(start: Start) -> None:
     server = start("server.py", "100000", client_class="latency")
     line_of(server, "ready")
     names = ("workers", "fork_after_cuda", "compiled", "ddp", "leave_in_mid_work")
-    output = finish(start("rude.py", *names, client_class="best-effort"))
+    output = finish(start("misbehaving.py", *names, client_class="best-effort"))
     assert [line.split()[0] for line in output.splitlines() if line.endswith("done")] == list(names)
 
 

@@ -1,4 +1,4 @@
-"""Programs are killed, stopped, rude or badly off: the others go on, and each comes to its own end."""
+"""Programs are killed, stopped, misbehaving or badly off: the others go on, and each comes to its own end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("without_offload")
 
 
 @pytest.fixture
-def rude(cudasched: Run, simulated: Path) -> Run:
+def misbehaving(cudasched: Run, simulated: Path) -> Run:
     """Runs code under `cudasched run --class best-effort`, with what program.py has."""
 
     def run(code: str, client_class: str = "best-effort", **options: object) -> subprocess.CompletedProcess[str]:
@@ -240,7 +240,7 @@ def said(done: subprocess.CompletedProcess[str], stdout: str, code: int = 0, std
     assert (done.returncode, done.stdout, done.stderr) == (code, stdout, stderr)
 
 
-def test_workers_forked_before_cuda(rude: Run) -> None:
+def test_workers_forked_before_cuda(misbehaving: Run) -> None:
     code = (
         "import multiprocessing\n"
         "def work(count):\n"
@@ -250,7 +250,7 @@ def test_workers_forked_before_cuda(rude: Run) -> None:
         "    print(pool.map(work, [3, 4], chunksize=1))\n"
         "print(work(2))"
     )
-    said(rude(code), "[(3, True), (4, True)]\n(2, True)\n")
+    said(misbehaving(code), "[(3, True), (4, True)]\n(2, True)\n")
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "sys.exit(3)"])
@@ -334,7 +334,7 @@ def test_another_program_takes_ones_place(stage: Stage, cudasched: Run) -> None:
     assert (program.end(), program.stderr) == (0, "")
 
 
-def test_a_program_starts_cudasched_run_again(rude: Run, command: str) -> None:
+def test_a_program_starts_cudasched_run_again(misbehaving: Run, command: str) -> None:
     code = (
         "import subprocess\n"
         'report = "from program import *; gpu = Gpu(); gpu.launch(2); s = state(); '
@@ -344,13 +344,13 @@ def test_a_program_starts_cudasched_run_again(rude: Run, command: str) -> None:
         "gpu.launch(); gpu.synchronize()\n"
         "print(state()['process_class'], state()['best_effort_launches'])"
     )
-    said(rude(code), "latency 2 True\nbest_effort 4\n")
+    said(misbehaving(code), "latency 2 True\nbest_effort 4\n")
 
 
 @pytest.mark.parametrize("client_class", ["latency", "best-effort", "normal"])
 @pytest.mark.parametrize("end", ["sys.exit(5)", "os._exit(5)"])
-def test_exit_with_work_in_flight(rude: Run, cudasched: Run, client_class: str, end: str) -> None:
-    said(rude(f"Gpu().launch(50, us=FOREVER_US)\n{end}", client_class), "", 5)
+def test_exit_with_work_in_flight(misbehaving: Run, cudasched: Run, client_class: str, end: str) -> None:
+    said(misbehaving(f"Gpu().launch(50, us=FOREVER_US)\n{end}", client_class), "", 5)
     assert shown(cudasched) == set()
 
 
@@ -377,9 +377,9 @@ def test_exit_inside_a_region_and_in_a_thread(stage: Stage) -> None:
 # ---- descriptors, directories --------------------------------------------------------------------------------------
 
 
-def test_a_program_closes_all_descriptors_before_cuda(rude: Run) -> None:
+def test_a_program_closes_all_descriptors_before_cuda(misbehaving: Run) -> None:
     code = "os.closerange(3, 4096); gpu = Gpu(); gpu.launch(5); gpu.synchronize(); print(state()['scheduling'])"
-    said(rude(code), "True\n")
+    said(misbehaving(code), "True\n")
 
 
 def loses_its_table(program: Program) -> None:
@@ -456,17 +456,17 @@ def test_the_end_of_a_program_that_lost_its_place_leaves_its_successor_alone(sta
     train.answer()
 
 
-def test_the_working_directory_is_gone(rude: Run) -> None:
+def test_the_working_directory_is_gone(misbehaving: Run) -> None:
     code = (
         "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
         "gpu = Gpu(); gpu.launch(5); gpu.synchronize(); print(state()['best_effort_launches'])"
     )
-    said(rude(code), "5\n")
+    said(misbehaving(code), "5\n")
 
 
-def test_no_home(rude: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_home(misbehaving: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    said(rude("gpu = Gpu(); gpu.launch(5); gpu.synchronize(); print(state()['scheduling'])"), "True\n")
+    said(misbehaving("gpu = Gpu(); gpu.launch(5); gpu.synchronize(); print(state()['scheduling'])"), "True\n")
 
 
 LAUNCH_AND_SAY = (
@@ -533,36 +533,36 @@ def test_the_home_is_read_only(mounted: Mounted, private_home: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_the_run_directory_may_be_written_by_others(rude: Run, tmp_path: Path, mode: int) -> None:
+def test_the_run_directory_may_be_written_by_others(misbehaving: Run, tmp_path: Path, mode: int) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(mode)
-    runs_unscheduled(rude(LAUNCH_AND_SAY), str(tmp_path / "run"), "chmod go-w")
+    runs_unscheduled(misbehaving(LAUNCH_AND_SAY), str(tmp_path / "run"), "chmod go-w")
 
 
-def test_the_run_directory_is_someone_elses(rude: Run, tmp_path: Path) -> None:
+def test_the_run_directory_is_someone_elses(misbehaving: Run, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs the right to give a directory away")
     (tmp_path / "run").mkdir(mode=0o700)
     os.chown(tmp_path / "run", 12345, 12345)
-    runs_unscheduled(rude(LAUNCH_AND_SAY), str(tmp_path / "run"), "belongs to user 12345")
+    runs_unscheduled(misbehaving(LAUNCH_AND_SAY), str(tmp_path / "run"), "belongs to user 12345")
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
-def test_the_run_directory_is_none(rude: Run, tmp_path: Path, what: str) -> None:
+def test_the_run_directory_is_none(misbehaving: Run, tmp_path: Path, what: str) -> None:
     if what == "file":
         (tmp_path / "run").touch()
     else:
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
-    runs_unscheduled(rude(LAUNCH_AND_SAY), str(tmp_path / "run"))
+    runs_unscheduled(misbehaving(LAUNCH_AND_SAY), str(tmp_path / "run"))
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("content", ["noise", "empty", "short", "of another version"])
-def test_a_table_that_is_none_is_replaced(rude: Run, cudasched: Run, content: str) -> None:
-    said(rude(LAUNCH_AND_SAY), "True False\n", 7)
+def test_a_table_that_is_none_is_replaced(misbehaving: Run, cudasched: Run, content: str) -> None:
+    said(misbehaving(LAUNCH_AND_SAY), "True False\n", 7)
     (device,) = package.status()
     whole = device.path.read_bytes()
     garbage = {
@@ -572,12 +572,12 @@ def test_a_table_that_is_none_is_replaced(rude: Run, cudasched: Run, content: st
         "of another version": whole[:8] + b"\xff\0\0\0" + whole[12:],
     }
     device.path.write_bytes(garbage[content])
-    said(rude(LAUNCH_AND_SAY), "True False\n", 7)
+    said(misbehaving(LAUNCH_AND_SAY), "True False\n", 7)
     assert shown(cudasched) == set()
 
 
 def test_a_table_whose_clients_are_noise(stage: Stage, cudasched: Run) -> None:
-    """Only the head is right: all slots seem taken and active, the turn is anyone's."""
+    """Only the head is right: all slots seem taken and active, the turn may be taken by any client."""
     assert started(stage.run("normal")).end() == 0
     (device,) = package.status()
     whole = device.path.read_bytes()
@@ -692,19 +692,19 @@ sys.stdin.read()
 """
 
 
-def test_the_sixty_fifth_client_runs_unscheduled(stage: Stage, rude: Run, cudasched: Run) -> None:
+def test_the_sixty_fifth_client_runs_unscheduled(stage: Stage, misbehaving: Run, cudasched: Run) -> None:
     crowd = subprocess.Popen([sys.executable, "-c", CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert crowd.stdin is not None and crowd.stdout is not None
     try:
         assert crowd.stdout.readline() == "True\n"
         (device,) = package.status()
         assert len(device.clients) == 64
-        runs_unscheduled(rude(LAUNCH_AND_SAY), "all 64 slots", "cudasched status")
+        runs_unscheduled(misbehaving(LAUNCH_AND_SAY), "all 64 slots", "cudasched status")
     finally:
         crowd.stdin.close()
         crowd.wait(PATIENCE_S)
     eventually(lambda: shown(cudasched) == set(), "the crowd has gone")
-    said(rude(LAUNCH_AND_SAY), "True False\n", 7)
+    said(misbehaving(LAUNCH_AND_SAY), "True False\n", 7)
 
 
 # ---- the driver ----------------------------------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_the_sixty_fifth_client_runs_unscheduled(stage: Stage, rude: Run, cudasc
 
 @pytest.mark.parametrize("client_class", ["latency", "best-effort"])
 def test_a_driver_that_is_too_old(
-    rude: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch, client_class: str
+    misbehaving: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch, client_class: str
 ) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DRIVER_VERSION", "12020")
     code = (
@@ -720,7 +720,7 @@ def test_a_driver_that_is_too_old(
         "print(s['scheduling'], s['launches'], s['gated_launches'], s['driver_version'], s['off_reason'][-11:])\n"
         "sys.exit(7)"
     )
-    done = rude(code, client_class)
+    done = misbehaving(code, client_class)
     assert (done.returncode, done.stdout) == (7, "False 3 0 12020 unscheduled\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("cudasched: warning: ")
@@ -740,7 +740,7 @@ def test_a_region_under_a_driver_that_is_too_old(stage: Stage) -> None:
 
 @pytest.mark.parametrize("devices", ["0", "nonsense"])
 def test_the_drivers_own_answer_where_it_has_no_device(
-    rude: Run, simulated: Path, python: Run, monkeypatch: pytest.MonkeyPatch, devices: str
+    misbehaving: Run, simulated: Path, python: Run, monkeypatch: pytest.MonkeyPatch, devices: str
 ) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DEVICES", devices)
     code = (
@@ -752,4 +752,4 @@ def test_the_drivers_own_answer_where_it_has_no_device(
     bare = python(code.format(library="driver", path=str(simulated)))
     assert bare.returncode == 0
     assert "-1 " in bare.stdout or " 0 0 " in bare.stdout
-    said(rude(code.format(library="driver", path="libcuda.so.1")), bare.stdout)
+    said(misbehaving(code.format(library="driver", path="libcuda.so.1")), bare.stdout)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_device")
 
 
 @pytest.fixture
-def rude(cudasched: Run, simulated: Path) -> Run:
+def misbehaving(cudasched: Run, simulated: Path) -> Run:
     """Runs code under `cudasched run --class best-effort`, with what logged.py has."""
 
     def run(code: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -272,11 +272,11 @@ os._exit(0)
 """
 
 
-def test_a_sticky_error_is_told_as_the_driver_tells_it(rude: Run, python: Run, simulated: Path) -> None:
+def test_a_sticky_error_is_told_as_the_driver_tells_it(misbehaving: Run, python: Run, simulated: Path) -> None:
     code = f"import os, sys\nfrom program import *\n{LOG}\n{STICKY}"
     bare = python(code, env={**os.environ, "LD_LIBRARY_PATH": str(simulated.parent)})
     assert (bare.stdout, bare.stderr) == ("[0, 700, 700]\n", "")
-    done = rude(STICKY)
+    done = misbehaving(STICKY)
     assert (done.stdout, done.stderr) == (bare.stdout, "")
 
 
@@ -311,10 +311,10 @@ def test_the_end_of_a_program_with_work_in_the_ring(
     assert set(clients()) == {serve.pid}
 
 
-def test_work_that_never_ends_does_not_keep_a_program_from_ending(rude: Run) -> None:
+def test_work_that_never_ends_does_not_keep_a_program_from_ending(misbehaving: Run) -> None:
     """More of it than the driver takes, so that the launcher stands in the driver."""
     begin = time.monotonic()
-    done = rude("log.note(*range(1, 2001), us=FOREVER_US)\nsys.exit(5)")
+    done = misbehaving("log.note(*range(1, 2001), us=FOREVER_US)\nsys.exit(5)")
     assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
     assert time.monotonic() - begin < PATIENCE_S / 2
 

@@ -62,7 +62,7 @@ void Waiter::announce() noexcept {
     const std::scoped_lock lock(lock_);
     if (announced_++ != 0) return;
     const int slot = slot_.load(std::memory_order_relaxed);
-    table_->slot(slot).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
+    table_->slot(slot).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or no peer believes it
     table_->layout().waiting.fetch_or(bit(slot));
   }
   hot().ticker.wake();

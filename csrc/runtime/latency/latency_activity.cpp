@@ -204,7 +204,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
       if (free != deadlines_.end()) *free = region.deadline_ns;
     }
     publish_regions();
-    table_->slot(slot()).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or nobody believes it
+    table_->slot(slot()).heartbeat_ns.store(now_ns(), std::memory_order_relaxed);  // or no peer believes it
     if (region.priority != 0) table_->set_priority(slot(), region.priority);
     requests_.enter(region.slo_ns, alone);
     if (alone) {
@@ -301,7 +301,7 @@ void LatencyActivity::expect(std::int64_t within_ns) noexcept {
     const std::scoped_lock lock(probe_);
     const std::int64_t now = now_ns();
     requests_.expect(within_ns, now);
-    table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);  // or nobody believes it
+    table_->slot(slot()).heartbeat_ns.store(now, std::memory_order_relaxed);  // or no peer believes it
     if (gpu_is_anothers()) prewarmer_.prewarm();
   }
   hot().ticker.wake();

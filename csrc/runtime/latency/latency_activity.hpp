@@ -74,7 +74,7 @@ class LatencyActivity {
   void launch_refused() noexcept { refused_.fetch_add(1); }
 
   // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
-  // not in a region that lies within another one of the thread.
+  // not in a region that is within another one of the thread.
   void enter_region(const Region& region) noexcept;
   // `counts`: the region is to be counted here, on the first of its devices.
   void exit_region(const Region& region, bool counts) noexcept;

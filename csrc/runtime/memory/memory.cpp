@@ -230,7 +230,7 @@ void Memory::yield(int device, Class client_class) noexcept {
   wait_for_requests(*known);
 }
 
-// A process with latency work of its own waits for nobody: its requests may need what this thread holds.
+// A process with latency work of its own waits for no client: its requests may need what this thread holds.
 void Memory::wait_for_requests(Device& device) noexcept {
   arbiter::Table& table = device.table();
   std::int64_t looked_ns = now_ns();
@@ -311,7 +311,7 @@ void Memory::run_giver(Device& device) noexcept {
     const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
     arbiter::SlotMemory& words = table.memory(device.slot(Class::kBestEffort));
     giving_.fetch_add(1);
-    // Once stop() has seen nobody give, the slot may be another client's.
+    // Once stop() has seen no client give, the slot may be another client's.
     const bool stopped = stopped_.load();
     const bool ends = stopped || !hot().scheduling.load();
     if (ends && !stopped) words.gives.store(0, std::memory_order_release);  // or others would wait for its answers
@@ -322,7 +322,7 @@ void Memory::run_giver(Device& device) noexcept {
   }
 }
 
-// False: nobody asks.
+// False: no client asks.
 bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept {
   arbiter::Table& table = device.table();
   words.gives.store(can_give(device) ? 1 : 0, std::memory_order_release);

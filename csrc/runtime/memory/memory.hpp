@@ -96,7 +96,7 @@ class Memory {
 Memory& memory() noexcept;
 
 // A latency client's request for memory that an allocation of its did not get: asks from its construction to its
-// destruction. Where nobody can give anything, it asks nobody.
+// destruction. Where no client can give anything, it asks none.
 class MemoryRequest {
  public:
   MemoryRequest(int device, std::uint64_t bytes) noexcept;
@@ -108,7 +108,7 @@ class MemoryRequest {
   // tried since.
   bool next() noexcept;
 
-  // Who has not answered, "train.py (4711)"; empty: all have.
+  // The clients that have not answered, "train.py (4711)"; empty: all have.
   std::string unanswered() const;
 
  private:

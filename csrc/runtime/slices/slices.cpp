@@ -491,7 +491,7 @@ void Slices::after_direct(CUgraphExec exec, CUstream stream) noexcept {
 Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept {
   auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
   if (sliced == nullptr) return {};
-  while (!sliced->take()) sched_yield();  // for a moment: nobody else keeps it
+  while (!sliced->take()) sched_yield();  // for a moment: no other thread keeps it
   const std::uint64_t launches = sliced->launches.fetch_add(1, std::memory_order_relaxed) + 1;
   sliced->launched_epoch.store(unloads_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   const bool wants = settings_.when == SliceSettings::When::kAlways || beside_latency;

@@ -57,7 +57,7 @@ struct GraphTimes {
   std::function<std::int64_t(CUgraphExec)> measured_ns;  // of launches of it, or of a slice; 0: not known yet
 };
 
-// One executable graph. What is not said to be otherwise belongs to who has taken it.
+// One executable graph. What is not said to be otherwise belongs to the thread that has taken it.
 struct Sliced {
   enum class State : std::uint8_t {
     kIdle,      // no launch has asked for slices

@@ -193,7 +193,7 @@ def _claim(directory: Path, give_up: float) -> int:
 
 
 def _start_keeper(directory: Path, visible_devices: str, instance: str) -> bool:
-    """Starts a keeper and its daemon, unless there is one or somebody else is about to; then returns False."""
+    """Starts a keeper and its daemon, unless there is one or another process is about to; then returns False."""
     lock = _open(directory / "keeper")
     try:
         if not _locked(lock, fcntl.LOCK_EX):

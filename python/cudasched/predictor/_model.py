@@ -61,8 +61,8 @@ class Model:
         Args:
             booster: An ``xgboost.Booster`` or a fitted ``xgboost.XGBRegressor``, trained on the natural logarithm of
                 the duration in ns. Objectives: squared, absolute, pseudo-Huber or one quantile's error.
-            replay: Rows, shape (n, features), that the saved model is to carry with XGBoost's margins for them. Whoever
-                loads it then proves that his machine computes the same.
+            replay: Rows, shape (n, features), that the saved model is to carry with XGBoost's margins for them. At each
+                load, the machine is then checked to compute the same.
 
         Raises:
             ModelError: The model is of a kind that is not supported, or its margins are not XGBoost's.

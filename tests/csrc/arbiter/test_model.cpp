@@ -54,7 +54,7 @@ std::int64_t perform(Table& table, Operation operation, int argument) {
   return -1;
 }
 
-// What the table should hold. A slot whose owner was killed stays as it was until somebody reaps.
+// What the table should hold. A slot whose owner was killed stays as it was until a client reaps.
 struct Model {
   struct Client {
     int owner;  // an actor, -1: dead

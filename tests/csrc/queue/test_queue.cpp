@@ -612,7 +612,7 @@ TEST_F(QueueTest, BesideLatencyRegionsAThreadWithTheGilOpensTheGate) {
   }
 }
 
-// An allocator asks after what it may use again, and goes on; a thread that only asks may hold what latency work needs.
+// An allocator queries what it may use again, and goes on; a thread that only asks may hold what latency work needs.
 TEST_F(QueueTest, QueriesOfBestEffortWorkOpenTheGateOnlyWhereTheThreadDoesNothingElse) {
   queue().latency_came();
   holds_gil = true;

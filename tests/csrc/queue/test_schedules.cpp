@@ -133,7 +133,7 @@ class Process {
     return false;
   }
 
-  // One step of somebody who can move; false where nobody can.
+  // One step of a thread that can move; false where none can.
   bool advance() {
     std::array<int, kThreads + 1> able{};
     std::size_t count = 0;

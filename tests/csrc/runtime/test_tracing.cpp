@@ -54,7 +54,7 @@ TEST(WhyItWaits, IsWhatTheStrictPolicyGoesBy) {
   }
 }
 
-// The first that the policy asks after.
+// The first that the policy is asked about.
 TEST(WhyItWaits, IsTheFirstOfSeveral) {
   for (std::size_t first = 0; first < std::size(kCases); ++first) {
     Snapshot snapshot = free_gpu();
