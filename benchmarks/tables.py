@@ -7,12 +7,13 @@ A document asks for a table by a marker, and what stands between it and the end 
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
 (figures.py; breadth/summary.py; graphs/summary.py), `table:breadth:limits` what the cells with the least best effort
-lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device (queues,
-graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of the rows of
-predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but a line that
-says so. `--plots DIR` also writes a plot of each pair of loads, every arm in it, in the files of the colocation and
-graphs benchmarks, one of all programs for each server in those of the breadth and graphs benchmarks, and of the figures
-of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these write them beside theirs.
+lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
+(queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of
+the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but
+a line that says so. `--plots DIR` also writes a plot of each pair of loads, every arm in it, in the files of the
+colocation and graphs benchmarks, one of all programs for each server in those of the breadth and graphs benchmarks,
+and of the figures of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these write them beside
+theirs.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 // before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
 // one segment of 17 a look at the clock, and in a few of those that are kept clean, two timing events around one launch
 // of eight. Where best effort is let in, one launch of 16 asks for an event and records it anew: a mark of how far the
-// GPU is. A segment on several streams has none. begin() is on the launch path, too, and gives up rather than wait for a
-// lock. waits() and waited() stand around the calls by which a program waits for the GPU. What is timed is read when a
-// segment is over.
+// GPU is. A segment on several streams has none. begin() is on the launch path, too, and gives up rather than wait for
+// a lock. waits() and waited() stand around the calls by which a program waits for the GPU. What is timed is read when
+// a segment is over.
 //
 // Locks: lock_, for the segments' bookkeeping; taken by begin() only where it is free. Events belong to the context in
 // which they were made; launches of others are not timed.
