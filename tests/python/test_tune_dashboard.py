@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 from chromium import FOUND, Browser
+from cudasched.advise import advise
 from cudasched.errors import ConfigError, Error
 from cudasched.tune.dashboard import Options, command_line
 from cudasched.tune.dashboard._data import Entry, grid, layers, open_file, pareto, recorded
 from cudasched.tune.dashboard._serve import token_matches
 from cudasched.tune.measurement import Measurement
-from support import PATIENCE_S, Run
-from synthetic_spaces import recording, small
+from support import PATIENCE_S, ROOT, Run
+from synthetic_spaces import SMALL, recording, small
 
 PICTURES = os.environ.get("PICTURES")
 
@@ -109,7 +110,7 @@ def test_plots_are_drawn() -> None:
 
 
 @pytest.fixture
-def page(tmp_path: Path, command: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def page(tmp_path: Path, command: str, no_driver: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The address, with the token, of a dashboard of a synthetic space."""
     pytest.importorskip("streamlit")
     recording(small()).save(tmp_path / "small.npz")
@@ -139,6 +140,31 @@ def shows(browser: Browser, text: str) -> None:
     browser.wait_for(f"(document.body?.innerText ?? '').includes({json.dumps(text)})")
 
 
+def labelled(selector: str, text: str) -> str:
+    """JavaScript of the element with a text."""
+    return f"[...document.querySelectorAll('{selector}')].find((one) => one.innerText.trim() === {json.dumps(text)})"
+
+
+def chosen(parameter: str) -> str:
+    """JavaScript of how many values of a range are taken."""
+    return f"{multiselect(parameter)}.innerText.trim().split(/\\s+/).length - 1"
+
+
+def multiselect(parameter: str) -> str:
+    """JavaScript of the element that chooses them."""
+    boxes = "[...document.querySelectorAll('[data-testid=stMultiSelect]')]"
+    return f"{boxes}.find((one) => one.innerText.startsWith('{parameter}'))"
+
+
+def opened(directory: Path) -> dict[Path, str]:
+    """What the page opens beside recordings, and what it then shows."""
+    data = ROOT / "training" / "data" / "h200_sm_counts.parquet"
+    report = advise(data)
+    (directory / "report.json").write_text(report.model_dump_json())
+    shown = f"{report.launches:,} launches on {report.gpu}"
+    return {directory / "layer.json": "The whole layer", directory / "report.json": shown, data: shown}
+
+
 @pytest.mark.skipif(FOUND is None, reason="needs Chromium: apt-get install chromium")
 def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess.Popen[str]], tmp_path: Path) -> None:
     address, _ = page
@@ -165,6 +191,7 @@ def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess
         browser.wait_for(f"!location.href.includes({json.dumps(token)})")
         click(browser, "Run")
         shows(browser, "100 configurations were tried")
+        shows(browser, "The last run: small")
         shows(browser, "Pareto front")
         browser.wait_for("document.querySelectorAll('img').length >= 3")
         browser.picture(pictures / "dashboard-tune.png")
@@ -172,6 +199,34 @@ def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess
             click(browser, tab)
             shows(browser, text)
             browser.picture(pictures / f"dashboard-{tab.lower()}.png")
+        files = "[...document.querySelectorAll('input[type=file]')]"
+        for path, text in opened(tmp_path).items():
+            browser.upload(f"{files}.at(-1)", path)
+            browser.wait_for(f"[...document.querySelectorAll('input')].some((one) => one.value === '{path.name}')")
+            shows(browser, text)
+            # What was there before is pale until the page is whole.
+            browser.wait_for("document.querySelector('[data-stale=true]') === null")
+            browser.picture(pictures / f"dashboard-{path.suffix[1:]}-{path.stem}.png")
+
+        # A kernel, of whose ranges one value is taken away; there is no GPU to run it on.
+        click(browser, "Tune")
+        browser.evaluate(f"{labelled('label', 'A kernel, on the GPU of this machine')}.click()")
+        browser.wait_for(f"{files}.length === 3")
+        (tmp_path / "scale.cu").write_text('extern "C" __global__ void scale(float* y, const float* x) {}\n')
+        (tmp_path / "scale.toml").write_text(SMALL)
+        for place, name in enumerate(("scale.cu", "scale.toml")):
+            browser.upload(f"{files}[{place}]", tmp_path / name)
+            shows(browser, name)
+        shows(browser, "Ranges")
+        browser.wait_for(f"{chosen('UNROLL')} === 4")
+        browser.evaluate(f"{multiselect('UNROLL')}.querySelector('input').focus()")
+        for kind in ("keyDown", "keyUp"):
+            browser.ask("Input.dispatchKeyEvent", type=kind, key="Backspace", code="Backspace", windowsVirtualKeyCode=8)
+        browser.wait_for(f"{chosen('UNROLL')} === 3")
+        browser.picture(pictures / "dashboard-ranges.png")
+        click(browser, "Run")
+        shows(browser, "nothing can be measured here")
+        browser.picture(pictures / "dashboard-kernel.png")
         assert "Traceback" not in browser.evaluate("document.body.innerText") and browser.errors == []
     finally:
         browser.close()

@@ -182,6 +182,7 @@ def _run(evaluator: Evaluator, settings: Settings, database: Database, name: str
 def _last() -> None:
     if "last" in st.session_state:
         name, found, header = st.session_state["last"]
+        st.subheader(f"The last run: {name}")
         st.download_button("Header of the best configuration", header, file_name=f"{name}_tuned.h")
         _show(found, "last")
 
@@ -254,10 +255,10 @@ def _files(settings: dict[str, Any], _: Database) -> None:
         rows = [
             {
                 "kernel": one.name,
-                "share": one.share,
+                "share, %": round(100 * one.share, 1),
                 "launches": one.launches,
-                "mean us": one.mean_ns / 1e3 if one.mean_ns is not None else None,
-                "occupancy": one.occupancy,
+                "mean us": round(one.mean_ns / 1e3, 1) if one.mean_ns is not None else None,
+                "occupancy, %": round(100 * one.occupancy, 1) if one.occupancy is not None else None,
                 "advice": "; ".join(finding.recommendation for finding in one.findings),
             }
             for one in content.kernels[:_SHOWN]

@@ -111,5 +111,6 @@ def layer_bars(found: Sequence[Layer]) -> Any:
     axes.invert_yaxis()
     axes.margins(x=0.12)
     _label(axes, "time, us", "")
-    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, loc="lower right")
+    # Above the bars, where no label is.
+    axes.legend(frameon=False, fontsize=8, labelcolor=_INK, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return figure
