@@ -148,6 +148,7 @@ class Program {
   CUresult synchronize() const { return synchronize(stream_); }
 
   CUfunction function() const { return short_; }
+  CUfunction timed_function() const { return timed_; }
   // Where launches leave their values: the count, then the values.
   std::uint64_t* log() const { return log_; }
 

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/log.hpp"
 #include "hooked_driver.hpp"
 #include "other_client.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/gate.hpp"
+#include "runtime/gate/sampler.hpp"
 
 namespace cudasched::test {
 namespace {
@@ -52,6 +56,24 @@ class GateTest : public ::testing::Test {
     cudasched_counts counts{};
     EXPECT_EQ(cudasched_get_counts(&counts), 0);
     return counts.predictions;
+  }
+
+  // What the kernel that launch_all() launches is predicted to take.
+  std::int64_t estimated_ns(std::uint32_t ms) const {
+    std::uint64_t* values = program_.log() + 1;
+    std::uint64_t* count = program_.log();
+    std::uint64_t value = 0;
+    std::uint32_t us = ms * 50;
+    void* parameters[] = {&values, &count, &value, &us};
+    runtime::Sampler::Question question({.function = program_.timed_function(),
+                                         .grid = {132, 1, 1},
+                                         .block = {64, 1, 1},
+                                         .dynamic_shared_bytes = 0,
+                                         .parameters = parameters,
+                                         .extra = nullptr},
+                                        {});
+    question.find_residency();
+    return gate().estimate_ns(question.query);
   }
 
   static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
@@ -140,6 +162,64 @@ TEST_F(GateTest, WhatALateKernelMayWaitForGoes) {
   ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(program_.ran(), 30U);
   EXPECT_EQ(state().untracked_launches, 0U);
+}
+
+// It is half a second long, which nobody would think, and the launch behind it is held meanwhile.
+TEST_F(GateTest, AKernelThatRunsLateIsPredictedToTakeAtLeastAsLongWhileItRuns) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  ASSERT_EQ(program_.launch(0), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  launch_all(1, 500);
+  for (std::uint64_t i = 1; i <= 40; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return estimated_ns(500) >= 40 * kNsPerMs || program_.ran() > 1; }));
+  EXPECT_EQ(program_.ran(), 1U);
+  EXPECT_LE(estimated_ns(500), 700 * kNsPerMs);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+// From when an exception has passed a launch for which it may have waited.
+TEST_F(GateTest, AnExceptionEndsWhatIsLearnedOfTheLateKernel) {
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const CUstream other = Program::new_stream();
+  ASSERT_EQ(program_.launch(0, other), CUDA_SUCCESS);
+  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  const std::uint64_t exceptions = state().gate_exceptions;
+  launch_all(1, 600);
+  for (std::uint64_t i = 1; i <= 8; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  ASSERT_EQ(program_.launch(9, other), CUDA_SUCCESS);
+  ASSERT_TRUE(eventually([&] { return state().gate_exceptions > exceptions; }));
+  const std::int64_t learned_ns = estimated_ns(600);
+  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  for (std::uint64_t i = 10; i <= 20; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);  // look at it
+  std::this_thread::sleep_for(200ms);
+  EXPECT_EQ(program_.ran(), 2U);  // it still runs
+  EXPECT_LT(estimated_ns(600), learned_ns + learned_ns / 2);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+}
+
+// Nothing completes for 100 ms, and nothing else is queued that it may wait for.
+TEST_F(GateTest, TheBackstopIsWarnedOfOnce) {
+  const std::string path = driver_.run_directory() + "/log";
+  log::set_file(path);
+  const auto warnings = [&] {
+    std::ifstream file(path);
+    int count = 0;
+    for (std::string line; std::getline(file, line);) count += line.find("was held for 100 ms") != line.npos ? 1 : 0;
+    return count;
+  };
+  const OtherClient idle(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t exceptions = state().gate_exceptions;
+  launch_all(1, 600);
+  for (std::uint64_t i = 1; i <= 10; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
+  EXPECT_TRUE(eventually([&] { return warnings() == 1; }));
+  EXPECT_TRUE(eventually([&] { return state().gate_exceptions >= exceptions + 3; }));
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(program_.ran(), 11U);
+  EXPECT_EQ(warnings(), 1);
+  log::set_file("");
 }
 
 // A program in which each launch may overlap the one before it: no event used to go between them, so nothing was timed,
