@@ -620,6 +620,7 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
 struct Built {
   std::mutex mutex;
   std::vector<std::uint64_t> values;
+  std::vector<std::vector<std::uint64_t>> slices;
   decltype(cuGraphInstantiateWithFlags)* instantiate = nullptr;
 } built;
 CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
@@ -630,6 +631,21 @@ CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) 
   Program::check(driver::table().graph_kernel_node_get(first, &parameters));
   const std::scoped_lock lock(built.mutex);
   built.values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
+  return built.instantiate(exec, graph, flags);
+}
+
+CUresult note_all_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+  std::vector<CUgraphNode> nodes(200);
+  std::size_t count = nodes.size();
+  Program::check(driver::table().graph_get_nodes(graph, nodes.data(), &count));
+  std::vector<std::uint64_t> values;
+  for (std::size_t i = 0; i < count; ++i) {
+    CUDA_KERNEL_NODE_PARAMS parameters{};
+    Program::check(driver::table().graph_kernel_node_get(nodes[i], &parameters));
+    values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
+  }
+  const std::scoped_lock lock(built.mutex);
+  if (count < 91) built.slices.push_back(std::move(values));  // the whole graph is instantiated, too
   return built.instantiate(exec, graph, flags);
 }
 
@@ -1220,6 +1236,52 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
   for (int i = 0; i < 7; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran().size(), 7U * 40U);
   EXPECT_EQ(runtime::hot().counters.total(&telemetry::Shard::graphs) - before, 7U);
+}
+
+// A collective (by its name) between two chains, and a third chain beside it that nothing orders to it: the peer that
+// it waits for may wait for any of that one. What the piece that holds it has, it runs with.
+TEST_F(Sliced, ACollectiveSharesItsSliceWithAllThatIsNotOrderedToIt) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUmodule module = nullptr;
+  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
+      &module,
+      "cudasched-sim 1\nkernel ncclDevKernel_AllReduce params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"));
+  CUfunction collective = nullptr;
+  Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&collective, module,
+                                                                                           "ncclDevKernel_AllReduce"));
+  CUgraph graph = new_graph();
+  CUgraphNode const before = chain(graph, 1, 40).back();
+  Parameters parameters(program_, 500);
+  parameters.node.func = collective;
+  CUgraphNode node = nullptr;
+  Program::check(
+      call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&node, graph, &before, 1, &parameters.node));
+  CUgraphNode beside = before;
+  for (std::uint64_t i = 0; i < 10; ++i) beside = kernel(graph, 600 + i, {beside});
+  CUgraphNode last = kernel(graph, 41, {node, beside});
+  for (std::uint64_t i = 42; i <= 80; ++i) last = kernel(graph, i, {last});
+  built.instantiate = driver::table().graph_instantiate;
+  const Replaced noted(driver::table().graph_instantiate, &note_all_built);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  const auto holds = [](const std::vector<std::uint64_t>& slice, std::uint64_t value) {
+    return std::find(slice.begin(), slice.end(), value) != slice.end();
+  };
+  std::size_t with_collective = 0;
+  for (const std::vector<std::uint64_t>& slice : built.slices) {
+    if (!holds(slice, 500)) continue;
+    ++with_collective;
+    for (std::uint64_t i = 0; i < 10; ++i) EXPECT_TRUE(holds(slice, 600 + i)) << i;
+  }
+  EXPECT_EQ(with_collective, 1U);
+  EXPECT_GE(built.slices.size(), 5U);
+  const std::uint64_t sliced = state().sliced_launches;
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  const std::vector<std::uint64_t> all = ran();
+  EXPECT_EQ(state().sliced_launches, sliced + 1);
+  ASSERT_EQ(all.size(), 91U);
+  EXPECT_TRUE(std::equal(all.begin(), all.begin() + 40, numbers(1, 40).begin()));
+  EXPECT_TRUE(std::equal(all.begin() + 51, all.end(), numbers(41, 40).begin()));
 }
 
 // ---- what may go wrong
