@@ -65,13 +65,13 @@ class GateTest : public ::testing::Test {
     std::uint64_t value = 0;
     std::uint32_t us = ms * 50;
     void* parameters[] = {&values, &count, &value, &us};
-    runtime::Sampler::Question question({.function = program_.timed_function(),
-                                         .grid = {132, 1, 1},
-                                         .block = {64, 1, 1},
-                                         .dynamic_shared_bytes = 0,
-                                         .parameters = parameters,
-                                         .extra = nullptr},
-                                        {});
+    const predict::Launch launch{.function = program_.timed_function(),
+                                 .grid = {132, 1, 1},
+                                 .block = {64, 1, 1},
+                                 .dynamic_shared_bytes = 0,
+                                 .parameters = parameters,
+                                 .extra = nullptr};
+    runtime::Sampler::Question question(launch, {});  // refers to it
     question.find_residency();
     return gate().estimate_ns(question.query);
   }
