@@ -78,7 +78,7 @@ and run again."
 }
 
 # ensure_system_packages build|tests: a compiler and Python; for `tests` also GoogleTest, google-benchmark, Spin, ccache,
-# Prometheus and bubblewrap.
+# Prometheus, bubblewrap and, on Debian, Chromium (Ubuntu's package of that name is none: it brings a snap).
 ensure_system_packages() {
   local missing=()
   if ! find_cxx >/dev/null; then
@@ -99,6 +99,9 @@ ensure_system_packages() {
     for program in spin ccache prometheus bwrap; do
       command -v "$program" >/dev/null || missing+=("${program/#bwrap/bubblewrap}")
     done
+    if ! command -v chromium chromium-browser >/dev/null && grep -qs '^ID=debian' /etc/os-release; then
+      missing+=(chromium fonts-dejavu-core) # else it has no letters
+    fi
   fi
   if [ "${#missing[@]}" -gt 0 ]; then
     apt_install "${missing[@]}"
