@@ -116,6 +116,18 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   EXPECT_EQ(latency_slot().segment.load(), first + 1);
 }
 
+// There were timers for 585 of them.
+TEST_F(SegmentsTest, ASegmentOfManyLaunchesIsKnown) {
+  EXPECT_TRUE(eventually([&] {
+    const InRegion region(CUDASCHED_LATENCY, 500);
+    const bool known = latency_slot().segment_late_ns.load() > 0;
+    for (int i = 0; i < 640; ++i) Program::check(program_.launch(1));
+    Program::check(program_.synchronize());
+    *program_.log() = 0;  // has no room for all of them
+    return known;
+  }));
+}
+
 TEST_F(SegmentsTest, MarksSayHowFarTheGpuIsWithASegmentOnOneStream) {
   CUstream const other = Program::new_stream();
   std::int64_t done = 0;
