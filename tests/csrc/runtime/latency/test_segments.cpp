@@ -38,8 +38,14 @@ class SegmentsTest : public ::testing::Test {
         Program::check(program_.launch(1, program_.stream(), 20));
         std::this_thread::sleep_for(100us);
       }
-      Program::check(program_.synchronize());
+      wait();
     }
+  }
+
+  // Launches are many here, and the log that they write has not room for all.
+  void wait() {
+    Program::check(program_.synchronize());
+    *program_.log() = 0;
   }
 
   std::uint64_t submitted() const { return state().best_effort_launches - before_; }
@@ -64,7 +70,7 @@ TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
       std::this_thread::sleep_for(100us);
       if (launch == 2) after_three = schedule::unpack(latency_slot().segment_left.load());
     }
-    Program::check(program_.synchronize());
+    wait();
     return at_begin && at_begin->host_ns > 0 && after_three;
   };
   ASSERT_TRUE(eventually(told));
@@ -85,7 +91,7 @@ TEST_F(SegmentsTest, RegionsOfTwoNamesAreLearnedEachByItself) {
       Program::check(program_.launch(1, program_.stream(), 20));
       std::this_thread::sleep_for(100us);
     }
-    Program::check(program_.synchronize());
+    wait();
     return known;
   };
   EXPECT_TRUE(eventually([&] {
@@ -122,8 +128,7 @@ TEST_F(SegmentsTest, ASegmentOfManyLaunchesIsKnown) {
     const InRegion region(CUDASCHED_LATENCY, 500);
     const bool known = latency_slot().segment_late_ns.load() > 0;
     for (int i = 0; i < 640; ++i) Program::check(program_.launch(1));
-    Program::check(program_.synchronize());
-    *program_.log() = 0;  // has no room for all of them
+    wait();
     return known;
   }));
 }
@@ -146,7 +151,7 @@ TEST_F(SegmentsTest, MarksSayHowFarTheGpuIsWithASegmentOnOneStream) {
     done = latency_slot().latency_done_ns.load() - begin;
     not_done = latency_slot().latency_not_done_ns.load() - begin;
     submitted = latency_slot().latency_gpu_ns.load() - begin;
-    Program::check(program_.synchronize());
+    wait();
     Program::check(program_.synchronize(other));
     return known;
   };
