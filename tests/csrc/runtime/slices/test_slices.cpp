@@ -565,7 +565,8 @@ runtime::Sliced::State state_of(CUgraphExec exec) {
   return static_cast<const runtime::Sliced*>(driver::registry().slices(exec))->state.load();
 }
 
-// The builder has begun with `exec`, and does no more while this lives.
+// The builder has begun with `exec`, and does no more while this lives. The thread has launched before: what it sets up
+// then takes the engine's lock, which comes before the builder's.
 class AtTheFirstStep {
  public:
   AtTheFirstStep(runtime::Slices& slices, CUgraphExec exec, CUstream stream) : driving_(slices) {
@@ -590,6 +591,7 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
   }
   CUmodule module = nullptr;
   ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  Program::check(program_.launch(0));
   const State before = state();
   std::thread unloads;
   {
@@ -660,6 +662,7 @@ TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
   }
   built.instantiate = driver::table().graph_instantiate;
   const Replaced noted(driver::table().graph_instantiate, &note_built);
+  Program::check(program_.launch(0));
   {
     const AtTheFirstStep step(slices(), execs[0], program_.stream());
     for (std::size_t i = 1; i < execs.size(); ++i) {
