@@ -29,9 +29,6 @@ struct Shard {
   Count normal_beside_best_effort{0};
   Count contested_streams{0};
   Count unmet_collectives{0};
-  Count clean_segments{0};
-  Count halved_budgets{0};
-  Count profile_fallbacks{0};
   Count graphs{0};  // of best effort, launched
   Count sliced_launches{0};
   Count slice_launches{0};
@@ -53,9 +50,6 @@ inline constexpr std::array kSummed{
     Summed{&Shard::normal_beside_best_effort, &cudasched_counts::normal_beside_best_effort},
     Summed{&Shard::contested_streams, &cudasched_counts::contested_streams},
     Summed{&Shard::unmet_collectives, &cudasched_counts::unmet_collectives},
-    Summed{&Shard::clean_segments, &cudasched_counts::clean_segments},
-    Summed{&Shard::halved_budgets, &cudasched_counts::halved_budgets},
-    Summed{&Shard::profile_fallbacks, &cudasched_counts::profile_fallbacks},
     Summed{&Shard::graphs, &cudasched_counts::graph_launches},
     Summed{&Shard::sliced_launches, &cudasched_counts::sliced_launches},
     Summed{&Shard::slice_launches, &cudasched_counts::slice_launches},
@@ -93,6 +87,9 @@ class Counters {
     to.latency_launches = launches(Class::kLatency);
     to.best_effort_launches = launches(Class::kBestEffort);
     to.latency_active_ns = latency_active_ns.load(std::memory_order_relaxed);
+    to.clean_segments = clean_segments.load(std::memory_order_relaxed);
+    to.halved_budgets = halved_budgets.load(std::memory_order_relaxed);
+    to.profile_fallbacks = profile_fallbacks.load(std::memory_order_relaxed);
     gate_waits.read(to.gate_waits);
     preemptions.read(to.preemptions);
     predictions.read(to);
@@ -104,6 +101,9 @@ class Counters {
   PredictionCounts predictions;
   RegionCounts regions;
   std::atomic<std::uint64_t> latency_active_ns{0};
+  std::atomic<std::uint64_t> clean_segments{0};  // under `harvest` (runtime/latency/segments.hpp), as the next two
+  std::atomic<std::uint64_t> halved_budgets{0};
+  std::atomic<std::uint64_t> profile_fallbacks{0};
 
   // In a forked child, which starts from nothing.
   void reset() noexcept {
@@ -115,7 +115,9 @@ class Counters {
     preemptions.reset();
     predictions.reset();
     regions.reset();
-    latency_active_ns.store(0, std::memory_order_relaxed);
+    for (auto* const count : {&latency_active_ns, &clean_segments, &halved_budgets, &profile_fallbacks}) {
+      count->store(0, std::memory_order_relaxed);
+    }
   }
 
  private:

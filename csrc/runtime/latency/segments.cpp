@@ -147,7 +147,7 @@ void LatencySegments::destroy_timers() noexcept {
 
 void LatencySegments::count() noexcept {
   const schedule::Segments::Counts now = segments_->counts();
-  telemetry::Shard& counters = hot().counters.shard(0);
+  telemetry::Counters& counters = hot().counters;
   counters.clean_segments.fetch_add(now.clean - counted_.clean, std::memory_order_relaxed);
   counters.halved_budgets.fetch_add(now.halved - counted_.halved, std::memory_order_relaxed);
   counters.profile_fallbacks.fetch_add(now.fallbacks - counted_.fallbacks, std::memory_order_relaxed);
