@@ -47,12 +47,14 @@ class SegmentReader {
   std::array<Last, kClients> last_{};
 };
 
-// Does the segment that begins leave enough for gates that sleep to be woken?
-inline bool worth_waking(std::uint64_t left) noexcept {
-  constexpr std::int64_t kWorthNs = 200'000;
+// Is it known that what is left of a segment leaves the GPU idle for so long?
+inline bool leaves(std::uint64_t left, std::int64_t idle_ns) noexcept {
   const std::optional<Left> known = unpack(left);
-  return known && known->host_ns - known->gpu_ns >= kWorthNs;
+  return known && known->host_ns - known->gpu_ns >= idle_ns;
 }
+
+// Does the segment that begins leave enough for gates that sleep to be woken?
+inline bool worth_waking(std::uint64_t left) noexcept { return leaves(left, 200'000); }
 
 // How far the GPU is with the launches of latency clients, in GPU time as expected: positions in all that was ever
 // submitted. Each client marks one launch in SegmentProgress::kPeriod.
@@ -139,10 +141,7 @@ class SegmentGate {
   explicit SegmentGate(double inflation) noexcept : most_share_(Segments::kMostShare * inflation) {}
 
   // Is a segment worth beginning with, of which so much is left?
-  static bool opens_for(std::uint64_t left) noexcept {
-    const std::optional<Left> known = unpack(left);
-    return known && known->host_ns - known->gpu_ns >= kWorthNs;
-  }
+  static bool opens_for(std::uint64_t left) noexcept { return leaves(left, kWorthNs); }
 
   // Asked at each look: is the gate closed in this segment? `segments`: begun, ever. `on_gpu_ns`: of both classes, with
   // the bound of the launch that asks.

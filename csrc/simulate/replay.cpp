@@ -625,14 +625,10 @@ void Replay::look(Client& client) {
 // As runtime::LatencySegments, for the launch that is submitted.
 void Replay::note_progress(Client& client, const schedule::Segments::Launch& launched) {
   schedule::Progress& progress = client.progress;
-  if (launched.number == 0) {
-    client.marks.begin(progress.submitted_ns);
-    progress.done_ns = progress.not_done_ns = progress.submitted_ns;
-  }
+  if (launched.number == 0) client.marks.begin(progress.submitted_ns);
   progress.submitted_ns += launched.gpu_ns;
-  if (!schedule::SegmentProgress::asks(launched.number)) return;
   const auto complete = [&] { return client.completed >= client.marked_launch; };
-  if (client.marks.ask(progress.submitted_ns, complete)) {
+  if (schedule::SegmentProgress::asks(launched.number) && client.marks.ask(progress.submitted_ns, complete)) {
     client.marks.marked(progress.submitted_ns);
     client.marked_launch = client.submitted + 1;
   }
