@@ -47,6 +47,14 @@ class GateTest : public ::testing::Test {
     return std::max(most, ahead());
   }
 
+  // Another one, on which a launch has run.
+  CUstream known_stream() const {
+    CUstream const stream = Program::new_stream();
+    Program::check(program_.launch(0, stream));
+    Program::check(program_.synchronize(stream));
+    return stream;
+  }
+
   // Times are the program's; the simulated driver's are a twentieth.
   void launch_all(std::uint64_t count, std::uint32_t ms) {
     for (std::uint64_t i = 0; i < count; ++i) Program::check(program_.launch(i, program_.stream(), ms * 50));
@@ -148,9 +156,7 @@ TEST_F(GateTest, AKernelPredictedFarTooShortLetsFewPass) {
 TEST_F(GateTest, WhatALateKernelMayWaitForGoes) {
   const OtherClient idle(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  const CUstream other = Program::new_stream();
-  ASSERT_EQ(program_.launch(0, other), CUDA_SUCCESS);
-  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  const CUstream other = known_stream();
   launch_all(1, 2'000);
   for (std::uint64_t i = 1; i <= 8; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
   for (std::uint64_t i = 9; i <= 28; ++i) ASSERT_EQ(program_.launch(i, other), CUDA_SUCCESS);
@@ -182,9 +188,7 @@ TEST_F(GateTest, AKernelThatRunsLateIsPredictedToTakeAtLeastAsLongWhileItRuns) {
 TEST_F(GateTest, AnExceptionEndsWhatIsLearnedOfTheLateKernel) {
   const OtherClient idle(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  const CUstream other = Program::new_stream();
-  ASSERT_EQ(program_.launch(0, other), CUDA_SUCCESS);
-  ASSERT_EQ(program_.synchronize(other), CUDA_SUCCESS);
+  const CUstream other = known_stream();
   const std::uint64_t exceptions = state().gate_exceptions;
   launch_all(1, 600);
   for (std::uint64_t i = 1; i <= 8; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);

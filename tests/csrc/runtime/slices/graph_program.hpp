@@ -106,6 +106,16 @@ class GraphProgram : public ::testing::Test {
     Program::check(call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(&exec, graph, flags));
     return execs_.emplace_back(exec);
   }
+  // Of graphs of 40 kernels in a row, whose values begin there.
+  std::vector<CUgraphExec> chains(const std::vector<std::uint64_t>& firsts) {
+    std::vector<CUgraphExec> made;
+    for (const std::uint64_t first : firsts) {
+      CUgraph graph = new_graph();
+      chain(graph, first, 40);
+      made.push_back(instantiate(graph));
+    }
+    return made;
+  }
   void destroy(CUgraphExec exec) {
     std::erase(execs_, exec);
     Program::check(call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec));

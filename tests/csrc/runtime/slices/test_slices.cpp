@@ -583,12 +583,7 @@ class AtTheFirstStep {
 // The functions of a graph that is launched no more may be gone: nothing looks at them.
 TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  std::vector<CUgraphExec> execs;
-  for (const std::uint64_t first : {1, 101}) {
-    CUgraph graph = new_graph();
-    chain(graph, first, 40);
-    execs.push_back(instantiate(graph));
-  }
+  const std::vector<CUgraphExec> execs = chains({1, 101});
   CUmodule module = nullptr;
   ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
   Program::check(program_.launch(0));
@@ -654,12 +649,7 @@ CUresult note_all_built(CUgraphExec* exec, CUgraph graph, unsigned long long fla
 TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   const std::vector<int> launches{2, 3, 9, 5, 4};
-  std::vector<CUgraphExec> execs;
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    CUgraph graph = new_graph();
-    chain(graph, 100 * i, 40);
-    execs.push_back(instantiate(graph));
-  }
+  const std::vector<CUgraphExec> execs = chains({0, 100, 200, 300, 400});
   built.instantiate = driver::table().graph_instantiate;
   const Replaced noted(driver::table().graph_instantiate, &note_built);
   Program::check(program_.launch(0));
@@ -681,12 +671,7 @@ TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
 TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
   configure_looks(20);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  std::vector<CUgraphExec> execs;
-  for (const std::uint64_t first : {1, 101}) {
-    CUgraph graph = new_graph();
-    chain(graph, first, 40);
-    execs.push_back(instantiate(graph));
-  }
+  const std::vector<CUgraphExec> execs = chains({1, 101});
   ASSERT_TRUE(has_slices(execs[0]));
   const State before = state();
   const std::uint64_t of_one = before.graph_slice_bytes;
