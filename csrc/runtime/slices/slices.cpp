@@ -648,15 +648,18 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   Sliced::State wanted = Sliced::State::kWanted;
   if (!sliced->state.compare_exchange_strong(wanted, Sliced::State::kBuilding)) return;
   bool late = false;
-  bool unloaded = false;
+  bool lost = false;  // the graph is being destroyed, or its functions may be gone
   const Step step = [&](const std::function<void()>& what, bool always) {
     while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
     const std::scoped_lock lock(driving_);
     while (stopping_.load()) sleep_ns(kNsPerSecond);  // the process exits: the driver may be gone
     late = late || now_ns() - begin_ns > settings_.most_build_ns;
-    // Of a graph that has not been launched since a module was unloaded, the functions may be gone.
-    unloaded = unloaded || sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
-    const bool goes_on = !late && !unloaded && sliced->generation.load() == generation;
+    // The registry forgets a graph before the program's thread comes to forget() here. Functions may be gone where a
+    // module was unloaded and the graph has not been launched since.
+    driver::ExecFacts facts;
+    lost = lost || !driver::registry().find(sliced->exec, facts) ||
+           sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
+    const bool goes_on = !late && !lost && sliced->generation.load() == generation;
     if (!goes_on && !always) return false;
     const driver::CurrentContext current(sliced->context);
     if (!current.ok() && !always) return false;
@@ -671,13 +674,13 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   } catch (const std::exception&) {
     reason = WholeReason::kNoMemory;
   }
-  if (!unloaded) builds_.fetch_add(1, std::memory_order_relaxed);
+  if (!lost) builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
     if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
     const bool had = sliced->pieces != nullptr;
     if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
-    if (unloaded) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
+    if (lost) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     try {
       if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {

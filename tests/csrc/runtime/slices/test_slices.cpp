@@ -613,6 +613,23 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
   EXPECT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
 }
 
+// cuGraphExecDestroy has come as far as the registry, and waits for the builder: what is missing there is no fault.
+TEST_F(Sliced, AGraphThatIsBeingDestroyedWhileItIsBuiltIsNoFailure) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraphExec exec = chains({1}).front();
+  const State before = state();
+  const runtime::Sliced* sliced = nullptr;
+  {
+    const AtTheFirstStep step(slices(), exec, program_.stream());
+    sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+    driver::registry().forget(exec);
+  }
+  ASSERT_TRUE(eventually([&] { return sliced->state.load() != runtime::Sliced::State::kBuilding; }));
+  EXPECT_EQ(sliced->state.load(), runtime::Sliced::State::kIdle);
+  EXPECT_EQ(state().graph_builds, before.graph_builds);
+  destroy(exec);
+}
+
 // The values of the first kernels of slices, in the order in which they are made.
 struct Built {
   std::mutex mutex;
