@@ -127,6 +127,7 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("hook_attached", flag(&cudasched_client::hook_attached))
       .def_readonly("age_ns", &cudasched_client::age_ns)
       .def_readonly("heartbeat_age_ns", &cudasched_client::heartbeat_age_ns)
+      .def_readonly("active_since_ns", &cudasched_client::active_since_ns)
       .def_readonly("slo_ns", &cudasched_client::slo_ns)
       .def_readonly("in_flight_ns", &cudasched_client::in_flight_ns)
       .def_readonly("overdue_ns", &cudasched_client::overdue_ns)

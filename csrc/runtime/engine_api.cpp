@@ -83,6 +83,7 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.hook_attached = static_cast<std::int32_t>(slot.hook_attached.load());
   client.age_ns = elapsed_ns(now, slot.claimed_ns.load());
   client.heartbeat_age_ns = elapsed_ns(now, slot.heartbeat_ns.load());
+  client.active_since_ns = slot.active_since_ns.load();
   client.slo_ns = slot.slo_ns.load();
   client.in_flight_ns = std::max<std::int64_t>(0, elapsed_ns(slot.in_flight_until_ns.load(), now));
   const std::int64_t due = slot.overdue_since_ns.load();

@@ -150,6 +150,7 @@ struct cudasched_client {
   int32_t hook_attached;
   int64_t age_ns;
   int64_t heartbeat_age_ns;
+  int64_t active_since_ns; /* CLOCK_MONOTONIC, when it last began to be active; 0: never */
   int64_t slo_ns;
   int64_t in_flight_ns;
   int64_t overdue_ns;     /* since its oldest launch in flight should have been done; 0: none is late */

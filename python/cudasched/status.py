@@ -116,6 +116,7 @@ class Client:
         hook_attached: Whether its launches are seen.
         age_s: Since it came, s.
         heartbeat_age_s: Since its last sign of life, s.
+        active_since_s: When it last began to be active, s, as `time.monotonic` counts; None: it never was.
         in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
         overdue_s: Since its oldest launch in flight should have been done, s; 0: none is late. Launches that the gate
             does not see (no latency client was there) are not known.
@@ -158,6 +159,7 @@ class Client:
     hook_attached: bool
     age_s: float
     heartbeat_age_s: float
+    active_since_s: float | None
     in_flight_ms: float
     overdue_s: float
     policy_s: float
@@ -355,6 +357,7 @@ def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
         hook_attached=seen.hook_attached,
         age_s=seen.age_ns / _NS_PER_S,
         heartbeat_age_s=seen.heartbeat_age_ns / _NS_PER_S,
+        active_since_s=seen.active_since_ns / _NS_PER_S or None,
         in_flight_ms=seen.in_flight_ns / _NS_PER_MS,
         overdue_s=seen.overdue_ns / _NS_PER_S,
         policy_s=seen.policy_ns / _NS_PER_S,

@@ -200,7 +200,8 @@ for line in sys.stdin:
         sys.stdin.readline()
     print('out', flush=True)
 """
-#: Measures one configuration where nothing holds it back, and asks for a request that begins between two samples.
+#: Measures one configuration where nothing holds it back, and asks for a request that begins between two samples, and
+#: ends there if it is `within`.
 BESIDE = """
 import json, sys
 from pathlib import Path
@@ -220,6 +221,8 @@ def timed(*given):
     taken.append(given)
     if len(taken) == 2:
         ask('begin')
+        if within:
+            ask('end')
     return take(*given)
 
 def pause(seconds):
@@ -266,8 +269,10 @@ def test_the_tuner_waits_while_a_request_is_open(axpy: Path) -> None:
         ended.join()
 
 
-def test_samples_taken_beside_a_request_are_thrown_away_and_taken_again(axpy: Path) -> None:
-    with talking(SERVER, axpy) as (tell, said), talking(BESIDE, axpy) as (go_on, asked):
+@pytest.mark.parametrize("within", [False, True])
+def test_samples_taken_beside_a_request_are_thrown_away_and_taken_again(axpy: Path, within: bool) -> None:
+    beside = f"within = {within}\n{BESIDE}"
+    with talking(SERVER, axpy) as (tell, said), talking(beside, axpy) as (go_on, asked):
         for what, answer in (("begin", "in"), ("end", "out")):
             assert asked() == what
             tell(what)

@@ -76,23 +76,23 @@ class Neighbours:
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
 
-    def look(self) -> tuple[bool, int]:
-        """Whether one is active now, and how many launches they have made so far."""
+    def look(self) -> tuple[bool, frozenset[tuple[int, float | None]]]:
+        """Whether one is active now, and since when each was last: another answer than before says that one was."""
         from cudasched.status import status
 
-        active, launches = False, 0
         try:
             devices = status()
         except Error:  # the package is not built: nobody is scheduled
-            return False, 0
-        for device in devices:
-            if device.uuid not in (self._uuid, "") and device.uuid.startswith("GPU-"):
-                continue
-            for client in device.clients:
-                if client.client_class == "latency":
-                    active |= client.active
-                    launches += client.launches
-        return active, launches
+            return False, frozenset()
+        clients = [
+            client
+            for device in devices
+            if device.uuid in (self._uuid, "") or not device.uuid.startswith("GPU-")
+            for client in device.clients
+            if client.client_class == "latency"
+        ]
+        active = any(client.active for client in clients)
+        return active, frozenset((client.process, client.active_since_s) for client in clients)
 
 
 def _numpy_type(kind: str) -> str:
