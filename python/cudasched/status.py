@@ -116,7 +116,6 @@ class Client:
         hook_attached: Whether its launches are seen.
         age_s: Since it came, s.
         heartbeat_age_s: Since its last sign of life, s.
-        active_since_s: When it last began to be active, s, as `time.monotonic` counts; None: it never was.
         in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
         overdue_s: Since its oldest launch in flight should have been done, s; 0: none is late. Launches that the gate
             does not see (no latency client was there) are not known.
@@ -144,6 +143,7 @@ class Client:
             program brings; empty: not known.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
         kernels: What the best-effort kernels of its process, on all of its GPUs, make of the GPU.
+        active_since_s: When it last began to be active, s, as `time.monotonic` counts; None: it never was.
     """
 
     slot: int
@@ -159,7 +159,6 @@ class Client:
     hook_attached: bool
     age_s: float
     heartbeat_age_s: float
-    active_since_s: float | None
     in_flight_ms: float
     overdue_s: float
     policy_s: float
@@ -181,6 +180,7 @@ class Client:
     policy: str = ""
     whole_graphs: Mapping[str, WholeGraphs] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
+    active_since_s: float | None = None
 
     @property
     def coverage(self) -> float | None:
