@@ -105,7 +105,7 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   look_at(*table_);
   if (peers_ != nullptr) peers_->for_each(look_at);
   if (snapshot.latency_active) snapshot.slack_ns = slack;
-  if (harvests_) snapshot.host_bound.known = look_at_segments(now);
+  if (looks_into_requests_) snapshot.host_bound.known = look_at_segments(now);
   const bool may_go =
       !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs || snapshot.host_bound.known;
   if (may_go) {
@@ -134,7 +134,7 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   } else if (others != 0 && may_go) {
     snapshot.my_turn = my_turn(now);
   }
-  if (harvests_) look_into_gaps(snapshot);
+  if (looks_into_requests_) look_into_gaps(snapshot);
 }
 
 // What latency clients say of their segments; are all of those under way known? Of one on another GPU of the job

@@ -31,7 +31,7 @@ class Neighbours {
   void use_peers(const JobPeers* peers) noexcept { peers_ = peers; }
 
   // The policy looks into the gaps of requests, or does so no more.
-  void harvest(bool harvests) noexcept { harvests_ = harvests; }
+  void look_into_requests(bool looks) noexcept { looks_into_requests_ = looks; }
 
   // The client has another slot now.
   void moved(int slot) noexcept { slot_ = slot; }
@@ -102,7 +102,7 @@ class Neighbours {
   std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
   std::int64_t own_in_flight_until_ns_ = 0;
-  bool harvests_ = false;
+  bool looks_into_requests_ = false;
   int own_latency_ = -1;
   schedule::GapView gaps_{0};
   std::uint64_t admitted_launches_ = 0;  // ever,

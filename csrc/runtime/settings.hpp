@@ -26,7 +26,7 @@ struct Settings {
   std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
   std::optional<std::int64_t> lead_ns;               // CUDASCHED_LEAD_US; none ("auto"): found on line
   double max_inflation = 0;                          // CUDASCHED_MAX_INFLATION, 0: no target
-  double host_bound_inflation = 1.03;                // CUDASCHED_HOST_BOUND_INFLATION, of a segment under `harvest`
+  double host_bound_inflation = 1.03;                // CUDASCHED_HOST_BOUND_INFLATION, of a segment of a request
   std::int64_t margin_ns = 200 * kNsPerUs;           // CUDASCHED_MARGIN_US
   std::int64_t long_ns = 300 * kNsPerUs;             // CUDASCHED_LONG_US
   double miss_probability = 0;                       // CUDASCHED_MISS_PROBABILITY, 0: rates of arrival are not used

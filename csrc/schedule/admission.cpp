@@ -51,6 +51,7 @@ Decision strict(const Snapshot& snapshot) noexcept {
 
 Decision slack(const Snapshot& snapshot) noexcept {
   if (!snapshot.latency_clients || !snapshot.latency_active) return strict(snapshot);
+  if (snapshot.host_bound.known) return harvest(snapshot);
   const bool fits =
       snapshot.slack_ns > 0 && snapshot.in_flight_ns + snapshot.longest_ns() <= snapshot.slack_ns - snapshot.margin_ns;
   if (!fits) return {Answer::kWaitForLatency, 0};

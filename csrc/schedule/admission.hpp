@@ -13,7 +13,7 @@ namespace cudasched::schedule {
 // The GPU changes from one process's context to another's, without MPS.
 inline constexpr std::int64_t kContextSwitchNs = 130'000;
 
-// What is known of the latency requests under way as the host drives them (segments.hpp); harvest() asks.
+// What is known of the latency requests under way as the host drives them (segments.hpp); harvest() and slack() ask.
 struct HostBound {
   bool known = false;             // of each of them
   bool sliced = false;            // one runs in another process, and contexts take turns on the GPU
@@ -94,7 +94,9 @@ Decision open(const Snapshot& snapshot) noexcept;
 Decision strict(const Snapshot& snapshot) noexcept;
 
 // As strict, but while latency work is active, a launch is submitted whose bound, with what is in flight, fits the
-// slack that the request has left, less the margin. An unknown slack is none.
+// slack that the request has left, less the margin. An unknown slack is none. Where the gaps of the requests under way
+// are known, as harvest: what runs there takes no slack. How much later they may end is then what they have left of it
+// at most (Segments).
 Decision slack(const Snapshot& snapshot) noexcept;
 
 // As strict, but while the requests under way keep the host busy and the GPU idle, launches are submitted in the gaps.

@@ -47,14 +47,8 @@ class SegmentReader {
   std::array<Last, kClients> last_{};
 };
 
-// Is it known that what is left of a segment leaves the GPU idle for so long?
-inline bool leaves(std::uint64_t left, std::int64_t idle_ns) noexcept {
-  const std::optional<Left> known = unpack(left);
-  return known && known->host_ns - known->gpu_ns >= idle_ns;
-}
-
 // Does the segment that begins leave enough for gates that sleep to be woken?
-inline bool worth_waking(std::uint64_t left) noexcept { return leaves(left, 200'000); }
+inline bool worth_waking(std::uint64_t left) noexcept { return leaves(left, kWorthWakingNs); }
 
 // How far the GPU is with the launches of latency clients, in GPU time as expected: positions in all that was ever
 // submitted. Each client marks one launch in SegmentProgress::kPeriod.
@@ -135,7 +129,7 @@ class LatencyClock {
 // long, the earlier the gate closes.
 class SegmentGate {
  public:
-  static constexpr std::int64_t kWorthNs = 1'100'000;
+  static constexpr std::int64_t kWorthNs = kWorthSwitchingNs;
 
   // `inflation`: how much longer a segment may take, 0.03 for 3%.
   explicit SegmentGate(double inflation) noexcept : most_share_(Segments::kMostShare * inflation) {}

@@ -33,6 +33,11 @@ struct Policy {
 // All that can be configured; the first is the default.
 std::span<const Policy> policies() noexcept;
 
+// Does it look into requests by the segments that latency clients learn (segments.hpp)?
+constexpr bool looks_into_requests(std::string_view policy) noexcept {
+  return policy == "harvest" || policy == "slack";
+}
+
 // Null if there is none of that name.
 const Policy* find_policy(std::string_view name) noexcept;
 

@@ -44,6 +44,16 @@ constexpr std::optional<Left> unpack(std::uint64_t word) noexcept {
   return Left{static_cast<std::int64_t>(word >> 32) * 64, static_cast<std::int64_t>(word & 0xffff'ffff) * 64};
 }
 
+// Is it known that what is left of a segment leaves the GPU idle for so long?
+inline bool leaves(std::uint64_t left, std::int64_t idle_ns) noexcept {
+  const std::optional<Left> known = unpack(left);
+  return known && known->host_ns - known->gpu_ns >= idle_ns;
+}
+
+// So much is worth it that gates that sleep are woken, and where contexts take turns, that the GPU changes them.
+inline constexpr std::int64_t kWorthWakingNs = 200'000;
+inline constexpr std::int64_t kWorthSwitchingNs = 1'100'000;
+
 // The median of the last few times; 0 while there are none. Fixed memory.
 class RecentMedian {
  public:

@@ -34,9 +34,12 @@ double Segments::share(std::uint64_t key) const noexcept {
   return place == kNone ? kMostShare : keys_[static_cast<std::size_t>(place)].share;
 }
 
-Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced) noexcept {
+Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced,
+                               const std::optional<Target>& target) noexcept {
   key_ = find(key);
   sliced_ = sliced;
+  target_ = target;
+  done_ns_ = 0;
   wanted_ = key;
   under_way_ = true;
   number_ = 0;
@@ -51,6 +54,7 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
   launches_.store(0, std::memory_order_relaxed);
   late_ns_.store(0, std::memory_order_relaxed);
   timed_ = false;
+  teaches_ = true;
   bool noted = false;
   const SegmentProfile* known = nullptr;
   if (key_ != kNone) {
@@ -59,8 +63,9 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
     known = &kind.profile;
     told.median_ns = known->median_ns();
     // Without what launches take, a gate could not tell what latency work has on the GPU.
+    const bool clean_request = target_ && target_->expected_ns == Snapshot::kUnknownNs;
     if (!known->known()) {
-      noted = timed_ = true;
+      noted = timed_ = teaches_ = !target_ || clean_request || target_->alone;
     } else {
       const std::uint64_t begun = ++kind.begun;
       if (key.share < kLeastShare && begun % kRetryPeriod == 0) {
@@ -68,13 +73,16 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
         kind.others = {};
       }
       noted = begun % kNotedPeriod == 1;
-      if (begun % (key.on_trial ? kTrialPeriod : kCleanPeriod) == 0) {
+      const std::uint64_t period = key.on_trial ? kTrialPeriod : kCleanPeriod;
+      if (target_ ? clean_request : begun % period == 0) {
         ++counts_.clean;
         // Beside best effort a launch takes longer. Segments whose launches are measured are not compared with others.
         timed_ = ++kind.clean % (key.on_trial ? 8 : 2) == 0;
       } else if (key.share >= kLeastShare) {
         told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
+        if (target_) told.late_ns = std::clamp<std::int64_t>(slack_ns(*known, now), 0, told.late_ns);
       }
+      teaches_ = !target_ || clean_request || told.late_ns > 0;
     }
     if (timed_) kind.phase = (kind.phase + 1) % kTimedPeriod;
     phase_.store(timed_ ? kind.phase : kTimedPeriod, std::memory_order_relaxed);
@@ -90,9 +98,20 @@ void Segments::took(std::size_t number, std::int64_t gpu_ns) noexcept {
   if (key_ != kNone) kind(key_, number_).profile.took(number, gpu_ns);
 }
 
+// Of what the request takes, the segments before have had what they take by themselves, whatever they took this time.
+std::int64_t Segments::slack_ns(const SegmentProfile& profile, std::int64_t now) const noexcept {
+  constexpr std::int64_t kMostNs = 3'600'000'000'000;  // more is a damaged word
+  std::int64_t until_ns = 0;
+  const bool sound = !__builtin_sub_overflow(target_->deadline_ns, now, &until_ns) && until_ns > 0 &&
+                     target_->expected_ns >= 0 && target_->expected_ns <= kMostNs;
+  if (!sound || !leaves(profile.left(0), sliced_ ? kWorthSwitchingNs : kWorthWakingNs)) return 0;
+  const std::int64_t needed_ns = std::max(target_->expected_ns - done_ns_, profile.median_ns());
+  return until_ns - needed_ns - target_->margin_ns - (sliced_ ? 2 * kContextSwitchNs : 0);
+}
+
 // The segment under way is over.
 void Segments::observe(std::int64_t now) noexcept {
-  if (key_ == kNone) return;
+  if (key_ == kNone || !teaches_) return;
   std::array<std::int64_t, SegmentProfile::kLaunches> launched_ns;
   SegmentProfile::Seen seen;
   seen.began_ns = began_ns_;
@@ -125,6 +144,10 @@ void Segments::observe(std::int64_t now) noexcept {
 
 bool Segments::next(std::int64_t now, Told& told) noexcept {
   if (!under_way_ || launches_.load(std::memory_order_relaxed) == 0) return false;
+  if (key_ != kNone) {
+    const std::int64_t median_ns = kind(key_, number_).profile.median_ns();
+    done_ns_ += median_ns > 0 ? median_ns : now - began_ns_;
+  }
   observe(now);
   ++number_;
   told = start(now);

@@ -11,6 +11,8 @@
 // pairs exceed the target than keep within half of it, and doubled back when it is the other way round. Where contexts
 // take turns, changing to the other one and back comes on top of the target.
 //
+// With a deadline (policy `slack`), a segment may lose no more than the slack that its request has left.
+//
 // launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
 // and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. A megabyte, allocated by
 // the constructor.
@@ -21,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "schedule/admission.hpp"
 #include "schedule/segment_profile.hpp"
@@ -60,9 +63,20 @@ class Segments {
     std::uint64_t fallbacks = 0;  // times that a profile misled, and was forgotten
   };
 
+  // A request's deadline, and what the request takes by itself; where that is not known, it is kept clean.
+  struct Target {
+    std::int64_t deadline_ns = 0;  // 0: none
+    std::int64_t expected_ns = Snapshot::kUnknownNs;
+    std::int64_t margin_ns = 0;  // of the slack, what is left alone
+    bool alone = false;          // no best effort is there: it is clean in any case
+  };
+
   // A request begins. No allocation, and nothing is cleared: one with a new key is not known. `sliced`: best effort of
-  // another context takes turns with it on the GPU, so that a segment pays two changes of contexts in any case.
-  Told begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false) noexcept;
+  // another context takes turns with it on the GPU, so that a segment pays two changes of contexts in any case. With a
+  // target, segments are told of only as far as it leaves them slack, which requests are clean is the target's to say,
+  // and other segments of which nothing is told teach nothing: another rule lets best effort into them.
+  Told begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false,
+             const std::optional<Target>& target = std::nullopt) noexcept;
 
   // The next launch of the segment: what it takes on the GPU, and what is left behind it. `now()` is asked only where
   // the request's launches are noted.
@@ -128,6 +142,8 @@ class Segments {
   int make_room(std::uint64_t key) noexcept;
   Told start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
+  // By how much a segment that begins may end later, for its request's target: 0 or less where it has to be left alone.
+  std::int64_t slack_ns(const SegmentProfile& profile, std::int64_t now_ns) const noexcept;
   // A clean segment and the others of its kind before it.
   void judge(Key& key, RecentMedian& others, std::int64_t clean_ns) noexcept;
   Kind& kind(int key, std::size_t number) noexcept {
@@ -145,7 +161,10 @@ class Segments {
   std::uint64_t wanted_ = 0;  // the key of a request that has no place yet
   bool under_way_ = false;
   bool sliced_ = false;
-  bool timed_ = false;  // launches of the segment are measured
+  std::optional<Target> target_;
+  std::int64_t done_ns_ = 0;  // what its segments so far take by themselves
+  bool teaches_ = true;       // it is known what is in the segment
+  bool timed_ = false;        // launches of the segment are measured
   std::size_t number_ = 0;
   std::uint64_t segment_ = 0;
   std::int64_t began_ns_ = 0;

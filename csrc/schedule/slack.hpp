@@ -7,6 +7,8 @@
 // How long a request takes by itself shows only where nothing was admitted into it. So once in a while one is kept
 // clean.
 //
+// Inside a host-bound request most of what is admitted costs nothing: segments.hpp.
+//
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
 
@@ -23,7 +25,7 @@ namespace cudasched::schedule {
 class RegionHistory {
  public:
   static constexpr std::size_t kTimes = 32;
-  static constexpr std::size_t kFewest = 8;  // with fewer times nothing is known
+  static constexpr std::size_t kFewest = 9;  // with fewer times nothing is known; Segments knows a request by then
   static constexpr int kCleanPeriod = 16;    // of so many requests in a row, one is clean
 
   // A request is complete, `time_ns` after its entry; best-effort launches of `admitted_ns` went meanwhile.

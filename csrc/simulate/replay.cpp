@@ -68,7 +68,9 @@ struct Client {
         arrivals(settings.miss_probability) {
     result.name = spec.name;
     result.client_class = spec.client_class;
-    if (!best_effort && settings.policy == "harvest" && !settings.user_policy) {
+    const bool has_segments =
+        settings.policy == "slack" ? spec.slo_ns > 0 : schedule::looks_into_requests(settings.policy);
+    if (!best_effort && has_segments && !settings.user_policy) {
       segments = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
     }
     gaps = schedule::GapView(settings.host_bound_inflation);
@@ -483,8 +485,14 @@ void Replay::enter(Client& client) {
   for (Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight_ns(now_ns_);
   client.arrivals.arrived(now_ns_);
   if (client.segments != nullptr) {
+    std::optional<schedule::Segments::Target> target;
+    if (settings_.policy == "slack") {
+      const std::int64_t slo_ns = client.trace->slo_ns;
+      const std::int64_t deadline_ns = slo_ns > 0 ? client.trace->arrivals_ns[client.served] + slo_ns : 0;
+      target = schedule::Segments::Target{deadline_ns, client.expected_ns, settings_.margin_ns};
+    }
     client.told_segment = client.segments->begin(static_cast<std::uint64_t>(client.trace->slo_ns), now_ns_,
-                                                 settings_.sharing == Sharing::kTimeSlice);
+                                                 settings_.sharing == Sharing::kTimeSlice, target);
     if (schedule::worth_waking(client.told_segment.left)) wake_gates();
   }
   if (active_++ == 0) active_since_ns_ = now_ns_;
@@ -664,7 +672,7 @@ schedule::Snapshot Replay::snapshot(Client& client) {
     seen.free_ns = foresight.free_ns;
     seen.foreseen_over_ns = foresight.over_ns;
   }
-  if (settings_.policy == "harvest") seen.host_bound = host_bound(client, seen.in_flight_ns);
+  if (schedule::looks_into_requests(settings_.policy)) seen.host_bound = host_bound(client, seen.in_flight_ns);
   const bool lets_in = seen.slack_ns > 0 || seen.host_bound.known;
   if (best_effort_.size() > 1) {
     if (settings_.sharing != Sharing::kTimeSlice) {

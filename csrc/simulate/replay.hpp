@@ -14,10 +14,10 @@
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
 //              (kernels are then cut), and each change costs `switch_ns`.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
-//              Under `harvest` a request's segments are learned as they are in a latency client, a timed launch taking
-//              what it takes with the same noise.
-//              What is in flight is counted by the gate's ledger, held launches have the gate's limits, and until the
-//              first latency client joins, what is in flight is bounded as there.
+//              Under `harvest` and `slack` a request's segments are learned as they are in a latency client, a timed
+//              launch taking what it takes with the same noise. What is in flight is counted by the gate's ledger, held
+//              launches have the gate's limits, and until the first latency client joins, what is in flight is bounded
+//              as there.
 #pragma once
 
 #include <cstddef>
@@ -84,7 +84,7 @@ struct ReplaySettings {
   std::int64_t lead_ns = 20'000;
   schedule::Lead::Bounds lead_bounds;    // of the adaptive lead, which begins with lead_ns
   bool foresee = false;                  // long launches look out for foreseen arrivals
-  double host_bound_inflation = 0.03;    // by how much `harvest` may prolong a segment of a request
+  double host_bound_inflation = 0.03;    // by how much a segment of a request may be prolonged
   double miss_probability = 0;           // for learned rates, 0: only periodic arrivals are foreseen
   bool earliest_deadline_first = false;  // between latency clients, at region entry
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are
@@ -134,7 +134,7 @@ struct ClientResult {
   std::vector<std::int64_t> latencies_ns;  // of served requests, from their arrival, in order of arrival
   std::uint64_t unserved = 0;              // arrived and not complete by the end
   std::uint64_t met = 0;                   // within the SLO
-  schedule::Segments::Counts segments;     // under `harvest`
+  schedule::Segments::Counts segments;     // under `harvest` and `slack`
 };
 
 struct ReplayResult {

@@ -101,7 +101,7 @@ class Counters {
   PredictionCounts predictions;
   RegionCounts regions;
   std::atomic<std::uint64_t> latency_active_ns{0};
-  std::atomic<std::uint64_t> clean_segments{0};  // under `harvest` (runtime/latency/segments.hpp), as the next two
+  std::atomic<std::uint64_t> clean_segments{0};  // of requests (runtime/latency/segments.hpp), as the next two
   std::atomic<std::uint64_t> halved_budgets{0};
   std::atomic<std::uint64_t> profile_fallbacks{0};
 

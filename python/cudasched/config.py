@@ -24,7 +24,7 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -59,8 +59,9 @@ class Config:
             ``auto``: found on line, beginning with 20, or with 60 without offload.
         max_inflation: How much slower latency requests may become by what is in flight when they come (1.2: by 20%);
             bounds the lead where that is ``auto``. None by default.
-        host_bound_inflation: How much slower ``harvest`` may make a latency request, from one of its waits for the GPU
-            to the next (1.03: by 3%). The latency client's own setting.
+        host_bound_inflation: How much slower ``harvest``, and ``slack`` where the host keeps the GPU waiting, may make
+            a latency request, from one of its waits for the GPU to the next (1.03: by 3%). The latency client's own
+            setting.
         margin_us: What ``slack`` leaves alone of a request's slack, us.
         long_us: A best-effort launch with a longer bound looks out for foreseen latency work, us.
         miss_probability: Where latency work comes at random, how probable it may be that some comes in the middle of a
@@ -587,14 +588,16 @@ def _working_directory() -> Path:
 def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) -> Iterable[str]:
     """Settings that were made and change nothing, because of another one."""
 
-    def have(field: str, other: str, wanted: object, why: str) -> Iterable[str]:
-        if field in values and values.get(other, getattr(Config, other)) != wanted:
+    def have(field: str, other: str, wanted: Collection[object], why: str) -> Iterable[str]:
+        if field in values and values.get(other, getattr(Config, other)) not in wanted:
             yield f"{origins[field]}: {field} = {shown(values[field])} has no effect: {why}"
 
-    yield from have("slo_ms", "client_class", "latency", "only class latency has a latency target")
-    yield from have("max_inflation", "lead_us", "auto", "it bounds the lead where lead_us is auto")
-    yield from have("host_bound_inflation", "policy", "harvest", "only policy harvest has such a bound")
-    yield from have("margin_us", "policy", "slack", "only policy slack has a margin")
+    yield from have("slo_ms", "client_class", ["latency"], "only class latency has a latency target")
+    yield from have("max_inflation", "lead_us", ["auto"], "it bounds the lead where lead_us is auto")
+    yield from have(
+        "host_bound_inflation", "policy", ["harvest", "slack"], "only policies harvest and slack have such a bound"
+    )
+    yield from have("margin_us", "policy", ["slack"], "only policy slack has a margin")
 
 
 def _misspelt(environment: Mapping[str, str]) -> Iterable[str]:

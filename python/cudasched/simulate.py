@@ -186,7 +186,8 @@ class Arm:
         foresee: Launches over 300 us look out for periodic arrivals, and with a miss probability for likely ones.
         miss_probability: How probable an arrival within a long launch may be, 0 to 1; 0: only periodic ones count.
         max_inflation: Bound of the adaptive lead: how much slower requests may become (1.2: by 20%); 0: none.
-        host_bound_inflation: Of policy `harvest`: how much slower a part of a request may become (1.03: by 3%).
+        host_bound_inflation: Of policies `harvest` and `slack`: how much slower a host-bound part of a request may
+            become (1.03: by 3%).
         earliest_deadline_first: Latency clients enter their regions in the order of their deadlines.
         stream_priorities: In one process and under MPS, kernels of latency clients go first where both are ready; on
             an H200 such priorities are hardly obeyed.

@@ -41,7 +41,7 @@ class Admission {
   void configure(const Settings& settings) noexcept;
   void use_policy(const schedule::Decider& policy) noexcept {
     decider_ = policy;
-    neighbours_.harvest(policy.name() == "harvest");
+    neighbours_.look_into_requests(schedule::looks_into_requests(policy.name()));
   }
   std::string_view refused_policy() const noexcept { return decider_.refused(); }
 

@@ -77,7 +77,11 @@ void LatencyActivity::activate() noexcept {
     const std::uint64_t key =
         in_region ? region_key_.load(std::memory_order_relaxed)
                   : static_cast<std::uint64_t>(table_->slot(slot()).slo_ns.load(std::memory_order_relaxed));
-    segments_.begin(key, now, gpu_is_anothers());
+    schedule::Segments::Target target;
+    target.deadline_ns = in_region ? region_deadline_ns_.load(std::memory_order_relaxed) : requests_.deadline_ns();
+    if (const std::int64_t expected = requests_.expected_ns(); expected > 0) target.expected_ns = expected;
+    target.alone = table_->layout().best_effort.load(std::memory_order_relaxed) == 0;
+    segments_.begin(key, now, gpu_is_anothers(), target);
   }
   publish();
 }
@@ -209,6 +213,7 @@ void LatencyActivity::enter_region(const Region& region) noexcept {
     requests_.enter(region.slo_ns, alone);
     if (alone) {
       region_key_.store(key_of(region), std::memory_order_relaxed);
+      region_deadline_ns_.store(region.deadline_ns, std::memory_order_relaxed);
     } else {
       segments_.lose();
     }

@@ -152,7 +152,8 @@ class LatencyActivity {
   Requests requests_;
   LatencySegments segments_;
   std::atomic<std::uint64_t> region_key_{0};  // what the region that begins a request has in common with others like it
-  ContextPrewarmer prewarmer_;                // under probe_
+  std::atomic<std::int64_t> region_deadline_ns_{0};  // and its deadline; 0: none
+  ContextPrewarmer prewarmer_;                       // under probe_
 
   std::atomic<bool> active_{false};
   std::atomic<std::int64_t> active_since_ns_{0};  // as the slot has it

@@ -39,6 +39,12 @@ class Requests {
   // It has become idle; `now_ns` is a moment before begin() could be called again.
   void end(std::int64_t now_ns, bool in_region) noexcept;
 
+  // What the request under way takes by itself; 0: not known, or nothing is to be admitted into it.
+  std::int64_t expected_ns() const noexcept { return expected_ns_.load(std::memory_order_relaxed); }
+
+  // The deadline of one without a region; 0: none.
+  std::int64_t deadline_ns() const noexcept { return deadline_ns_.load(std::memory_order_relaxed); }
+
   // When the request under way began, or the last one.
   std::int64_t began_ns() const noexcept { return entered_ns_.load(std::memory_order_acquire); }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "driver/driver.hpp"
 #include "predict/sample.hpp"
 #include "runtime/hot.hpp"
+#include "schedule/policy.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -19,7 +21,9 @@ constexpr std::int64_t kGapNs = 1'300;
 void LatencySegments::join(arbiter::Table* table, int slot, const Settings& settings) {
   table_ = table;
   slot_.store(slot);
-  if (settings.policy != "harvest") return;
+  if (!schedule::looks_into_requests(settings.policy)) return;
+  by_target_ = settings.policy == "slack";
+  margin_ns_ = settings.margin_ns;
   segments_ = std::make_unique<schedule::Segments>(settings.host_bound_inflation - 1);
   on_.store(true, std::memory_order_release);
 }
@@ -41,11 +45,13 @@ void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
   self.segment_late_ns.store(told.late_ns, std::memory_order_release);
 }
 
-void LatencySegments::begin(std::uint64_t key, std::int64_t now, bool sliced) noexcept {
-  if (!on()) return;
+void LatencySegments::begin(std::uint64_t key, std::int64_t now, bool sliced,
+                            schedule::Segments::Target target) noexcept {
+  if (!on() || (by_target_ && target.deadline_ns == 0)) return;
   const std::unique_lock lock(lock_, std::try_to_lock);
   if (!lock.owns_lock()) return;  // the request before is being closed: this one is not known
-  publish(segments_->begin(key, now, sliced));
+  target.margin_ns = margin_ns_;
+  publish(segments_->begin(key, now, sliced, by_target_ ? std::optional(target) : std::nullopt));
 }
 
 LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_time) noexcept {
@@ -166,7 +172,7 @@ void LatencySegments::waited(std::int64_t now, CUcontext context) noexcept {
     schedule::Segments::Told told;
     if (!segments_->next(now, told)) return;
     publish(told);
-    hot().host_backoff.renew(now);
+    if (!by_target_) hot().host_backoff.renew(now);
     wakes = told.late_ns > 0 && schedule::worth_waking(told.left);
   }
   // Gates that had closed for the segment before sleep until latency work is over.

@@ -1,6 +1,7 @@
 // Tells the gates of best-effort clients what is still to come of this client's requests, so that best effort may run
 // in the gaps that the host leaves on the GPU: the segments that schedule/segments.hpp learns, published through the
-// client's slot. Only under the policy `harvest`; else nothing here costs more than a load.
+// client's slot. Only under the policies `harvest` and, for requests with a target, `slack`; else nothing here costs
+// more than a load.
 //
 // before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
 // one segment of 17 a look at the clock, and in a few of those that are kept clean, two timing events around one launch
@@ -45,8 +46,8 @@ class LatencySegments {
   bool on() const noexcept { return on_.load(std::memory_order_acquire); }
 
   // A request begins. `key`: what is alike in it and others, its latency target. `sliced`: best effort of another
-  // context takes turns with it on the GPU.
-  void begin(std::uint64_t key, std::int64_t now_ns, bool sliced) noexcept;
+  // context takes turns with it on the GPU. `target`: for `slack`; the margin is filled in.
+  void begin(std::uint64_t key, std::int64_t now_ns, bool sliced, schedule::Segments::Target target = {}) noexcept;
 
   // Where contexts take turns: is best effort to have the GPU at the beginning of the segment under way?
   bool lets_in() noexcept {
@@ -103,6 +104,8 @@ class LatencySegments {
   arbiter::Table* table_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<bool> on_{false};
+  bool by_target_ = false;  // the policy is `slack`
+  std::int64_t margin_ns_ = 0;
   std::unique_ptr<schedule::Segments> segments_;
   SpinLock lock_;
   schedule::Segments::Counts counted_;

@@ -347,7 +347,7 @@ EXPORTED: tuple[Exported, ...] = (
     _of_process(
         "cudasched_clean_segments",
         "",
-        "Parts of latency requests that were kept without best effort under policy harvest, to see what they take.",
+        "Parts of latency requests that were kept without best effort, to see what they take by themselves.",
         lambda m: m.clean_segments,
     ),
     _of_process(

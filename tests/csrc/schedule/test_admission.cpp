@@ -204,6 +204,38 @@ TEST(Slack, NeverAdmitsWhatDoesNotFitAndIsStrictWhereNothingIsKnown) {
   EXPECT_GT(admitted, 10'000);
 }
 
+// What is known of the gaps of requests decides alone: one rule for both policies.
+TEST(Slack, IsHarvestWhereTheRequestsUnderWayAreKnown) {
+  std::mt19937_64 random(28);
+  const auto up_to = [&](std::int64_t most) { return static_cast<std::int64_t>(random() % most); };
+  int admitted = 0;
+  for (int i = 0; i < 1'000'000; ++i) {
+    Snapshot snapshot = informed_snapshot(random);
+    HostBound& requests = snapshot.host_bound;
+    requests.known = true;
+    requests.sliced = random() % 4 == 0;
+    requests.closed = random() % 2 == 0;
+    requests.gpu_ns = up_to(50'000);
+    requests.gpu_most_ns = requests.gpu_ns + up_to(200'000);
+    requests.left_gpu_ns = up_to(1'000'000);
+    requests.left_host_ns = up_to(5'000'000);
+    requests.late_ns = 1 + up_to(100'000);
+    const Decision decision = slack(snapshot);
+    const Decision expected = harvest(snapshot);
+    ASSERT_EQ(decision.answer, expected.answer);
+    ASSERT_EQ(decision.wait_ns, expected.wait_ns);
+    const bool in_gap = snapshot.latency_clients && snapshot.latency_active && decision.answer == Answer::kSubmit;
+    admitted += in_gap ? 1 : 0;
+    // Without the profile it is what it was, whatever the other words say.
+    requests.known = false;
+    Snapshot without = snapshot;
+    without.host_bound = {};
+    ASSERT_EQ(slack(snapshot).answer, slack(without).answer);
+    ASSERT_EQ(slack(snapshot).wait_ns, slack(without).wait_ns);
+  }
+  EXPECT_GT(admitted, 10'000);
+}
+
 // Every wait ends: once latency work, other clients and the work in flight are gone, and the times that were asked for
 // have passed, the launch goes.
 TEST(AdmissionTest, EveryPolicyMakesProgress) {

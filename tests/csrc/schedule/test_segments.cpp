@@ -38,10 +38,12 @@ struct Program {
 };
 
 // One request of so many segments, each of which takes `beside_ns` longer where best effort may be in it; what was told
-// when each began.
+// when each began. The deadline of a target counts from the request's begin.
 std::vector<Segments::Told> request(Segments& segments, const Program& program, std::int64_t& now, int parts = 1,
-                                    std::uint64_t key = 0, std::int64_t beside_ns = 0) {
-  std::vector<Segments::Told> told{segments.begin(key, now)};
+                                    std::uint64_t key = 0, std::int64_t beside_ns = 0,
+                                    std::optional<Segments::Target> target = std::nullopt) {
+  if (target) target->deadline_ns += now;
+  std::vector<Segments::Told> told{segments.begin(key, now, false, target)};
   for (int part = 0; part < parts; ++part) {
     for (std::size_t i = 0; i < program.launches; ++i) {
       now += program.gap_ns;
@@ -307,6 +309,111 @@ TEST(Segments, AClientThatNamesAnotherTargetForEachRequestIsNeverBelieved) {
     EXPECT_EQ(told.left, kNothingKnown);
     EXPECT_EQ(told.late_ns, 0);
   }
+}
+
+// ---- with a target -------------------------------------------------------------------------------------------------
+
+// What a request of so many parts of the default program takes by itself: 2.01 ms each.
+constexpr std::int64_t kPartNs = 2'010 * kUs;
+
+Segments::Target clean() { return {100 * kMs, Snapshot::kUnknownNs, 100 * kUs}; }
+Segments::Target within(std::int64_t deadline_ns, int parts) { return {deadline_ns, parts * kPartNs, 100 * kUs}; }
+
+TEST(SegmentsWithATarget, LearnFromCleanRequestsAlone) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  const auto serve = [&](const Segments::Target& target, std::int64_t beside_ns) {
+    return request(segments, {}, now, 1, 0, beside_ns, target).front();
+  };
+  // Another rule lets best effort into these, which says nothing of what they take.
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(serve(within(10 * kMs, 1), 0).left, kNothingKnown);
+  for (int i = 0; i < SegmentProfile::kFewest; ++i) EXPECT_EQ(serve(clean(), 0).late_ns, 0);
+  const Segments::Told told = serve(within(10 * kMs, 1), 0);
+  EXPECT_NE(told.left, kNothingKnown);
+  EXPECT_EQ(told.median_ns, kPartNs);
+  EXPECT_EQ(told.late_ns, static_cast<std::int64_t>(0.03 * Segments::kMostShare * kPartNs)) << "as without a target";
+  EXPECT_EQ(segments.counts().clean, 0u);
+  EXPECT_EQ(serve(clean(), 0).late_ns, 0);
+  EXPECT_EQ(segments.counts().clean, 1u);
+}
+
+TEST(SegmentsWithATarget, LearnFromAllRequestsWhereNoBestEffortIsThere) {
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  Segments::Target target = within(10 * kMs, 1);
+  target.alone = true;
+  for (int i = 0; i < 10; ++i) request(segments, {}, now, 1, 0, 0, target);
+  EXPECT_GT(request(segments, {}, now, 1, 0, 0, within(10 * kMs, 1)).front().late_ns, 0);
+}
+
+// A request that has lost its slack, to whatever it was, is left alone; one that has caught up is not.
+TEST(SegmentsWithATarget, AreToldOfNoMoreThanTheSlackThatIsLeftWhenTheyBegin) {
+  constexpr int kParts = 4;
+  std::mt19937_64 random(7);
+  int told_all = 0;
+  int told_none = 0;
+  int told_part = 0;
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 10; ++i) request(segments, {}, now, kParts, 0, 0, clean());
+  for (int i = 0; i < 2'000; ++i) {
+    const auto spare_ns = static_cast<std::int64_t>(random() % 600'000);
+    const Segments::Target target = within(kParts * kPartNs + spare_ns, kParts);
+    const auto beside_ns = static_cast<std::int64_t>(random() % 100'000);
+    const std::int64_t begin_ns = now;
+    const auto told = request(segments, {}, now, kParts, 0, beside_ns, target);
+    for (std::size_t part = 0; part < told.size(); ++part) {
+      const std::int64_t late_ns = told[part].late_ns;
+      if (told[part].median_ns == 0) continue;
+      // Its slack: the deadline, less now, less what it takes by itself from here on.
+      const std::int64_t rest_ns = (kParts - static_cast<std::int64_t>(part)) * kPartNs;
+      const std::int64_t slack_ns = begin_ns + target.deadline_ns - told[part].since_ns - rest_ns - target.margin_ns;
+      const auto budget_ns = static_cast<std::int64_t>(0.03 * segments.share(0) * kPartNs);
+      ASSERT_LE(late_ns, std::max<std::int64_t>(slack_ns, 0));
+      ASSERT_LE(late_ns, budget_ns);
+      told_none += late_ns == 0 ? 1 : 0;
+      told_part += late_ns > 0 && late_ns == slack_ns ? 1 : 0;
+      told_all += late_ns > 0 && late_ns < slack_ns ? 1 : 0;
+    }
+  }
+  EXPECT_GT(told_all, 100);
+  EXPECT_GT(told_part, 100);
+  EXPECT_GT(told_none, 100);
+}
+
+// A segment whose GPU is never idle for long has no gaps: what the policy knows without a profile decides.
+TEST(SegmentsWithATarget, ThatLeaveTheGpuNoTimeAreNotToldOf) {
+  for (const bool sliced : {false, true}) {
+    for (const std::int64_t idle_ns : {100 * kUs, 700 * kUs, 1'800 * kUs}) {
+      Segments segments(0.03);
+      std::int64_t now = kMs;
+      Program program;
+      program.gpu_ns = program.gap_ns - idle_ns / static_cast<std::int64_t>(program.launches);
+      for (int i = 0; i < 10; ++i) request(segments, program, now, 1, 0, 0, clean());
+      Segments::Target target = within(now + 100 * kMs, 1);
+      const std::int64_t least_ns = sliced ? kWorthSwitchingNs : kWorthWakingNs;
+      EXPECT_EQ(segments.begin(0, now, sliced, target).late_ns > 0, idle_ns > least_ns) << sliced << idle_ns;
+      segments.end(now);
+    }
+  }
+}
+
+TEST(SegmentsWithATarget, WordsThatMayHoldAnythingTellOfNoMoreThanTheBudget) {
+  std::mt19937_64 random(9);
+  Segments segments(0.03);
+  std::int64_t now = kMs;
+  for (int i = 0; i < 10; ++i) request(segments, {}, now, 1, 0, 0, clean());
+  const auto anything = [&] {
+    return static_cast<std::int64_t>(random() >> random() % 64) * (random() % 2 == 0 ? 1 : -1);
+  };
+  for (int i = 0; i < 100'000; ++i) {
+    const Segments::Target target{anything(), anything(), static_cast<std::int64_t>(random() % 1'000'000), false};
+    const Segments::Told told = segments.begin(0, now, random() % 2 == 0, target);
+    ASSERT_GE(told.late_ns, 0);
+    ASSERT_LE(told.late_ns, static_cast<std::int64_t>(0.03 * Segments::kMostShare * kPartNs));
+    segments.end(now);
+  }
+  EXPECT_GT(segments.begin(0, now, false, within(now + 100 * kMs, 1)).late_ns, 0);
 }
 
 TEST(Segments, OfOverlappingRequestsNothingIsLearned) {

@@ -1,4 +1,5 @@
-// Best effort beside host-bound servers, simulated: what `harvest` promises, and what it must survive.
+// Best effort beside host-bound servers, simulated: what `harvest` promises, and what it must survive; and `slack`,
+// which looks into requests by the same profile.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -247,6 +248,97 @@ TEST(HostBound, TwoServersOfDifferentProfilesAreSlowedByNoMoreThanUnderStrictAnd
         << client;
   }
   EXPECT_GT(found.clients[2].gpu_ns, strict.clients[2].gpu_ns);
+}
+
+// ---- slack ---------------------------------------------------------------------------------------------------------
+
+// `slo`: of the median alone. Without a profile, `slack` takes what launches take out of a request's slack, though they
+// run where the GPU is idle.
+Beside within(double slo, ReplayClient serving, const ReplayClient& best_effort, Sharing sharing, bool profile = true) {
+  ReplaySettings settings = harvesting(sharing, profile ? 0.03 : 0);
+  settings.policy = "slack";
+  const auto alone = replay(std::vector{serving}, settings);
+  serving.slo_ns = static_cast<std::int64_t>(slo * percentile_ns(alone.clients[0].latencies_ns, 0.5));
+  return beside(serving, best_effort, settings);
+}
+
+double met(const Beside& found) {
+  const ClientResult& served = found.result.clients[0];
+  return static_cast<double>(served.met) / static_cast<double>(served.latencies_ns.size());
+}
+
+TEST(HostBoundSlack, TheGapsOfARequestCostItNoSlack) {
+  const ReplayClient bert = server({}, 7, kEndNs);
+  for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
+    for (const double slo : {1.3, 3.0}) {
+      SCOPED_TRACE(slo);
+      const ReplayClient training = trainer(kTransformerKernels, 3);
+      const Beside blind = within(slo, bert, training, sharing, /*profile=*/false);
+      const Beside found = within(slo, bert, training, sharing);
+      EXPECT_LT(found.p50, 1.03);
+      EXPECT_LT(found.p99, 1.03);
+      EXPECT_GE(met(found), met(blind) - 0.01);
+      EXPECT_GT(found.kept, blind.kept + (slo < 2 ? 0.05 : -0.01));
+      if (slo < 2) continue;
+      EXPECT_GT(blind.p50, 1.2) << "the slack is spent on what the gaps have room for";
+      EXPECT_GT(met(found), met(blind) + (sharing == Sharing::kMps ? 0.04 : -0.01));
+    }
+  }
+}
+
+// With honest predictions, what meets its target alone meets it beside best effort, on any server. Requests do not
+// queue: by how much one may end later is asked for itself, not for those that may come behind it.
+TEST(HostBoundSlack, ATargetThatCanBeMetIsMet) {
+  std::mt19937_64 random(6);
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  double gained = 0;
+  constexpr int kHere = kServers / 2;
+  for (int i = 0; i < kHere; ++i) {
+    HostBoundServer model;
+    model.segments = static_cast<int>(between(1, 5));
+    model.launches = static_cast<int>(between(100, 300));
+    model.gap_ns = between(15, 30) * kUsNs;
+    model.least_ns = between(2, 4) * kUsNs;
+    model.most_ns = model.least_ns + between(1, 5) * kUsNs;
+    model.request_sigma = 0.01;
+    ReplayClient serving = server(model, static_cast<std::uint64_t>(i), kEndNs);
+    const std::int64_t request_ns = model.segments * model.launches * model.gap_ns;
+    serving.arrivals_ns.clear();
+    for (std::int64_t at = kMsNs; at < kEndNs; at += between(4, 8) * request_ns) serving.arrivals_ns.push_back(at);
+    const ReplayClient best_effort = i % 2 == 0 ? trainer(kTransformerKernels, 3) : trainer(kResnet50Kernels, 4);
+    const Sharing sharing = i / 2 % 2 == 0 ? Sharing::kMps : Sharing::kTimeSlice;
+    const double slo = static_cast<double>(between(115, 300)) / 100;
+    const Beside found = within(slo, serving, best_effort, sharing);
+    ReplayClient strictly_served = serving;
+    ReplaySettings settings = harvesting(sharing);
+    settings.policy = "strict";
+    strictly_served.slo_ns = static_cast<std::int64_t>(
+        slo * percentile_ns(replay(std::vector{serving}, settings).clients[0].latencies_ns, 0.5));
+    const Beside strict = beside(strictly_served, best_effort, settings);
+    EXPECT_GE(met(found), met(strict) - 0.01) << i << ' ' << slo;
+    EXPECT_GE(found.kept, strict.kept - 0.01) << i;
+    gained += (found.kept - strict.kept) / kHere;
+  }
+  EXPECT_GT(gained, 0.05);
+}
+
+TEST(HostBoundSlack, PredictionsThatAreTooShortHarmNoMoreThanWithoutAProfile) {
+  for (const double share : {0.5, 0.25}) {
+    ReplayClient training = trainer(kTransformerKernels, 3);
+    for (TraceLaunch& launch : training.launches) {
+      launch.predicted_ns = static_cast<std::int64_t>(share * static_cast<double>(launch.duration_ns));
+    }
+    const ReplayClient bert = server({}, 7, kEndNs);
+    for (const Sharing sharing : {Sharing::kMps, Sharing::kTimeSlice}) {
+      const Beside blind = within(2, bert, training, sharing, /*profile=*/false);
+      const Beside found = within(2, bert, training, sharing);
+      EXPECT_LT(found.p50, 1.2) << share;
+      EXPECT_LE(found.p50, blind.p50 + 0.02) << share;
+      EXPECT_GE(met(found), met(blind) - 0.01) << share;
+    }
+  }
 }
 
 TEST(HostBound, AServerOfOneGraphIsServedAsUnderStrict) {

@@ -1,4 +1,4 @@
-// Under `harvest`: what a latency client tells of its requests, and what a gate makes of what others tell.
+// Under `harvest` and `slack`: what a latency client tells of its requests, and what a gate makes of what others tell.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,8 +19,10 @@ using schedule::Left;
 
 class SegmentsTest : public ::testing::Test {
  protected:
-  static HookedDriver& harvesting() {
-    setenv("CUDASCHED_POLICY", "harvest", 1);
+  explicit SegmentsTest(const char* policy = "harvest") : driver_(under(policy)) {}
+
+  static HookedDriver& under(const char* policy) {
+    setenv("CUDASCHED_POLICY", policy, 1);
     return HookedDriver::instance();
   }
 
@@ -50,9 +52,16 @@ class SegmentsTest : public ::testing::Test {
 
   std::uint64_t submitted() const { return state().best_effort_launches - before_; }
 
-  HookedDriver& driver_ = harvesting();
+  void serve_the_gaps_of_another();
+
+  HookedDriver& driver_;
   Program program_;
   std::uint64_t before_ = state().best_effort_launches;
+};
+
+class SegmentsUnderSlackTest : public SegmentsTest {
+ protected:
+  SegmentsUnderSlackTest() : SegmentsTest("slack") {}
 };
 
 TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
@@ -200,7 +209,7 @@ TEST_F(SegmentsTest, AContextThatGoesTakesNothingElseAlong) {
 }
 
 // Another process's client, whose words this test writes.
-TEST_F(SegmentsTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) {
+void SegmentsTest::serve_the_gaps_of_another() {
   constexpr std::int64_t kSecond = 1'000'000'000;
   const OtherClient other(/*active=*/true);
   arbiter::Slot& told = driver_.table().slot(other.slot());
@@ -235,6 +244,31 @@ TEST_F(SegmentsTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) {
   driver_.table().layout().active = 0;
   driver_.table().wake_all();
   EXPECT_TRUE(eventually([&] { return program_.ran() == 60; }));
+}
+
+TEST_F(SegmentsTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) { serve_the_gaps_of_another(); }
+
+TEST_F(SegmentsUnderSlackTest, BestEffortRunsInTheGapsOfARequestAndNoLongerThanTheyLast) {
+  serve_the_gaps_of_another();
+}
+
+TEST_F(SegmentsUnderSlackTest, OnlyRequestsWithATargetThatLeavesThemSlackAreToldOf) {
+  const auto told = [&](double slo_ms) {
+    const InRegion region(CUDASCHED_LATENCY, slo_ms);
+    const bool known = latency_slot().segment_late_ns.load() > 0;
+    for (int i = 0; i < 12; ++i) {
+      Program::check(program_.launch(1, program_.stream(), 20));
+      std::this_thread::sleep_for(1ms);
+    }
+    wait();
+    return known;
+  };
+  EXPECT_TRUE(eventually([&] { return told(500); }));
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(told(0)) << "there is no slack without a target";
+    EXPECT_FALSE(told(2)) << "its host alone takes longer";
+  }
+  EXPECT_EQ(state().scheduling, 1);
 }
 
 }  // namespace
