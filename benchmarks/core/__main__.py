@@ -8,7 +8,8 @@ What is measured is kept after each run of programs in NAME.cells beside the res
 
     readme_example  a server and a trainer in one process, in regions, making no streams (readme_example.py)
     backlog         twenty starts of a trainer that never synchronises, and then of a server (joining_server.py)
-    launcher        CPU time of the launcher thread beside transformer training, with the gate on and off
+    launcher        CPU time of the launcher thread beside transformer training, with the gate on and off, and requests
+                    beside training whose launcher sleeps and beside training whose launcher spins, in turns
     ddp             training across two GPUs, a latency client on each; left out where there are not two
     ci              how long CI took: --ci-s, or --ci-log with what scripts/test.sh printed
 
@@ -83,6 +84,9 @@ GOALS: dict[str, tuple[float, Better]] = {
     "ddp_best_effort": (0.9, "more"),
     "launcher_cpu_gated": (0.25, "less"),
     "launcher_cpu_busy": (0.25, "less"),
+    "launcher_cpu_spinning": (0.0, "more"),  # no goal: it shows that the one beside which the other is measured spins
+    "launcher_p50_of_spinning": (1.03, "less"),
+    "launcher_p99_of_spinning": (1.03, "less"),
     "ci_s": (1200.0, "less"),
 }
 
@@ -366,50 +370,95 @@ def find_backlog(done: Done) -> Found:
 # ---- the launcher's CPU time ----
 
 
+#: The trainers, and what is in the environment of each.
+LAUNCHERS: dict[str, dict[str, str]] = {"sleeps": {}, "spins": {"CUDASCHED_LAUNCHER_SPINS": "1"}}
+
+
 def measure_launcher(lab: Lab) -> None:
-    """The launcher's CPU time while a transformer trains: with no latency client there, then beside its requests."""
-    parts = [part for part in ("busy", "gated") if f"launcher/{part}" not in lab.store.done]
-    if not parts:
+    """The launcher's CPU time while a transformer trains: with no latency client there, then beside its requests.
+
+    Beside requests two trainers take turns, one whose launcher sleeps and one whose launcher spins, in one order and in
+    the opposite one, with the same requests. The other one pauses; its launcher goes on as it does, in every turn.
+    """
+    options, done = lab.options, lab.store.done
+    turns = [
+        (name, pair)
+        for pair in range(options.launcher_pairs)
+        for name in (LAUNCHERS if pair % 2 == 0 else [*LAUNCHERS][::-1])
+    ]
+    turns = [(name, pair) for name, pair in turns if f"launcher/{name}/{pair}" not in done]
+    if not turns and "launcher/busy" in done:
         return
-    seconds = lab.options.seconds
-    lab.need(15.0 + len(parts) * (seconds + 5))
-    trainer = lab.program("transformers_llama", "best-effort", table="launcher")
-    server = lab.server("latency", table="launcher") if "gated" in parts else None
-    built(trainer)
-    ask(trainer, "start")
-    time.sleep(1.0)
-    for part in parts:
-        if part == "gated":
-            assert server is not None
-            built(server)
-        before, began = ask(trainer, "state"), time.monotonic()
-        if part == "gated":
-            assert server is not None
-            served([server], seconds, seed=0)
-        else:
-            time.sleep(seconds)
-        after, ended = ask(trainer, "state"), time.monotonic()
-        told = counted(before, after)
-        included = "launcher_driver_ns" not in told
-        own_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
-        cpu, launched = own_ns / 1e9 / (ended - began), told["best_effort_launches"] / (ended - began)
-        lab.store.keep(
-            f"launcher/{part}",
-            {"cpu": cpu, "launches_per_s": launched, "seconds": ended - began, "driver_calls_included": included},
+    seconds = options.seconds
+    lab.need(20.0 + seconds + 5)
+    trainers = {
+        name: lab.program("transformers_llama", "best-effort", table="launcher", environment=environment)
+        for name, environment in LAUNCHERS.items()
+    }
+    server = lab.server("latency", table="launcher") if turns else None
+    built(*trainers.values())
+    if "launcher/busy" not in done:
+        ask(trainers["sleeps"], "start")
+        time.sleep(1.0)
+        _count_launcher(lab, "busy", trainers["sleeps"], lambda: time.sleep(seconds))
+        ask(trainers["sleeps"], "pause")
+    if server is not None:
+        built(server)
+    for name, pair in turns:
+        assert server is not None
+        lab.need(seconds + 5)
+        ask(trainers[name], "start")
+        time.sleep(1.0)
+        latency: list[float] = []
+        _count_launcher(
+            lab,
+            f"{name}/{pair}",
+            trainers[name],
+            lambda: latency.extend(served([server], seconds, seed=pair)[0]),  # noqa: B023
+            latency,
         )
-        note = ", driver calls included" if included else ""
-        lab.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s")
+        ask(trainers[name], "pause")
     lab.end_all()
 
 
+def _count_launcher(
+    lab: Lab, part: str, trainer: Child, meanwhile: Callable[[], object], latency: list[float] | None = None
+) -> None:
+    """Keeps what a trainer's launcher took while something went on, and the latencies that this has noted."""
+    before, began = ask(trainer, "state"), time.monotonic()
+    meanwhile()
+    after, ended = ask(trainer, "state"), time.monotonic()
+    told = counted(before, after)
+    included = "launcher_driver_ns" not in told
+    own_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
+    cpu, launched = own_ns / 1e9 / (ended - began), told["best_effort_launches"] / (ended - began)
+    kept = {"cpu": cpu, "launches_per_s": launched, "seconds": ended - began, "driver_calls_included": included}
+    lab.store.keep(f"launcher/{part}", kept if latency is None else {**kept, "latency_ms": latency})
+    note = ", driver calls included" if included else ""
+    lab.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s {_brief(latency or [])}")
+
+
 def find_launcher(done: Done) -> Found:
-    """The share of a core."""
+    """The share of a core; percentiles of requests beside the launcher that sleeps over those beside the other."""
     found: Found = {}
-    for part in ("gated", "busy"):
-        measured = done.get(f"launcher/{part}")
-        if measured:
-            cpu = measured["cpu"]
-            found[f"launcher_cpu_{part}"] = (cpu, cpu, cpu, round(measured["seconds"]))
+    beside = {name: _parts(done, f"launcher/{name}/") for name in LAUNCHERS}
+    measured = {"gated": beside["sleeps"], "busy": _parts(done, "launcher/busy"), "spinning": beside["spins"]}
+    for name, parts in measured.items():
+        if parts:
+            cpu = [part["cpu"] for part in parts]
+            seconds = round(sum(part["seconds"] for part in parts))
+            found[f"launcher_cpu_{name}"] = (statistics.fmean(cpu), min(cpu), max(cpu), seconds)
+    pairs = [
+        tuple(done[f"launcher/{name}/{pair}"]["latency_ms"] for name in LAUNCHERS)
+        for pair in range(max(map(len, beside.values())))
+        if all(f"launcher/{name}/{pair}" in done for name in LAUNCHERS)
+    ]
+    if pairs:
+        asleep, spinning = ([value for pair in pairs for value in pair[side]] for side in range(len(LAUNCHERS)))
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            each = [percentile(ours, share) / percentile(theirs, share) for ours, theirs in pairs]
+            ratio = percentile(asleep, share) / percentile(spinning, share)
+            found[f"launcher_{name}_of_spinning"] = (ratio, min(each), max(each), len(asleep))
     return found
 
 
@@ -601,6 +650,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--starts", type=int, help="of a trainer with a backlog (20; 2 in a rehearsal)")
     parser.add_argument("--batch", type=int, default=BATCH, help="so many starts are built at once")
     parser.add_argument("--join-seconds", type=float, default=1.5, help="what is measured of each start")
+    parser.add_argument("--launcher-pairs", type=int, help="turns of each launcher (6; 1 in a rehearsal)")
     parser.add_argument("--ddp-seconds", type=float, help="of each run on two GPUs (240; 3 in a rehearsal)")
     parser.add_argument("--ddp-runs", type=int, help="so many (2; 1 in a rehearsal)")
     parser.add_argument("--ci-s", type=float, help="how long CI took")
@@ -618,6 +668,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "seconds": (8.0, 2.0),
         "repeats": (2, 1),
         "starts": (20, 2),
+        "launcher_pairs": (6, 1),
         "ddp_seconds": (240.0, 3.0),
         "ddp_runs": (2, 1),
     }

@@ -27,8 +27,9 @@ Launcher::~Launcher() {
   pthread_mutex_destroy(&alive_);
 }
 
-bool Launcher::start() noexcept {
+bool Launcher::start(Idle idle) noexcept {
   if (started_) return running();
+  idle_ = idle;
   // The host program's signals are for its own threads.
   sigset_t all;
   sigset_t before;
@@ -66,8 +67,12 @@ void Launcher::work() {
   }
 }
 
-// The ring is empty.
+// The ring is empty; returns when it may not be.
 void Launcher::await_work() {
+  if (idle_ == Idle::kSpins) {
+    for (int i = 0; i < 16; ++i) _mm_pause();
+    return;
+  }
   const std::int64_t begin = now_ns();
   std::int64_t now = begin;
   while (ring_.front() == nullptr && !stopping_.load(std::memory_order_acquire)) {

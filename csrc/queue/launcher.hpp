@@ -99,8 +99,11 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
+  // What the thread does while the ring is empty. kSpins takes a whole core: what sleeping costs is measured by it.
+  enum class Idle : std::uint8_t { kSleeps, kSpins };
+
   // False where no thread can be had.
-  bool start() noexcept;
+  bool start(Idle idle = Idle::kSleeps) noexcept;
   // A push that finds this true under the push lock will be run.
   bool running() const noexcept { return state_.load(std::memory_order_acquire) == State::kRunning; }
   // What is queued will never run: not started, stopped, or in a forked child.
@@ -171,6 +174,7 @@ class Launcher {
   std::atomic<bool> at_gate_{false};
   std::atomic<std::uint32_t> settled_{0};  // the new thread holds the mutex
 
+  Idle idle_ = Idle::kSleeps;  // as the thread finds it
   std::atomic<std::int64_t> driver_ns_{0};
   Histogram queue_waits_;
   std::atomic<Position> begun_{0};  // whose driver call is, or was, under way

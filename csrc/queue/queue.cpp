@@ -75,8 +75,8 @@ Queue::Queue(const Calls& calls, Admission& admission, GilCheck holds_gil, std::
 
 // ---- life
 
-bool Queue::start() noexcept {
-  if (!ring_.usable() || !launcher_.start()) return false;
+bool Queue::start(Launcher::Idle idle) noexcept {
+  if (!ring_.usable() || !launcher_.start(idle)) return false;
   accepting_.store(true, std::memory_order_release);
   return true;
 }

@@ -45,7 +45,7 @@ class Queue {
 
   // ---- life
   // False where there is no memory or no thread for it: nothing is ever deferred then.
-  bool start() noexcept;
+  bool start(Launcher::Idle idle = Launcher::Idle::kSleeps) noexcept;
   // The ordinal of its device, before the first push: calls on streams of others are not deferred. -1: of any.
   void serve(int device) noexcept { device_ = device; }
   int device() const noexcept { return device_; }

@@ -60,7 +60,7 @@ void Device::save_predictor() noexcept {
   }
 }
 
-void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept) noexcept {
+void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept, bool spins) noexcept {
   if (owned_queue_ != nullptr) return;
   try {
     owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
@@ -69,7 +69,7 @@ void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue
     log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");
     return;
   }
-  if (!owned_queue_->start()) {
+  if (!owned_queue_->start(spins ? queue::Launcher::Idle::kSpins : queue::Launcher::Idle::kSleeps)) {
     log::warning("the launch queue did not start: best-effort launches wait on the program's own threads");
     return;
   }

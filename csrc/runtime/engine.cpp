@@ -213,7 +213,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       }
       if (launch_class == Class::kBestEffort && wants_offload()) {
         device.use(&slices_);
-        device.start_queue(*offload_.calls, offload_.started);
+        device.start_queue(*offload_.calls, offload_.started, settings_.launcher_spins);
       }
       // From now on what waits behind the gate may be what latency work waits for.
       bool latency = false;

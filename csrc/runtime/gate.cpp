@@ -37,6 +37,7 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   sampler_.use_graphs(graphs);
   admission_.join(table, slot, driver::under_mps(device), settings);
   unbounded_ = settings.policy == "open";
+  launcher_sleep_ = schedule::SleepPlan(settings.launcher_spins);
   configure(settings);
   slot_.store(slot, std::memory_order_release);
 }

@@ -200,7 +200,7 @@ class Gate {
   predict::Residency device_;  // of a kernel of which nothing is known
   int ordinal_ = 0;
   Waiter waiter_;
-  schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone
+  schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone, once there is one
 
   SpinLock lock_;
   Markers markers_;

@@ -141,6 +141,7 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_OFFLOAD", [](Settings& s, const std::string& value) { s.offload = on_or_off(value); }},
     {"CUDASCHED_OFFLOAD_BESIDE_TOOLS",
      [](Settings& s, const std::string& value) { s.offload_beside_tools = on_or_off(value); }},
+    {"CUDASCHED_LAUNCHER_SPINS", [](Settings& s, const std::string& value) { s.launcher_spins = on_or_off(value); }},
     {"CUDASCHED_LEAD_US",
      [](Settings& s, const std::string& value) {
        s.lead_ns = value == "auto" ? std::nullopt : std::optional(duration(value, kNsPerUs, 0));

@@ -23,6 +23,7 @@ struct Settings {
   std::int64_t slo_ns = 0;                           // CUDASCHED_SLO_MS, 0: none
   bool offload = true;                               // CUDASCHED_OFFLOAD
   bool offload_beside_tools = false;                 // CUDASCHED_OFFLOAD_BESIDE_TOOLS: to test slices under sanitizers
+  bool launcher_spins = false;                       // CUDASCHED_LAUNCHER_SPINS: to measure what its sleeping costs
   std::string policy = "strict";                     // CUDASCHED_POLICY, a name of schedule/policy.hpp
   std::optional<std::int64_t> lead_ns;               // CUDASCHED_LEAD_US; none ("auto"): found on line
   double max_inflation = 0;                          // CUDASCHED_MAX_INFLATION, 0: no target

@@ -28,9 +28,15 @@ class SleepPlan {
   static constexpr std::int64_t kFirstLatenessNs = 30'000;
   static constexpr std::int64_t kMostLatenessNs = 200'000;
 
+  // `spins`: it never sleeps.
+  explicit SleepPlan(bool spins = false) noexcept : spins_(spins) {}
+
+  bool spins() const noexcept { return spins_; }
+
   // The thread is told to wait for `wait_ns`, and may be late by `slack_ns`; the next predicted end is in `next_end_ns`
   // (0: due; a very large one: there is none). 0: it stays awake until the next look.
   std::int64_t sleep_ns(std::int64_t wait_ns, std::int64_t next_end_ns, std::int64_t slack_ns) noexcept {
+    if (spins_) return 0;
     polls_ = next_end_ns == 0 ? std::min(polls_ + 1, kAwakePolls + 1) : 0;
     const std::int64_t ahead_ns = std::max<std::int64_t>(lateness_ns_ + kAwakeNs - slack_ns, 0);
     const bool skips = next_end_ns < wait_ns && wait_ns - next_end_ns <= kShortlyNs && skipped_ < kMostSkipped;
@@ -53,6 +59,7 @@ class SleepPlan {
   std::int64_t lateness_ns() const noexcept { return lateness_ns_; }
 
  private:
+  bool spins_;
   std::int64_t lateness_ns_ = kFirstLatenessNs;
   int polls_ = 0;    // looks in a row at an end that was due
   int skipped_ = 0;  // ends in a row

@@ -14,6 +14,7 @@ from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
 from benchmarks.tables import core_table
 
 TRIES = 5
+LAUNCHER = {"launches_per_s": 1e4, "seconds": 8.0, "driver_calls_included": False}
 
 
 def measured() -> dict[str, Any]:
@@ -26,8 +27,11 @@ def measured() -> dict[str, Any]:
         "backlog/kernels": [[1000.0, 10]],
         "backlog/start/0": {"latency_ms": [1.0] * 99 + [2.0], "alone_ms": [1.0] * 60, "untracked": 0, "launches": 5},
         "backlog/start/1": {"latency_ms": [4.0] * 100, "alone_ms": [1.0] * 40, "untracked": 3, "launches": 5},
-        "launcher/gated": {"cpu": 0.2, "launches_per_s": 1e4, "seconds": 8.1, "driver_calls_included": False},
-        "launcher/busy": {"cpu": 0.5, "launches_per_s": 1e4, "seconds": 8.0, "driver_calls_included": False},
+        "launcher/busy": LAUNCHER | {"cpu": 0.5},
+        "launcher/sleeps/0": LAUNCHER | {"cpu": 0.1, "latency_ms": [1.0] * 90 + [3.0] * 10},
+        "launcher/spins/0": LAUNCHER | {"cpu": 0.9, "latency_ms": [1.0] * 90 + [2.0] * 10},
+        "launcher/spins/1": LAUNCHER | {"cpu": 1.0, "latency_ms": [1.0] * 90 + [4.0] * 10},
+        "launcher/sleeps/1": LAUNCHER | {"cpu": 0.3, "latency_ms": [1.02] * 90 + [3.0] * 10},
         "ddp/latency_alone": [[1.0] * 50, [2.0] * 50],
         "ddp/best_effort_alone": 50.0,
         "ddp/both/0": {"latency_ms": [[1.5] * 50, [2.0] * 50], "per_s": 40.0, "longest_gap_s": 1.0},
@@ -54,7 +58,13 @@ def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
     # The worst GPU of the worst run, each over its own alone; both servers' duties are taken off.
     assert rows["ddp_p99_ratio"].value == pytest.approx(1.7)
     assert rows["ddp_best_effort"].value == pytest.approx(38 / 50 / (1 - 0.06 - 0.12))
-    assert (rows["launcher_cpu_gated"].value, rows["launcher_cpu_busy"].value) == (0.2, 0.5)
+    asleep = rows["launcher_cpu_gated"]
+    assert (asleep.value, asleep.low, asleep.high, asleep.n) == pytest.approx((0.2, 0.1, 0.3, 16))
+    assert (rows["launcher_cpu_busy"].value, rows["launcher_cpu_spinning"].value) == pytest.approx((0.5, 0.95))
+    # Of all requests, and the least and the most of the pairs of turns.
+    tail = rows["launcher_p99_of_spinning"]
+    assert (tail.value, tail.low, tail.high, tail.n) == pytest.approx((3 / 4, 3 / 4, 3 / 2, 200))
+    assert rows["launcher_p50_of_spinning"].high == pytest.approx(1.02)
     assert rows["ci_s"].value == 1100
 
 
@@ -70,6 +80,10 @@ def test_what_was_not_measured_has_no_row() -> None:
     done = measured()
     del done["ddp/best_effort_alone"], done["backlog/kernels"], done["launcher/busy"]
     missing = {"ddp_p99_ratio", "ddp_best_effort", "launcher_cpu_busy"} | {n for n in GOALS if n.startswith("backlog")}
+    assert set(GOALS) - set(by_name(done)) == missing
+    # A turn without its twin is no comparison.
+    del done["launcher/spins/0"], done["launcher/sleeps/1"]
+    missing |= {"launcher_p50_of_spinning", "launcher_p99_of_spinning"}
     assert set(GOALS) - set(by_name(done)) == missing
     assert figures({}, {}) == []
 

@@ -17,7 +17,7 @@ SOURCE = (ROOT / "csrc/runtime/settings.cpp").read_text(encoding="utf-8")
 ELSEWHERE = {"log", "log_file", "driver"}
 """Fields that are no part of the engine's settings: of csrc/base/log and csrc/hook/find_driver."""
 
-NO_FIELD = {"CUDASCHED_COVERAGE_DIR", "CUDASCHED_CUPTI", "CUDASCHED_OFFLOAD_BESIDE_TOOLS"}
+NO_FIELD = {"CUDASCHED_COVERAGE_DIR", "CUDASCHED_CUPTI", "CUDASCHED_LAUNCHER_SPINS", "CUDASCHED_OFFLOAD_BESIDE_TOOLS"}
 """Variables of the engine that no field of `Config` stands for."""
 
 CANDIDATES = [

@@ -22,6 +22,14 @@ void Waiter::sleep_for(std::int64_t duration_ns) noexcept {
   nanosleep(&time, nullptr);
 }
 
+void Waiter::spin(std::int64_t duration_ns) noexcept {
+  const std::int64_t until_ns = now_ns() + duration_ns;
+  while (now_ns() < until_ns) {
+    for (int i = 0; i < 16; ++i) _mm_pause();
+  }
+  sched_yield();
+}
+
 void Waiter::wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, std::int64_t slack_ns,
                            schedule::SleepPlan& plan) noexcept {
   const std::int64_t begin_ns = now_ns();
@@ -30,12 +38,7 @@ void Waiter::wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, std::
     plan.woke(now_ns() - begin_ns - asleep_ns);
     return;
   }
-  const std::int64_t until_ns = begin_ns + std::min(wait_ns, kPollNs);
-  while (now_ns() < until_ns) {
-    for (int i = 0; i < 16; ++i) _mm_pause();
-  }
-  // The waiting thread may share its core with the one it waits for.
-  sched_yield();
+  spin(std::min(wait_ns, kPollNs));
 }
 
 void Waiter::begin(bool announced, Wait& wait) noexcept {

@@ -63,6 +63,7 @@ class Waiter {
       JobPeers::announce(holder);
     }
     if (open()) return;  // an opening between the last look and this one has woken nobody
+    if (plan.spins()) return spin(kPollNs);
     holder.sleep(seen, for_latency ? longest_ns : kTurnLookNs);
   }
 
@@ -73,6 +74,8 @@ class Waiter {
   }
 
   static void sleep_for(std::int64_t duration_ns) noexcept;
+  // The waiting thread may share its core with the one it waits for: that one may run afterwards.
+  static void spin(std::int64_t duration_ns) noexcept;
 
   static constexpr std::int64_t kReapNs = 5'000'000;  // between two looks for dead clients, while waiting
 

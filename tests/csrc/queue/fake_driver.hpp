@@ -404,13 +404,14 @@ inline Site site_at(Queue* queue, const Caller& caller) {
 // A queue before a fake driver, with a gate that the test opens and closes.
 class QueueTest : public testing::Test {
  protected:
-  explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16) {
+  explicit QueueTest(std::uint32_t slots = 64, std::uint32_t arena_bytes = 1U << 16,
+                     Launcher::Idle idle = Launcher::Idle::kSleeps) {
     holds_gil = false;
     FakeDriver::device_now() = 0;
     FakeDriver::current() = kContext;
     for (const CUevent event : {kEvent, kOtherEvent}) driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
     queue_ = std::make_unique<Queue>(calls_, gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
-    EXPECT_TRUE(queue_->start());
+    EXPECT_TRUE(queue_->start(idle));
   }
   ~QueueTest() override {
     gate_.open();

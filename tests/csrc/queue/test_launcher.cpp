@@ -97,6 +97,24 @@ TEST_F(QueueTest, AnIdleLauncherCostsNoCpu) {
   EXPECT_EQ(driver_.count(), 2U);
 }
 
+class SpinningTest : public QueueTest {
+ protected:
+  SpinningTest() : QueueTest(64, 1U << 16, Launcher::Idle::kSpins) {}
+};
+
+// One that sleeps would take minutes to use so much.
+TEST_F(SpinningTest, AnIdleLauncherThatSpinsUsesItsCore) {
+  ASSERT_TRUE(launch());
+  finish();
+  const std::int64_t before = queue().launcher_time().cpu_ns;
+  EXPECT_TRUE(eventually([&] { return queue().launcher_time().cpu_ns > before + 200 * kNsPerMs; }));
+  ASSERT_TRUE(launch());
+  finish();
+  EXPECT_EQ(driver_.count(), 2U);
+  queue().stop(60 * kNsPerSecond);
+  EXPECT_FALSE(queue().active());
+}
+
 // ---- exit
 
 TEST_F(QueueTest, StopOpensTheGateAndDrains) {

@@ -35,6 +35,7 @@ TEST(SettingsTest, DefaultsWithoutAnEnvironment) {
   EXPECT_EQ(result.settings.turn_ns, 3'000'000);
   EXPECT_EQ(result.settings.slices.when, SliceSettings::When::kAuto);
   EXPECT_FALSE(result.settings.offload_beside_tools);
+  EXPECT_FALSE(result.settings.launcher_spins);
 }
 
 TEST(SettingsTest, ReadsEveryVariable) {
@@ -50,6 +51,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
                             {"CUDASCHED_MISS_PROBABILITY", "0.05"},
                             {"CUDASCHED_LATENCY_ORDER", "deadline"},
                             {"CUDASCHED_OFFLOAD_BESIDE_TOOLS", "1"},
+                            {"CUDASCHED_LAUNCHER_SPINS", "1"},
                             {"CUDASCHED_GRAPH_SLICES", "always"},
                             {"CUDASCHED_GRAPH_SLICE_US", "150"},
                             {"CUDASCHED_GRAPH_SLICE_MB", "50"},
@@ -78,6 +80,7 @@ TEST(SettingsTest, ReadsEveryVariable) {
   EXPECT_TRUE(result.settings.earliest_deadline_first);
   EXPECT_EQ(result.settings.slices.when, SliceSettings::When::kAlways);
   EXPECT_TRUE(result.settings.offload_beside_tools);
+  EXPECT_TRUE(result.settings.launcher_spins);
   EXPECT_EQ(result.settings.slices.slice_ns, 150'000);
   EXPECT_EQ(result.settings.slices.most_bytes, 50'000'000U);
   EXPECT_EQ(result.settings.slices.most_build_ns, 300'000'000);

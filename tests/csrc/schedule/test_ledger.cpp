@@ -624,6 +624,13 @@ TEST(SleepPlan, PollsAnEndThatIsDueAwakeAndThenInShortSleeps) {
   EXPECT_EQ(plan.sleep_ns(kMs, 0, 0), 0);
 }
 
+TEST(SleepPlan, OneThatSpinsNeverSleeps) {
+  SleepPlan plan(/*spins=*/true);
+  for (const std::int64_t next_end : {std::int64_t{0}, 60 * kUs, Ledger::kNothingNs}) {
+    for (const std::int64_t wait : {10 * kUs, kMs, 50 * kMs}) EXPECT_EQ(plan.sleep_ns(wait, next_end, 0), 0);
+  }
+}
+
 TEST(SleepPlan, LearnsHowLateItWakes) {
   for (const std::int64_t late : {2 * kUs, 60 * kUs}) {
     SleepPlan plan;
