@@ -29,11 +29,13 @@ from cudasched.tune.workers import Limits, Live, Request
 from benchmarks import meta
 
 KERNELS = Path(__file__).parents[2] / "csrc" / "kernels"
-#: The first shape of each kernel is recorded before the second of any.
+#: The first shape of each kernel is recorded before the second of any. What a shape does not say is the space's own.
 SHAPES: dict[str, list[dict[str, int]]] = {
     "layernorm": [{"rows": 8192, "cols": 4096}, {"rows": 32768, "cols": 1024}, {"rows": 4096, "cols": 12288}],
     "softmax": [{"rows": 8192, "cols": 4096}, {"rows": 32768, "cols": 1024}, {"rows": 4096, "cols": 12288}],
     "gemm": [{"m": 2048, "n": 2048, "k": 2048}, {"m": 1024, "n": 4096, "k": 1024}, {"m": 512, "n": 512, "k": 8192}],
+    "flash_attention_sm90": [{}],
+    "conv2d_sm90": [{}],
 }
 SAMPLES = 7
 AGAIN = 20
@@ -234,7 +236,7 @@ def pack(arguments: Sequence[str]) -> int:
                 if made is None:
                     print(f"{part.name}: configurations are missing: record again", file=sys.stderr)
                     continue
-                path = options.to / f"{part.name}.npz"
+                path = options.to / f"{Part(part.kernel, dict(problem.shape)).name}.npz"  # type: ignore[arg-type]
                 made.save(path)
                 print(f"{path}: {path.stat().st_size / 1024:.0f} KiB, {made.share_within(0.02):.2%} within 2%")
     return 0

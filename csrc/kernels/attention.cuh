@@ -19,6 +19,20 @@ __device__ __forceinline__ float exponential2(float value) {
 #endif
 }
 
+// The same by multiplications and additions alone, which other units compute: 2^n by the exponent's bits, the rest by a
+// polynomial, within 3e-6 of itself. For values up to 127; of NaN it is NaN.
+__device__ __forceinline__ float exponential2_by_polynomial(float value) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+  const float rounded = value + kRound;
+  const float rest = value - (rounded - kRound);
+  float made = fmaf(0.00957010142f, rest, 0.0559178603f);
+  made = fmaf(made, rest, 0.240247448f);
+  made = fmaf(made, rest, 0.693121815f);
+  made = fmaf(made, rest, 0.999999261f);
+  made *= __uint_as_float((__float_as_uint(rounded) << 23) + 0x3f800000u);
+  return value < -126.0f ? 0.0f : made;
+}
+
 // What is taken from the scores of a row, times scale2. Where nothing has been seen yet, the difference of two
 // infinities would be NaN.
 __device__ __forceinline__ float shift_of(float maximum, float scale2) {

@@ -84,8 +84,19 @@ __device__ __forceinline__ long long shift_of(const Place& place, const Convolut
          place.channel;
 }
 
-// Copies chunks of x and w into tiles, step after step.
-template <int Threads>
+// As copy_async<16>, by the L1 as well: what neighbouring pixels share of their patches may be found there.
+__device__ __forceinline__ void copy_async_by_l1(void* shared, const void* global, int valid) {
+#ifdef EMULATED
+  copy_async<16>(shared, global, valid);
+#else
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(valid)
+               : "memory");
+#endif
+}
+
+// Copies chunks of x and w into tiles, step after step. `ByL1`: those of x.
+template <int Threads, bool ByL1 = false>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Element* x, const Element* w, const Convolution& of, int pixel0, int filter0,
@@ -108,7 +119,11 @@ class Loader {
       const Element* from = x_ + shift_of(place_, of_);
 #pragma unroll
       for (int i = 0; i < kCopiesA; ++i) {
-        copy_async<16>(tile_a + target(i), from + patches_[i].offset, is_inside(patches_[i], place_, of_) ? 16 : 0);
+        if constexpr (ByL1) {
+          copy_async_by_l1(tile_a + target(i), from + patches_[i].offset, is_inside(patches_[i], place_, of_) ? 16 : 0);
+        } else {
+          copy_async<16>(tile_a + target(i), from + patches_[i].offset, is_inside(patches_[i], place_, of_) ? 16 : 0);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kCopiesB; ++i) {
@@ -215,6 +230,42 @@ __device__ __forceinline__ bool add_parts(float* workspace, int tile, At&& at) {
   return true;
 }
 
+// What is added to the two sums of a lane from `filter` on.
+__device__ __forceinline__ void add_bias(float (&added)[2], const Element* bias, int filter, int filters) {
+  if (bias == nullptr) return;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (filter + j < filters) added[j] = to_float(bias[filter + j]);
+  }
+}
+
+// Writes the tile of y from the registers, two sums at a time. The fragments are those of write_tile.
+template <int Quads, typename At, typename RowOf, typename ColumnOf>
+__device__ __forceinline__ void write_pairs(Element* y, const Element* bias, const Work& work, int filters, At&& at,
+                                            RowOf&& row_of, ColumnOf&& column_of) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+#pragma unroll
+  for (int i = 0; i < Quads; ++i) {
+    const float* quad = at(i);
+    const int filter = work.filter0 + column_of(i) + lane % 4 * 2;
+    float added[2] = {};
+    add_bias(added, bias, filter, filters);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int pixel = work.pixel0 + row_of(i) + half * 8 + lane / 4;
+      if (pixel >= work.pixels || filter >= filters) continue;
+      Element* to = y + static_cast<long long>(pixel) * filters + filter;
+      const unsigned pair = pack<Type>(quad[2 * half] + added[0], quad[2 * half + 1] + added[1]);
+      if (filters % 2 == 0) {
+        *reinterpret_cast<unsigned*>(to) = pair;
+      } else {
+        to[0] = static_cast<Element>(pair);
+        if (filter + 1 < filters) to[1] = static_cast<Element>(pair >> 16);
+      }
+    }
+  }
+}
+
 // Writes the tile of y by way of shared memory, 16 bytes at a time. Fragment `i` has the 16 rows from row(i) on and the
 // 8 columns from column(i) on, as mma.cuh lays out a C.
 template <int Threads, int Quads, typename At, typename RowOf, typename ColumnOf>
@@ -226,12 +277,7 @@ __device__ __forceinline__ void write_tile(Element* y, const Element* bias, unsi
     const float* quad = at(i);
     const int column = column_of(i) + lane % 4 * 2;
     float added[2] = {};
-    if (bias != nullptr) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (work.filter0 + column + j < filters) added[j] = to_float(bias[work.filter0 + column + j]);
-      }
-    }
+    add_bias(added, bias, work.filter0 + column, filters);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       *reinterpret_cast<unsigned*>(shared + swizzle<kOutBytes>(row_of(i) + half * 8 + lane / 4, column * 2)) =

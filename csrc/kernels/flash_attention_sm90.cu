@@ -6,9 +6,12 @@
 // registers, where the scores were. Copies are those of sm_80 (cp.async), by all threads: strides are free, what is
 // beyond the end is zeros, and no warp is there for them alone.
 //
-// Parameters: TYPE (TYPE_FP16, TYPE_BF16); HEAD (64, 128); CAUSAL; GROUPS (1 to 3); TILE_K (64, 96, 128); STAGES (2 or
-// more); ORDER: 0 neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, what the compiler keeps registers
-// for.
+// Parameters: TYPE (TYPE_FP16, TYPE_BF16); HEAD (64, 128); CAUSAL; GROUPS (1 to 4); TILE_K (a multiple of 16, 32 to
+// 192); STAGES (2 or more); ORDER: 0 neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, what the compiler
+// keeps registers for. RESCALE: whether a row's sums are rescaled 0 for each tile, 1 where a maximum of the warp has
+// grown, 2 where one has grown so much that weights would overflow (Dao, 2025, "FlashAttention-4"). POLYNOMIAL: of so
+// many exponentials about one is computed by a polynomial, for the special function units are slower than the tensor
+// cores; 0: none. LATE: whether the copies of a step begin 0 before its products, 1 behind them.
 #include "attention.cuh"
 #include "common.cuh"
 #include "hopper.cuh"
@@ -37,7 +40,8 @@ constexpr int kSlices = kBoxColumns / kDepth<Type>;  // of a box: what one produ
 constexpr unsigned kEightRows = 8 * kBoxBytes;
 constexpr int kAlignment = 1024;
 static_assert(HEAD == 64 || HEAD == 128, "whole boxes, and sums that fit the registers");
-static_assert(TILE_K == 64 || TILE_K == 96 || TILE_K == 128, "the products that there are");
+static_assert(TILE_K % 16 == 0 && TILE_K >= 32 && TILE_K <= 192, "the products that there are");
+constexpr float kLeeway = 8.0f;  // a weight is at most two to the power of this: far from what fp16 ends at
 static_assert(STAGES >= 2, "one tile arrives while another is used");
 
 // A tile of `Rows` rows is HEAD / 64 boxes of 64 columns, one after another.
@@ -90,6 +94,13 @@ struct Rows {
   float totals[2];
 };
 
+// Two to the power of what becomes the weight at place `i`, the first of a pair.
+__device__ __forceinline__ float exponential_of(int i, float value) {
+  constexpr int kPairs = POLYNOMIAL > 0 ? POLYNOMIAL / 2 : 1;
+  if (POLYNOMIAL > 0 && i / 4 % kPairs == 0) return exponential2_by_polynomial(value);
+  return exponential2(value);
+}
+
 // Makes weights of scores, and says by what the sums so far are to be multiplied. Keys from `end` on, and with CAUSAL
 // those behind a row's own place, weigh nothing.
 __device__ __forceinline__ void weigh(float (&scores)[TILE_K / 2], Rows& rows, float (&fade)[2], float scale2, int key0,
@@ -103,17 +114,19 @@ __device__ __forceinline__ void weigh(float (&scores)[TILE_K / 2], Rows& rows, f
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float largest = rows.maxima[half];
+    const float before = rows.maxima[half];
+    float largest = before;
 #pragma unroll
     for (int i = 2 * half; i < TILE_K / 2; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
     largest = reduce_quad<Maximum>(largest);
+    if (RESCALE == 2 && (largest - before) * scale2 <= kLeeway) largest = before;
     const float shift = shift_of(largest, scale2);
-    fade[half] = exponential2(fmaf(rows.maxima[half], scale2, -shift));
+    fade[half] = RESCALE > 0 && largest == before ? 1.0f : exponential2(fmaf(before, scale2, -shift));
     rows.maxima[half] = largest;
     float total = 0.0f;
 #pragma unroll
     for (int i = 2 * half; i < TILE_K / 2; i += 4) {
-      scores[i] = exponential2(fmaf(scores[i], scale2, -shift));
+      scores[i] = exponential_of(i, fmaf(scores[i], scale2, -shift));
       scores[i + 1] = exponential2(fmaf(scores[i + 1], scale2, -shift));
       total += scores[i] + scores[i + 1];
     }
@@ -125,6 +138,14 @@ __device__ __forceinline__ void pack_weights(FragmentA<Type> (&weights)[TILE_K /
                                              const float (&scores)[TILE_K / 2]) {
 #pragma unroll
   for (int i = 0; i < TILE_K / 4; ++i) weights[i / 4].at[i % 4] = pack<Type>(scores[2 * i], scores[2 * i + 1]);
+}
+
+__device__ __forceinline__ bool any_of_warp(bool mine) {
+#ifdef EMULATED
+  return mine;  // a warp goes the same way for speed alone
+#else
+  return __any_sync(kAllLanes, mine);
+#endif
 }
 
 // This thread's copies are there, and after the barrier those of all threads, for the products of all.
@@ -202,21 +223,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       const int slot_next = slot + 1 == STAGES ? 0 : slot + 1;
       wait_for_copies<STAGES - 2>();
       meet_copies();  // nobody reads this tile's keys, nor the values before, any more
-      const int ahead = tile + STAGES;
-      if (ahead < tiles) fetch<TILE_K>(ring_k + slot * kBytesK, k, k_row, ahead * TILE_K, keys);
-      if (ahead - 1 < tiles) fetch<TILE_K>(ring_v + slot_before * kBytesK, v, v_row, (ahead - 1) * TILE_K, keys);
-      commit_copies();
+      const auto fetch_ahead = [&](int tile, int slot, int slot_before) {
+        const int ahead = tile + STAGES;
+        if (ahead < tiles) fetch<TILE_K>(ring_k + slot * kBytesK, k, k_row, ahead * TILE_K, keys);
+        if (ahead - 1 < tiles) fetch<TILE_K>(ring_v + slot_before * kBytesK, v, v_row, (ahead - 1) * TILE_K, keys);
+        commit_copies();
+      };
+      if constexpr (LATE == 0) fetch_ahead(tile, slot, slot_before);
 
       begin_products();
       begin_scores(scores, queries_at, keys_at + slot_next * kBytesK);
       begin_sums(sums, weights, values_at + slot * kBytesK);
+      if constexpr (LATE == 1) fetch_ahead(tile, slot, slot_before);
       wait_for_products<1>();
       hold(scores);
       weigh(scores, rows, fade, scale2, (tile + 1) * TILE_K, keys, row, row0 + warp_row, lane);
       wait_for_products<0>();
       hold(sums);
+      if (RESCALE == 0 || any_of_warp(fade[0] != 1.0f || fade[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < HEAD / 2; ++i) sums[i] *= fade[i / 2 % 2];
+        for (int i = 0; i < HEAD / 2; ++i) sums[i] *= fade[i / 2 % 2];
+      }
       pack_weights(weights, scores);
       slot_before = slot;
       slot = slot_next;

@@ -112,6 +112,12 @@ def test_each_default_compiles(name: str, kind: str) -> None:
         assert image[:4] == b"\x7fELF"
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_each_space_has_so_many_configurations_that_a_search_is_worth_its_time(name: str) -> None:
+    kind = list(KERNELS[name].types)[-1]
+    assert 1000 <= len(_catalog.variant(name, kind).problem(H200).configurations) <= 5000
+
+
 def test_vectors_are_no_wider_than_the_arrays_are_aligned() -> None:
     vector = lambda **given: resolved("layer_norm", "bfloat16", **given).choice.configuration["VECTOR"]  # noqa: E731
     assert vector(rows=8, cols=1024) == 8

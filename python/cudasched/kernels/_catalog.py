@@ -373,7 +373,7 @@ def _conv2d_sm90(wanted: Wanted) -> Configuration:
     tile_n = 64 if filters <= 64 else 128
     return {
         **{"GROUPS": 2, "PARTS": 1, "TILE_N": tile_n, "STAGES": 4, "SPLIT_K": 1, "ORDER": 0},
-        "MIN_BLOCKS": 1,
+        **{"MIN_BLOCKS": 1, "PENDING": 1, "LATE": 1, "BY_L1": 0, "OUT_BY_SHARED": 1},
     }
 
 
@@ -391,7 +391,10 @@ def _attention(wanted: Wanted) -> Configuration:
 
 
 def _attention_sm90(wanted: Wanted) -> Configuration:
-    return {"GROUPS": 2, "TILE_K": 128, "STAGES": 2, "ORDER": 0, "MIN_BLOCKS": 1}
+    return {
+        **{"GROUPS": 2, "TILE_K": 128, "STAGES": 2, "ORDER": 0, "MIN_BLOCKS": 1},
+        **{"RESCALE": 0, "POLYNOMIAL": 0, "LATE": 0},
+    }
 
 
 _HALVES = {"float16": {"TYPE": 1}, "bfloat16": {"TYPE": 2}}

@@ -72,7 +72,11 @@ int main(int, char** arguments) {
   const int pixels = of.images * of.out_height * of.out_width;
   const unsigned tiles = (pixels + TILE_M - 1) / TILE_M * ((of.filters + TILE_N - 1) / TILE_N);
   std::vector<float> workspace(SPLIT_K > 1 ? SPLIT_K * tiles * TILE_M * TILE_N + tiles : 0, 0.0f);
+#if defined(OUT_BY_SHARED) && OUT_BY_SHARED == 0
+  const std::size_t shared = kAligned + STAGES * kStageBytes;
+#else
   const std::size_t shared = kAligned + std::max(STAGES * kStageBytes, TILE_M * kOutBytes);
+#endif
   double worst = 0;
   for (const bool eager : {false, true}) {  // the counters are zero again after a launch
     emulate::eager_copies = eager;

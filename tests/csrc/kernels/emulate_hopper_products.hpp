@@ -39,7 +39,7 @@ float number_at(unsigned long long descriptor, int line, int depth, bool by_line
 
 template <int Count, typename Type>
 void multiply_by_columns(float (&d)[Count], unsigned long long a, unsigned long long b, int accumulate, Type) {
-  static_assert(Count == 32 || Count == 48 || Count == 64 || Count == 128, "the shapes that there are");
+  static_assert((Count % 8 == 0 && Count >= 16 && Count <= 96) || Count == 128, "the shapes that there are");
   emulate::begin(emulate::products[emulate::running], [=, &d] {
     const int row = static_cast<int>(emulate::running / 32 % 4 * 16 + emulate::running % 32 / 4);
     emulated::multiply_lane(
