@@ -150,6 +150,13 @@ HOPPER = [
 ]
 
 
+def test_an_exponential_by_a_polynomial_is_near_masks_weigh_nothing_and_nan_stays(
+    build: Builder, tmp_path: Path
+) -> None:
+    error, infinite, small, nan = run(build("check_exponential.cpp", {"TYPE": 2}, tmp_path))
+    assert error < 3e-6 and (infinite, small) == (0, 0) and nan != nan
+
+
 @pytest.mark.parametrize("macros", HOPPER, ids=lambda one: "-".join(map(str, one.values())))
 def test_flash_attention_of_hopper_computes_what_it_should(
     build: Builder, macros: dict[str, int], tmp_path: Path
