@@ -34,36 +34,24 @@ enum class Scope : std::uint8_t {
 // What a call does to what the engine knows.
 enum class Meaning : std::uint8_t {
   kNone,
-  kInit,
-  kLookUp,
   kLaunch,
-  kCopy,
-  kFill,
-  kRecord,
-  kWait,
-  kHostFunction,
   kSynchronise,
   kQueryStream,
   kQueryEvent,
   kBeginCapture,
   kEndCapture,
-  kCreateStream,
   kDestroyStream,
   kCreateEvent,
-  kOpenEvent,
   kShareEvent,
   kDestroyEvent,
-  kCreateContext,
   kDestroyContext,
-  kLoad,
-  kUnload,
   kInstantiate,
   kChangeExec,
   kDestroyExec,
   kSetFunction,   // (function, attribute, value)
   kSetKernel,     // (attribute, value, kernel, device)
   kSetFunctions,  // of all functions
-  kAllocate,
+  kAllocate,      // may find no memory while frees are queued
   kFree,
   kPeerAccess,  // the current context may use the memory of another
   kPoolAccess,

@@ -4,8 +4,9 @@
     python entry_points.py symbols
 
 The first prints the lines that the table lacks for the headers in DIRECTORY (cuda.h, cudaTypedefs.h and those beside
-them) and exits with 1 if there are any, the second the symbols that the shim exports. trampolines.py generates the
-shim's entry points and the engine's table from the same file.
+them), and the arguments that these have in another place, and exits with 1 if there are any; the second prints the
+symbols that the shim exports. trampolines.py generates the shim's entry points and the engine's table from the same
+file.
 """
 
 from __future__ import annotations
@@ -32,33 +33,33 @@ SCOPES = (
     "process",
 )
 TWINS = ("-", "ptsz", "ptds")
-ROLES = ("stream", "event", "other", "function", "kernel", "exec", "context", "memory")
-#: What a call does to what the engine knows: of handles, captures, memory, code and completion.
+#: What an argument can be, and its type in CUDA's headers.
+TYPES = {
+    "stream": ("CUstream",),
+    "event": ("CUevent",),
+    "other": ("CUevent", "CUcontext"),
+    "function": ("CUfunction",),
+    "kernel": ("CUkernel",),
+    "exec": ("CUgraphExec",),
+    "context": ("CUcontext",),
+    "memory": ("CUdeviceptr_v1", "CUdeviceptr_v2"),
+}
+ROLES = tuple(TYPES)
+#: What a call does to what the engine knows: of handles, captures, memory and completion. A word is read by the guards
+#: (offload.cpp), by a rule of _check() or by a test that asks every line that has it.
 MEANINGS = (
     "-",
-    "init",
-    "look-up",
     "launch",
-    "copy",
-    "fill",
-    "record",
-    "wait",
-    "host-function",
     "synchronise",
     "query-stream",
     "query-event",
     "begin-capture",
     "end-capture",
-    "create-stream",
     "destroy-stream",
     "create-event",
-    "open-event",
     "share-event",
     "destroy-event",
-    "create-context",
     "destroy-context",
-    "load",
-    "unload",
     "instantiate",
     "change-exec",
     "destroy-exec",
@@ -70,6 +71,12 @@ MEANINGS = (
     "peer-access",
     "pool-access",
 )
+#: What a guard cannot do, as it runs before the driver's function and knows no signature.
+NEED_HOOK = ("launch", "create-event", "destroy-event", "instantiate", "allocate")
+#: What ends something that queued work of any stream may use: unless it has its own place in the ring (defer), it waits
+#: for every stream of the devices that can use it.
+ENDS = ("free", "destroy-context")
+SCOPES_OF_ENDS = ("memory", "process")
 #: What a scope or a meaning cannot do without.
 NEEDED_BY_SCOPE = {"stream": ("stream",), "event": ("event",), "stream+event": ("stream", "event")} | {
     "events": ("event", "other"),
@@ -84,7 +91,6 @@ NEEDED_BY_MEANING = {
     "begin-capture": ("stream",),
     "query-event": ("event",),
     "share-event": ("event",),
-    "destroy-event": ("event",),
     "peer-access": ("context",),
     "set-function": ("function",),
     "set-kernel": ("kernel",),
@@ -210,10 +216,19 @@ def _parse(line: str, where: str) -> EntryPoint:
 def _check(point: EntryPoint, where: str) -> None:
     if (point.treatment == "direct") != (point.scope == "-"):
         raise TableError(f"{where}: {point.symbol}: a direct function has no scope (-), and every other has one")
+    if point.treatment == "direct" and point.arguments:
+        raise TableError(f"{where}: {point.symbol}: nothing reads a direct function's arguments; write -")
     if point.treatment in ("defer", "gate") and not point.taken_over:
         raise TableError(f"{where}: {point.symbol}: {point.treatment} needs a function in csrc/hook (hook)")
     if (point.treatment == "gate") > (point.meaning == "launch"):
         raise TableError(f"{where}: {point.symbol}: only a launch waits at the gate")
+    if point.meaning in NEED_HOOK and not point.taken_over:
+        raise TableError(f"{where}: {point.symbol}: {point.meaning} needs a function in csrc/hook (hook)")
+    if point.meaning == "begin-capture" and point.treatment != "drain":
+        raise TableError(f"{where}: {point.symbol}: what is queued would be captured: begin-capture drains")
+    if point.meaning in ENDS and point.treatment != "defer" and point.scope not in SCOPES_OF_ENDS:
+        scopes = " or ".join(SCOPES_OF_ENDS)
+        raise TableError(f"{where}: {point.symbol}: {point.meaning} drains for {scopes}, or is deferred")
     needed = list(NEEDED_BY_MEANING.get(point.meaning, ()))
     if not point.taken_over:  # else the function knows
         needed += NEEDED_BY_SCOPE.get(point.scope, ())
@@ -299,6 +314,27 @@ def missing(points: list[EntryPoint], headers: Headers) -> list[str]:
     return lines
 
 
+def misplaced(points: list[EntryPoint], headers: Headers) -> list[str]:
+    """The arguments that the headers have elsewhere, a line each."""
+    lines = []
+    for point in points:
+        declared = headers.versions.get((point.name, point.since))
+        if declared is None:
+            continue
+        types = [_type(argument) for argument in declared.split(",")]
+        for role, place in point.arguments.items():
+            here = types[place] if place < len(types) else "nothing"
+            if here not in TYPES[role]:
+                lines.append(f"{point.symbol} {role}={place}: that is {here}")
+    return lines
+
+
+def _type(argument: str) -> str:
+    """Of `CUstream hStream` "CUstream"."""
+    words = argument.replace("const ", "").split()
+    return "".join(words[:-1]) if len(words) > 1 else "".join(words)
+
+
 def _stream(arguments: str) -> int | None:
     for place, argument in enumerate(arguments.split(",")):
         if re.match(r"\s*CUstream\s", argument):
@@ -310,12 +346,15 @@ def main(arguments: list[str]) -> int:
     """Runs a command; returns the process's exit code."""
     table = Path(__file__).with_name("entry_points.txt")
     try:
+        points = read(table)
         match arguments:
             case ["symbols"]:
-                print("\n".join(sorted(symbol for point in read(table) for symbol in point.exported())))
+                print("\n".join(sorted(symbol for point in points for symbol in point.exported())))
                 return 0
             case ["check", directory]:
-                lines = missing(read(table), read_headers(Path(directory)))
+                headers = read_headers(Path(directory))
+                lines = missing(points, headers)
+                wrong = misplaced(points, headers)
             case _:
                 print("usage: entry_points.py check DIRECTORY | symbols", file=sys.stderr)
                 return 2
@@ -325,7 +364,10 @@ def main(arguments: list[str]) -> int:
     if lines:
         print("\n".join(lines))
         print(f"{table} lacks these lines; give each the treatment that it needs (docs/order.md)", file=sys.stderr)
-    return 1 if lines else 0
+    if wrong:
+        print("\n".join(wrong))
+        print(f"{table} has these arguments where the headers have others", file=sys.stderr)
+    return 1 if lines or wrong else 0
 
 
 if __name__ == "__main__":

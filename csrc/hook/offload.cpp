@@ -571,10 +571,7 @@ const queue::Calls& Offload::calls() noexcept { return state.calls; }
 
 void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) noexcept {
   if (target == nullptr) return nullptr;
-  if (point != nullptr && point->treatment != Treatment::kDrain &&
-      (point->meaning != Meaning::kBeginCapture || point->taken_over)) {
-    return target;
-  }
+  if (point != nullptr && point->treatment != Treatment::kDrain) return target;
   const Guard wanted{target, point, per_thread};
   {
     const std::scoped_lock lock(state.guard_lock);

@@ -12,7 +12,7 @@ from support import ROOT
 
 HOOK = ROOT / "csrc" / "hook"
 
-GOOD = "# Why.\ncuInit 2000 - direct - - init hook\n"
+GOOD = "# Why.\ncuInit 2000 - direct - - - hook\n"
 
 
 def generate(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -28,10 +28,10 @@ def check(headers: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_table_becomes_symbols_with_their_twins(tmp_path: Path) -> None:
-    done = generate(tmp_path, GOOD + "\n# Why.\ncuMemFreeAsync 11020 ptsz drain stream stream=1 free -\n")
+    done = generate(tmp_path, GOOD + "\n# Why.\ncuMemcpy2DAsync_v2 3020 ptsz drain stream stream=1 - -\n")
     assert (done.returncode, done.stderr) == (0, "")
     exports = (tmp_path / "out" / "exports.map").read_text()
-    for symbol in ("cuInit", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"):
+    for symbol in ("cuInit", "cuMemcpy2DAsync_v2", "cuMemcpy2DAsync_v2_ptsz"):
         assert f"    {symbol};\n" in exports
     assert "cuInit_ptsz" not in exports
 
@@ -39,7 +39,7 @@ def test_a_table_becomes_symbols_with_their_twins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("cuInit 2000 - direct - - init hook", ":3: cuInit is on line 2 already"),
+        ("cuInit 2000 - direct - - - hook", ":3: cuInit is on line 2 already"),
         ("cuInit", ":3: 1 columns; there are 8"),
         ("cudbgInit 2000 - direct - - - -", "'cudbgInit' is no driver function's name"),
         ("cuX_ptsz 7000 - direct - - - -", "'cuX_ptsz' is no driver function's name"),
@@ -57,9 +57,14 @@ def test_a_table_becomes_symbols_with_their_twins(tmp_path: Path) -> None:
         ("cuX 2000 - drain - - - -", "cuX: a direct function has no scope"),
         ("cuX 2000 - direct stream stream=0 - -", "cuX: a direct function has no scope"),
         ("cuX 2000 - defer stream stream=0 - -", "cuX: defer needs a function in csrc/hook"),
-        ("cuX 2000 - gate process - copy hook", "cuX: only a launch waits at the gate"),
+        ("cuX 2000 - gate process - free hook", "cuX: only a launch waits at the gate"),
+        ("cuX 2000 - direct - event=0 - -", "cuX: nothing reads a direct function's arguments"),
+        ("cuX 2000 - direct - - allocate -", "cuX: allocate needs a function in csrc/hook"),
+        ("cuX 2000 - direct - - begin-capture hook", "cuX: what is queued would be captured"),
+        ("cuX 2000 - direct - - free -", "cuX: free drains for memory or process"),
+        ("cuX 2000 - drain stream stream=0 destroy-context -", "cuX: destroy-context drains for memory or process"),
         ("cuX 2000 - drain stream - - -", "cuX: which argument is the stream?"),
-        ("cuX 2000 - drain process - destroy-event -", "cuX: which argument is the event?"),
+        ("cuX 2000 - drain process - share-event -", "cuX: which argument is the event?"),
         ("cuInit_v2 2000 - direct - - - -", "cuInit means cuInit and cuInit_v2 from 2000 on"),
     ],
 )
@@ -77,7 +82,7 @@ def test_a_malformed_table_ends_the_build(tmp_path: Path, line: str, message: st
     [
         ("", "no entry points"),
         ("# nothing\n", "no entry points"),
-        ("cuInit 2000 - direct - - init hook\n", ":1: put a comment above it"),
+        ("cuInit 2000 - direct - - - hook\n", ":1: put a comment above it"),
         (GOOD + "\ncuX 2000 - direct - - - -\n", ":4: put a comment above it"),
     ],
 )
@@ -133,6 +138,22 @@ def test_what_the_table_lacks_is_told_as_lines_to_add(tmp_path: Path) -> None:
     # What it prints is what the table takes.
     grown = (HOOK / "entry_points.txt").read_text() + "\n# New.\n" + done.stdout
     assert generate(tmp_path, grown).stderr == ""
+
+
+def test_an_argument_that_is_elsewhere_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cuda.h").touch()
+    (tmp_path / "cudaTypedefs.h").write_text(
+        "typedef CUresult (CUDAAPI *PFN_cuEventQuery_v2000)(int a, CUevent hEvent);\n"
+        "typedef CUresult (CUDAAPI *PFN_cuStreamDestroy_v4000)(const CUstream hStream);\n"
+        "typedef CUresult (CUDAAPI *PFN_cuMemcpyDtoH_v3020)(void *dstHost);\n"
+    )
+    done = check(tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "cuEventQuery event=0: that is int",
+        "cuMemcpyDtoH_v2 memory=1: that is nothing",
+    ]
+    assert "where the headers have others" in done.stderr
 
 
 def test_a_directory_without_headers_is_told(tmp_path: Path) -> None:
