@@ -7,10 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <thread>
 
+#include "driver/registry.hpp"
 #include "hook/entry_points.hpp"
 #include "hook/intercept.hpp"
 #include "hook/offload.hpp"
@@ -262,29 +265,97 @@ TEST_F(FallThrough, ADeviceBeyondAllTablesIsTheDriversAlone) {
   EXPECT_TRUE(something_is_queued());
 }
 
-// ---- launches that are never deferred
+// ---- each line of the table of entry points that csrc/hook takes over: launches, and what is direct. The others that
+// are deferred are in tests/csrc/queue/test_offload.cpp, what drains too; changes of graphs in
+// tests/csrc/runtime/slices.
 
-class OldLaunches : public FallThrough {
+class EachTakenOver : public FallThrough {
  protected:
-  OldLaunches() {
-    const auto set_size = driver_.function<CUresult(CUfunction, unsigned)>("cuParamSetSize");
-    const auto set = driver_.function<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
-    Program::check(set_size(program_.function(), 24));
-    std::uint64_t* values = program_.log() + 1;
-    std::uint64_t* count = program_.log();
-    std::uint64_t value = 9;
-    Program::check(set(program_.function(), 0, &values, 8));
-    Program::check(set(program_.function(), 8, &count, 8));
-    Program::check(set(program_.function(), 16, &value, 8));
+  using Calls = std::map<std::string_view, std::function<CUresult(const char* exported)>>;
+
+  EachTakenOver() {
+    make_parameters_of_the_old_interface();
+    part_.function = program_.function();
+    part_.gridDimX = part_.gridDimY = part_.gridDimZ = 1;
+    part_.blockDimX = part_.blockDimY = part_.blockDimZ = 1;
+    part_.hStream = program_.stream();
+    part_.kernelParams = parameters_;
+    config_.gridDimX = config_.gridDimY = config_.gridDimZ = 1;
+    config_.blockDimX = config_.blockDimY = config_.blockDimZ = 1;
+    config_.hStream = program_.stream();
+    Program::check(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&graph_, 0));
+    CUDA_KERNEL_NODE_PARAMS node{};
+    node.func = program_.function();
+    node.gridDimX = node.gridDimY = node.gridDimZ = 1;
+    node.blockDimX = node.blockDimY = node.blockDimZ = 1;
+    node.kernelParams = parameters_;
+    CUgraphNode made = nullptr;
+    Program::check(
+        driver_
+            .function<CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, const CUDA_KERNEL_NODE_PARAMS*)>(
+                "cuGraphAddKernelNode_v2")(&made, graph_, nullptr, 0, &node));
+    Program::check(driver_.function<decltype(cuGraphInstantiate)>("cuGraphInstantiateWithFlags")(&exec_, graph_, 0));
   }
 
-  template <typename Call>
-  void expect_gated_and_counted(Call&& call) {
+  // A call of the function of this type, with these arguments.
+  template <typename Function, typename... Arguments>
+  auto with(Arguments... arguments) const {
+    return [this, arguments...](const char* exported) { return driver_.function<Function>(exported)(arguments...); };
+  }
+
+  // All launch the same kernel, which leaves kValue in the log.
+  Calls launches() {
+    CUfunction const kernel = program_.function();
+    CUstream const stream = program_.stream();
+    return {
+        {"cuLaunchKernel",
+         with<decltype(cuLaunchKernel)>(kernel, 1, 1, 1, 1, 1, 1, 0, stream, &parameters_[0], nullptr)},
+        {"cuLaunchKernelEx", with<decltype(cuLaunchKernelEx)>(&config_, kernel, &parameters_[0], nullptr)},
+        {"cuLaunchCooperativeKernel",
+         with<decltype(cuLaunchCooperativeKernel)>(kernel, 1, 1, 1, 1, 1, 1, 0, stream, &parameters_[0])},
+        {"cuGraphLaunch", with<decltype(cuGraphLaunch)>(exec_, stream)},
+        {"cuLaunch", with<CUresult(CUfunction)>(kernel)},
+        {"cuLaunchGrid", with<CUresult(CUfunction, int, int)>(kernel, 2, 3)},
+        {"cuLaunchGridAsync", with<CUresult(CUfunction, int, int, CUstream)>(kernel, 2, 3, stream)},
+        {"cuLaunchCooperativeKernelMultiDevice", with<CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned)>(&part_, 1, 0)},
+    };
+  }
+
+  // visit(call, exported name) for each line of this treatment that fits; twins, too.
+  template <typename Fits, typename Visit>
+  static int for_each(hook::Treatment treatment, const Calls& calls, Fits&& fits, Visit&& visit) {
+    int lines = 0;
+    for (const hook::EntryPoint& point : hook::entry_points()) {
+      if (point.treatment != treatment || !fits(point)) continue;
+      const auto how = calls.find(point.symbol);
+      if (how == calls.end()) {
+        ADD_FAILURE() << "there is no call of " << point.symbol << " here";
+        continue;
+      }
+      for (const std::string_view exported : {point.symbol, point.twin}) {
+        if (exported.empty()) continue;
+        SCOPED_TRACE(exported);
+        visit(how->second, exported.data());
+        ++lines;
+      }
+    }
+    return lines;
+  }
+
+  static std::uint64_t pushed() {
+    std::uint64_t all = 0;
+    runtime::engine().for_each_device([&](runtime::Device& device) {
+      if (device.queue() != nullptr) all += device.queue()->pushed();
+    });
+    return all;
+  }
+
+  void expect_gated_and_counted(const std::function<CUresult()>& call) {
     const std::uint64_t launches = state().launches;
     const std::uint64_t gated = state().gated_launches;
     expect_behind_the_queue(call);
     Program::check(program_.synchronize(CU_STREAM_LEGACY));
-    EXPECT_EQ(program_.value(3), 9U);
+    EXPECT_EQ(program_.value(program_.ran() - 1), kValue);
     EXPECT_EQ(state().launches - launches, 2U);
     // With nothing in the ring it still waits.
     OtherClient other(/*active=*/true);
@@ -299,38 +370,135 @@ class OldLaunches : public FallThrough {
     EXPECT_FALSE(done);
     other.kill();
     thread.join();
+    Program::check(program_.synchronize(CU_STREAM_LEGACY));
   }
+
+  static constexpr std::uint64_t kValue = 9;
+  CUDA_LAUNCH_PARAMS part_{};
+  CUlaunchConfig config_{};
+  CUgraph graph_ = nullptr;
+  CUgraphExec exec_ = nullptr;
+
+ private:
+  void make_parameters_of_the_old_interface() {
+    const auto set_size = driver_.function<CUresult(CUfunction, unsigned)>("cuParamSetSize");
+    const auto set = driver_.function<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
+    Program::check(set_size(program_.function(), 24));
+    for (int i = 0; i < 3; ++i) Program::check(set(program_.function(), 8 * i, parameters_[i], 8));
+  }
+
+  std::uint64_t* values_ = program_.log() + 1;
+  std::uint64_t* count_ = program_.log();
+  std::uint64_t value_ = kValue;
+  void* parameters_[3] = {&values_, &count_, &value_};
 };
 
-TEST_F(OldLaunches, LaunchWaitsAtTheGate) {
-  auto* const launch = driver_.function<CUresult(CUfunction)>("cuLaunch");
-  expect_gated_and_counted([&] { return launch(program_.function()); });
+bool is_launch(const hook::EntryPoint& point) { return point.meaning == hook::Meaning::kLaunch; }
+
+TEST_F(EachTakenOver, GatedFunctionWaitsBehindTheQueueAndAtTheGateAndIsCounted) {
+  const Calls calls = launches();
+  const int lines = for_each(hook::Treatment::kGate, calls, &is_launch, [&](const auto& call, const char* exported) {
+    expect_gated_and_counted([&] { return call(exported); });
+  });
+  EXPECT_GE(lines, 4);
 }
 
-TEST_F(OldLaunches, LaunchGridWaitsAtTheGate) {
-  auto* const launch = look_up<CUresult(CUfunction, int, int)>("cuLaunchGrid", 12000);
-  expect_gated_and_counted([&] { return launch(program_.function(), 2, 3); });
+TEST_F(EachTakenOver, DeferredLaunchReturnsWhileTheGateIsClosedAndIsCounted) {
+  const Calls calls = launches();
+  const int lines = for_each(hook::Treatment::kDefer, calls, &is_launch, [&](const auto& call, const char* exported) {
+    ASSERT_EQ(call(exported), CUDA_SUCCESS);  // the first of its kind goes directly
+    Program::check(program_.synchronize());
+    const std::uint64_t launches = state().launches;
+    const std::uint64_t ran = program_.ran();
+    OtherClient other(/*active=*/true);
+    const std::uint64_t before = pushed();
+    ASSERT_EQ(call(exported), CUDA_SUCCESS);
+    EXPECT_EQ(pushed(), before + 1);
+    EXPECT_EQ(program_.ran(), ran);
+    other.kill();
+    Program::check(program_.synchronize());
+    EXPECT_EQ(program_.ran(), ran + 1);
+    EXPECT_EQ(state().launches, launches + 1);
+  });
+  EXPECT_GE(lines, 8);
 }
 
-TEST_F(OldLaunches, LaunchGridAsyncWaitsAtTheGate) {
-  auto* const launch = driver_.function<CUresult(CUfunction, int, int, CUstream)>("cuLaunchGridAsync");
-  expect_gated_and_counted([&] { return launch(program_.function(), 2, 3, program_.stream()); });
+// Whatever it answers. What a program gets of a direct function that is not taken over is the driver's own: it has no
+// guard (test_offload.cpp).
+TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
+  CUdeviceptr memory = 0;
+  void* host = nullptr;
+  std::size_t size = 0;
+  std::size_t other_size = 0;
+  CUmodule module = nullptr;
+  CUlibrary library = nullptr;
+  CUevent event = nullptr;
+  cuuint64_t flags = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  CUdriverProcAddressQueryResult result{};
+  CUgreenCtx green = nullptr;
+  CUgraph graph = nullptr;
+  CUuserObject object = nullptr;
+  Program::check(driver_.function<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(
+      &object, nullptr, [](void*) {}, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  CUstream const stream = program_.stream();
+  const Calls calls{
+      {"cuInit", with<decltype(cuInit)>(0)},
+      {"cuGetProcAddress", with<CUresult(const char*, void**, int, cuuint64_t)>("cuInit", &host, 12000, 0)},
+      {"cuGetProcAddress_v2", with<decltype(cuGetProcAddress)>("cuInit", &host, 12000, 0, &result)},
+      {"cuModuleLoadData", with<decltype(cuModuleLoadData)>(&module, &kImage[0])},
+      {"cuModuleLoadDataEx", with<decltype(cuModuleLoadDataEx)>(&module, &kImage[0], 0, nullptr, nullptr)},
+      {"cuLibraryLoadData",
+       with<decltype(cuLibraryLoadData)>(&library, &kImage[0], nullptr, nullptr, 0, nullptr, nullptr, 0)},
+      {"cuMemGetInfo_v2", with<decltype(cuMemGetInfo)>(&size, &other_size)},
+      {"cuMemAlloc_v2", with<decltype(cuMemAlloc)>(&memory, 16)},
+      {"cuMemAllocPitch_v2", with<decltype(cuMemAllocPitch)>(&memory, &size, 64, 2, 4)},
+      {"cuMemAllocHost_v2", with<decltype(cuMemAllocHost)>(&host, 16)},
+      {"cuMemHostAlloc", with<decltype(cuMemHostAlloc)>(&host, 16, 0)},
+      {"cuMemAllocAsync", with<decltype(cuMemAllocAsync)>(&memory, 16, stream)},
+      {"cuMemAllocFromPoolAsync", with<decltype(cuMemAllocFromPoolAsync)>(&memory, 16, nullptr, stream)},
+      {"cuMemCreate", with<decltype(cuMemCreate)>(&handle, 1 << 21, &properties, 0)},
+      {"cuEventCreate", with<decltype(cuEventCreate)>(&event, 0)},
+      {"cuGreenCtxCreate", with<decltype(cuGreenCtxCreate)>(&green, nullptr, 0, 1)},
+      {"cuStreamEndCapture", with<decltype(cuStreamEndCapture)>(stream, &graph)},
+      {"cuGraphExecGetFlags", with<decltype(cuGraphExecGetFlags)>(exec_, &flags)},
+      {"cuGraphRetainUserObject", with<decltype(cuGraphRetainUserObject)>(graph_, object, 1, 0)},
+  };
+  const OtherClient other(/*active=*/true);
+  Program::check(program_.launch(3));
+  const std::uint64_t before = pushed();
+  const auto fits = [&](const hook::EntryPoint& point) { return point.taken_over && driver_.has(point.symbol.data()); };
+  const int lines = for_each(hook::Treatment::kDirect, calls, fits, [&](const auto& call, const char* exported) {
+    call(exported);
+    EXPECT_TRUE(something_is_queued());
+    EXPECT_EQ(pushed(), before);
+  });
+  EXPECT_GE(lines, 19);
 }
 
-TEST_F(OldLaunches, ALaunchOnSeveralDevicesWaitsAtTheGate) {
-  auto* const launch =
-      driver_.function<CUresult(CUDA_LAUNCH_PARAMS*, unsigned, unsigned)>("cuLaunchCooperativeKernelMultiDevice");
-  std::uint64_t* values = program_.log() + 1;
-  std::uint64_t* count = program_.log();
-  std::uint64_t value = 9;
-  void* parameters[] = {&values, &count, &value};
-  CUDA_LAUNCH_PARAMS part{};
-  part.function = program_.function();
-  part.gridDimX = part.gridDimY = part.gridDimZ = 1;
-  part.blockDimX = part.blockDimY = part.blockDimZ = 1;
-  part.hStream = program_.stream();
-  part.kernelParams = parameters;
-  expect_gated_and_counted([&] { return launch(&part, 1, 0); });
+// What an update, a launch or a destruction goes by.
+TEST_F(EachTakenOver, InstantiationIsKnownToTheRegistry) {
+  CUDA_GRAPH_INSTANTIATE_PARAMS parameters{};
+  const Calls calls{
+      {"cuGraphInstantiate",
+       with<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, std::size_t)>(&exec_, graph_, nullptr, nullptr, 0)},
+      {"cuGraphInstantiate_v2",
+       with<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, std::size_t)>(&exec_, graph_, nullptr, nullptr, 0)},
+      {"cuGraphInstantiateWithFlags", with<decltype(cuGraphInstantiateWithFlags)>(&exec_, graph_, 0)},
+      {"cuGraphInstantiateWithParams", with<decltype(cuGraphInstantiateWithParams)>(&exec_, graph_, &parameters)},
+  };
+  const auto fits = [](const hook::EntryPoint& point) { return point.meaning == hook::Meaning::kInstantiate; };
+  const int lines = for_each(hook::Treatment::kDrain, calls, fits, [&](const auto& call, const char* exported) {
+    driver::registry().forget(exec_);
+    driver::ExecFacts facts;
+    ASSERT_FALSE(driver::registry().find(exec_, facts));
+    ASSERT_EQ(call(exported), CUDA_SUCCESS);
+    EXPECT_TRUE(driver::registry().find(exec_, facts));
+  });
+  EXPECT_GE(lines, 5);
 }
 
 // ---- guards

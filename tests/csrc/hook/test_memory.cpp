@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <atomic>
 #include <ostream>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
 
 #include "driver/driver.hpp"
+#include "hook/entry_points.hpp"
 #include "hook/intercept.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/other_client.hpp"
@@ -75,102 +77,104 @@ struct Late<kEntry> {
 
 struct Kind {
   const char* name;
+  const char* symbol;
   void (*inject)();
   void (*restore)();
-  CUresult (*allocate)(const Program& program);
+  CUresult (*allocate)(const char* symbol, const Program& program);
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
 template <auto kEntry>
-constexpr Kind kind(const char* name, CUresult (*allocate)(const Program&)) {
-  return {name, &Late<kEntry>::inject, &Late<kEntry>::restore, allocate};
+constexpr Kind kind(const char* name, const char* symbol, CUresult (*allocate)(const char*, const Program&)) {
+  return {name, symbol, &Late<kEntry>::inject, &Late<kEntry>::restore, allocate};
 }
 
 CUDA_ARRAY3D_DESCRIPTOR description(std::size_t depth) {
   return {.Width = 2048, .Height = 2048, .Depth = depth, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1, .Flags = 0};
 }
 
-CUresult create(CUmemLocationType where) {
+CUresult create(const char* symbol, CUmemLocationType where) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = where;
   CUmemGenericAllocationHandle handle = 1;
-  const CUresult status = call<decltype(cuMemCreate)>("cuMemCreate", &handle, kAsked, &properties, 0ULL);
+  const CUresult status = call<decltype(cuMemCreate)>(symbol, &handle, kAsked, &properties, 0ULL);
   // The simulated driver has none on the host: it was asked again, which is what counts.
   return where == CU_MEM_LOCATION_TYPE_HOST && status == CUDA_ERROR_NOT_SUPPORTED ? CUDA_SUCCESS : status;
 }
 
 using driver::Driver;
 const Kind kKinds[] = {
-    kind<&Driver::memory_allocate>("plain",
-                                   [](const Program&) {
+    kind<&Driver::memory_allocate>("plain", "cuMemAlloc_v2",
+                                   [](const char* symbol, const Program&) {
                                      CUdeviceptr pointer = 0;
-                                     return call<decltype(cuMemAlloc)>("cuMemAlloc_v2", &pointer, kAsked);
+                                     return call<decltype(cuMemAlloc)>(symbol, &pointer, kAsked);
                                    }),
-    kind<&Driver::memory_allocate_pitch>("pitch",
-                                         [](const Program&) {
+    kind<&Driver::memory_allocate_pitch>("pitch", "cuMemAllocPitch_v2",
+                                         [](const char* symbol, const Program&) {
                                            CUdeviceptr pointer = 0;
                                            std::size_t pitch = 0;
-                                           return call<decltype(cuMemAllocPitch)>("cuMemAllocPitch_v2", &pointer,
-                                                                                  &pitch, kMiB, kAsked / kMiB, 4U);
+                                           return call<decltype(cuMemAllocPitch)>(symbol, &pointer, &pitch, kMiB,
+                                                                                  kAsked / kMiB, 4U);
                                          }),
-    kind<&Driver::memory_allocate_managed>("managed",
-                                           [](const Program&) {
+    kind<&Driver::memory_allocate_managed>("managed", "cuMemAllocManaged",
+                                           [](const char* symbol, const Program&) {
                                              CUdeviceptr pointer = 0;
                                              return call<decltype(cuMemAllocManaged)>(
-                                                 "cuMemAllocManaged", &pointer, kAsked,
-                                                 static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
+                                                 symbol, &pointer, kAsked, static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
                                            }),
-    kind<&Driver::memory_allocate_host>("host",
-                                        [](const Program&) {
+    kind<&Driver::memory_allocate_host>("host", "cuMemAllocHost_v2",
+                                        [](const char* symbol, const Program&) {
                                           void* pointer = nullptr;
-                                          return call<decltype(cuMemAllocHost)>("cuMemAllocHost_v2", &pointer, kAsked);
+                                          return call<decltype(cuMemAllocHost)>(symbol, &pointer, kAsked);
                                         }),
-    kind<&Driver::memory_host_allocate>("host_with_flags",
-                                        [](const Program&) {
+    kind<&Driver::memory_host_allocate>("host_with_flags", "cuMemHostAlloc",
+                                        [](const char* symbol, const Program&) {
                                           void* pointer = nullptr;
-                                          return call<decltype(cuMemHostAlloc)>("cuMemHostAlloc", &pointer, kAsked, 0U);
+                                          return call<decltype(cuMemHostAlloc)>(symbol, &pointer, kAsked, 0U);
                                         }),
-    kind<&Driver::memory_host_register>("registered",
-                                        [](const Program&) {
+    kind<&Driver::memory_host_register>("registered", "cuMemHostRegister_v2",
+                                        [](const char* symbol, const Program&) {
                                           static char memory[4096];
-                                          return call<decltype(cuMemHostRegister)>(
-                                              "cuMemHostRegister_v2", static_cast<void*>(memory), sizeof memory, 0U);
+                                          return call<decltype(cuMemHostRegister)>(symbol, static_cast<void*>(memory),
+                                                                                   sizeof memory, 0U);
                                         }),
-    kind<&Driver::array_create>("array",
-                                [](const Program&) {
+    kind<&Driver::array_create>("array", "cuArrayCreate_v2",
+                                [](const char* symbol, const Program&) {
                                   CUarray array = nullptr;
                                   const CUDA_ARRAY_DESCRIPTOR of{2048, 2048, CU_AD_FORMAT_FLOAT, 1};
-                                  return call<decltype(cuArrayCreate)>("cuArrayCreate_v2", &array, &of);
+                                  return call<decltype(cuArrayCreate)>(symbol, &array, &of);
                                 }),
-    kind<&Driver::array_3d_create>("array_3d",
-                                   [](const Program&) {
+    kind<&Driver::array_3d_create>("array_3d", "cuArray3DCreate_v2",
+                                   [](const char* symbol, const Program&) {
                                      CUarray array = nullptr;
                                      const CUDA_ARRAY3D_DESCRIPTOR of = description(2);
-                                     return call<decltype(cuArray3DCreate)>("cuArray3DCreate_v2", &array, &of);
+                                     return call<decltype(cuArray3DCreate)>(symbol, &array, &of);
                                    }),
-    kind<&Driver::mipmapped_array_create>("mipmapped_array",
-                                          [](const Program&) {
+    kind<&Driver::mipmapped_array_create>("mipmapped_array", "cuMipmappedArrayCreate",
+                                          [](const char* symbol, const Program&) {
                                             CUmipmappedArray array = nullptr;
                                             const CUDA_ARRAY3D_DESCRIPTOR of = description(1);
-                                            return call<decltype(cuMipmappedArrayCreate)>("cuMipmappedArrayCreate",
-                                                                                          &array, &of, 2U);
+                                            return call<decltype(cuMipmappedArrayCreate)>(symbol, &array, &of, 2U);
                                           }),
-    kind<&Driver::memory_create>("physical", [](const Program&) { return create(CU_MEM_LOCATION_TYPE_DEVICE); }),
-    kind<&Driver::memory_create>("physical_on_the_host",
-                                 [](const Program&) { return create(CU_MEM_LOCATION_TYPE_HOST); }),
-    kind<&Driver::memory_allocate_async>("stream_ordered",
-                                         [](const Program& program) {
+    kind<&Driver::memory_create>(
+        "physical", "cuMemCreate",
+        [](const char* symbol, const Program&) { return create(symbol, CU_MEM_LOCATION_TYPE_DEVICE); }),
+    kind<&Driver::memory_create>(
+        "physical_on_the_host", "cuMemCreate",
+        [](const char* symbol, const Program&) { return create(symbol, CU_MEM_LOCATION_TYPE_HOST); }),
+    kind<&Driver::memory_allocate_async>("stream_ordered", "cuMemAllocAsync",
+                                         [](const char* symbol, const Program& program) {
                                            CUdeviceptr pointer = 0;
-                                           return call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &pointer, kAsked,
+                                           return call<decltype(cuMemAllocAsync)>(symbol, &pointer, kAsked,
                                                                                   program.stream());
                                          }),
-    kind<&Driver::memory_allocate_from_pool>("of_a_pool",
-                                             [](const Program& program) {
+    kind<&Driver::memory_allocate_from_pool>("of_a_pool", "cuMemAllocFromPoolAsync",
+                                             [](const char* symbol, const Program& program) {
                                                CUdeviceptr pointer = 0;
                                                return call<decltype(cuMemAllocFromPoolAsync)>(
-                                                   "cuMemAllocFromPoolAsync", &pointer, kAsked,
-                                                   static_cast<CUmemoryPool>(nullptr), program.stream());
+                                                   symbol, &pointer, kAsked, static_cast<CUmemoryPool>(nullptr),
+                                                   program.stream());
                                              }),
 };
 
@@ -203,7 +207,7 @@ TEST_P(NoMemory, IsSaidOnlyWhenEveryQueuedFreeWasMade) {
     EXPECT_TRUE(eventually([] { return full.asked > 0; }));
     other.kill();
   });
-  EXPECT_EQ(GetParam().allocate(program_), CUDA_SUCCESS);
+  EXPECT_EQ(GetParam().allocate(GetParam().symbol, program_), CUDA_SUCCESS);
   opens.join();
   EXPECT_EQ(full.asked, 2);
   EXPECT_EQ(program_.ran(), 3U);
@@ -212,8 +216,18 @@ TEST_P(NoMemory, IsSaidOnlyWhenEveryQueuedFreeWasMade) {
 // Nothing is queued: it is not asked twice.
 TEST_P(NoMemory, IsSaidAtOnceWhereNothingIsQueued) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  EXPECT_EQ(GetParam().allocate(program_), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(GetParam().allocate(GetParam().symbol, program_), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(full.asked, 1);
+}
+
+TEST(Kinds, EachLineOfTheTableThatAllocatesIsOne) {
+  std::set<std::string_view> tested;
+  for (const Kind& each : kKinds) tested.insert(each.symbol);
+  std::set<std::string_view> listed;
+  for (const hook::EntryPoint& each : hook::entry_points()) {
+    if (each.meaning == hook::Meaning::kAllocate) listed.insert(each.symbol);
+  }
+  EXPECT_EQ(tested, listed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, NoMemory, ::testing::ValuesIn(kKinds),

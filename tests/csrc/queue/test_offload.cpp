@@ -2,6 +2,9 @@
 // leaves every argument as it was.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
 #include <map>
 
 #include "fake_driver.hpp"
@@ -121,21 +124,6 @@ class OffloadTest : public QueueTest {
   }
 };
 
-TEST_F(OffloadTest, WhatMayBeDeferredIs) {
-  block();
-  EXPECT_EQ(entry<decltype(cuMemsetD32Async)>("cuMemsetD32Async")(0x1000, 5, 6, kStream), CUDA_SUCCESS);
-  EXPECT_EQ(entry<decltype(cuMemcpyAsync)>("cuMemcpyAsync")(0x1000, 0x2000, 8, kStream), CUDA_SUCCESS);
-  EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
-  EXPECT_EQ(entry<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent")(kNonBlocking, kEvent, 0), CUDA_SUCCESS);
-  EXPECT_EQ(entry<decltype(cuLaunchHostFunc)>("cuLaunchHostFunc")(kStream, [](void*) {}, nullptr), CUDA_SUCCESS);
-  CUresult status = CUDA_ERROR_UNKNOWN;
-  EXPECT_TRUE(offer(plain(), status));
-  EXPECT_EQ(status, CUDA_SUCCESS);
-  EXPECT_EQ(driver_.count(), 0U);
-  finish();
-  EXPECT_EQ(driver_.count(), 7U);
-}
-
 TEST_F(OffloadTest, WithoutQueuesEverythingIsTheDrivers) {
   Offload::forget_queues();
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
@@ -196,8 +184,6 @@ TEST_F(OffloadTest, ADeferredCallsErrorComesAtTheNextCall) {
 
 // ---- guards
 
-CUresult target_of_two(CUstream, CUevent) { return CUDA_ERROR_NOT_SUPPORTED; }
-
 // Integers beyond the registers, floating point, a structure on the stack.
 struct Large {
   std::uint64_t words[5];
@@ -227,13 +213,6 @@ TEST_F(OffloadTest, AGuardLeavesEveryArgumentAsItWas) {
   EXPECT_EQ(seen, wanted);
   EXPECT_EQ(errno, 77);
   EXPECT_TRUE(queue().empty());
-}
-
-TEST_F(OffloadTest, DirectAndDeferredFunctionsHaveNoGuardAndOthersHaveOne) {
-  EXPECT_EQ(guard("cuMemAlloc_v2", &target_of_two), &target_of_two);
-  EXPECT_EQ(guard("cuEventRecord", &target_of_two), &target_of_two);
-  EXPECT_NE(guard("cuMemFree_v2", &target_of_two), &target_of_two);
-  EXPECT_EQ(guard("cuMemFree_v2", &target_of_two), guard("cuMemFree_v2", &target_of_two));
 }
 
 TEST_F(OffloadTest, AGuardDrainsByItsFunctionsRule) {
@@ -421,6 +400,219 @@ TEST_F(OffloadTest, BesideLatencyRegionsALaunchThatIsNotDeferredLeavesTheGateClo
   EXPECT_EQ(gate_.forced(), 0);
   gate_.open();
   thread.join();
+}
+
+// ---- each line of the table of entry points
+
+class EachLine : public OffloadTest {
+ protected:
+  // Positions of what fill() queues, of which each is the last one for something. A launch behind each of them holds
+  // what is queued next while the gate is closed.
+  enum Queued : Position { kLaunchOnStream = 1, kRecord = 3, kGraphLaunch = 5, kOtherRecord = 7, kLast = 8 };
+
+  void fill() {
+    for (const CUevent event : {kEvent, kOtherEvent}) driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
+    make_graph(kGraph);
+    before_ = queue().pushed();
+    block(kStream);
+    ASSERT_TRUE(launch(kNonBlocking));
+    ASSERT_TRUE(queue().push_record(caller_, kEvent, kNonBlocking, 0));
+    ASSERT_TRUE(launch(kNonBlocking));
+    ASSERT_TRUE(push_graph(kGraph, kNonBlocking));
+    ASSERT_TRUE(launch(kNonBlocking));
+    ASSERT_TRUE(queue().push_record(caller_, kOtherEvent, kNonBlocking, 0));
+    ASSERT_TRUE(launch(kOtherStream));
+    ASSERT_EQ(queue().pushed() - before_, Position{kLast});
+  }
+  Position passed() { return queue().passed() - before_; }
+
+  // Where a call that is about kStream, kEvent, kOtherEvent and kGraph stops waiting.
+  static Position end_of(Scope scope) {
+    switch (scope) {
+      case Scope::kNone:
+      case Scope::kGraph:  // no graph has memory
+        return 0;
+      case Scope::kStream:
+        return kLaunchOnStream;
+      case Scope::kEvent:
+      case Scope::kStreamAndEvent:
+        return kRecord;
+      case Scope::kEvents:
+        return kOtherRecord;
+      case Scope::kExec:
+        return kGraphLaunch;
+      default:
+        return kLast;
+    }
+  }
+
+  // With these in the places that the table names, and in all others what is none of them.
+  static CUresult call(void* function, const EntryPoint& point) {
+    std::array<std::uint64_t, 16> with{};
+    with.fill(7);
+    const auto put = [&](int place, auto value) {
+      if (place >= 0) with[static_cast<std::size_t>(place)] = (std::uint64_t)value;
+    };
+    const Arguments& at = point.arguments;
+    put(at.stream, kStream);
+    put(at.event, kEvent);
+    if (point.scope == Scope::kPeers) {
+      put(at.other, kContext);
+    } else {
+      put(at.other, kOtherEvent);
+    }
+    put(at.function, kFunction);
+    put(at.kernel, kFunction);
+    put(at.exec, kGraph);
+    put(at.context, kContext);
+    put(at.memory, 0x1000);
+    using Word = std::uint64_t;
+    return reinterpret_cast<CUresult (*)(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word,
+                                         Word, Word, Word)>(function)(
+        with[0], with[1], with[2], with[3], with[4], with[5], with[6], with[7], with[8], with[9], with[10], with[11],
+        with[12], with[13], with[14], with[15]);
+  }
+
+  static void expect_told(const EntryPoint& point) {
+    driver::StreamFacts stream;
+    driver::EventFacts event;
+    driver::ExecFacts exec;
+    switch (point.meaning) {
+      case Meaning::kDestroyStream:
+        EXPECT_FALSE(driver::registry().find(kStream, stream)) << point.symbol;
+        break;
+      case Meaning::kShareEvent:
+        EXPECT_TRUE(driver::registry().find(kEvent, event) && event.shared) << point.symbol;
+        break;
+      case Meaning::kChangeExec:
+        EXPECT_TRUE(driver::registry().find(kGraph, exec) && !exec.launched) << point.symbol;
+        break;
+      case Meaning::kDestroyExec:
+        EXPECT_FALSE(driver::registry().find(kGraph, exec)) << point.symbol;
+        break;
+      default:
+        break;
+    }
+  }
+
+  template <typename Visit>
+  static void for_each(Treatment treatment, Visit&& visit) {
+    for (const EntryPoint& point : entry_points()) {
+      if (point.treatment != treatment) continue;
+      visit(point, false);
+      if (!point.twin.empty()) visit(point, true);
+    }
+  }
+
+  Position before_ = 0;
+};
+
+template <typename Function>
+Function* as(void* function) {
+  return reinterpret_cast<Function*>(function);
+}
+
+CUresult its_target() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+TEST_F(EachLine, HasAGuardIfItDrainsAndNoneElse) {
+  for (const EntryPoint& point : entry_points()) {
+    const bool guarded = Offload::guarded(&point, false, address(&its_target)) != address(&its_target);
+    EXPECT_EQ(guarded, point.treatment == Treatment::kDrain) << point.symbol;
+  }
+}
+
+// As latency work calls it, which opens the gate for what it waits for and for nothing behind that.
+TEST_F(EachLine, ThatDrainsWaitsForWhatItsScopeSaysAndTellsWhatItMeans) {
+  memory_type = CU_MEMORYTYPE_DEVICE;
+  int lines = 0;
+  for_each(Treatment::kDrain, [&](const EntryPoint& point, bool per_thread) {
+    fill();
+    here = site_at(nullptr, latency_);
+    void* const guarded = Offload::guarded(&point, per_thread, address(&its_target));
+    const bool queries = point.meaning == Meaning::kQueryStream || point.meaning == Meaning::kQueryEvent;
+    EXPECT_EQ(call(guarded, point), queries ? CUDA_ERROR_NOT_READY : CUDA_ERROR_NOT_SUPPORTED) << point.symbol;
+    if (!queries) {
+      EXPECT_EQ(passed(), end_of(point.scope)) << point.symbol;
+    }
+    expect_told(point);
+    if (point.scope == Scope::kGraph) {
+      driver::registry().may_hold_memory();
+      EXPECT_EQ(call(guarded, point), CUDA_ERROR_NOT_SUPPORTED) << point.symbol;
+      EXPECT_EQ(passed(), Position{kLast}) << point.symbol;
+    }
+    finish();
+    ++lines;
+  });
+  EXPECT_GT(lines, 250);
+}
+
+// Launches and changes of graphs are in tests/csrc/hook and tests/csrc/runtime/slices.
+TEST_F(EachLine, ThatIsDeferredIsPushedOrDrainsWhatItsScopeSays) {
+  const std::map<std::string_view, std::function<CUresult(void*)>> calls{
+      {"cuMemcpyAsync", [&](void* f) { return as<decltype(cuMemcpyAsync)>(f)(0x1000, 0x2000, 8, kStream); }},
+      {"cuMemcpyHtoDAsync_v2", [&](void* f) { return as<decltype(cuMemcpyHtoDAsync)>(f)(0x1000, &here, 8, kStream); }},
+      {"cuMemcpyDtoHAsync_v2", [&](void* f) { return as<decltype(cuMemcpyDtoHAsync)>(f)(&here, 0x1000, 8, kStream); }},
+      {"cuMemcpyDtoDAsync_v2", [&](void* f) { return as<decltype(cuMemcpyDtoDAsync)>(f)(0x1000, 0x2000, 8, kStream); }},
+      {"cuMemsetD8Async", [&](void* f) { return as<decltype(cuMemsetD8Async)>(f)(0x1000, 5, 6, kStream); }},
+      {"cuMemsetD16Async", [&](void* f) { return as<decltype(cuMemsetD16Async)>(f)(0x1000, 5, 6, kStream); }},
+      {"cuMemsetD32Async", [&](void* f) { return as<decltype(cuMemsetD32Async)>(f)(0x1000, 5, 6, kStream); }},
+      {"cuMemsetD2D8Async", [&](void* f) { return as<decltype(cuMemsetD2D8Async)>(f)(0x1000, 64, 5, 6, 2, kStream); }},
+      {"cuMemsetD2D16Async",
+       [&](void* f) { return as<decltype(cuMemsetD2D16Async)>(f)(0x1000, 64, 5, 6, 2, kStream); }},
+      {"cuMemsetD2D32Async",
+       [&](void* f) { return as<decltype(cuMemsetD2D32Async)>(f)(0x1000, 64, 5, 6, 2, kStream); }},
+      {"cuEventRecord", [&](void* f) { return as<decltype(cuEventRecord)>(f)(kEvent, kStream); }},
+      {"cuEventRecordWithFlags", [&](void* f) { return as<decltype(cuEventRecordWithFlags)>(f)(kEvent, kStream, 0); }},
+      {"cuStreamWaitEvent", [&](void* f) { return as<decltype(cuStreamWaitEvent)>(f)(kStream, kEvent, 0); }},
+      {"cuLaunchHostFunc", [&](void* f) { return as<decltype(cuLaunchHostFunc)>(f)(kStream, [](void*) {}, nullptr); }},
+      {"cuMemFreeAsync", [&](void* f) { return as<decltype(cuMemFreeAsync)>(f)(0x1000, kStream); }},
+      {"cuEventDestroy", [&](void* f) { return as<decltype(cuEventDestroy)>(f)(kEvent); }},
+      {"cuEventDestroy_v2", [&](void* f) { return as<decltype(cuEventDestroy)>(f)(kEvent); }},
+  };
+  for_each(Treatment::kDefer, [&](const EntryPoint& point, bool per_thread) {
+    if (point.meaning == Meaning::kLaunch || point.meaning == Meaning::kChangeExec) return;
+    const auto how = calls.find(point.symbol);
+    ASSERT_NE(how, calls.end()) << point.symbol << " is deferred, and no call of it is here";
+    const auto functions = offload_functions();
+    const auto ours = std::ranges::find(functions, point.symbol, [](const TakenOver& each) { return each.symbol; });
+    ASSERT_NE(ours, functions.end()) << point.symbol;
+    void* const function = per_thread ? ours->per_thread : ours->legacy;
+
+    fill();
+    here = site_at(&queue(), caller_);
+    EXPECT_EQ(how->second(function), CUDA_SUCCESS) << point.symbol;
+    EXPECT_EQ(queue().pushed() - before_, Position{kLast} + 1) << point.symbol;
+    EXPECT_EQ(passed(), 0U) << point.symbol;
+    driver::EventFacts facts;
+    EXPECT_EQ(driver::registry().find(kEvent, facts), point.meaning != Meaning::kDestroyEvent) << point.symbol;
+    finish();
+
+    fill();
+    here = site_at(nullptr, latency_);
+    // What the registry does not know is for the driver to destroy.
+    if (point.meaning == Meaning::kDestroyEvent) driver::registry().forget(kEvent);
+    EXPECT_EQ(how->second(function), CUDA_SUCCESS) << point.symbol;
+    EXPECT_EQ(queue().pushed() - before_, Position{kLast}) << point.symbol;
+    EXPECT_EQ(passed(), end_of(point.scope)) << point.symbol;
+    finish();
+  });
+}
+
+TEST_F(EachLine, ThatMakesAnEventTellsTheRegistry) {
+  for (const EntryPoint& point : entry_points()) {
+    if (point.meaning != Meaning::kCreateEvent) continue;
+    driver::registry().forget(kOtherEvent);
+    CUevent event = nullptr;
+    if (point.symbol == "cuEventCreate") {
+      EXPECT_EQ(entry<decltype(cuEventCreate)>(point.symbol)(&event, 0), CUDA_SUCCESS);
+    } else if (point.symbol == "cuIpcOpenEventHandle") {
+      EXPECT_EQ(entry<decltype(cuIpcOpenEventHandle)>(point.symbol)(&event, {}), CUDA_SUCCESS);
+    } else {
+      ADD_FAILURE() << point.symbol << " makes an event, and no call of it is here";
+    }
+    driver::EventFacts facts;
+    EXPECT_TRUE(driver::registry().find(kOtherEvent, facts)) << point.symbol;
+  }
 }
 
 // ---- what ends behind a backlog

@@ -36,6 +36,8 @@ class HookedDriver {
     return driver;
   }
 
+  bool has(const char* name) const { return dlsym(real_, name) != nullptr; }
+
   template <typename Function>
   Function* function(const char* name) const {
     const auto found = overrides_.find(name);

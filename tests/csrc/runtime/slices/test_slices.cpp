@@ -4,12 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <future>
+#include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "graph_program.hpp"
+#include "hook/entry_points.hpp"
 #include "schedule/admission.hpp"
 
 namespace cudasched::test {
@@ -1049,6 +1054,118 @@ TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches, before.sliced_launches + 7);
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+// Each line of the table of entry points that is deferred and changes a graph has its call here, which changes nothing.
+TEST_F(Changed, WhicheverFunctionIsDeferredComesBackWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUcontext const context = program_.context();
+  CUdeviceptr memory = 0;
+  Program::check(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, 64));
+  CUgraph inner = new_graph();
+  chain(inner, 100, 10);
+  CUgraph graph = new_graph();
+  CUgraphNode const kernel_node = chain(graph, 1, 20).back();
+  const Parameters kernel_params(program_, 20);
+  const CUDA_KERNEL_NODE_PARAMS& of_kernel = kernel_params.node;
+  const CUDA_KERNEL_NODE_PARAMS_v1 of_kernel_v1{
+      of_kernel.func,      of_kernel.gridDimX,  of_kernel.gridDimY,       of_kernel.gridDimZ,     of_kernel.blockDimX,
+      of_kernel.blockDimY, of_kernel.blockDimZ, of_kernel.sharedMemBytes, of_kernel.kernelParams, nullptr};
+  CUgraphNodeParams of_any{};
+  of_any.type = CU_GRAPH_NODE_TYPE_KERNEL;
+  of_any.kernel.func = of_kernel.func;
+  of_any.kernel.gridDimX = of_kernel.gridDimX;
+  of_any.kernel.gridDimY = of_any.kernel.gridDimZ = of_any.kernel.blockDimY = of_any.kernel.blockDimZ = 1;
+  of_any.kernel.blockDimX = of_kernel.blockDimX;
+  of_any.kernel.kernelParams = of_kernel.kernelParams;
+  CUDA_MEMSET_NODE_PARAMS fill{};
+  fill.dst = memory;
+  fill.elementSize = 4;
+  fill.width = 4;
+  fill.height = 1;
+  CUgraphNode fill_node = nullptr;
+  Program::check(
+      call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(&fill_node, graph, &kernel_node, 1, &fill, context));
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = memory;
+  copy.dstDevice = memory + 16;
+  copy.WidthInBytes = 16;
+  copy.Height = copy.Depth = 1;
+  CUgraphNode copy_node = nullptr;
+  Program::check(
+      call<decltype(cuGraphAddMemcpyNode)>("cuGraphAddMemcpyNode")(&copy_node, graph, &fill_node, 1, &copy, context));
+  CUDA_HOST_NODE_PARAMS function{};
+  function.fn = [](void*) {};
+  CUgraphNode host_node = nullptr;
+  Program::check(call<decltype(cuGraphAddHostNode)>("cuGraphAddHostNode")(&host_node, graph, &copy_node, 1, &function));
+  CUgraphNode const child_node = child(graph, inner, {host_node});
+  CUgraphNode last = child_node;
+  for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
+  CUgraphExec exec = nullptr;
+
+  CUgraphNode wrong = nullptr;
+  CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  CUgraphExecUpdateResultInfo info{};
+  using SetKernelV1 = CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*);
+  using UpdateV1 = CUresult(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*);
+  const std::map<std::string_view, std::function<CUresult(const char*)>> changes{
+      {"cuGraphExecKernelNodeSetParams",
+       [&](const char* f) { return call<SetKernelV1>(f)(exec, kernel_node, &of_kernel_v1); }},
+      {"cuGraphExecKernelNodeSetParams_v2",
+       [&](const char* f) { return call<decltype(cuGraphExecKernelNodeSetParams)>(f)(exec, kernel_node, &of_kernel); }},
+      {"cuGraphExecNodeSetParams",
+       [&](const char* f) {
+         return call<CUresult(CUgraphExec, CUgraphNode, CUgraphNodeParams*)>(f)(exec, kernel_node, &of_any);
+       }},
+      {"cuGraphNodeSetEnabled",
+       [&](const char* f) { return call<decltype(cuGraphNodeSetEnabled)>(f)(exec, kernel_node, 1); }},
+      {"cuGraphExecMemsetNodeSetParams",
+       [&](const char* f) {
+         return call<decltype(cuGraphExecMemsetNodeSetParams)>(f)(exec, fill_node, &fill, context);
+       }},
+      {"cuGraphExecMemcpyNodeSetParams",
+       [&](const char* f) {
+         return call<decltype(cuGraphExecMemcpyNodeSetParams)>(f)(exec, copy_node, &copy, context);
+       }},
+      {"cuGraphExecHostNodeSetParams",
+       [&](const char* f) { return call<decltype(cuGraphExecHostNodeSetParams)>(f)(exec, host_node, &function); }},
+      {"cuGraphExecChildGraphNodeSetParams",
+       [&](const char* f) { return call<decltype(cuGraphExecChildGraphNodeSetParams)>(f)(exec, child_node, inner); }},
+      {"cuGraphExecUpdate", [&](const char* f) { return call<UpdateV1>(f)(exec, graph, &wrong, &result); }},
+      {"cuGraphExecUpdate_v2", [&](const char* f) { return call<decltype(cuGraphExecUpdate)>(f)(exec, graph, &info); }},
+  };
+  int lines = 0;
+  for (const hook::EntryPoint& point : hook::entry_points()) {
+    if (point.treatment != hook::Treatment::kDefer || point.meaning != hook::Meaning::kChangeExec) continue;
+    SCOPED_TRACE(point.symbol);
+    const auto change = changes.find(point.symbol);
+    ASSERT_NE(change, changes.end()) << "there is no call of it here";
+    const auto make = [&] { ASSERT_EQ(change->second(point.symbol.data()), CUDA_SUCCESS); };
+    exec = instantiate(graph);
+    prove(exec, make);
+    // Where the builder cuts the graph again at that moment, the change waits for the gate; it opens, and the next may
+    // not.
+    EXPECT_TRUE(eventually([&] {
+      OtherClient other(/*active=*/true);
+      const State before = state();
+      std::promise<void> came_back;
+      std::thread opens([&, done = came_back.get_future()] {
+        if (done.wait_for(2s) == std::future_status::timeout) other.kill();
+      });
+      Program::check(launch(exec));
+      make();
+      const bool is_closed = state().slice_launches == before.slice_launches;
+      came_back.set_value();
+      opens.join();
+      other.kill();
+      prove(exec, make);
+      return is_closed;
+    }));
+    destroy(exec);
+    ++lines;
+  }
+  EXPECT_GE(lines, 10);
 }
 
 // ---- slices at the gate
