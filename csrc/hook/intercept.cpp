@@ -12,7 +12,6 @@
 #include "base/log.hpp"
 #include "cudasched/engine.h"
 #include "driver/driver.hpp"
-#include "driver/functions.hpp"
 #include "driver/registry.hpp"
 #include "hook/find_driver.h"
 #include "hook/graphs.hpp"
@@ -24,7 +23,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
-#include "runtime/memory/memory.hpp"
+#include "runtime/lifecycle.hpp"
 #include "runtime/tracing.hpp"
 #include "symbol_names.h"
 
@@ -234,10 +233,7 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
 
 // ---- calls that invalidate a stream, a context or a capture
 
-template <typename Visit>
-void for_each_device(Visit&& visit) noexcept {
-  runtime::engine().for_each_device(visit);
-}
+runtime::Lifecycle& lifecycle() noexcept { return runtime::engine().lifecycle(); }
 
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::forget_stream(stream);
@@ -245,55 +241,18 @@ CUresult stream_destroy(CUstream stream) noexcept {
   return table().stream_destroy(stream);
 }
 
-void context_invalidated(CUcontext context) noexcept {
-  runtime::forget_streams_of(context);
-  runtime::engine().slices().context_ends(context);
-  runtime::hot().context_epoch.fetch_add(1);
-  driver::functions().forget_handles();
-}
-
-void primary_context_ends(CUdevice handle) noexcept {
-  for_each_device([&](runtime::Device& device) {
-    if (device.ordinal() != handle) return;
-    device.latency.forget_all_streams();
-    device.gate.forget_context(nullptr);
-  });
-  telemetry::forget_context(nullptr);
-  context_invalidated(nullptr);
-}
-
-void context_ends(CUcontext context) noexcept {
-  for_each_device([&](runtime::Device& device) {
-    device.latency.forget_all_streams();
-    if (context == nullptr) return;
-    device.latency.forget_context(context);
-    device.gate.forget_context(context);
-  });
-  if (context != nullptr) telemetry::forget_context(context);
-  driver::registry().context_ends(context);
-  if (context != nullptr) runtime::engine().unbind_streams_of(context);
-  context_invalidated(context);
-}
-
-// Memory that went with a context, or, null, with those of the device.
-void memory_gone(int device, CUcontext context) noexcept {
-  runtime::Memory& memory = runtime::memory();
-  memory.holdings.context_ended(device, context);
-  for_each_device([&](runtime::Device& each) { memory.publish(each); });
-}
-
 CUresult context_destroy(CUcontext context) noexcept {
-  context_ends(context);
+  lifecycle().context_ends(context);
   const CUresult status = table().context_destroy(context);
-  if (status == CUDA_SUCCESS) memory_gone(-1, context);
+  if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
   return status;
 }
 
 // Deprecated, and what PyCUDA ends its contexts by.
 CUresult context_detach(CUcontext context) noexcept {
-  context_ends(context);
+  lifecycle().context_ends(context);
   const CUresult status = table().context_detach(context);
-  if (status == CUDA_SUCCESS) memory_gone(-1, context);
+  if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
   return status;
 }
 
@@ -305,31 +264,24 @@ CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, C
   return status;
 }
 
-void primary_context_ended(CUdevice handle) noexcept {
-  runtime::engine().unbind_streams_of_device(handle);
-  for_each_device([&](runtime::Device& device) {
-    if (device.ordinal() == handle) device.latency.forget_context(nullptr);
-  });
-}
-
 CUresult primary_context_reset(CUdevice device) noexcept {
-  primary_context_ends(device);
-  primary_context_ended(device);
+  lifecycle().primary_context_ends(device);
+  lifecycle().primary_context_ended(device);
   driver::registry().primary_context_ends(device);
   const CUresult status = table().primary_context_reset(device);
-  if (status == CUDA_SUCCESS) memory_gone(device, nullptr);
+  if (status == CUDA_SUCCESS) lifecycle().memory_gone(device, nullptr);
   return status;
 }
 
 CUresult primary_context_release(CUdevice device) noexcept {
-  primary_context_ends(device);
+  lifecycle().primary_context_ends(device);
   const driver::Registry::Ended ended = driver::registry().primary_context_ends(device);
   const CUresult status = table().primary_context_release(device);
   unsigned flags = 0;
   int lives_on = 0;  // others have it too
   if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
-    primary_context_ended(device);
-    memory_gone(device, nullptr);
+    lifecycle().primary_context_ended(device);
+    lifecycle().memory_gone(device, nullptr);
   } else {
     driver::registry().restore(ended);
   }
@@ -388,7 +340,7 @@ void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true
 
 CUresult init(unsigned flags) noexcept {
   const CUresult status = table().init(flags);
-  if (status == CUDA_SUCCESS) runtime::engine().start();
+  if (status == CUDA_SUCCESS) lifecycle().start();
   return status;
 }
 
@@ -543,13 +495,13 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
   try {
     const std::vector<std::string> libraries = cudasched::hook::loaded_libraries();
     if (const std::string rival = cudasched::hook::rival_among(libraries); !rival.empty()) {
-      cudasched::runtime::engine().decline(rival);
+      cudasched::runtime::engine().lifecycle().decline(rival);
       return nullptr;
     }
     if (const std::string limits = cudasched::hook::limits_among(libraries); !limits.empty()) {
       cudasched::log::info("works behind " + limits);
     }
-    cudasched::runtime::engine().attach(real_driver, real_driver_path);
+    cudasched::runtime::engine().lifecycle().attach(real_driver, real_driver_path);
     using cudasched::hook::Offload;
     const bool can_defer = Offload::connect(real_driver, &cudasched_loader_find,
                                             {&cudasched::hook::find_site, &cudasched::runtime::note_record,

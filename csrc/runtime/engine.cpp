@@ -1,45 +1,23 @@
 #include "runtime/engine.hpp"
 
 #include <dlfcn.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <string_view>
-#include <vector>
 
-#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "driver/driver.hpp"
-#include "driver/functions.hpp"
 #include "driver/registry.hpp"
-#include "runtime/collecting.hpp"
-#include "runtime/counts.hpp"
-#include "runtime/engine_policy.hpp"
 #include "runtime/memory/memory.hpp"
-#include "runtime/partitions.hpp"
-#include "runtime/tracing.hpp"
-#include "telemetry/collector.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace cudasched::runtime {
 namespace {
-
-// For the exit handler: the thread that holds the lock may be the one that the exit interrupted.
-bool lock_briefly(std::mutex& mutex) noexcept {
-  for (int tries = 0; tries < 200; ++tries) {
-    if (mutex.try_lock()) return true;
-    const timespec time{0, kNsPerMs};
-    nanosleep(&time, nullptr);
-  }
-  return false;
-}
 
 // A tool such as compute-sanitizer or Nsight is in the process: it attributes calls to the threads that make them, and
 // holds some of them for as long as it likes.
@@ -57,116 +35,6 @@ Engine& engine() noexcept {
   alignas(Engine) static unsigned char storage[sizeof(Engine)];
   static Engine* const instance = new (storage) Engine();
   return *instance;
-}
-
-void Engine::attach(void* real_driver, const std::string& path) {
-  const std::scoped_lock lock(mutex_);
-  driver::table().load(real_driver);
-  driver_path_ = path;
-  std::vector<std::string> complaints;
-  const Settings chosen = settings_;
-  settings_ = Settings::read([](const char* name) -> const char* { return std::getenv(name); }, complaints);
-  if (class_was_set_) {
-    settings_.process_class = chosen.process_class;
-    settings_.priority = chosen.priority;
-    settings_.slo_ns = chosen.slo_ns;
-  }
-  for (const auto& [variable, value] : configured_) settings_.set(variable, value);
-  for (const std::string& complaint : complaints) log::warning(complaint);
-  hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
-  slices_.configure(settings_.slices);
-  memory().configure(settings_);
-  note_policy();
-  hot().process_class.store(settings_.process_class, std::memory_order_relaxed);
-  if (!handlers_registered_) {
-    handlers_registered_ = true;
-    pthread_atfork(
-        [] {
-          engine().mutex_.lock();
-          LatencyActivity::probe_mutex().lock();
-        },
-        [] {
-          LatencyActivity::probe_mutex().unlock();
-          engine().mutex_.unlock();
-        },
-        [] {
-          engine().reset_in_child();
-          LatencyActivity::probe_mutex().unlock();
-          engine().mutex_.unlock();
-        });
-  }
-  if (allocations_ == nullptr) allocations_ = std::make_unique<predict::Allocations>();
-  attached_.store(true, std::memory_order_release);
-  log::info("hooked the driver at " + path);
-}
-
-void Engine::start() noexcept {
-  // Takes the dynamic loader's lock, which another thread may hold while its library's constructor waits for mutex_.
-  find_gil_check();
-  try {
-    const std::scoped_lock lock(mutex_);
-    if (started_ || stopping_ || !off_reason_.empty()) return;
-    started_ = true;
-    auto& driver = driver::table();
-    if (driver.driver_get_version(&driver_version_) != CUDA_SUCCESS) driver_version_ = 0;
-    if (driver_version_ < kLeastDriverVersion) {
-      off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " +
-                    std::to_string(driver_version_ / 1000) + "." + std::to_string(driver_version_ % 1000 / 10) +
-                    "; scheduling needs 12.4 (release 550) or later: every launch passes through unscheduled";
-      log::warning(off_reason_);
-      return;
-    }
-    if (driver.device_get_count(&device_count_) != CUDA_SUCCESS || device_count_ < 1) return;
-    // Registered after the driver's own handler, so that it runs before it.
-    static const bool at_exit = std::atexit([] { engine().stop(); }) == 0;
-    (void)at_exit;
-    if (!settings_.coverage_directory.empty()) {
-      try {
-        telemetry::start_coverage(settings_.cupti_path);
-      } catch (const std::exception& error) {
-        coverage_error_ = error.what();
-        log::warning(coverage_error_);
-      }
-    }
-    hot().scheduling.store(true, std::memory_order_release);
-    collect_if_asked(settings_.cupti_path);
-    trace_if_asked();
-    if (device_count_ == 1) {
-      CUdevice only = 0;
-      if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
-        auto device = std::make_unique<Device>(only, 0, settings_);
-        hot().only_device.store(device.get(), std::memory_order_release);
-        devices_[0].store(device.release(), std::memory_order_release);
-      }
-    }
-  } catch (const std::exception& error) {
-    fail(error.what());
-  }
-}
-
-void Engine::decline(const std::string& why) {
-  const std::scoped_lock lock(mutex_);
-  off_reason_ = why;
-  log::warning(why);
-}
-
-void Engine::fail(const std::string& why) noexcept {
-  if (!hot().scheduling.exchange(false)) return;
-  for_each_device([](Device& device) {
-    if (device.queue() != nullptr) device.queue()->fail();
-  });
-  for_each_device([](Device& device) {
-    if (device.registered(Class::kLatency)) device.table().clear_active(device.slot(Class::kLatency));
-    device.table().wake_all();
-  });
-  try {
-    const std::string message = "scheduling is off for this process: " + why;
-    log::error(message);
-    const std::scoped_lock lock(mutex_);
-    off_reason_ = why;
-  } catch (const std::exception&) {
-    log::error("scheduling is off for this process: out of memory");
-  }
 }
 
 Device* Engine::find_device(ThreadState& thread) noexcept {
@@ -194,7 +62,7 @@ Device* Engine::device_by_ordinal(CUdevice handle) noexcept {
     place.store(device.get(), std::memory_order_release);
     return device.release();
   } catch (const std::exception& error) {
-    fail(error.what());
+    lifecycle_.fail(error.what());
     return nullptr;
   }
 }
@@ -204,7 +72,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
     name_thread(thread);
     if (!device.registered(launch_class)) {
       const std::scoped_lock lock(mutex_);
-      if (stopping_) return false;
+      if (lifecycle_.stopping()) return false;
       if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
       if (launch_class == Class::kBestEffort && !job_) job_ = job_id(settings_.job, device_count_);
       device.register_client(launch_class, settings_, &graphs_, job_.value_or(0));
@@ -236,7 +104,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
     }
     return true;
   } catch (const std::exception& error) {
-    fail(error.what());
+    lifecycle_.fail(error.what());
     return false;
   }
 }
@@ -312,10 +180,10 @@ void Engine::configure(const std::string& name, const std::string& value) {
     memory().configure(checked);
   }
   const bool at_any_time = std::find(std::begin(kAtAnyTime), std::end(kAtAnyTime), variable) != std::end(kAtAnyTime);
-  if (attached() && !at_any_time) {
+  if (lifecycle_.attached() && !at_any_time) {
     throw ConfigError(name + " is decided by the program's first CUDA call, which has been made; set it before");
   }
-  if (!attached()) configured_.emplace_back(variable, value);
+  if (!lifecycle_.attached()) configured_.emplace_back(variable, value);
   settings_.set(variable, value);  // and nothing else: the rest is read without the lock
   hot().host_backoff.configure(settings_.host_backoff_limit_ns(), settings_.policy == "harvest");
   if (variable == "CUDASCHED_HOST_BACKOFF_MS" || of_memory) return;
@@ -352,7 +220,8 @@ void Engine::bind_stream(std::uint64_t stream, Class value) {
   hot().marks.bound(true);
   std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
   Bound bound{stream};
-  if (attached() && driver::table().context_get_current(&bound.context) == CUDA_SUCCESS && bound.context != nullptr) {
+  if (lifecycle_.attached() && driver::table().context_get_current(&bound.context) == CUDA_SUCCESS &&
+      bound.context != nullptr) {
     driver::table().context_get_device(&bound.device);
   }
   bound_.push_back(bound);
@@ -388,7 +257,8 @@ void Engine::unbind_streams_of_device(CUdevice device) noexcept {
 void Engine::start_coverage(const std::string& cupti_path) {
   {
     const std::scoped_lock lock(mutex_);
-    if (!started_) throw HookError("coverage needs the hook and an initialised driver: make a CUDA call first");
+    if (!lifecycle_.started())
+      throw HookError("coverage needs the hook and an initialised driver: make a CUDA call first");
   }
   telemetry::start_coverage(cupti_path);
 }
@@ -396,120 +266,15 @@ void Engine::start_coverage(const std::string& cupti_path) {
 StateReport Engine::report() {
   const std::scoped_lock lock(mutex_);
   StateReport report;
-  report.attached = attached();
+  report.attached = lifecycle_.attached();
   report.scheduling = hot().scheduling.load();
   report.process_class = hot().process_class.load();
-  report.driver_version = driver_version_;
+  report.driver_version = lifecycle_.driver_version();
   report.unknown_handles = driver::registry().unknown() + hot().marks.overflows();
   report.slices = slices_.counts();
-  report.off_reason = off_reason_;
-  report.driver_path = driver_path_;
+  report.off_reason = lifecycle_.off_reason();
+  report.driver_path = lifecycle_.driver_path();
   return report;
-}
-
-void Engine::stop() noexcept {
-  stopping_.store(true);
-  // What the program has launched is to run, as it would have without us.
-  for_each_device([](Device& device) {
-    if (device.queue() != nullptr) device.queue()->stop(kNsPerSecond);
-  });
-  // A registration under way ends first.
-  if (lock_briefly(mutex_)) mutex_.unlock();
-  slices_.stop();
-  finish_collecting();
-  telemetry::stop_tracing();
-  if (!settings_.coverage_directory.empty()) write_coverage_report();
-  hot().scheduling.store(false);
-  memory().stop();
-  // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
-  if (lock_briefly(LatencyActivity::probe_mutex())) LatencyActivity::probe_mutex().unlock();
-  ticker_.publish_counts();
-  for_each_device([](Device& device) {
-    device.save_predictor();
-    for (int i = 0; i < kClassCount; ++i) {
-      const int slot = device.slot(static_cast<Class>(i));
-      if (slot >= 0) device.table().release(slot);
-    }
-    device.table().wake_all();
-  });
-}
-
-void Engine::write_coverage_report() noexcept {
-  try {
-    if (coverage_error_.empty()) {
-      // What is still running when a program exits has not run; it is waited for, so that the two counts agree.
-      CUcontext context = nullptr;
-      if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
-        driver::table().context_synchronize();
-      }
-      telemetry::flush_coverage();
-    }
-  } catch (const std::exception& error) {
-    coverage_error_ = error.what();
-  }
-  const std::uint64_t seen = hot().counters.launches();
-  const std::uint64_t ran = telemetry::device_launches();
-  std::string name = settings_.name.empty() ? program_name() : settings_.name;
-  std::string error = coverage_error_;
-  for (std::string* text : {&name, &error}) {
-    std::replace_if(text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }, ' ');
-  }
-  const std::string path = settings_.coverage_directory + "/coverage-" + std::to_string(getpid()) + ".json";
-  if (std::FILE* file = std::fopen(path.c_str(), "we")) {
-    std::fprintf(file,
-                 "{\"pid\": %d, \"name\": \"%s\", \"hook_launches\": %llu, \"device_launches\": %llu, "
-                 "\"coverage\": %.6f, \"error\": \"%s\"}\n",
-                 getpid(), name.c_str(), static_cast<unsigned long long>(seen), static_cast<unsigned long long>(ran),
-                 ran == 0 ? (seen == 0 ? 1.0 : 0.0) : static_cast<double>(seen) / static_cast<double>(ran),
-                 error.c_str());
-    std::fclose(file);
-  } else {
-    log::warning("the coverage report " + path + " cannot be written: " + std::strerror(errno));
-  }
-}
-
-void Engine::reset_in_child() noexcept {
-  // The parent's slots, events and thread are the parent's. What was reached through them is left to leak: other
-  // threads' state in it may be torn.
-  hot().scheduling.store(false);
-  hot().only_device.store(nullptr);
-  hot().captures.store(0);
-  hot().counters.reset();
-  hot().marks.reset();
-  hot().event_origins.clear();
-  hot().host_backoff.reset(latency_regions(this_thread()));
-  for (auto& place : devices_) {
-    Device* const device = place.exchange(nullptr);
-    if (device == nullptr) continue;
-    if (device->queue() != nullptr) device->queue()->abandon();
-    device->table().abandon();
-  }
-  if (offload_.forget_queues != nullptr) offload_.forget_queues();
-  reset_counts_in_child();
-  telemetry::reset_collecting_in_child();
-  telemetry::reset_tracing_in_child();
-  driver::functions().reset_in_child();
-  driver::registry().reset_in_child();
-  graphs_.reset_in_child();
-  slices_.reset_in_child();
-  partitions().reset_in_child();
-  memory().reset_in_child();
-  started_ = false;
-  job_.reset();
-  LatencyActivity::reset_in_child();
-  ticker_.reset_in_child();
-  off_reason_.clear();
-  ThreadState& thread = this_thread();
-  thread.context = nullptr;
-  thread.device = nullptr;
-  thread.normal_registered = false;
-  thread.noted_stream = nullptr;
-  thread.marked_stream = nullptr;
-  for (int i = 0; i < thread.depth; ++i) {
-    Region& region = thread.stack->regions[static_cast<std::size_t>(i)];
-    region.devices = 0;
-    if (region.region_class == Class::kBestEffort) hot().marks.entered(region.token);
-  }
 }
 
 }  // namespace cudasched::runtime

@@ -1,9 +1,6 @@
-// The process-wide engine: configuration, lifecycle, devices, and the way of a launch (docs/design.md). Regions are in
-// regions.hpp, what the ticker thread does in ticker.hpp, a GPU's parts in device.hpp.
-//
-// Life: attach() when the shim loads us (first driver call); start() when cuInit has succeeded; clients register at
-// their first launch or region; stop() at exit. A forked child starts anew with its own cuInit. Any internal fault
-// calls fail(): scheduling goes off for the process, that is said once, and every call passes through from then on.
+// The process-wide engine: configuration, devices, and the way of a launch (docs/design.md). How it begins, fails,
+// forks and ends is in lifecycle.hpp, regions in regions.hpp, what the ticker thread does in ticker.hpp, a GPU's parts
+// in device.hpp.
 //
 // find_site(), back_off(), begin_launch() and end_launch() are the launch path. Everything else may lock, allocate and
 // log.
@@ -30,6 +27,7 @@
 #include "runtime/device.hpp"
 #include "runtime/graphs.hpp"
 #include "runtime/hot.hpp"
+#include "runtime/lifecycle.hpp"
 #include "runtime/regions.hpp"
 #include "runtime/settings.hpp"
 #include "runtime/slices/slices.hpp"
@@ -68,18 +66,9 @@ struct StateReport {
 class Engine {
  public:
   static constexpr int kMaxDevices = 32;
-  static constexpr int kLeastDriverVersion = 12040;  // 12.4, release 550: parameter sizes
 
-  // Reads the settings and the driver's functions. Throws HookError.
-  void attach(void* real_driver, const std::string& path);
+  Lifecycle& lifecycle() noexcept { return lifecycle_; }
   void use_offload(const OffloadHooks& hooks) noexcept { offload_ = hooks; }
-  bool attached() const noexcept { return attached_.load(std::memory_order_acquire); }
-
-  // cuInit has succeeded (each time). Never throws.
-  void start() noexcept;
-  void fail(const std::string& why) noexcept;
-  // Instead of attach(): nothing is taken over in this process, for a reason that it is told, once.
-  void decline(const std::string& why);
 
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
   Regions& regions() noexcept { return regions_; }
@@ -147,6 +136,8 @@ class Engine {
   }
 
  private:
+  friend class Lifecycle;
+
   // For a change by another process. The caller holds mutex_.
   arbiter::Outcome apply(const arbiter::Change& change);
   arbiter::Outcome apply_policy(const schedule::Policy& policy);
@@ -157,25 +148,14 @@ class Engine {
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
   bool wants_offload() const noexcept;
-  void stop() noexcept;
-  void write_coverage_report() noexcept;
-  void reset_in_child() noexcept;
 
   std::mutex mutex_;  // lifecycle, registration, settings
   Settings settings_;
-  std::atomic<bool> attached_{false};
-  std::string driver_path_;
-  int driver_version_ = 0;
   int device_count_ = 0;
   bool class_was_set_ = false;                                   // by a call, which goes before the environment
   std::vector<std::pair<std::string, std::string>> configured_;  // variables and values by configure(), likewise
   std::optional<schedule::UserPolicy> user_policy_;
   std::atomic<std::uint32_t> policy_place_{0};  // as a slot has it
-  bool started_ = false;
-  std::atomic<bool> stopping_{false};
-  bool handlers_registered_ = false;
-  std::string off_reason_;
-  std::string coverage_error_;
   struct Bound {
     std::uint64_t stream = 0;
     CUcontext context = nullptr;  // null: none was current
@@ -186,6 +166,7 @@ class Engine {
   std::vector<Bound> bound_;          // streams with a class
   std::optional<std::uint64_t> job_;  // of this process; decided by its first best-effort client
   std::array<std::atomic<Device*>, kMaxDevices> devices_{};
+  Lifecycle lifecycle_{*this};
   Regions regions_;
   Ticker ticker_;
   std::unique_ptr<predict::Allocations> allocations_;  // made before the program's first CUDA call goes on

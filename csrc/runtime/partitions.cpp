@@ -82,7 +82,7 @@ CUstream Partitions::stream(double fraction) {
     throw ConfigError("a part of the SMs is a fraction of more than 0 and less than 1; got " +
                       std::to_string(fraction));
   }
-  if (!engine().attached())
+  if (!engine().lifecycle().attached())
     throw HookError("a part of the SMs needs the hook: import cudasched before torch, and make a CUDA call first");
   if (table().device_get_resource == nullptr || table().split_sms == nullptr || table().describe_resource == nullptr ||
       table().green_context_create == nullptr || table().green_context_stream_create == nullptr) {

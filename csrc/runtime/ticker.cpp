@@ -121,11 +121,11 @@ bool Ticker::tend(Device& device, std::int64_t now) noexcept {
         }
         break;
       case Condition::kLost:
-        engine().fail(device.table().why_lost());
+        engine().lifecycle().fail(device.table().why_lost());
         return false;
     }
   } catch (const std::exception& error) {
-    engine().fail(error.what());  // no memory for a message
+    engine().lifecycle().fail(error.what());  // no memory for a message
     return false;
   }
   return true;

@@ -389,7 +389,7 @@ TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
     auto& table = HookedDriver::instance().table();
     const auto gives = [&] { return someone_gives(table); };
     if (!eventually(gives)) _exit(2);
-    runtime::engine().fail("as a test wants it");
+    runtime::engine().lifecycle().fail("as a test wants it");
     table.wake_for_memory();
     _exit(eventually([&] { return !gives(); }) ? 0 : 3);
   };
