@@ -128,7 +128,6 @@ class SegmentProfile {
 
   // What a clean one takes; 0: not known.
   std::int64_t median_ns() const noexcept { return clean_.count() >= kFewest ? clean_.ns() : 0; }
-  std::size_t launches() const noexcept { return launches_; }
 
   // Of another kind of segment from now on.
   void clear() noexcept;

@@ -29,11 +29,6 @@ int Segments::make_room(std::uint64_t key) noexcept {
   return place;
 }
 
-double Segments::share(std::uint64_t key) const noexcept {
-  const int place = find(key);
-  return place == kNone ? kMostShare : keys_[static_cast<std::size_t>(place)].share;
-}
-
 Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced,
                                const std::optional<Target>& target) noexcept {
   key_ = find(key);

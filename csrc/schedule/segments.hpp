@@ -113,8 +113,6 @@ class Segments {
   void lose() noexcept;
 
   const Counts& counts() const noexcept { return counts_; }
-  // By how much requests of this key may be slowed, of the target; 0: not at all.
-  double share(std::uint64_t key) const noexcept;
 
  private:
   struct Key {
