@@ -26,7 +26,6 @@ struct Injected {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;  // of empty nodes
   CUresult status = CUDA_SUCCESS;
   std::atomic<CUgraphExec> first_slice{nullptr};
-  bool only_builder = false;
   driver::Driver real;
 } injected;
 
@@ -46,10 +45,13 @@ CUresult a_million_nodes_and_more(CUgraph graph, CUgraphNode* nodes, std::size_t
   *count = (std::size_t{1} << 20) + 1;
   return CUDA_SUCCESS;
 }
-CUresult clone_nothing(CUgraph*, CUgraph) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult clone_nothing(CUgraph*, CUgraph) { return injected.status; }
+CUresult clone_nothing_for_the_builder(CUgraph* made, CUgraph of) {
+  return is_builder() ? injected.status : injected.real.graph_clone(made, of);
+}
 CUresult clone_less(CUgraph* made, CUgraph of) {
   const CUresult status = injected.real.graph_clone(made, of);
-  if (status != CUDA_SUCCESS || (injected.only_builder && !is_builder())) return status;
+  if (status != CUDA_SUCCESS) return status;
   std::size_t count = 0;
   Program::check(injected.real.graph_get_nodes(*made, nullptr, &count));
   std::vector<CUgraphNode> nodes(count);
@@ -57,7 +59,10 @@ CUresult clone_less(CUgraph* made, CUgraph of) {
   Program::check(injected.real.graph_node_destroy(nodes.back()));
   return status;
 }
-CUresult destroy_no_node(CUgraphNode) { return CUDA_ERROR_NOT_SUPPORTED; }
+CUresult clone_less_for_the_builder(CUgraph* made, CUgraph of) {
+  return is_builder() ? clone_less(made, of) : injected.real.graph_clone(made, of);
+}
+CUresult destroy_no_node(CUgraphNode) { return injected.status; }
 CUresult instantiate_no_slice(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   return is_builder() ? injected.status : injected.real.graph_instantiate(exec, graph, flags);
 }
@@ -175,6 +180,19 @@ class Whole : public GraphProgram, public ::testing::WithParamInterface<Case> {
   const std::string log_path_ = HookedDriver::instance().run_directory() + "/log";
 };
 
+// A driver that refuses something, with kStatus where the function leaves that open, or does it badly.
+template <auto kEntry, auto kFunction, CUresult kStatus = CUDA_ERROR_NOT_SUPPORTED>
+constexpr Case fault(const char* name, WholeReason reason) {
+  return {name, reason,
+          [](Whole& test) {
+            injected.status = kStatus;
+            test.inject(kEntry, kFunction);
+            return test.long_exec();
+          },
+          true};
+}
+
+using driver::Driver;
 const Case kCases[] = {
     {"memory", WholeReason::kMemoryNode,
      [](Whole& test) {
@@ -343,74 +361,19 @@ const Case kCases[] = {
        test.any_order_ = true;
        return test.instantiate(graph);
      }},
-    {"not_cloned", WholeReason::kNotCloned,
-     [](Whole& test) {
-       test.inject(&driver::Driver::graph_clone, &clone_nothing);
-       return test.long_exec();
-     },
-     true},
-    {"not_cloned_by_the_builder", WholeReason::kNotCloned,
-     [](Whole& test) {
-       test.inject(&driver::Driver::graph_clone, [](CUgraph* made, CUgraph of) {
-         return is_builder() ? CUDA_ERROR_UNKNOWN : injected.real.graph_clone(made, of);
-       });
-       return test.long_exec();
-     },
-     true},
-    {"cloned_without_a_node", WholeReason::kCloneDiffers,
-     [](Whole& test) {
-       test.inject(&driver::Driver::graph_clone, &clone_less);
-       return test.long_exec();
-     },
-     true},
-    {"cloned_without_a_node_by_the_builder", WholeReason::kCloneDiffers,
-     [](Whole& test) {
-       injected.only_builder = true;
-       test.inject(&driver::Driver::graph_clone, &clone_less);
-       return test.long_exec();
-     },
-     true},
-    {"nodes_stay", WholeReason::kNotBuilt,
-     [](Whole& test) {
-       test.inject(&driver::Driver::graph_node_destroy, &destroy_no_node);
-       return test.long_exec();
-     },
-     true},
-    {"slice_not_instantiated", WholeReason::kNotBuilt,
-     [](Whole& test) {
-       injected.status = CUDA_ERROR_NOT_SUPPORTED;
-       test.inject(&driver::Driver::graph_instantiate, &instantiate_no_slice);
-       return test.long_exec();
-     },
-     true},
-    {"slice_not_uploaded", WholeReason::kNotBuilt,
-     [](Whole& test) {
-       injected.status = CUDA_ERROR_NOT_SUPPORTED;
-       test.inject(&driver::Driver::graph_upload, &upload_no_slice);
-       return test.long_exec();
-     },
-     true},
-    {"no_event", WholeReason::kNotBuilt,
-     [](Whole& test) {
-       injected.status = CUDA_ERROR_NOT_SUPPORTED;
-       test.inject(&driver::Driver::event_create, &create_no_event);
-       return test.long_exec();
-     },
-     true},
-    {"no_memory_for_a_slice", WholeReason::kNoMemory,
-     [](Whole& test) {
-       injected.status = CUDA_ERROR_OUT_OF_MEMORY;
-       test.inject(&driver::Driver::graph_instantiate, &instantiate_three_slices);
-       return test.long_exec();
-     },
-     true},
-    {"no_memory_to_upload", WholeReason::kNoMemory,
-     [](Whole& test) {
-       injected.status = CUDA_ERROR_OUT_OF_MEMORY;
-       test.inject(&driver::Driver::graph_upload, &upload_no_slice);
-       return test.long_exec();
-     },
-     true},
+    fault<&Driver::graph_clone, &clone_nothing>("not_cloned", WholeReason::kNotCloned),
+    fault<&Driver::graph_clone, &clone_nothing_for_the_builder>("not_cloned_by_the_builder", WholeReason::kNotCloned),
+    fault<&Driver::graph_clone, &clone_less>("cloned_without_a_node", WholeReason::kCloneDiffers),
+    fault<&Driver::graph_clone, &clone_less_for_the_builder>("cloned_without_a_node_by_the_builder",
+                                                             WholeReason::kCloneDiffers),
+    fault<&Driver::graph_node_destroy, &destroy_no_node>("nodes_stay", WholeReason::kNotBuilt),
+    fault<&Driver::graph_instantiate, &instantiate_no_slice>("slice_not_instantiated", WholeReason::kNotBuilt),
+    fault<&Driver::graph_upload, &upload_no_slice>("slice_not_uploaded", WholeReason::kNotBuilt),
+    fault<&Driver::event_create, &create_no_event>("no_event", WholeReason::kNotBuilt),
+    fault<&Driver::graph_instantiate, &instantiate_three_slices, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_for_a_slice",
+                                                                                           WholeReason::kNoMemory),
+    fault<&Driver::graph_upload, &upload_no_slice, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_to_upload",
+                                                                             WholeReason::kNoMemory),
 };
 
 TEST_P(Whole, StaysWholeRunsRightAndSaysWhy) {
@@ -457,7 +420,7 @@ TEST_F(GraphProgram, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
   const State before = state();
-  // Known to nobody but the driver, which from now on knows no such graph.
+  // Known to the driver alone, which from now on knows no such graph.
   Program::check(driver::table().graph_destroy(injected.first_slice));
   for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 5));
