@@ -380,7 +380,7 @@ TEST(SegmentsWithATarget, AreToldOfNoMoreThanTheSlackThatIsLeftWhenTheyBegin) {
       // Its slack: the deadline, less now, less what it takes by itself from here on.
       const std::int64_t rest_ns = (kParts - static_cast<std::int64_t>(part)) * kPartNs;
       const std::int64_t slack_ns = begin_ns + target.deadline_ns - told[part].since_ns - rest_ns - target.margin_ns;
-      const auto budget_ns = static_cast<std::int64_t>(0.03 * segments.share(0) * kPartNs);
+      const auto budget_ns = static_cast<std::int64_t>(0.03 * Segments::kMostShare * kPartNs);
       ASSERT_LE(late_ns, std::max<std::int64_t>(slack_ns, 0));
       ASSERT_LE(late_ns, budget_ns);
       told_none += late_ns == 0 ? 1 : 0;
