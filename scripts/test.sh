@@ -3,11 +3,14 @@
 # lists each stage with its outcome and closing line, and what failed in it; the exit code is 0 only if all passed.
 # Logs: build/logs/.
 #
-# test.sh [STAGE...] runs only the stages named: lint headers cpp asan tsan python other-pythons packaging.
+# Tests wait for processes and threads at times: the cores that a stage leaves idle make what the next one builds and
+# installs (prepare_STAGE).
+#
+# test.sh [STAGE...] runs only the stages named: headers lint cpp asan tsan python other-pythons packaging.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=("$@")
-[ "$#" -gt 0 ] || stages=(lint headers cpp asan tsan python other-pythons packaging)
+[ "$#" -gt 0 ] || stages=(headers lint cpp asan tsan python other-pythons packaging)
 logs="$root/build/logs"
 
 # The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
@@ -43,12 +46,13 @@ fixed_layout() {
   fi
 }
 
-cpp_tests() {
+cpp_build() {
   configure "$@"
   fixed_layout ninja -C "$1" -j "$jobs" --quiet
-  # More of them than cores: many wait for processes and threads.
-  fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error
 }
+
+# More of them than cores: many wait for processes and threads.
+cpp_tests() { fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error; }
 
 stage_lint() { scripts/lint.sh; }
 
@@ -74,21 +78,36 @@ stage_headers() {
   echo "$(find csrc include -name '*.h' -o -name '*.hpp' | wc -l) headers passed: each compiles on its own"
 }
 
-stage_cpp() { cpp_tests build/cpp; }
+prepare_cpp() { cpp_build build/cpp; }
+
+stage_cpp() {
+  prepare_cpp
+  cpp_tests build/cpp
+}
 
 # Compiled in two thirds of the time that full optimisation and full debug information take.
 sanitized=(-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG")
 
 # verify_asan_link_order: tests preload the shim, which then comes before the sanitizer's own library.
-stage_asan() {
+prepare_asan() {
   export ASAN_OPTIONS=verify_asan_link_order=0:detect_stack_use_after_return=1:strict_string_checks=1
   export UBSAN_OPTIONS=print_stacktrace=1
-  cpp_tests build/asan "${sanitized[@]}" -DCUDASCHED_SANITIZE=address,undefined
+  cpp_build build/asan "${sanitized[@]}" -DCUDASCHED_SANITIZE=address,undefined
+}
+
+stage_asan() {
+  prepare_asan
+  cpp_tests build/asan
+}
+
+prepare_tsan() {
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/tsan.suppressions"
+  cpp_build build/tsan "${sanitized[@]}" -DCUDASCHED_SANITIZE=thread
 }
 
 stage_tsan() {
-  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/tsan.suppressions"
-  cpp_tests build/tsan "${sanitized[@]}" -DCUDASCHED_SANITIZE=thread
+  prepare_tsan
+  cpp_tests build/tsan
 }
 
 # PyTorch for the host alone, 200 MB, where an index or directory that pip knows has it (PIP_EXTRA_INDEX_URL,
@@ -105,9 +124,13 @@ install_cpu_pytorch() {
 # Tests that wait for processes outnumber those that compute. A test that hangs ends its worker alone, and is named.
 in_parallel=(-n 4 --timeout 600)
 
-stage_python() {
+prepare_python() {
   install_package "$venv" test
   install_cpu_pytorch
+}
+
+stage_python() {
+  prepare_python
   python -m pytest "${in_parallel[@]}" --ignore=tests/packaging
 }
 
@@ -122,11 +145,29 @@ engine_tests=(--ignore-glob={*/test_faults*,*/test_sharing,*/test_offload,*/test
 # What nvcc makes of the kernels' sources: the same for every Python, tested on the first of the others.
 nvcc_tests=(--deselect tests/python/test_kernels_plan.py::test_each_default_compiles)
 
-# stage_other_python VERSION PYTHON [OPTION...]: a wheel of its own and the tests of the Python package; options of pytest.
+# The oldest and the newest: what works on both works between them, and each has a wheel of its own.
+some_other_pythons() {
+  local others
+  mapfile -t others < <(other_pythons "$system_version")
+  [ "${#others[@]}" -le 2 ] || others=("${others[0]}" "${others[-1]}")
+  [ "${#others[@]}" -eq 0 ] || printf '%s\n' "${others[@]}"
+}
+
+prepare_other_python() {
+  ensure_venv "$root/.venv-$1" "$2"
+  install_package "$root/.venv-$1" test
+}
+
+prepare_other-pythons() {
+  local others candidate
+  mapfile -t others < <(some_other_pythons)
+  for candidate in "${others[@]}"; do prepare_other_python "$(python_version "$candidate")" "$candidate"; done
+}
+
+# stage_other_python VERSION PYTHON [OPTION...]: the tests of the Python package; options of pytest.
 stage_other_python() {
   local directory="$root/.venv-$1"
-  ensure_venv "$directory" "$2"
-  install_package "$directory" test
+  prepare_other_python "$1" "$2"
   PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest "${in_parallel[@]}" "${engine_tests[@]}" "${@:3}" tests/python
 }
 
@@ -138,7 +179,35 @@ report=()
 failed=()
 passed=()
 running="" # a process that lives while a stage does
-trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true' EXIT
+ahead=""   # and the group of those that prepare the next one
+ahead_cpu=0
+trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true; [ -z "$ahead" ] || kill -- "-$ahead" 2>/dev/null || true' EXIT
+
+# begin_ahead STAGE: prepares it in the background, at the lowest priority. Where it fails, the stage does the same again,
+# and says why.
+begin_ahead() {
+  declare -F "prepare_$1" >/dev/null || return 0
+  set -m # a process group of its own
+  (
+    renice -n 19 -p "$BASHPID"
+    TIMEFORMAT='%U %S'
+    { time (
+      set -e
+      "prepare_$1"
+    ) >"$logs/ahead-$1.log" 2>&1; } 2>"$logs/ahead-cpu"
+  ) >/dev/null 2>&1 &
+  ahead=$!
+  set +m
+}
+
+# Waits for it.
+end_ahead() {
+  ahead_cpu=0
+  [ -n "$ahead" ] || return 0
+  wait "$ahead" || true
+  ahead=""
+  ahead_cpu="$(awk '{ printf "%.0f", $1 + $2 }' "$logs/ahead-cpu")"
+}
 
 # Prints which tests of a log failed, as ctest and pytest name them, and what GoogleTest and the sanitizers said of it.
 failures() {
@@ -170,7 +239,8 @@ stage() {
   } 2>"$logs/cpu"
   status=$?
   set -e
-  cpu="$(awk '{ printf "%.0f", $1 + $2 }' "$logs/cpu")"
+  cpu="$(awk -v ahead="$ahead_cpu" '{ printf "%.0f", $1 + $2 + ahead }' "$logs/cpu")"
+  ahead_cpu=0
   kill "$running"
   wait "$running" "$follower" 2>/dev/null || true
   if [ "$status" -eq 0 ]; then
@@ -201,7 +271,10 @@ system_version="$(python_version "$venv/bin/python")"
 say "$("$CXX" --version | head -n 1); system's Python: $("$venv/bin/python" -c 'import sys; print(sys.version.split()[0])')"
 
 pythons=()
-for name in "${stages[@]}"; do
+for place in "${!stages[@]}"; do
+  name="${stages[place]}"
+  end_ahead
+  begin_ahead "${stages[place + 1]:-}"
   case "$name" in
     lint | headers | cpp | asan | tsan | packaging) stage "$name" "$name" ;;
     python)
@@ -209,9 +282,7 @@ for name in "${stages[@]}"; do
       stage "Python $system_version" python
       ;;
     other-pythons)
-      mapfile -t others < <(other_pythons "$system_version")
-      # The oldest and the newest: what works on both works between them, and each builds a wheel of its own.
-      [ "${#others[@]}" -le 2 ] || others=("${others[0]}" "${others[-1]}")
+      mapfile -t others < <(some_other_pythons)
       [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.13 with venv, pip and headers was found")
       options=()
       for candidate in "${others[@]}"; do
