@@ -16,7 +16,7 @@ as JSON lines on stdin, answers go as JSON lines to stdout:
     -> {"command": "state"}            <- {"event": "result", "untracked_launches": ..., ...}
     -> {"command": "quit"}
 
-The program synchronises for nobody: it reads its loss every so many steps, and at those moments it is known how many
+It never synchronises to be measured: it reads its loss every so many steps, and at those moments it is known how many
 steps are complete. Throughput is counted from one such reading to another.
 """
 

@@ -125,7 +125,7 @@ extern "C" {
 
 std::size_t launch_features() { return predict::kFeatureCount; }
 
-// Features of `count` launches that nobody times, rounded down to whole fills; for training.
+// Features of `count` launches that are not timed, rounded down to whole fills; for training.
 void launch_rows(std::size_t count, float* out) {
   Launches launches;
   for (std::size_t row = 0; row + kLaunches <= count; row += kLaunches) {

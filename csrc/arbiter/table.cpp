@@ -265,7 +265,7 @@ Table::~Table() {
   File& file = state_->file;
   if (!file.mine.by_this_process()) return;  // a forked child: the file stays open, or its own locks might fall
   Registry& registry = Registry::current();
-  const std::lock_guard lock(registry.mutex);  // nobody opens the file anew while we close it, nor follows its name
+  const std::lock_guard lock(registry.mutex);  // no thread opens the file anew while we close it, nor follows its name
   for (std::uint64_t left = state_->claims.claimed.load(); left != 0; left &= left - 1) release(std::countr_zero(left));
   {
     const std::lock_guard slots(file.slots);

@@ -114,7 +114,7 @@ struct Layout {
   std::atomic<std::uint32_t> wake_sequence;           // futex: changes when the gate may have opened
   std::atomic<std::uint32_t> distant_waiters;         // 1: clients on other GPUs sleep on wake_sequence, too
   alignas(64) std::atomic<std::uint64_t> turn;        // which best-effort client feeds the GPU (schedule/turn.hpp):
-                                                      // upper 8 bits slot + 1 (0: nobody), below when it ends, in us
+                                                      // upper 8 bits slot + 1 (0: none), below when it ends, in us
   alignas(64) std::atomic<std::int64_t> admitted_ns;  // best-effort work let in beside latency work, ever; all add
   std::array<Slot, kSlotCount> slots;
   std::array<SharedCounts, kSlotCount> counts;  // of each slot's process; nothing is decided by them

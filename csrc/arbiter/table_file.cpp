@@ -87,7 +87,7 @@ void reserve(int file, const std::string& path) {
 }
 
 // Puts a new, empty table in the place of what the name stands for now. Holds that file's byte 0. A table gets its name
-// only when it is whole, so nobody ever sees half of one.
+// only when it is whole, so that no process ever sees half of one.
 void write_fresh(int directory, const std::string& name, const std::string& path, std::string_view device_name) {
   const std::string draft = name + ".new";
   unlinkat(directory, draft.c_str(), 0);  // of a process killed right here

@@ -256,7 +256,7 @@ struct Opened {
 };
 
 // Finds the file among those open, or opens and checks it. With a device name it is created, or replaced if it is not a
-// table of this version and nobody uses it. The caller holds the registry's mutex. Throws ArbiterError.
+// table of this version and no process uses it. The caller holds the registry's mutex. Throws ArbiterError.
 Opened open_place(Registry& registry, const std::string& directory_path, const std::string& name,
                   const std::string& path, std::optional<std::string_view> device_name);
 

@@ -9,7 +9,7 @@
 //   debug    single decisions
 // Never called on the launch path. Any thread may call it, also in a child after fork: it takes no lock and allocates
 // nothing. Of each level at most 30 lines at once and then one a second are written; the next one says how many were
-// left out. Where a file cannot be written, standard error gets the line; where that is closed or full, nobody does,
+// left out. Where a file cannot be written, standard error gets the line; where that is closed or full, it is lost,
 // and no signal reaches the program.
 #pragma once
 

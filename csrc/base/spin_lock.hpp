@@ -23,8 +23,8 @@ class SpinLock {
     }
   }
   bool try_lock() noexcept {
-    std::uintptr_t nobody = 0;
-    return holder_.compare_exchange_strong(nobody, self(), std::memory_order_acquire, std::memory_order_relaxed);
+    std::uintptr_t free = 0;
+    return holder_.compare_exchange_strong(free, self(), std::memory_order_acquire, std::memory_order_relaxed);
   }
   void unlock() noexcept { holder_.store(0, std::memory_order_release); }
 

@@ -283,7 +283,7 @@ Work work_of(std::uint8_t layout, std::span<const std::uint32_t> words, std::uin
     n = extent(kResultMap + 1);
     k = std::sqrt(extent(kFirstMap) * extent(kFirstMap + 1) * extent(kSecondMap) * extent(kSecondMap + 1) / (m * n));
   }
-  // Of sizes that nobody launches nothing is believed.
+  // Of sizes that no program launches nothing is believed.
   constexpr double kMostWork = 1e18;
   if (!(m > 0 && k > 0 && m * std::max(n, 1.0) * k < kMostWork)) return {};
   switch (found->kind) {

@@ -423,7 +423,7 @@ void Gate::retire(std::int64_t now) noexcept {
   markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
                   [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
                     sampler_.completed(segment, completed, marked);
-                    // Under lock_: nobody else writes it.
+                    // Under lock_: no other thread writes it.
                     gpu_ns_.store(gpu_ns_.load(std::memory_order_relaxed) + completed.predicted_ns,
                                   std::memory_order_relaxed);
                   });

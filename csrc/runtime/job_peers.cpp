@@ -94,7 +94,7 @@ void JobPeers::find_tables(std::int64_t now) {
       tables_[opened_.size()] = table.get();
       opened_.push_back(std::move(table));
     } catch (const std::exception&) {
-      // No table, or one of another version: nobody there can be of this job.
+      // No table, or one of another version: no client of it can be of this job.
     }
   }
 }

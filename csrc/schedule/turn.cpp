@@ -66,7 +66,7 @@ TurnDecision take_turn(const TurnView& view) noexcept {
   const int next = furthest_behind(others | bit(view.self) | (owner_at_work ? owner : 0), view.virtual_ns);
   if (next == view.self) return take;
   if (expired && next == turn.owner) {
-    // A prediction that is far too long, or a damaged word, holds nobody up for more than a turn.
+    // A prediction that is far too long, or a damaged word, holds no client up for more than a turn.
     const std::int64_t busy_until_us = std::min(view.owner_until_us, turn.expiry_us + view.turn_us);
     return take_after_grace(std::max(turn.expiry_us, busy_until_us));
   }

@@ -9,7 +9,7 @@
 
 namespace cudasched::schedule {
 
-// The turn word: the owner's slot + 1 in the upper 8 bits (0: nobody), expiry in CLOCK_MONOTONIC us in the lower 56.
+// The turn word: the owner's slot + 1 in the upper 8 bits (0: none), expiry in CLOCK_MONOTONIC us in the lower 56.
 // A turn is offered by naming its next owner with an expiry that has come.
 struct Turn {
   int owner = -1;

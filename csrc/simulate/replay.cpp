@@ -880,7 +880,7 @@ int Replay::choose() const {
 void Replay::run_gpu() {
   const bool slices = settings_.sharing == Sharing::kTimeSlice;
   if (slices && slice_end_ns_ == kForeverNs && last_ != kNoClient && another_ready()) {
-    // A slice renews while nobody else wants the GPU.
+    // A slice renews while no other client wants the GPU.
     const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / settings_.slice_ns;
     slice_end_ns_ = slice_start_ns_ + (passed + 1) * settings_.slice_ns;
     if (running_ != kNoClient) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);

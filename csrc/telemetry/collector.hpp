@@ -4,7 +4,7 @@
 //
 // begin_record and end_record are called around the driver's launch call, by any thread. They take one lock for a few
 // hundred nanoseconds, may allocate, and never throw; what they leave behind is bounded (Options::capacity_bytes), and
-// launches beyond that are counted and have no row. Nobody else is ever waited for on the launch path.
+// launches beyond that are counted and have no row. Nothing else is ever waited for on the launch path.
 #pragma once
 
 #include <cuda.h>

@@ -129,7 +129,7 @@ def _configure() -> None:
         os.environ.update(resolved.environment())
         refused = [f"{text}; the default is used" for text in resolved.refused]
         said = config.untold([*refused, *resolved.notes], os.environ)
-    except Exception as error:  # what nobody has thought of costs the settings, not the program
+    except Exception as error:  # what was not foreseen costs the settings, not the program
         said = [f"{type(error).__name__}: {_text.printable(str(error))[:200]}; settings of files have no effect here"]
     log.configure()  # as the file of settings has it, if one does
     for text in said:

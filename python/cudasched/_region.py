@@ -46,7 +46,7 @@ class region:  # noqa: N801  used like a function
 
     Decorated ``async def`` functions, generators and asynchronous generators are in the region while their own code
     runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
-    latency target counts from their first step, and as nobody can tell what their later steps need, the policy
+    latency target counts from their first step, and as it is not known what their later steps need, the policy
     ``slack`` admits nothing into them. A ``with`` block that is held across an ``await`` is left there, so that other
     tasks are not in it, and raises `Error` at its end: decorate instead. Across a ``yield`` it stays open: decorate.
 

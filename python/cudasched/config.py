@@ -8,7 +8,7 @@ The TOML file is the one that ``CUDASCHED_CONFIG`` names, else ``./cudasched.tom
     slo_ms = 5
 
 A file that ``CUDASCHED_CONFIG`` names is trusted. One that was found is read only if it belongs to the effective user
-or to root and nobody else can have put it there, and ``./cudasched.toml`` may set no paths, because a path is code to
+or to root and no other user can have put it there, and ``./cudasched.toml`` may set no paths, because a path is code to
 be loaded or a file to be written.
 
 `SETTINGS` has one definition for each setting, whichever way it is given. The engine reads environment variables alone:
@@ -45,7 +45,7 @@ _MODELS = Path(__file__).parent / "predictor" / "models"
 
 @dataclass(frozen=True)
 class Config:
-    """What can be set. A field that nobody set is left to the engine, whose default is the one given here.
+    """What can be set. A field that is not set is left to the engine, whose default is the one given here.
 
     Attributes:
         client_class: Class of launches that no region and no stream decides.
@@ -473,7 +473,7 @@ def _content(found: Found) -> str:
     """What the file says. Raises ConfigError, or _UntrustedError for one that was found and may be another's work."""
     path = found.path
     try:
-        # Not blocking: a pipe that nobody writes to is no reason to wait.
+        # Not blocking: a pipe without a writer is no reason to wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not found.named and (why := _why_untrusted(path, os.fstat(descriptor))):

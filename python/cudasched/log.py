@@ -144,7 +144,7 @@ def _put(level: int, message: str) -> None:
                     return
             finally:
                 os.close(descriptor)
-    with contextlib.suppress(OSError), _without_sigpipe():  # closed, or full: nobody gets it
+    with contextlib.suppress(OSError), _without_sigpipe():  # closed, or full: it is lost
         os.write(2, line_of(level, message))
 
 

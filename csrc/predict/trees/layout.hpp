@@ -89,7 +89,7 @@ struct ByteLanes {
 
   struct Feature {
     std::uint32_t feature = 0;
-    std::uint8_t missing_left_slot = 0;  // kMaxSlots where there is none: a place that nobody reads
+    std::uint8_t missing_left_slot = 0;  // kMaxSlots where there is none: a place that is never read
     std::uint8_t missing_right_slot = 0;
   };
 
@@ -97,7 +97,7 @@ struct ByteLanes {
     std::array<std::uint8_t, kLanes> bytes;
   };
 
-  // Where a row's bytes are put: the slots, and the place that nobody reads.
+  // Where a row's bytes are put: the slots, and the place that is never read.
   struct alignas(64) Row {
     std::array<std::uint8_t, kMaxSlots + 64> bytes;
   };

@@ -62,7 +62,7 @@ class Waiter {
       seen = holder.layout().wake_sequence.load(std::memory_order_acquire);
       JobPeers::announce(holder);
     }
-    if (open()) return;  // an opening between the last look and this one has woken nobody
+    if (open()) return;  // an opening between the last look and this one has woken no thread
     if (plan.spins()) return spin(kPollNs);
     holder.sleep(seen, for_latency ? longest_ns : kTurnLookNs);
   }

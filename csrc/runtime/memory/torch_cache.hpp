@@ -11,7 +11,7 @@ namespace cudasched::runtime {
 bool torch_is_loaded() noexcept;
 
 // What empties PyTorch's cache; null where there is no extension for it. The extension is in the user's own cache
-// directory, and nobody else may write to it; it is never unloaded. Reads files, and waits for as long as another
+// directory, and no other user may write to it; it is never unloaded. Reads files, and waits for as long as another
 // thread is loading a library, which may be seconds.
 cudasched_release_cache find_torch_cache() noexcept;
 

@@ -22,7 +22,7 @@ enum class Kind : std::uint8_t {
   kHost,
   kSwitch,
   kGraph,
-  kLike,  // of a kernel whose parameters nobody has described: as a node of a graph of ours is when it is made
+  kLike,  // of a kernel whose parameters are not described: as a node of a graph of ours is when it is made
 };
 
 // What the bytes begin with. Behind it, of a kernel: the list of its parameters, then what they lead to; while it

@@ -44,7 +44,7 @@ class Change {
   // A copy of the bytes is made in its place.
   void release() noexcept { bytes_.clear(); }
 
-  // Does it to slices that nobody else uses; once. `bytes` are changed. False where the driver refuses.
+  // Does it to slices that no other thread uses; once. `bytes` are changed. False where the driver refuses.
   static bool make(std::byte* bytes, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept;
   bool make(const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept;
 

@@ -61,7 +61,7 @@ void drop_module_functions(Module& module) {
 }
 
 // Makes sure that the context can take `count` operations without waiting. Unlocks while it waits; the caller holds
-// `submitting`, so that nobody else fills the room.
+// `submitting`, so that no other thread fills the room.
 void make_room(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t count) {
   const auto has_room = [&] {
     if (context->slot < 0) return true;

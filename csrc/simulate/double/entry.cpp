@@ -744,7 +744,7 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   });
 }
 
-// Nobody attaches, so that a context has one user.
+// There is no attaching, so that a context has one user.
 CUresult cuCtxDetach(CUcontext handle) { return cuCtxDestroy_v2(handle); }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {

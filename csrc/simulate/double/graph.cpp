@@ -139,7 +139,7 @@ std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>&
       for (const auto& body : of.node->bodies) node.bodies.push_back(make_body(*body));
     }
     for (const Edge& edge : of.node->dependencies) node.edges.push_back(edge.data);
-    // A node goes on in the lane of a dependency that nobody has gone on from, else it opens a lane of its own.
+    // A node goes on in the lane of a dependency that no other node has gone on from, else it opens a lane of its own.
     bool placed = node.dependencies.empty() && made->nodes.empty();
     for (const std::size_t index : node.dependencies) {
       if (placed || !ends_lane[index]) continue;

@@ -124,7 +124,7 @@ void SharedDevice::destroy_context(Guard& guard, int context) noexcept {
   lock_byte(kContextByte + context, F_UNLCK, false);
 }
 
-// What a context that is gone held counts no more, whoever removed it.
+// What a context that is gone held counts no more, whichever process removed it.
 std::uint64_t SharedDevice::free_memory(Guard& guard) const noexcept {
   std::uint64_t held = 0;
   for (int context = 0; context < kContextCount; ++context) {

@@ -47,7 +47,7 @@ def priority(environment: Mapping[str, str], client_class: str | None) -> dict[s
     Args:
         environment: As the program was given it. A priority in there that does not come from its ``CUDASCHED_CLASS``
             is the user's own, and stays.
-        client_class: ``latency``, ``normal`` or ``best_effort``; None if nobody has chosen: nothing is set then.
+        client_class: ``latency``, ``normal`` or ``best_effort``; None if none was chosen: nothing is set then.
     """
     if client_class is None:
         return {}

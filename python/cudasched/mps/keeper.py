@@ -2,7 +2,7 @@
 
 `cudasched.mps.join` starts it as a program of its own (``python keeper.py DIRECTORY LOCK_FD DEVICES``), so that it
 outlives the program that asked first. It needs the standard library alone, and belongs to no terminal and no parent. It
-writes one line to its standard output, ``ready`` or why not, and then goes on until nobody holds ``DIRECTORY/clients``
+writes one line to its standard output, ``ready`` or why not, and goes on until no process holds ``DIRECTORY/clients``
 any more, or the daemon ends by itself.
 
 A keeper that is killed takes the daemon with it (the kernel signals the daemon); what is left of its servers is ended
@@ -169,7 +169,7 @@ def _stop(daemon: subprocess.Popen[bytes], pipe: Path) -> None:
 
 
 def _keep(daemon: subprocess.Popen[bytes], pipe: Path, clients: int) -> None:
-    """Returns when the daemon has ended, by itself or because nobody wants it; in the latter case `clients` is held."""
+    """Returns when the daemon has ended, by itself or as no client is left; in the latter case `clients` is held."""
     while daemon.poll() is None:
         try:
             fcntl.flock(clients, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -192,7 +192,7 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
         if pid in busy:
             sm_of[whose] = sm_of.get(whose, 0.0) + busy[pid]
     if running is not None and not running and used is not None and clients:
-        unseen = used  # in a container, older drivers list nobody
+        unseen = used  # in a container, older drivers list no process
     return Gpu(
         uuid=uuid,
         sm_ratio=None if rates is None else rates.gpu / 100,

@@ -121,7 +121,7 @@ class Callers:
     """Who may use the server. For any number of threads.
 
     Requests with the token are counted apart from the others of their address: all users of a machine have its loopback
-    address, and nobody without the token is to shut out who has it.
+    address, and no client without the token is to shut out those that have it.
 
     Args:
         token: The bearer token.

@@ -34,7 +34,7 @@ def state_directory() -> Path:
 
 
 def _open_private(path: Path, flags: int) -> int:
-    """Opens a file of this user's that nobody else may read or write.
+    """Opens a file of this user's that no other user may read or write.
 
     Raises:
         ConfigError: It is not such a file, or cannot be opened; says why.

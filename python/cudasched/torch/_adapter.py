@@ -126,7 +126,7 @@ class TorchBackend:
 
     def keep(self, tensor: Any, stream: Hashable) -> None:
         # Refused: another process's memory, fake tensors and wrappers around tensors that are found themselves, or
-        # memory that is not the caching allocator's, which nobody reuses behind our back.
+        # memory that is not the caching allocator's, which is not reused without our knowing.
         with contextlib.suppress(Exception):
             tensor.record_stream(self.stream(stream))
 

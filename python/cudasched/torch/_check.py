@@ -1,7 +1,7 @@
 """``CUDASCHED_CHECK_STREAMS=1``: names each use of a tensor that nothing orders with another stream's use of it.
 
 `Order` knows, of each stream, what certainly comes before what it gets next, from the events that are recorded and
-waited for, whoever does so, and from what the host waits for. `watch` puts a dispatch mode into a thread, which tells
+waited for, by any thread, and from what the host waits for. `watch` puts a dispatch mode into a thread, which tells
 `Order` what each operation reads and writes. What compiled code and CUDA graphs do inside is not seen.
 """
 

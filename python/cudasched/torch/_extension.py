@@ -146,7 +146,7 @@ def build(torch: Any, *, again: bool = False) -> Path:
             done = subprocess.run(command(torch, made), capture_output=True, text=True)
             if done.returncode != 0:
                 raise ExtensionError(f"the compiler failed: {_text.printable(_first_error(done.stderr))}")
-            os.replace(made, library)  # whole, whoever else builds it meanwhile
+            os.replace(made, library)  # whole, whichever process builds it meanwhile
     except OSError as error:
         raise ExtensionError(f"{library}: {error}") from error
     return library

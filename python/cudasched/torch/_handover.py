@@ -56,7 +56,7 @@ class Handover(Generic[_Value]):
         """The value, for the calling thread to use from here on, in and out of regions.
 
         On the GPU, its current stream waits for the work that was before the handover; the host does not. The tensors'
-        memory is not used again before this thread's work on them is over, whoever frees them.
+        memory is not used again before this thread's work on them is over, whichever thread frees them.
         """
         if self._streams is not None:
             for parcel in self._parcels:

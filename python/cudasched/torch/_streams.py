@@ -51,7 +51,7 @@ class Backend(Protocol):
         """The calling thread goes on on that stream; its current device is `device`, and stays."""
 
     def create(self, device: int, client_class: str) -> Hashable:
-        """A new stream that nobody else has, of the class's priority; it lives as long as the process."""
+        """A new stream that no other code has, of the class's priority; it lives as long as the process."""
 
     def event(self, device: int) -> Any:
         """A new event without timing."""
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """What the stream gets from here on comes after the event as last recorded."""
 
     def default_is_idle(self) -> bool:
-        """Whether nothing of the current device's default stream is left to do; False also where nobody knows."""
+        """Whether nothing of the current device's default stream is left to do; False also where that is not known."""
 
     def ordering(
         self, device: int, stream: Hashable, others: tuple[Hashable, ...], markers: dict[Hashable, Any]
@@ -234,7 +234,7 @@ class ThreadStreams:
 
         `begin` tells the engine, before all else: from then on best-effort work holds back for a latency region. For a
         best-effort region the default stream is looked at first. Its calls are queued by the engine from then on, and
-        what is queued for a stream that all threads share is waited for, through an open gate, by whoever uses that.
+        what is queued for a stream that all threads share is waited for, through an open gate, by its next user.
         For the same reason its event, which is needed where that stream is not idle, is used once.
         """
         best_effort = client_class == "best_effort"

@@ -82,7 +82,7 @@ class Neighbours:
 
         try:
             devices = status()
-        except Error:  # the package is not built: nobody is scheduled
+        except Error:  # the package is not built: no program is scheduled
             return False, frozenset()
         clients = [
             client

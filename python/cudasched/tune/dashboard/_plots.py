@@ -90,7 +90,7 @@ def pareto_plot(found: Sequence[Entry], what: str) -> Any:
     )
     if timed:
         times = [one.time_us for one in timed if one.time_us is not None]
-        # What is four times as slow as the best interests nobody.
+        # What is four times as slow as the best is of no interest.
         axes.set_xlim(min(times) * 0.93, min(max(times) * 1.05, min(times) * 4))
     units = {"registers": "registers a thread", "workspace": "workspace, MB", "shared memory": "static shared, KiB"}
     _label(axes, "time, us", units.get(what, what))
