@@ -6,6 +6,7 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "fake_driver.hpp"
 #include "hook/offload.hpp"
@@ -569,10 +570,12 @@ TEST_F(EachLine, ThatIsDeferredIsPushedOrDrainsWhatItsScopeSays) {
       {"cuEventDestroy", [&](void* f) { return as<decltype(cuEventDestroy)>(f)(kEvent); }},
       {"cuEventDestroy_v2", [&](void* f) { return as<decltype(cuEventDestroy)>(f)(kEvent); }},
   };
+  std::set<std::string_view> asked;
   for_each(Treatment::kDefer, [&](const EntryPoint& point, bool per_thread) {
     if (point.meaning == Meaning::kLaunch || point.meaning == Meaning::kChangeExec) return;
     const auto how = calls.find(point.symbol);
     ASSERT_NE(how, calls.end()) << point.symbol << " is deferred, and no call of it is here";
+    asked.insert(point.symbol);
     const auto functions = offload_functions();
     const auto ours = std::ranges::find(functions, point.symbol, [](const TakenOver& each) { return each.symbol; });
     ASSERT_NE(ours, functions.end()) << point.symbol;
@@ -596,6 +599,8 @@ TEST_F(EachLine, ThatIsDeferredIsPushedOrDrainsWhatItsScopeSays) {
     EXPECT_EQ(passed(), end_of(point.scope)) << point.symbol;
     finish();
   });
+  for (const auto& [symbol, how] : calls)
+    EXPECT_TRUE(asked.contains(symbol)) << symbol << " is not said to be deferred";
 }
 
 TEST_F(EachLine, ThatMakesAnEventTellsTheRegistry) {
