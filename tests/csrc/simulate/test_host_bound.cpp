@@ -17,9 +17,11 @@ namespace {
 #ifdef __SANITIZE_ADDRESS__
 constexpr std::int64_t kEndNs = 4 * kSecondNs;
 constexpr int kServers = 6;
+constexpr double kChance = 0.03;  // of a share of requests, which are fewer
 #else
 constexpr std::int64_t kEndNs = 12 * kSecondNs;
 constexpr int kServers = 24;
+constexpr double kChance = 0.01;
 #endif
 
 ReplaySettings harvesting(Sharing sharing, double inflation = 0.03) {
@@ -281,11 +283,11 @@ TEST(HostBoundSlack, TheGapsOfARequestCostItNoSlack) {
       const Beside found = within(slo, bert, training, sharing);
       EXPECT_LT(found.p50, 1.03);
       EXPECT_LT(found.p99, 1.03);
-      EXPECT_GE(met(found), met(blind) - 0.01);
+      EXPECT_GE(met(found), met(blind) - kChance);
       EXPECT_GT(found.kept, blind.kept + (slo < 2 ? 0.05 : -0.01));
       if (slo < 2) continue;
       EXPECT_GT(blind.p50, 1.2) << "the slack is spent on what the gaps have room for";
-      EXPECT_GT(met(found), met(blind) + (sharing == Sharing::kMps ? 0.04 : -0.01));
+      EXPECT_GT(met(found), met(blind) + (sharing == Sharing::kMps ? 0.04 : -kChance));
     }
   }
 }
@@ -321,7 +323,7 @@ TEST(HostBoundSlack, ATargetThatCanBeMetIsMet) {
     strictly_served.slo_ns = static_cast<std::int64_t>(
         slo * percentile_ns(replay(std::vector{serving}, settings).clients[0].latencies_ns, 0.5));
     const Beside strict = beside(strictly_served, best_effort, settings);
-    EXPECT_GE(met(found), met(strict) - 0.01) << i << ' ' << slo;
+    EXPECT_GE(met(found), met(strict) - kChance) << i << ' ' << slo;
     EXPECT_GE(found.kept, strict.kept - 0.01) << i;
     gained += (found.kept - strict.kept) / kHere;
   }
@@ -340,7 +342,7 @@ TEST(HostBoundSlack, PredictionsThatAreTooShortHarmNoMoreThanWithoutAProfile) {
       const Beside found = within(2, bert, training, sharing);
       EXPECT_LT(found.p50, 1.2) << share;
       EXPECT_LE(found.p50, blind.p50 + 0.02) << share;
-      EXPECT_GE(met(found), met(blind) - 0.01) << share;
+      EXPECT_GE(met(found), met(blind) - kChance) << share;
     }
   }
 }
