@@ -622,6 +622,7 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
 TEST_F(Sliced, AGraphThatIsBeingDestroyedWhileItIsBuiltIsNoFailure) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraphExec exec = chains({1}).front();
+  Program::check(program_.launch(0));
   const State before = state();
   const runtime::Sliced* sliced = nullptr;
   {
