@@ -191,10 +191,14 @@ begin_ahead() {
   (
     renice -n 19 -p "$BASHPID"
     TIMEFORMAT='%U %S'
-    { time (
-      set -e
-      "prepare_$1"
-    ) >"$logs/ahead-$1.log" 2>&1; } 2>"$logs/ahead-cpu"
+    {
+      time {
+        (
+          set -e
+          "prepare_$1"
+        ) >"$logs/ahead-$1.log" 2>&1
+      }
+    } 2>"$logs/ahead-cpu"
   ) >/dev/null 2>&1 &
   ahead=$!
   set +m
