@@ -214,6 +214,7 @@ def test_a_stopped_latency_client_counts_again_when_it_is_continued(stage: Stage
     assert clients()[serve.pid].active
     os.kill(serve.pid, signal.SIGCONT)
     serve.call("gpu.launch(); gpu.synchronize()")
+    eventually(lambda: clients()[serve.pid].heartbeat_age_s < 0.5, "its heart beats")
     train.send("gpu.launch()")
     wait_at_the_gate(train)
     serve.call(LEAVE)
