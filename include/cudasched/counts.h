@@ -60,8 +60,7 @@ struct cudasched_counts {
   uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
   uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
   uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
-  uint64_t
-      clean_segments; /* of latency requests, for `harvest` and `slack`: without best effort, to see what they take, */
+  uint64_t clean_segments;            /* of latency requests: kept without best effort, to see what they take, */
   uint64_t halved_budgets;     /* times that they took longer beside it than they may, and half of it is allowed, */
   uint64_t profile_fallbacks;  /* and that they were not as predicted: nothing is let in until they are known again */
   uint64_t device_launches;    /* run by the device as CUPTI counts them; 0: not counted */

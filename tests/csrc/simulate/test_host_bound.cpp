@@ -87,20 +87,29 @@ TEST(HostBound, ADecoderKeepsItsPaceThroughAllOfItsWaits) {
   }
 }
 
+std::int64_t between(std::mt19937_64& random, std::int64_t least, std::int64_t most) {
+  return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+}
+
+// A server of at least so many launches a segment, a gap of at least so much between them, and kernels of which some
+// take so much longer than others, at most.
+HostBoundServer any_server(std::mt19937_64& random, int fewest_launches, std::int64_t least_gap_us,
+                           std::int64_t most_longer_us) {
+  HostBoundServer model;
+  model.segments = static_cast<int>(between(random, 1, 5));
+  model.launches = static_cast<int>(between(random, fewest_launches, 300));
+  model.gap_ns = between(random, least_gap_us, 30) * kUsNs;
+  model.least_ns = between(random, 2, 4) * kUsNs;
+  model.most_ns = model.least_ns + between(random, 1, most_longer_us) * kUsNs;
+  model.request_sigma = 0.01;
+  return model;
+}
+
 // With honest predictions a request is slowed by what was stated, and what noise leaves of that, on any server.
 TEST(HostBound, RequestsAreSlowedByNoMoreThanWasStated) {
   std::mt19937_64 random(5);
-  const auto between = [&](std::int64_t least, std::int64_t most) {
-    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
-  };
   for (int i = 0; i < kServers; ++i) {
-    HostBoundServer model;
-    model.segments = static_cast<int>(between(1, 5));
-    model.launches = static_cast<int>(between(40, 300));
-    model.gap_ns = between(8, 30) * kUsNs;
-    model.least_ns = between(2, 4) * kUsNs;
-    model.most_ns = model.least_ns + between(1, 8) * kUsNs;
-    model.request_sigma = 0.01;
+    HostBoundServer model = any_server(random, 40, 8, 8);
     // Without queues, in which a small slowdown of one request adds up in those behind it.
     model.rate_hz = 0.15e9 / static_cast<double>(model.segments * model.launches * model.gap_ns);
     model.rate_hz = std::min(model.rate_hz, 100.0);
@@ -260,9 +269,10 @@ TEST(HostBound, TwoServersOfDifferentProfilesAreSlowedByNoMoreThanUnderStrictAnd
 
 // `slo`: of the median alone. Without a profile, `slack` takes what launches take out of a request's slack, though they
 // run where the GPU is idle.
-Beside within(double slo, ReplayClient serving, const ReplayClient& best_effort, Sharing sharing, bool profile = true) {
+Beside within(double slo, ReplayClient serving, const ReplayClient& best_effort, Sharing sharing, bool profile = true,
+              const char* policy = "slack") {
   ReplaySettings settings = harvesting(sharing, profile ? 0.03 : 0);
-  settings.policy = "slack";
+  settings.policy = policy;
   const auto alone = replay(std::vector{serving}, settings);
   serving.slo_ns = static_cast<std::int64_t>(slo * percentile_ns(alone.clients[0].latencies_ns, 0.5));
   return beside(serving, best_effort, settings);
@@ -296,33 +306,20 @@ TEST(HostBoundSlack, TheGapsOfARequestCostItNoSlack) {
 // queue: by how much one may end later is asked for itself, not for those that may come behind it.
 TEST(HostBoundSlack, ATargetThatCanBeMetIsMet) {
   std::mt19937_64 random(6);
-  const auto between = [&](std::int64_t least, std::int64_t most) {
-    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
-  };
   double gained = 0;
   constexpr int kHere = kServers / 2;
   for (int i = 0; i < kHere; ++i) {
-    HostBoundServer model;
-    model.segments = static_cast<int>(between(1, 5));
-    model.launches = static_cast<int>(between(100, 300));
-    model.gap_ns = between(15, 30) * kUsNs;
-    model.least_ns = between(2, 4) * kUsNs;
-    model.most_ns = model.least_ns + between(1, 5) * kUsNs;
-    model.request_sigma = 0.01;
+    const HostBoundServer model = any_server(random, 100, 15, 5);
     ReplayClient serving = server(model, static_cast<std::uint64_t>(i), kEndNs);
     const std::int64_t request_ns = model.segments * model.launches * model.gap_ns;
     serving.arrivals_ns.clear();
-    for (std::int64_t at = kMsNs; at < kEndNs; at += between(4, 8) * request_ns) serving.arrivals_ns.push_back(at);
+    for (std::int64_t at = kMsNs; at < kEndNs; at += between(random, 4, 8) * request_ns)
+      serving.arrivals_ns.push_back(at);
     const ReplayClient best_effort = i % 2 == 0 ? trainer(kTransformerKernels, 3) : trainer(kResnet50Kernels, 4);
     const Sharing sharing = i / 2 % 2 == 0 ? Sharing::kMps : Sharing::kTimeSlice;
-    const double slo = static_cast<double>(between(115, 300)) / 100;
+    const double slo = static_cast<double>(between(random, 115, 300)) / 100;
     const Beside found = within(slo, serving, best_effort, sharing);
-    ReplayClient strictly_served = serving;
-    ReplaySettings settings = harvesting(sharing);
-    settings.policy = "strict";
-    strictly_served.slo_ns = static_cast<std::int64_t>(
-        slo * percentile_ns(replay(std::vector{serving}, settings).clients[0].latencies_ns, 0.5));
-    const Beside strict = beside(strictly_served, best_effort, settings);
+    const Beside strict = within(slo, serving, best_effort, sharing, /*profile=*/true, "strict");
     EXPECT_GE(met(found), met(strict) - kChance) << i << ' ' << slo;
     EXPECT_GE(found.kept, strict.kept - 0.01) << i;
     gained += (found.kept - strict.kept) / kHere;

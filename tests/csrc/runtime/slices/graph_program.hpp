@@ -101,6 +101,25 @@ class GraphProgram : public ::testing::Test {
     return node;
   }
 
+  // A fill, a copy, or a function of the host.
+  CUgraphNode add(CUgraph graph, const CUDA_MEMSET_NODE_PARAMS& fill, CUgraphNode after) {
+    CUgraphNode node = nullptr;
+    Program::check(call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(&node, graph, &after, 1, &fill,
+                                                                                program_.context()));
+    return node;
+  }
+  CUgraphNode add(CUgraph graph, const CUDA_MEMCPY3D& copy, CUgraphNode after) {
+    CUgraphNode node = nullptr;
+    Program::check(call<decltype(cuGraphAddMemcpyNode)>("cuGraphAddMemcpyNode")(&node, graph, &after, 1, &copy,
+                                                                                program_.context()));
+    return node;
+  }
+  CUgraphNode add(CUgraph graph, const CUDA_HOST_NODE_PARAMS& function, CUgraphNode after) {
+    CUgraphNode node = nullptr;
+    Program::check(call<decltype(cuGraphAddHostNode)>("cuGraphAddHostNode")(&node, graph, &after, 1, &function));
+    return node;
+  }
+
   CUgraphExec instantiate(CUgraph graph, unsigned long long flags = 0) {
     CUgraphExec exec = nullptr;
     Program::check(call<decltype(cuGraphInstantiateWithFlags)>("cuGraphInstantiateWithFlags")(&exec, graph, flags));

@@ -388,9 +388,7 @@ TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
   fill.width = 4;
   fill.height = 1;
   fill.value = 7;
-  CUgraphNode fill_node = nullptr;
-  Program::check(call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(&fill_node, graph, &nodes.back(), 1,
-                                                                              &fill, context));
+  CUgraphNode const fill_node = add(graph, fill, nodes.back());
   CUDA_MEMCPY3D copy{};
   copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcDevice = memory;
@@ -398,16 +396,13 @@ TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
   copy.dstHost = words;
   copy.WidthInBytes = 16;
   copy.Height = copy.Depth = 1;
-  CUgraphNode copy_node = nullptr;
-  Program::check(
-      call<decltype(cuGraphAddMemcpyNode)>("cuGraphAddMemcpyNode")(&copy_node, graph, &fill_node, 1, &copy, context));
+  CUgraphNode const copy_node = add(graph, copy, fill_node);
   CUDA_HOST_NODE_PARAMS function{};
   function.fn = [](void* where) { ++*static_cast<std::atomic<int>*>(where); };
   std::atomic<int> first{0};
   std::atomic<int> second{0};
   function.userData = &first;
-  CUgraphNode host_node = nullptr;
-  Program::check(call<decltype(cuGraphAddHostNode)>("cuGraphAddHostNode")(&host_node, graph, &copy_node, 1, &function));
+  CUgraphNode const host_node = add(graph, function, copy_node);
   CUgraphNode last = host_node;
   for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
 
@@ -1084,22 +1079,17 @@ TEST_F(Changed, WhicheverFunctionIsDeferredComesBackWhileTheGateIsClosed) {
   fill.elementSize = 4;
   fill.width = 4;
   fill.height = 1;
-  CUgraphNode fill_node = nullptr;
-  Program::check(
-      call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(&fill_node, graph, &kernel_node, 1, &fill, context));
+  CUgraphNode const fill_node = add(graph, fill, kernel_node);
   CUDA_MEMCPY3D copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcDevice = memory;
   copy.dstDevice = memory + 16;
   copy.WidthInBytes = 16;
   copy.Height = copy.Depth = 1;
-  CUgraphNode copy_node = nullptr;
-  Program::check(
-      call<decltype(cuGraphAddMemcpyNode)>("cuGraphAddMemcpyNode")(&copy_node, graph, &fill_node, 1, &copy, context));
+  CUgraphNode const copy_node = add(graph, copy, fill_node);
   CUDA_HOST_NODE_PARAMS function{};
   function.fn = [](void*) {};
-  CUgraphNode host_node = nullptr;
-  Program::check(call<decltype(cuGraphAddHostNode)>("cuGraphAddHostNode")(&host_node, graph, &copy_node, 1, &function));
+  CUgraphNode const host_node = add(graph, function, copy_node);
   CUgraphNode const child_node = child(graph, inner, {host_node});
   CUgraphNode last = child_node;
   for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
