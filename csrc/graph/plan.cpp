@@ -328,6 +328,36 @@ Plan plan(std::span<const Node> nodes, std::span<const Edge> edges, const Limits
   return Planner(nodes, edges, limits).make();
 }
 
+std::vector<double> corrections(std::span<const Measured> slices, std::int64_t slice_ns) {
+  constexpr double kShort = 2.0 / 3;  // of what was predicted, all in all
+  const auto is_known = [](const Measured& slice) { return slice.predicted_ns > 0 && slice.measured_ns > 0; };
+  const auto factor = [](std::int64_t measured_ns, std::int64_t predicted_ns) {
+    return static_cast<double>(measured_ns) / static_cast<double>(predicted_ns);
+  };
+  std::int64_t all_ns = 0;  // as predicted,
+  Measured known;           // of which slices that were measured
+  for (const Measured& slice : slices) {
+    all_ns += slice.predicted_ns;
+    if (!is_known(slice)) continue;
+    known.predicted_ns += slice.predicted_ns;
+    known.measured_ns += slice.measured_ns;
+  }
+  const double usual = is_known(known) ? factor(known.measured_ns, known.predicted_ns) : 1.0;
+  // What takes no longer than a slice cannot be cut better.
+  const bool are_short = 2 * known.predicted_ns >= all_ns && usual < kShort && known.measured_ns > slice_ns;
+  bool is_long = false;
+  std::vector<double> factors;
+  for (const Measured& slice : slices) {
+    const bool cuts = is_known(slice) && slice.nodes > 1 && slice.measured_ns > 2 * slice_ns;
+    is_long = is_long || cuts;
+    factors.push_back(is_known(slice) && (cuts || are_short) ? factor(slice.measured_ns, slice.predicted_ns)
+                      : are_short                            ? usual
+                                                             : 1.0);
+  }
+  if (!is_long && !are_short) factors.clear();
+  return factors;
+}
+
 bool may_wait(std::string_view kernel_name) noexcept {
   // Lower case. Those of libraries, then what such kernels are called elsewhere: one too many costs a cut.
   constexpr std::array<std::string_view, 16> kSigns{

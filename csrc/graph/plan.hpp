@@ -64,6 +64,18 @@ struct Plan {
 
 Plan plan(std::span<const Node> nodes, std::span<const Edge> edges, const Limits& limits = {});
 
+// A slice of a plan, or a graph that went whole, and what it took.
+struct Measured {
+  std::int64_t predicted_ns = 0;
+  std::int64_t measured_ns = 0;  // 0: it was not measured
+  std::uint32_t nodes = 0;
+};
+
+// Is a graph to be cut again, because its predictions turned out wrong? By what those of each slice's nodes are to be
+// multiplied; empty: it is not. Slices over twice as long as they were to be are cut. Where slices are short all in
+// all, there are more of them than it takes, each of which costs a launch: all are cut anew, by what they took.
+std::vector<double> corrections(std::span<const Measured> slices, std::int64_t slice_ns);
+
 // Is this the name of a kernel that may wait for another one (NCCL's, NVSHMEM's and the like)?
 bool may_wait(std::string_view kernel_name) noexcept;
 

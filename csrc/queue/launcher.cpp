@@ -158,7 +158,8 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position, b
       if (status != CUDA_SUCCESS) break;
     }
     part.launch.what.function = admission_.part(i);
-    status = submit(part, position, at_gate, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
+    status = part.graph() == nullptr ? CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+                                     : submit(part, position, at_gate, /*is_first=*/i == 0, /*is_last=*/i + 1 == parts);
     goes_whole = i == 0 && status != CUDA_SUCCESS && !is_sticky(status);
   }
   if (goes_whole && admission_.may_go_whole()) {

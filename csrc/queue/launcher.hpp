@@ -65,6 +65,7 @@ class Admission {
   // parts it is to be submitted, each one a graph launch that is admitted and submitted by itself, in order and on the
   // launch's stream; 0: whole.
   virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
+  // Null: it is not what it should be, because the driver refused a change of it.
   virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
   // Is the whole graph what was launched? Asked where there are no parts, and where the driver has refused the first,
   // so that nothing of the launch has run. False: a change of the graph that is queued behind the launch is in it

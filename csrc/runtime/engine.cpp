@@ -153,7 +153,7 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
 void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept {
   Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
   // Of one that goes in slices, what these take is what counts, and they are measured.
-  if (device != nullptr && !slices_.has_slices(exec)) {
+  if (device != nullptr && !slices_.has_slices(exec) && graphs_.wants_note(exec)) {
     graphs_.note(exec, graph, [device](const predict::Query& query) { return device->gate.estimate_ns(query); });
   }
   slices_.updated(exec, graph, behind);

@@ -231,10 +231,22 @@ void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noe
   }
 }
 
+bool Graphs::wants_note(CUgraphExec exec) noexcept {
+  if (!find(exec)) return true;
+  const std::scoped_lock lock(mutex_);
+  try {
+    const std::uint32_t updates = ++updates_[exec];
+    return updates <= kFirstUpdates || updates % kUpdates == 0;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
 void Graphs::forget(CUgraphExec exec) noexcept {
   driver::registry().forget(exec);
   const std::scoped_lock lock(mutex_);
   priorities_.erase(exec);
+  updates_.erase(exec);
 }
 
 bool Graphs::note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
@@ -256,6 +268,7 @@ std::optional<GivenPriority> Graphs::priority(CUgraphExec exec) const noexcept {
 void Graphs::reset_in_child() noexcept {
   new (&mutex_) std::mutex;
   new (&priorities_) std::unordered_map<CUgraphExec, GivenPriority>;
+  new (&updates_) std::unordered_map<CUgraphExec, std::uint32_t>;
 }
 
 }  // namespace cudasched::runtime

@@ -36,6 +36,9 @@ class Graphs {
 
   // `exec` was made of `graph`, or updated to it.
   void note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept;
+  // It was updated: is it to be noted again? Of a graph that is updated at nearly each launch, what its launches took
+  // says more than its nodes, whose walk may take longer than the update.
+  bool wants_note(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
 
   // None where it is not known.
@@ -52,8 +55,12 @@ class Graphs {
   void reset_in_child() noexcept;
 
  private:
+  static constexpr std::uint32_t kFirstUpdates = 4;  // each of which is noted,
+  static constexpr std::uint32_t kUpdates = 16;      // and one of so many
+
   mutable std::mutex mutex_;
   std::unordered_map<CUgraphExec, GivenPriority> priorities_;
+  std::unordered_map<CUgraphExec, std::uint32_t> updates_;
 };
 
 }  // namespace cudasched::runtime

@@ -25,7 +25,7 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
   if (overlap_follows && pass_.may_go_unmarked) pass_.completion = nullptr;
   if (pass_.entry >= 0) gate_.submitted(pass_, operation.stream, status);
   const bool is_part = graph_.parts > 0;
-  if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || operation.graph() == part(0);
+  if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || (part_ == 0 && operation.graph() != whole_);
   if (status != CUDA_SUCCESS) return;
   telemetry::Shard& count = hot().counters.shard(this_thread().index);
   count.offloaded.fetch_add(1, std::memory_order_relaxed);
@@ -58,7 +58,7 @@ std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
 
 CUgraphExec GateAdmission::part(std::uint32_t index) noexcept {
   part_ = index;
-  return graph_.sliced->pieces->pieces[index].exec;
+  return slices_->part(graph_, index);
 }
 
 bool GateAdmission::may_go_whole() noexcept { return graph_.sliced == nullptr || slices_->may_go_whole(graph_); }

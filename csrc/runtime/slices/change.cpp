@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -25,19 +26,26 @@ enum class Kind : std::uint8_t {
   kLike,  // of a kernel whose parameters are not described: as a node of a graph of ours is when it is made
 };
 
+// To another graph, whole or inside of a child graph. Without `read`, it is read when the change is made.
+struct Update {
+  OwnedGraph graph;
+  std::optional<ReadGraph> read;
+};
+
 // What the bytes begin with. Behind it, of a kernel: the list of its parameters, then what they lead to; while it
 // waits, the list holds where in the bytes they are.
 struct Header {
   Kind kind = Kind::kLike;
   std::uint32_t place = 0;
   std::uint32_t parameters = 0;
+  std::uint32_t bytes = 0;  // with what is behind it
   union {
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEMCPY3D copy;
     CUDA_MEMSET_NODE_PARAMS fill;
     CUDA_HOST_NODE_PARAMS host;
     unsigned enabled;
-    OwnedGraph* graph;
+    Update* update;
     CUgraphNode like;
   };
 
@@ -47,8 +55,15 @@ static_assert(std::is_trivially_copyable_v<Header>);
 
 constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 15) & ~std::size_t{15}; }
 
-std::vector<std::byte> bytes_of(const Header& header) {
-  std::vector<std::byte> bytes(aligned(sizeof header));
+Header header_of(const std::byte* bytes) noexcept {
+  Header header;
+  std::memcpy(&header, bytes, sizeof header);
+  return header;
+}
+
+std::vector<std::byte> bytes_of(Header header) {
+  header.bytes = static_cast<std::uint32_t>(aligned(sizeof header));
+  std::vector<std::byte> bytes(header.bytes);
   std::memcpy(bytes.data(), &header, sizeof header);
   return bytes;
 }
@@ -67,7 +82,8 @@ bool pack(const CUDA_KERNEL_NODE_PARAMS& kernel, std::uint32_t place, std::vecto
   header.kernel = kernel;
   const std::size_t list = aligned(sizeof header);
   const std::size_t block = list + aligned(header.parameters * sizeof(void*));
-  bytes.resize(block + facts->block_bytes);
+  header.bytes = static_cast<std::uint32_t>(aligned(block + facts->block_bytes));
+  bytes.resize(header.bytes);
   std::memcpy(bytes.data(), &header, sizeof header);
   for (std::size_t i = 0; i < facts->parameters.size(); ++i) {
     const driver::Parameter parameter = facts->parameters[i];
@@ -89,17 +105,19 @@ bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
   return true;
 }
 
-// Of the nodes of `graph` those of slices become: of all, or of those inside of a child graph.
-bool take_over(CUgraph graph, std::uint32_t place, const Pieces& pieces, std::optional<int> priority) {
+// The nodes of slices become those of another graph: all, or those inside of a child graph.
+bool take_over(const Update& update, std::uint32_t place, const Pieces& pieces, std::optional<int> priority) {
+  CUgraph const graph = update.graph.get();
   const bool whole = place == Change::kWhole;
   if (!whole && !pieces.children) {
     return table().graph_update_child != nullptr &&
            table().graph_update_child(pieces.exec_of(place), pieces.handles[place], graph) == CUDA_SUCCESS;
   }
-  ReadGraph now;
+  ReadGraph found;
+  if (!update.read && !read_graph(graph, pieces.children, found)) return false;
+  const ReadGraph& now = update.read ? *update.read : found;
   const std::size_t first = whole ? 0 : place + 2;  // behind a child graph's own node and its beginning
-  if (!read_graph(graph, pieces.children, now) || first + now.handles.size() > pieces.handles.size() ||
-      (whole && now.handles.size() != pieces.handles.size())) {
+  if (first + now.handles.size() > pieces.handles.size() || (whole && now.handles.size() != pieces.handles.size())) {
     return false;
   }
   std::set<std::uint32_t> changed;
@@ -171,33 +189,41 @@ Change Change::of_switch(std::uint32_t place, bool enabled) {
 }
 
 Change Change::of_graph(OwnedGraph graph, std::uint32_t place) {
+  auto update = std::make_unique<Update>(Update{std::move(graph), std::nullopt});
   Change change;
   Header header;
   header.kind = Kind::kGraph;
   header.place = place;
+  header.update = update.get();
   change.bytes_ = bytes_of(header);
-  header.graph = new OwnedGraph(std::move(graph));
-  std::memcpy(change.bytes_.data(), &header, sizeof header);
+  update.release();  // the bytes have it
+  return change;
+}
+
+Change Change::of_update(OwnedGraph graph, ReadGraph read) {
+  Change change = of_graph(std::move(graph));
+  header_of(change.bytes_.data()).update->read = std::move(read);
   return change;
 }
 
 Change::~Change() {
-  Header header;
-  if (bytes_.empty()) return;
-  std::memcpy(&header, bytes_.data(), sizeof header);
-  if (header.kind == Kind::kGraph) delete header.graph;
+  if (!bytes_.empty()) discard(bytes_.data());
 }
 
-bool Change::has_graph(const std::byte* bytes) noexcept {
-  Header header;
-  std::memcpy(&header, bytes, sizeof header);
-  return header.kind == Kind::kGraph;
+void Change::discard(const std::byte* bytes) noexcept {
+  if (has_graph(bytes)) delete header_of(bytes).update;
+}
+
+bool Change::has_graph(const std::byte* bytes) noexcept { return header_of(bytes).kind == Kind::kGraph; }
+
+bool Change::is_awaited(const std::byte* bytes) noexcept {
+  const Header header = header_of(bytes);
+  return header.kind == Kind::kKernel || (header.kind == Kind::kGraph && header.update->read);
 }
 
 bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
   const driver::Driver& driver = table();
-  Header header;
-  std::memcpy(&header, bytes, sizeof header);
+  Header header = header_of(bytes);
   const auto with = [&](auto* set, const auto&... parameters) {
     return set != nullptr && header.place < pieces.handles.size() && pieces.handles[header.place] != nullptr &&
            set(pieces.exec_of(header.place), pieces.handles[header.place], parameters...) == CUDA_SUCCESS;
@@ -218,9 +244,9 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
     case Kind::kSwitch:
       return with(driver.graph_exec_enable, header.enabled);
     case Kind::kGraph: {
-      const std::unique_ptr<OwnedGraph> graph(header.graph);
+      const std::unique_ptr<Update> update(header.update);
       try {
-        return take_over(graph->get(), header.place, pieces, priority);
+        return take_over(*update, header.place, pieces, priority);
       } catch (const std::exception&) {
         return false;
       }
@@ -238,6 +264,78 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
 bool Change::make(const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
   std::vector<std::byte> bytes = std::exchange(bytes_, {});
   return !bytes.empty() && make(bytes.data(), pieces, priority, context);
+}
+
+void Awaited::index(const Pieces& pieces) {
+  std::vector<Piece> known(pieces.pieces.size());
+  std::vector<std::uint32_t> first(pieces.pieces.size() + 1, 0);
+  std::vector<std::uint32_t> places(pieces.piece_of.size());
+  for (const std::uint32_t piece : pieces.piece_of) ++first[piece + 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::uint32_t> next(first.begin(), first.end() - 1);
+  for (std::uint32_t place = 0; place < places.size(); ++place) places[next[pieces.piece_of[place]]++] = place;
+  first_ = std::move(first);
+  places_ = std::move(places);
+  pieces_ = std::move(known);
+}
+
+void Awaited::add(const std::byte* bytes, const Pieces& pieces) {
+  const Header header = header_of(bytes);
+  if (header.kind == Kind::kGraph) {
+    const std::unique_ptr<Update> update(header.update);
+    if (pieces_.empty()) index(pieces);
+    graph_ = std::move(update->graph);
+    read_ = std::move(*update->read);
+    updates_ = pieces_.size();
+    for (Piece& piece : pieces_) {
+      piece.update = true;
+      piece.nodes.clear();
+      piece.begins.clear();
+    }
+    return;
+  }
+  if (pieces_.empty()) index(pieces);
+  Piece& piece = pieces_[pieces.piece_of[header.place]];
+  piece.begins.reserve(piece.begins.size() + 1);
+  const std::size_t begin = piece.nodes.size();
+  piece.nodes.resize(begin + header.bytes);
+  std::memcpy(piece.nodes.data() + begin, bytes, header.bytes);
+  piece.begins.push_back(begin);
+}
+
+bool Awaited::make(std::uint32_t piece, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
+  if (!by(piece)) return true;
+  Piece& awaits = pieces_[piece];
+  bool made = true;
+  if (std::exchange(awaits.update, false)) {
+    made = read_.handles.size() == pieces.handles.size();
+    for (std::uint32_t i = first_[piece]; i < first_[piece + 1] && made; ++i) {
+      const std::uint32_t place = places_[i];
+      made = read_.is_mark(place) || copy_node(pieces.handles[place], read_.handles[place]);
+    }
+    made = made && refresh(pieces.pieces[piece], priority);
+    if (--updates_ == 0) graph_.reset();
+  }
+  for (const std::size_t begin : awaits.begins) {
+    made = made && Change::make(awaits.nodes.data() + begin, pieces, priority, context);
+  }
+  awaits.nodes.clear();
+  awaits.begins.clear();
+  return made;
+}
+
+bool Awaited::make_all(const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
+  bool made = true;
+  for (std::uint32_t piece = 0; piece < pieces_.size(); ++piece) {
+    made = make(piece, pieces, priority, context) && made;
+  }
+  return made;
+}
+
+void Awaited::clear() noexcept {
+  pieces_.clear();
+  graph_.reset();
+  updates_ = 0;
 }
 
 }  // namespace cudasched::runtime

@@ -232,7 +232,11 @@ bool Slices::change_pieces(Sliced& sliced, Told& told) {
   if (sliced.pieces == nullptr || told.change.bytes().empty()) return true;
   {
     const Taken taken(sliced);
-    if (!told.change.make(*sliced.pieces, sliced.priority, sliced.context)) return false;
+    if (told.of == Sliced::kGraph) sliced.awaited.clear();  // of what it was before
+    if (!sliced.awaited.make_all(*sliced.pieces, sliced.priority, sliced.context) ||
+        !told.change.make(*sliced.pieces, sliced.priority, sliced.context)) {
+      return false;
+    }
   }
   sliced.proven.insert(told.of);
   return true;
@@ -284,7 +288,7 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   if (told.fits && (has_pieces || state == Sliced::State::kBuilding)) {
     ReadGraph now;
     told.fits = read_graph(sliced.clone.get(), sliced.shape.children, now) && is_alike(sliced.shape, now);
-    if (told.fits && has_pieces) told.change = Change::of_graph(sliced.clone);
+    if (told.fits && has_pieces) told.change = Change::of_update(sliced.clone, std::move(now));
     if (told.fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
   }
   if (told.fits && state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
@@ -427,6 +431,7 @@ std::unique_ptr<Pieces> Slices::take_pieces(Sliced& sliced, Sliced::State now) n
     sliced.state.store(now);
   }
   if (sliced.pieces != nullptr) dropped_.fetch_add(1, std::memory_order_relaxed);
+  sliced.awaited.clear();
   return std::move(sliced.pieces);
 }
 
@@ -520,6 +525,20 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
   return launch;
 }
 
+// While the GPU is at what was submitted before, or is about to be.
+CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
+  Sliced& sliced = *launch.sliced;
+  if (sliced.awaited.by(index)) {
+    const std::scoped_lock reading(reading_);
+    if (!sliced.awaited.make(index, *sliced.pieces, sliced.priority, sliced.context)) {
+      const std::scoped_lock turn(sliced.turn);
+      sliced.broken = true;
+      return nullptr;
+    }
+  }
+  return sliced.pieces->pieces[index].exec;
+}
+
 bool Slices::may_go_whole(const Launch& launch) noexcept {
   if (launch.sliced == nullptr || launch.parts == 0) return !launch.is_lost;
   const std::scoped_lock turn(launch.sliced->turn);
@@ -553,13 +572,24 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
 
 void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
   auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
-  if (sliced == nullptr) return;
+  if (sliced == nullptr) return Change::discard(change);
   bool made = false;
-  {
+  try {
+    const bool is_awaited = Change::is_awaited(change);
     std::optional<Driving> driving;
-    if (Change::has_graph(change)) driving.emplace(*this);
+    if (!is_awaited && Change::has_graph(change)) driving.emplace(*this);
     const Taken taken(*sliced);
-    if (sliced->pieces != nullptr) made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context);
+    if (sliced->pieces == nullptr) {
+      Change::discard(change);
+    } else if (is_awaited) {
+      sliced->awaited.add(change, *sliced->pieces);
+      made = true;
+    } else {
+      const bool kept_up = sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
+      made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context) && kept_up;
+    }
+  } catch (const std::exception&) {
+    made = false;  // no memory
   }
   const std::scoped_lock turn(sliced->turn);
   --sliced->following;
@@ -701,6 +731,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
     bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
     sliced->pieces.swap(pieces);
+    sliced->awaited.clear();
     sliced->proven.clear();
     const std::scoped_lock turn(sliced->turn);
     sliced->broken = false;
@@ -760,6 +791,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         sliced.changed_meanwhile.clear();
         sliced.updated_meanwhile = false;
         sliced.wants_clone = sliced.clone == nullptr;
+        const std::scoped_lock reading(reading_);
         if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone.get()) != CUDA_SUCCESS) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
@@ -834,7 +866,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
   return give_back();
 }
 
-// Slices that turned out long are cut again, and so are graphs that were taken for short.
+// Slices that turned out long are cut again, and so are graphs that were taken for short, and those whose slices are
+// shorter than they were to be, so that there are too many.
 void Slices::look_at_times() noexcept {
   std::vector<std::shared_ptr<Sliced>> known;
   try {
@@ -862,30 +895,22 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
   const Sliced::State state = sliced.state.load();
   const bool was_short = state == Sliced::State::kWhole && sliced.reason.load() == WholeReason::kShort;
   if (!was_short && state != Sliced::State::kReady) return false;
-  const auto turned_out = [&](CUgraphExec exec, std::int64_t predicted_ns) {
-    const std::int64_t measured_ns = predicted_ns > 0 ? sliced.times.measured_ns(exec) : 0;
-    return measured_ns > 2 * settings_.slice_ns ? static_cast<double>(measured_ns) / static_cast<double>(predicted_ns)
-                                                : 1.0;
-  };
-  std::vector<double> factors;  // of slices, or of the whole
-  bool is_long = false;
+  const double before = sliced.scale.empty() ? 1.0 : sliced.scale.front();
   if (was_short) {
     driver::ExecFacts facts;
     if (!driver::registry().find(sliced.exec, facts)) return false;
-    factors.push_back(turned_out(sliced.exec, facts.critical_path_ns));
-    is_long = factors.back() > 1;
-  } else {
-    for (const Pieces::Piece& piece : sliced.pieces->pieces) {
-      factors.push_back(piece.nodes > 1 ? turned_out(piece.exec, piece.critical_ns) : 1.0);
-      is_long = is_long || factors.back() > 1;
-    }
-  }
-  if (!is_long) return false;
-  const double before = sliced.scale.empty() ? 1.0 : sliced.scale.front();
-  if (was_short) {
-    sliced.scale = {before * factors.front()};
+    const graph::Measured whole{facts.critical_path_ns, sliced.times.measured_ns(sliced.exec), facts.nodes};
+    const std::vector<double> factor = graph::corrections({&whole, 1}, settings_.slice_ns);
+    if (factor.empty()) return false;
+    sliced.scale = {before * factor.front()};
     return true;
   }
+  std::vector<graph::Measured> measured;
+  for (const Pieces::Piece& piece : sliced.pieces->pieces) {
+    measured.push_back({piece.critical_ns, sliced.times.measured_ns(piece.exec), piece.nodes});
+  }
+  const std::vector<double> factors = graph::corrections(measured, settings_.slice_ns);
+  if (factors.empty()) return false;
   const std::vector<std::uint32_t>& piece_of = sliced.pieces->piece_of;
   if (sliced.scale.size() != piece_of.size()) sliced.scale.assign(piece_of.size(), before);
   for (std::size_t i = 0; i < piece_of.size(); ++i) sliced.scale[i] *= factors[piece_of[i]];
@@ -894,6 +919,7 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
 
 // What was changed since the clone was cloned, and what a clone does not carry.
 bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
+  const std::scoped_lock reading(reading_);
   const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
   if (sliced.updated_meanwhile && !make(Change::of_graph(sliced.clone))) return false;
   return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),

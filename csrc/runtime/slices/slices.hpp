@@ -120,6 +120,7 @@ struct Sliced {
   std::optional<std::uint64_t> changed_at;  // launches, at the last update
 
   std::unique_ptr<Pieces> pieces;
+  Awaited awaited;  // by these
   std::uint64_t bytes = 0;
   Last last;
   std::atomic<bool> ordered{false};  // as last.ordered
@@ -246,6 +247,7 @@ class Slices {
   };
   Launch begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept;
   // See queue::Admission.
+  CUgraphExec part(const Launch& launch, std::uint32_t index) noexcept;
   bool may_go_whole(const Launch& launch) noexcept;
   void make_change(CUgraphExec exec, std::byte* change) noexcept;
   // `refused`: the driver would not have the first slice.
@@ -323,6 +325,8 @@ class Slices {
   std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
   bool watches_ = false;                                                 // the builder's: something may change its mind
   std::mutex driving_;
+  std::mutex
+      reading_;  // behind driving_ and a taken graph: of a graph that slices are told of, as the builder reads it
   std::atomic<int> waiting_to_drive_{0};
   std::atomic<bool> wanted_{false};
   std::atomic<bool> stopping_{false};

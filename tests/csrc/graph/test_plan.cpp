@@ -1,4 +1,5 @@
 // The planner: what any plan must keep, over random graphs, and where particular graphs are cut.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +16,8 @@
 namespace cudasched::graph {
 namespace {
 
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using Random = std::mt19937_64;
 
 struct Graph {
@@ -388,6 +391,43 @@ TEST(WholeReason, HasANameEach) {
   EXPECT_FALSE(names.front().empty());
   EXPECT_EQ(name(WholeReason::kMemoryNode), "memory_node");
   EXPECT_EQ(name(WholeReason::kRefused), "refused");
+}
+
+constexpr std::int64_t kSlice = 200'000;
+
+TEST(Corrections, NoneWhereSlicesAreAsPredictedOrNotMeasured) {
+  EXPECT_TRUE(corrections({}, kSlice).empty());
+  EXPECT_TRUE(corrections(std::vector<Measured>(5, {kSlice, 0, 10}), kSlice).empty());
+  EXPECT_TRUE(corrections(std::vector<Measured>(5, {kSlice, kSlice * 7 / 10, 10}), kSlice).empty());
+  EXPECT_TRUE(corrections(std::vector<Measured>(5, {kSlice, 2 * kSlice, 10}), kSlice).empty());
+  EXPECT_TRUE(corrections(std::vector<Measured>(5, {0, kSlice, 10}), kSlice).empty());
+}
+
+TEST(Corrections, OfSlicesThatAreFarTooLongAlone) {
+  const std::vector<Measured> slices{
+      {kSlice, kSlice, 10}, {kSlice, 3 * kSlice, 10}, {kSlice, 0, 10}, {kSlice / 2, kSlice, 10}};
+  EXPECT_THAT(corrections(slices, kSlice), ElementsAre(1, 3, 1, 1));
+}
+
+TEST(Corrections, NotOfASingleNodeThatIsLong) {
+  const std::vector<Measured> slices{{kSlice, kSlice, 10}, {kSlice, 9 * kSlice, 1}};
+  EXPECT_TRUE(corrections(slices, kSlice).empty());
+}
+
+TEST(Corrections, OfAllSlicesWhereTheyAreShortAllInAll) {
+  const std::vector<Measured> slices{
+      {kSlice, kSlice / 4, 10}, {kSlice, kSlice / 2, 10}, {kSlice, 0, 10}, {kSlice, kSlice / 2, 1}};
+  const std::vector<double> factors = corrections(slices, kSlice);
+  EXPECT_THAT(factors, ElementsAre(0.25, 0.5, DoubleNear(1.25 / 3, 1e-9), 0.5));
+}
+
+TEST(Corrections, NotWhereFewOfTheShortOnesWereMeasured) {
+  const std::vector<Measured> slices{{kSlice, kSlice / 4, 10}, {kSlice, 0, 10}, {kSlice, 0, 10}};
+  EXPECT_TRUE(corrections(slices, kSlice / 8).empty());
+}
+
+TEST(Corrections, NotWhereAllOfThemFitIntoOneSlice) {
+  EXPECT_TRUE(corrections(std::vector<Measured>(5, {kSlice, kSlice / 5, 10}), kSlice).empty());
 }
 
 }  // namespace

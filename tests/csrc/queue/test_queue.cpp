@@ -411,6 +411,26 @@ TEST_F(QueueTest, AGraphWhoseFirstPartIsRefusedGoesWhole) {
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0x91, 0xa1));
 }
 
+// The driver has refused a change of it.
+TEST_F(QueueTest, AGraphWhosePartIsMissingGoesWholeOrFailsMidway) {
+  make_graph(kGraph);
+  gate_.cut({nullptr, handle<CUgraphExec>(0xa2)});
+  ASSERT_TRUE(push_graph(kGraph));
+  finish();
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0x91));
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_SUCCESS);
+  gate_.cut({handle<CUgraphExec>(0xa1), nullptr, handle<CUgraphExec>(0xa3)});
+  ASSERT_TRUE(push_graph(kGraph));
+  finish();
+  EXPECT_THAT(graphs_launched(driver_), ElementsAre(0x91, 0xa1));
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+  gate_.forbid_whole();
+  gate_.cut({nullptr});
+  ASSERT_TRUE(push_graph(kGraph));
+  finish();
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+}
+
 TEST_F(QueueTest, AChangeOfAGraphIsMadeBehindTheLaunchesBeforeItAndAheadOfThoseBehindIt) {
   make_graph(kGraph);
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});

@@ -81,6 +81,22 @@ TEST_F(Graph, OfBranchesTakesTheLongestPath) {
   EXPECT_EQ(walked().critical_path_ns, 10'000 + 100'000 + 5'000 + 2 * 1'000);
 }
 
+TEST_F(Graph, ThatIsUpdatedAgainAndAgainIsLookedAtNowAndThen) {
+  kernel(10);
+  runtime::Graphs graphs;
+  CUgraphExec exec = instantiate();
+  graphs.forget(exec);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(graphs.wants_note(exec));  // nothing is known of it
+  graphs.note(exec, graph_, blocks_us);
+  int looks = 0;
+  for (int i = 0; i < 64; ++i) looks += graphs.wants_note(exec) ? 1 : 0;
+  EXPECT_EQ(looks, 4 + 4);
+  graphs.forget(exec);
+  graphs.note(exec, graph_, blocks_us);
+  EXPECT_TRUE(graphs.wants_note(exec));  // another graph's handle
+  call<CUresult(CUgraphExec)>("cuGraphExecDestroy")(exec);
+}
+
 TEST_F(Graph, WithoutNodesTakesNothing) { EXPECT_EQ(walked().critical_path_ns, 0); }
 
 TEST_F(Graph, IdentityIsThatOfItsKernelsAndShapes) {

@@ -811,6 +811,72 @@ TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
 }
 
+// Slices are told of a change when they are launched next: of several changes in the order in which they were made,
+// whatever their kind.
+TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto enable = [&](CUgraphNode node, bool enabled) {
+    Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, node, enabled ? 1 : 0));
+  };
+  prove(exec, [&] {
+    for (const int i : {5, 6, 30}) set_value(exec, nodes[i], static_cast<std::uint64_t>(i) + 1);
+    enable(nodes[20], true);
+  });
+  const State before = state();
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    set_value(exec, nodes[5], 100);
+    set_value(exec, nodes[6], 101);
+    set_value(exec, nodes[30], 102);
+    enable(nodes[20], false);
+    set_value(exec, nodes[5], 103);  // not launched in between
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    enable(nodes[20], true);
+    set_value(exec, nodes[30], 104);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    EXPECT_EQ(state().slice_launches, before.slice_launches);
+  }
+  std::vector<std::uint64_t> changed = numbers(1, 40);
+  changed[5] = 103;
+  changed[6] = 101;
+  changed[30] = 102;
+  std::vector<std::uint64_t> without = changed;
+  without.erase(without.begin() + 20);
+  changed[30] = 104;
+  wanted.insert(wanted.end(), without.begin(), without.end());
+  wanted.insert(wanted.end(), changed.begin(), changed.end());
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 3U);
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+}
+
+// A change that waits for the next launch is not lost where the program changes the graph once more directly.
+TEST_F(Changed, AChangeThatIsAwaitedComesBeforeALaterDirectOne) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    set_value(exec, nodes[5], 100);
+  }
+  EXPECT_EQ(ran(), numbers(1, 40));  // and the change is made, but for the slice
+  clear_log();
+  set_value(exec, nodes[7], 101);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  wanted[5] = 100;
+  wanted[7] = 101;
+  EXPECT_EQ(ran(), wanted);
+}
+
 // Nor does it wait for what else is queued.
 TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
