@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ from benchmarks.kernels import layers
 from benchmarks.kernels.parts import parts
 from benchmarks.results.schema import replace
 
-LEAST_S = 15.0
+LEAST_S = 8.0
 
 
 def shapes() -> list[tuple[str, str, dict[str, int]]]:
@@ -57,7 +59,14 @@ def tune(arguments: Sequence[str]) -> int:
     parser.add_argument("--database", type=Path, default=None, help="where measurements go; default: the user's")
     parser.add_argument("--limit-s", type=float, default=590)
     parser.add_argument("--only", default="", help="kernels, with commas between them")
+    parser.add_argument("--matching", type=re.compile, default="", help="an expression that is in KERNEL/TYPE/SHAPE")
     parser.add_argument("--evaluations", type=int, default=150, help="of each shape at most")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=min(16, len(os.sched_getaffinity(0))),
+        help="configurations that are proposed, and compiled, at once; default: one a core, up to 16",
+    )
     options = parser.parse_args(arguments)
     from cudasched import kernels
     from cudasched.tune import Settings
@@ -65,7 +74,11 @@ def tune(arguments: Sequence[str]) -> int:
     only = [name for name in options.only.split(",") if name]
     noted = options.out / "tuned.json"
     done: dict[str, Any] = json.loads(noted.read_text()) if noted.exists() else {}
-    wanted = [one for one in shapes() if (not only or one[0] in only) and _key(*one) not in done]
+    wanted = [
+        one
+        for one in shapes()
+        if (not only or one[0] in only) and re.search(options.matching, _key(*one)) and _key(*one) not in done
+    ]
     end = time.monotonic() + options.limit_s
     failed = False
     for place, (name, kind, shape) in enumerate(wanted):
@@ -73,7 +86,7 @@ def tune(arguments: Sequence[str]) -> int:
         if seconds < LEAST_S:
             return 3
         try:
-            settings = Settings(evaluations=options.evaluations, seconds=seconds)
+            settings = Settings(evaluations=options.evaluations, seconds=seconds, batch=options.batch)
             tuned = kernels.tune(name, kind, settings=settings, database=options.database, **shape)
         except Error as error:
             print(f"{_key(name, kind, shape)}: {error}", flush=True)
