@@ -19,6 +19,12 @@ def layernorm(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, 
     return {"y": x * inputs["weight"] + inputs["bias"]}
 
 
+def rmsnorm(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Each row over the root of its mean square, scaled."""
+    x = inputs["x"].reshape(int(shape["rows"]), int(shape["cols"]))
+    return {"y": x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5) * inputs["weight"]}
+
+
 def softmax(inputs: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
     """The exponentials of each row over their sum."""
     x = inputs["x"].reshape(int(shape["rows"]), int(shape["cols"]))

@@ -11,10 +11,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cudasched.errors import DriverError, Error
 from cudasched.kernels import KernelError, _cache, _catalog, _choose, _driver, _plan
 from cudasched.kernels._catalog import KERNELS
+from cudasched.tune import _bench
 from cudasched.tune import compile as compilation
 from cudasched.tune.database import Database, Key
 from cudasched.tune.measurement import Measurement
@@ -136,6 +138,44 @@ def test_a_type_is_the_macros_and_the_arrays_of_its_space() -> None:
     assert space.fingerprint(space.source) != plain.fingerprint(plain.source)
     same = _catalog.variant("layer_norm", "float32")
     assert [one.text for one in same.constraints] == [one.text for one in plain.constraints]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_is_right_and_rounded_to_the_type_passes_the_check_and_what_is_not_fails(name: str) -> None:
+    for kind in KERNELS[name].types:
+        space = _catalog.variant(name, kind)
+        assert space.reference is not None
+        small = {size: min(value, 16) for size, value in space.shape.items()}
+        if "head" in small:
+            small |= {"head": 64, "causal": 1}
+        if "rows" in small and "columns" in small:
+            small |= {"rows": 1, "columns": 1}
+        problem = space.problem(H200, small)
+        random, sizes = np.random.default_rng(0), problem.sizes()
+        inputs = {
+            one.name: _bench.widened(
+                _bench.rounded(random.standard_normal(sizes[one.name]) + one.mean, one.type), one.type
+            )
+            for one in space.arguments
+            if one.role == "input"
+        }
+        right = _bench.load_reference(*space.reference)(inputs, dict(problem.shape))
+        for one in space.arguments:
+            if one.role != "output":
+                continue
+            values = np.asarray(right[one.name], dtype=np.float64).ravel()
+            assert values.size == sizes[one.name]
+            made = _bench.widened(_bench.rounded(values, one.type), one.type)
+            assert _bench.wrong_values(made, values, space.relative, space.absolute)[0] == 0, (kind, one.name)
+            assert _bench.wrong_values(made + 0.25 * values.std() + 1, values, space.relative, space.absolute)[0]
+
+
+def test_rows_over_their_root_mean_square_are_checked_as_such() -> None:
+    space = _catalog.variant("rms_norm", "float32")
+    assert space.reference is not None
+    inputs = {"x": np.array([3.0, 4.0, 0.0, 0.0]), "weight": np.array([1.0, 2.0]), "bias": np.array([5.0, 5.0])}
+    made = _bench.load_reference(*space.reference)(inputs, {"rows": 2, "cols": 2})["y"]
+    np.testing.assert_allclose(made, [[3 / 12.5**0.5, 8 / 12.5**0.5], [0, 0]], rtol=1e-6)
 
 
 def test_a_variant_as_a_file_is_the_same_to_the_database(tmp_path: Path) -> None:

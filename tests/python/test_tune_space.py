@@ -93,6 +93,16 @@ def test_shapes_that_differ_have_keys_that_differ() -> None:
     assert keys == ["n=1048576", "n=1048577", "n=1048580"]
 
 
+def test_what_a_shape_has_switched_off_may_be_said() -> None:
+    space = Space(SMALL.replace("[shape]", "[shape]\nmasked = 0"), Path("s.toml"))
+    assert space.problem(GPU, {"masked": 0}).key() == space.problem(GPU).key()
+    assert space.problem(GPU, {"masked": 1}).key() != space.problem(GPU).key()
+    with pytest.raises(ConfigError, match="masked of a shape is a number over 0, not -1"):
+        space.problem(GPU, {"masked": -1})
+    with pytest.raises(ConfigError, match="n of a shape is a number over 0, not 0"):
+        space.problem(GPU, {"n": 0})
+
+
 def test_shapes_are_checked() -> None:
     assert parse_shape(["rows=16", "scale=0.5"]) == {"rows": 16, "scale": 0.5}
     for wrong in ("rows", "rows=", "rows=nan", "=3", "a b=3"):

@@ -66,6 +66,7 @@ class Kernel:
         values: Values of parameters in place of those in the space, by type: what the tuner may try.
         fits: Whether a configuration of another shape works for this one, beside what the space says.
         most: The largest values that sizes of a shape may have.
+        reference: The function of references.py that says what is right; None: the one that the space names.
         since: The compute capability that it needs at least.
         only: Those that it is for, where later ones cannot run it, either.
     """
@@ -79,6 +80,7 @@ class Kernel:
     values: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
     fits: Callable[[Wanted, Configuration], bool] = lambda wanted, configuration: True
     most: Mapping[str, int] = field(default_factory=dict)
+    reference: str | None = None
     since: str = "8.0"
     only: tuple[str, ...] = ()
 
@@ -171,12 +173,27 @@ def space_text(kernel: Kernel, kind: str, directory: Path | None = None) -> str:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise KernelError(f"{path}: the space of {kernel.name} cannot be read: {error}") from None
     data["constants"] = {**data.get("constants", {}), **kernel.constants, **kernel.types[kind]}
+    check = data.setdefault("check", {})
     for one in data["arguments"]:
         is_typed = one["role"] in ("input", "output", "inout") if kernel.typed is None else one["name"] in kernel.typed
         if is_typed and one.get("type", "float32") != kind:  # nothing is said anew: the tuner's measurements are found
             one["type"] = kind
+            _allow_rounding(check, kind)
     data["parameters"].update({name: list(values) for name, values in kernel.values.get(kind, {}).items()})
+    if kernel.reference is not None:
+        check["reference"] = f"references.py:{kernel.reference}"
     return _toml(data)
+
+
+_ROUNDING = {"float16": (1e-3, 6e-8), "bfloat16": (8e-3, 0.0)}
+"""A unit in the last place of a type, as a share of the number, and of numbers below normals by itself."""
+
+
+def _allow_rounding(check: dict[str, Any], kind: str) -> None:
+    """A space's tolerances are for the types that its file has; a shorter one rounds the results more."""
+    for name, least in zip(("relative", "absolute"), _ROUNDING.get(kind, ()), strict=False):
+        if check.get(name, 0.0) < least:
+            check[name] = least
 
 
 @functools.cache
@@ -404,16 +421,28 @@ _ATTENDED = ("out", "q", "k", "v")
 
 
 def _of_rows(
-    name: str, file: str, default: Callable[[Wanted], Configuration], *, most_cols: int = 2**31 - 1, **constants: int
+    name: str,
+    file: str,
+    default: Callable[[Wanted], Configuration],
+    *,
+    most_cols: int = 2**31 - 1,
+    reference: str | None = None,
+    **constants: int,
 ) -> Kernel:
-    return Kernel(name, file, _TYPES, default, constants, values=_WIDER, fits=_whole_vectors, most={"cols": most_cols})
+    return Kernel(
+        *(name, file, _TYPES, default, constants),
+        values=_WIDER,
+        fits=_whole_vectors,
+        most={"cols": most_cols},
+        reference=reference,
+    )
 
 
 KERNELS: dict[str, Kernel] = {
     one.name: one
     for one in (
         _of_rows("layer_norm", "layernorm", _layer_norm, RMS=0),
-        _of_rows("rms_norm", "layernorm", _layer_norm, RMS=1),
+        _of_rows("rms_norm", "layernorm", _layer_norm, reference="rmsnorm", RMS=1),
         _of_rows("softmax", "softmax", _softmax),
         _of_rows("layer_norm_backward", "layernorm_backward", _layer_norm_backward, most_cols=BACKWARD_COLS),
         _of_rows("rms_norm_backward", "rmsnorm_backward", _backward, most_cols=BACKWARD_COLS),

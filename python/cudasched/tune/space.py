@@ -440,7 +440,8 @@ class Space:
         for name, value in (shape or {}).items():
             if name not in chosen:
                 raise ConfigError(f"the shape has no {name}; it has {', '.join(chosen) or 'no names'}")
-            if not _is_number(value) or not math.isfinite(value) or value <= 0:
+            # What is 0 by default is switched off by that, as a mask is.
+            if not _is_number(value) or not math.isfinite(value) or value < 0 or (value == 0 and chosen[name] != 0):
                 raise ConfigError(f"{name} of a shape is a number over 0, not {shown(value)}")
             chosen[name] = value
         return Problem(self, gpu, chosen)
