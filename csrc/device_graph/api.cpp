@@ -54,6 +54,7 @@ Api load() {
   find(made.primary_release, "cuDevicePrimaryCtxRelease_v2");
   find(made.begin_capture, "cuStreamBeginCapture_v2");
   find(made.begin_capture_to_graph, "cuStreamBeginCaptureToGraph");
+  find(made.is_capturing, "cuStreamIsCapturing");
   find(made.end_capture, "cuStreamEndCapture");
   find(made.graph_create, "cuGraphCreate");
   find(made.graph_destroy, "cuGraphDestroy");
@@ -85,8 +86,8 @@ Api load() {
   find(made.function_parameter, "cuFuncGetParamInfo");
   find(made.function_name, "cuFuncGetName");
   const bool has_graphs = made.get_error_name != nullptr && made.begin_capture != nullptr &&
-                          made.instantiate != nullptr && made.launch != nullptr && made.exec_destroy != nullptr &&
-                          made.graph_destroy != nullptr;
+                          made.is_capturing != nullptr && made.instantiate != nullptr && made.launch != nullptr &&
+                          made.exec_destroy != nullptr && made.graph_destroy != nullptr;
   made.need(has_graphs, kLeastVersion, "graphs");
   return made;
 }

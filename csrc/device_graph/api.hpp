@@ -25,6 +25,7 @@ struct Api {
 
   decltype(cuStreamBeginCapture)* begin_capture = nullptr;
   decltype(cuStreamBeginCaptureToGraph)* begin_capture_to_graph = nullptr;
+  decltype(cuStreamIsCapturing)* is_capturing = nullptr;
   decltype(cuStreamEndCapture)* end_capture = nullptr;
 
   decltype(cuGraphCreate)* graph_create = nullptr;

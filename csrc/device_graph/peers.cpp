@@ -1,5 +1,10 @@
 #include <dlfcn.h>
 
+#include <chrono>
+#include <exception>
+#include <future>
+#include <thread>
+
 #include "device_graph/api.hpp"
 
 namespace cudasched::graphs {
@@ -12,6 +17,9 @@ CUdevice device_of(CUcontext context) {
   check(api().context_device(&device), "cuCtxGetDevice");
   return device;
 }
+
+// Within which NCCL destroys communicators that no graph holds.
+constexpr std::chrono::milliseconds kGraphsAreGone{200};
 
 // NCCL's, as nccl.h has them.
 using Communicator = void*;
@@ -77,6 +85,7 @@ struct Collectives::State {
   std::vector<Communicator> communicators;
   std::vector<CUcontext> contexts;
   std::vector<CUdevice> devices;
+  bool captured = false;  // a graph may have a sum of these
 
   ~State() {
     for (Communicator const communicator : communicators) {
@@ -100,7 +109,19 @@ Collectives::Collectives(std::span<const int> devices) : state_(std::make_unique
                    "ncclCommInitAll");
 }
 
-Collectives::~Collectives() = default;
+// NCCL destroys a communicator when the last graph is gone that has a sum of it, and waits until then: on a thread of
+// its own, because this one may be about to destroy those graphs. Where they are gone, all is done when this returns.
+Collectives::~Collectives() {
+  if (!state_->captured) return;
+  State* const state = state_.release();
+  try {
+    std::packaged_task<void()> destroy([state] { delete state; });
+    const std::future<void> done = destroy.get_future();
+    std::thread(std::move(destroy)).detach();
+    done.wait_for(kGraphsAreGone);
+  } catch (const std::exception&) {  // no thread: the communicators stay until the process ends
+  }
+}
 
 void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std::span<const CUstream> streams) {
   State& state = *state_;
@@ -117,6 +138,9 @@ void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std:
     const Current current(state.contexts[i]);
     pushed = current.status();
     if (!current.ok()) continue;
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    state.captured = state.captured || api().is_capturing(streams[i], &capture) != CUDA_SUCCESS ||
+                     capture != CU_STREAM_CAPTURE_STATUS_NONE;
     void* const memory = reinterpret_cast<void*>(data[i]);
     status = state.nccl.all_reduce(memory, memory, count, kFloat, kSum, state.communicators[i], streams[i]);
   }

@@ -49,7 +49,8 @@ class Registry {
  public:
   // ---- streams, by handle; never the default streams
   bool find(CUstream stream, StreamFacts& facts) const noexcept;
-  // As find(); asks the driver where that does not know. False where the driver refuses the handle.
+  // As find(); asks the driver where that does not know. False where the driver refuses the handle, or the stream
+  // captures.
   bool look_up(CUstream stream, StreamFacts& facts) noexcept;
   void forget(CUstream stream) noexcept;
 

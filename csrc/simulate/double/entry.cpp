@@ -1234,6 +1234,7 @@ CUresult cuStreamGetId_ptsz(CUstream stream, unsigned long long* id) { return cu
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(handle, [&](Lock&, const std::shared_ptr<Stream>& stream) {
+    if (const CUresult refused = refuse_capturing(*stream)) return refused;
     *context = reinterpret_cast<CUcontext>(stream->context.get());
     return CUDA_SUCCESS;
   });

@@ -1,10 +1,13 @@
 // As much of NCCL as csrc/device_graph calls. A sum is one host function on each stream; the last of a group to run
-// adds up. Memory of the simulated driver is the host's.
+// adds up. Memory of the simulated driver is the host's. As NCCL's do, a communicator lives until no graph has a sum of
+// it.
 #include <cuda.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace {
@@ -13,6 +16,35 @@ struct Member {
   float* data;
   CUstream stream;
 };
+
+std::mutex mutex;
+std::condition_variable graph_gone;
+
+struct Communicator {
+  int graphs = 0;
+};
+std::atomic<int> communicators_alive{0};
+
+// The graph that `stream` captures into holds the communicator.
+int hold(Communicator* communicator, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  CUgraph graph = nullptr;
+  if (cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, nullptr, nullptr, nullptr) != CUDA_SUCCESS) return 1;
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return 0;
+  {
+    const std::scoped_lock lock(mutex);
+    ++communicator->graphs;
+  }
+  const CUhostFn let_go = [](void* held) {
+    const std::scoped_lock lock(mutex);
+    --static_cast<Communicator*>(held)->graphs;
+    graph_gone.notify_all();
+  };
+  CUuserObject object = nullptr;
+  if (cuUserObjectCreate(&object, communicator, let_go, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) != CUDA_SUCCESS) return 1;
+  return cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE) == CUDA_SUCCESS ? 0 : 1;
+}
 
 struct Group {
   std::vector<Member> members;
@@ -38,14 +70,23 @@ void arrive(void* data) {
 extern "C" {
 
 int ncclCommInitAll(void** communicators, int count, const int*) {
-  for (int i = 0; i < count; ++i) communicators[i] = new int(i);
+  for (int i = 0; i < count; ++i) communicators[i] = new Communicator;
+  communicators_alive += count;
   return 0;
 }
 
 int ncclCommDestroy(void* communicator) {
-  delete static_cast<int*>(communicator);
+  auto* const known = static_cast<Communicator*>(communicator);
+  {
+    std::unique_lock lock(mutex);
+    graph_gone.wait(lock, [&] { return known->graphs == 0; });
+  }
+  delete known;
+  --communicators_alive;
   return 0;
 }
+
+int fake_nccl_communicators() { return communicators_alive; }
 
 int fake_nccl_open_groups() { return open_groups; }
 
@@ -57,7 +98,8 @@ int ncclGroupStart() {
   return 0;
 }
 
-int ncclAllReduce(const void*, void* data, std::size_t count, int, int, void*, CUstream stream) {
+int ncclAllReduce(const void*, void* data, std::size_t count, int, int, void* communicator, CUstream stream) {
+  if (hold(static_cast<Communicator*>(communicator), stream) != 0) return 1;
   open_group->count = count;
   open_group->members.push_back({static_cast<float*>(data), stream});
   return 0;

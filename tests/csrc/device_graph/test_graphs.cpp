@@ -1,9 +1,11 @@
 // Graphs over the simulated driver, whose kernels write down that they ran.
 #include <dlfcn.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <thread>
 
 #include "cudasched/graphs.hpp"
 #include "simulate/fixture.hpp"
@@ -345,6 +347,46 @@ TEST_F(GraphsTest, SumsOverGpusAreCapturedOnAllStreams) {
   ASSERT_EQ(cuMemcpyDtoH(got, data, 8), CUDA_SUCCESS);
   EXPECT_EQ(got[1], 2);
   EXPECT_THROW(collectives.sum({}, 2, {}), std::invalid_argument);
+}
+
+// NCCL waits for the graphs before it destroys a communicator: where a program destroyed both, graphs last, it hung.
+TEST_F(GraphsTest, SumsMayBeDestroyedAheadOfTheGraphsThatHaveThem) {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+  ASSERT_NE(communicators, nullptr);
+  const int before = communicators();
+  const CUstream on = stream();
+  const CUdeviceptr data = number(0);
+  {
+    std::optional<Graph> graph;
+    {
+      Collectives collectives(std::vector{0});
+      Capture capture(on);
+      collectives.sum(std::vector{data}, 2, std::vector{on});
+      graph.emplace(capture.finish());
+    }
+    const Executable replay(*graph);
+    replay.launch(on);
+    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(communicators(), before + 1);  // the graph may be replayed
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (communicators() != before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_EQ(communicators(), before);
+}
+
+TEST_F(GraphsTest, SumsThatWereNotCapturedAreGoneWithTheirCommunicators) {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+  const int before = communicators();
+  {
+    Collectives collectives(std::vector{0});
+    collectives.sum(std::vector{number(0)}, 2, std::vector{stream()});
+    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(communicators(), before);
 }
 
 TEST_F(GraphsTest, WhatThisDriverLacksIsSaid) {

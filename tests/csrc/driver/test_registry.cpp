@@ -26,6 +26,7 @@ const CUcontext kSecond = handle<CUcontext>(0xc1);
 thread_local CUcontext current = nullptr;
 thread_local CUcontext before = nullptr;
 std::atomic<int> asked{0};
+CUstream captures = nullptr;
 std::atomic<std::size_t> parameters_of_all{0};
 
 class RegistryTest : public testing::Test {
@@ -33,6 +34,7 @@ class RegistryTest : public testing::Test {
   RegistryTest() {
     current = kFirst;
     asked = 0;
+    captures = nullptr;
     Driver& driver = table();
     driver.exchange_capture_mode = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; };
     driver.context_get_current = [](CUcontext* context) {
@@ -49,6 +51,10 @@ class RegistryTest : public testing::Test {
     };
     driver.context_pop = [](CUcontext*) {
       current = before;
+      return CUDA_SUCCESS;
+    };
+    driver.stream_is_capturing = [](CUstream stream, CUstreamCaptureStatus* status) {
+      *status = stream == captures ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
       return CUDA_SUCCESS;
     };
     // Odd streams are blocking, those from 0x100000 on the second device's.
@@ -110,6 +116,20 @@ TEST_F(RegistryTest, AStreamIsAskedForOnceUntilItIsForgotten) {
   registry().forget(stream);
   EXPECT_FALSE(registry().find(stream, facts));
   EXPECT_FALSE(registry().look_up(handle<CUstream>(0xbad), facts));
+}
+
+// Asking for its context would invalidate the capture.
+TEST_F(RegistryTest, AStreamThatCapturesIsNotAskedFor) {
+  const CUstream stream = handle<CUstream>(0x51);
+  StreamFacts facts;
+  captures = stream;
+  EXPECT_FALSE(registry().look_up(stream, facts));
+  EXPECT_EQ(asked, 0);
+  captures = nullptr;
+  ASSERT_TRUE(registry().look_up(stream, facts));
+  captures = stream;
+  EXPECT_TRUE(registry().look_up(stream, facts));
+  EXPECT_EQ(asked, 1);
 }
 
 TEST_F(RegistryTest, AnEventIsWhatItWasMadeAndWhereItWasRecorded) {

@@ -176,6 +176,23 @@ TEST_F(FallThrough, ACaptureThatWeNeverSawKeepsItsNodes) {
   });
 }
 
+// Found on two GPUs: whose stream it is was asked with cuStreamGetCtx, which invalidates a capture.
+TEST_F(FallThrough, AStreamThatIsFirstUsedWhileItCapturesKeepsItsNodes) {
+  CUstream stream = nullptr;
+  ASSERT_EQ(driver_.function<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING),
+            CUDA_SUCCESS);
+  driver::StreamFacts facts;
+  ASSERT_FALSE(driver::registry().find(stream, facts));
+  const auto begin = driver_.function<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+  EXPECT_EQ(program_.launch(3, stream), CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  ASSERT_EQ(driver_.function<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
+  std::size_t nodes = 0;
+  ASSERT_EQ(driver_.function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
+  EXPECT_EQ(nodes, 1U);
+}
+
 TEST_F(FallThrough, TheFirstVersionOfBeginCaptureIsCounted) {
   auto* const begin = look_up<CUresult(CUstream)>("cuStreamBeginCapture", 10000);
   expect_captured([&](CUstream stream) {

@@ -109,6 +109,10 @@ class FakeDriver {
       *context = word(stream) >= 0x100 && word(stream) < 0x200 ? kOtherContext : kContext;
       return CUDA_SUCCESS;
     };
+    table.stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+      *status = CU_STREAM_CAPTURE_STATUS_NONE;
+      return CUDA_SUCCESS;
+    };
     table.stream_get_flags = [](CUstream stream, unsigned* flags) {
       *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
       ++instance()->flag_queries;
