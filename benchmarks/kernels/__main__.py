@@ -56,7 +56,7 @@ class Bench:
         self.late = False
         self.failed: list[str] = []
 
-    def part(self, key: str, build: Callable[[], tuple[Arms, Callable[[], float], bool]]) -> None:
+    def part(self, key: str, build: Callable[[], tuple[Arms, Callable[[], float]]]) -> None:
         """Measures a part, unless that is done or there is no time left."""
         if key in self.store.done:
             return
@@ -64,12 +64,12 @@ class Bench:
             self.late = True
             return
         try:
-            arms, error, flush = build()
+            arms, error = build()
             wrong = error()
             if not wrong <= 1:
                 raise WrongError(f"{wrong:.3g} times the error that is allowed")
             options = self.options
-            times = in_turns(self.timer, arms, rounds=options.rounds, samples=options.samples, flush=flush)
+            times = in_turns(self.timer, arms, rounds=options.rounds, samples=options.samples)
         except (Error, WrongError, RuntimeError, AttributeError) as problem:
             self.failed.append(key)
             self.say(f"{key}: {type(problem).__name__}: {str(problem)[:500]}")
@@ -92,9 +92,9 @@ class Bench:
     def figure(self, part: Part) -> None:
         """Measures one shape of a figure."""
 
-        def build() -> tuple[Arms, Callable[[], float], bool]:
+        def build() -> tuple[Arms, Callable[[], float]]:
             made = part.build(self.scene)
-            return made.arms, made.error, True
+            return made.arms, made.error
 
         self.part(part.key, build)
 
@@ -110,12 +110,12 @@ class Bench:
         scene = self.scene
         pytorch, ours = layers.PyTorch(scene), layers.Ours(scene)
 
-        def kernel(what: str) -> tuple[Arms, Callable[[], float], bool]:
+        def kernel(what: str) -> tuple[Arms, Callable[[], float]]:
             call = the_layer().kernels[what]
             arms = {"ours": lambda: call(ours), "pytorch": lambda: call(pytorch)}
-            return arms, lambda: layers.error(scene, call(ours), call(pytorch)), True
+            return arms, lambda: layers.error(scene, call(ours), call(pytorch))
 
-        def whole() -> tuple[Arms, Callable[[], float], bool]:
+        def whole() -> tuple[Arms, Callable[[], float]]:
             layer = the_layer()
             x, run = layer.x, layer.run
             compiled = scene.compiled(lambda x: run(pytorch, x))
@@ -129,7 +129,7 @@ class Bench:
             worst = lambda: max(  # noqa: E731
                 layers.error(scene, one, run(pytorch, x)) for one in (run(ours, x), ours_compiled(x))
             )
-            return arms, worst, False
+            return arms, worst
 
         for what in layers.KERNELS[name]:
             self.part(f"{name}/{what}", lambda what=what: kernel(what))  # type: ignore[misc]

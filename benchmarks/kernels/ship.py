@@ -61,6 +61,7 @@ def tune(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="kernels, with commas between them")
     parser.add_argument("--matching", type=re.compile, default="", help="an expression that is in KERNEL/TYPE/SHAPE")
     parser.add_argument("--evaluations", type=int, default=150, help="of each shape at most")
+    parser.add_argument("--strategy", choices=("bayesian", "random"), default="bayesian", help="random ends with all")
     parser.add_argument(
         "--batch",
         type=int,
@@ -86,7 +87,9 @@ def tune(arguments: Sequence[str]) -> int:
         if seconds < LEAST_S:
             return 3
         try:
-            settings = Settings(evaluations=options.evaluations, seconds=seconds, batch=options.batch)
+            settings = Settings(
+                strategy=options.strategy, evaluations=options.evaluations, seconds=seconds, batch=options.batch
+            )
             tuned = kernels.tune(name, kind, settings=settings, database=options.database, **shape)
         except Error as error:
             print(f"{_key(name, kind, shape)}: {error}", flush=True)

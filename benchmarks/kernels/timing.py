@@ -1,7 +1,8 @@
 """Times arms in turns: each round has a few samples of each, so that a drift of the machine meets all of them.
 
-On a GPU, events stand around each call, behind a fill that flushes the L2 and hides the host's time. Without one, the
-host's clock: a rehearsal, whose figures say nothing.
+On a GPU, events stand around each call, behind fills that flush the L2 and hide the host's time: where the GPU reached
+the call before the host had launched all of it, it is timed again behind more of them. Without a GPU, the host's clock:
+a rehearsal, whose figures say nothing.
 """
 
 from __future__ import annotations
@@ -19,42 +20,49 @@ Rounds = dict[str, list[float]]
 class Timer(Protocol):
     """Times one call."""
 
-    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
-        """The time of one call, on an L2 without its arrays if `flush`."""
+    def time_us(self, call: Callable[[], Any]) -> float:
+        """The time of one call, on an L2 without its arrays."""
         ...
 
 
 class GpuTimer:
     """By events on the current stream."""
 
+    MOST_FILLS = 64
+
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         l2_bytes = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or 64 << 20
         self._room = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+        self._fills = 4
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+    def time_us(self, call: Callable[[], Any]) -> float:
         """See `Timer`."""
-        if flush:
-            self._room.zero_()
-        self._begin.record()
-        call()
-        self._end.record()
-        self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) * 1e3
+        while True:
+            for _ in range(self._fills):
+                self._room.zero_()
+            self._begin.record()
+            call()
+            self._end.record()
+            waited = self._begin.query()  # the GPU, for the host
+            self._end.synchronize()
+            if not waited or self._fills >= self.MOST_FILLS:
+                return float(self._begin.elapsed_time(self._end)) * 1e3
+            self._fills *= 2
 
 
 class HostTimer:
     """By the host's clock."""
 
-    def time_us(self, call: Callable[[], Any], flush: bool) -> float:
+    def time_us(self, call: Callable[[], Any]) -> float:
         """See `Timer`; nothing is flushed."""
         began = time.perf_counter()
         call()
         return max((time.perf_counter() - began) * 1e6, 1e-3)
 
 
-def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: int = 3, flush: bool = True) -> Rounds:
+def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: int = 3) -> Rounds:
     """Times arms in turns; each round begins with another one."""
     for call in arms.values():
         for _ in range(warm_up):
@@ -64,5 +72,5 @@ def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: in
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(statistics.median(timer.time_us(arms[name], flush) for _ in range(samples)))
+            found[name].append(statistics.median(timer.time_us(arms[name]) for _ in range(samples)))
     return found
