@@ -136,6 +136,10 @@ def test_a_type_is_the_macros_and_the_arrays_of_its_space() -> None:
     plain = read(_catalog.sources() / "layernorm.toml")
     assert plain.source is not None and space.source is not None
     assert space.fingerprint(space.source) != plain.fingerprint(plain.source)
+    products = read(_catalog.sources() / "gemm.toml")
+    variant = _catalog.variant("gemm", "float32")
+    assert products.source is not None and variant.source is not None
+    assert variant.fingerprint(variant.source) == products.fingerprint(products.source)  # what one has measured, both know
     same = _catalog.variant("layer_norm", "float32")
     assert [one.text for one in same.constraints] == [one.text for one in plain.constraints]
 

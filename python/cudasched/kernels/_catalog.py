@@ -172,7 +172,9 @@ def space_text(kernel: Kernel, kind: str, directory: Path | None = None) -> str:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise KernelError(f"{path}: the space of {kernel.name} cannot be read: {error}") from None
-    data["constants"] = {**data.get("constants", {}), **kernel.constants, **kernel.types[kind]}
+    constants = {**data.get("constants", {}), **kernel.constants, **kernel.types[kind]}
+    if constants:
+        data["constants"] = constants
     check = data.setdefault("check", {})
     for one in data["arguments"]:
         is_typed = one["role"] in ("input", "output", "inout") if kernel.typed is None else one["name"] in kernel.typed
