@@ -49,7 +49,7 @@ bool Registry::find(CUstream stream, StreamFacts& facts) const noexcept {
 
 bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   if (find(stream, facts)) return true;
-  // Asking for the context of a stream that captures would invalidate the capture.
+  // Asking for the flags of a stream that captures would invalidate the capture.
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   if (table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
     return false;

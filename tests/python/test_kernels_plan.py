@@ -139,7 +139,8 @@ def test_a_type_is_the_macros_and_the_arrays_of_its_space() -> None:
     products = read(_catalog.sources() / "gemm.toml")
     variant = _catalog.variant("gemm", "float32")
     assert products.source is not None and variant.source is not None
-    assert variant.fingerprint(variant.source) == products.fingerprint(products.source)  # what one has measured, both know
+    # What one of them has measured, both know.
+    assert variant.fingerprint(variant.source) == products.fingerprint(products.source)
     same = _catalog.variant("layer_norm", "float32")
     assert [one.text for one in same.constraints] == [one.text for one in plain.constraints]
 

@@ -1214,6 +1214,7 @@ CUresult cuStreamGetPriority_ptsz(CUstream stream, int* priority) {
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
   if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(handle, [&](Lock&, const std::shared_ptr<Stream>& stream) {
+    if (const CUresult refused = refuse_capturing(*stream)) return refused;
     *flags = stream->flags;
     return CUDA_SUCCESS;
   });
@@ -1224,6 +1225,7 @@ CUresult cuStreamGetFlags_ptsz(CUstream stream, unsigned* flags) { return cuStre
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
   if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(handle, [&](Lock&, const std::shared_ptr<Stream>& stream) {
+    if (const CUresult refused = refuse_capturing(*stream)) return refused;
     *id = stream->id;
     return CUDA_SUCCESS;
   });
@@ -1234,7 +1236,6 @@ CUresult cuStreamGetId_ptsz(CUstream stream, unsigned long long* id) { return cu
 CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(handle, [&](Lock&, const std::shared_ptr<Stream>& stream) {
-    if (const CUresult refused = refuse_capturing(*stream)) return refused;
     *context = reinterpret_cast<CUcontext>(stream->context.get());
     return CUDA_SUCCESS;
   });

@@ -118,7 +118,7 @@ TEST_F(RegistryTest, AStreamIsAskedForOnceUntilItIsForgotten) {
   EXPECT_FALSE(registry().look_up(handle<CUstream>(0xbad), facts));
 }
 
-// Asking for its context would invalidate the capture.
+// Asking for its flags would invalidate the capture.
 TEST_F(RegistryTest, AStreamThatCapturesIsNotAskedFor) {
   const CUstream stream = handle<CUstream>(0x51);
   StreamFacts facts;

@@ -176,7 +176,7 @@ TEST_F(FallThrough, ACaptureThatWeNeverSawKeepsItsNodes) {
   });
 }
 
-// Found on two GPUs: whose stream it is was asked with cuStreamGetCtx, which invalidates a capture.
+// Found on two GPUs: to find out whose the stream is, its flags were asked for, which invalidates a capture.
 TEST_F(FallThrough, AStreamThatIsFirstUsedWhileItCapturesKeepsItsNodes) {
   CUstream stream = nullptr;
   ASSERT_EQ(driver_.function<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING),
