@@ -214,7 +214,8 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
 def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, float]:
     """On a shape that was not tuned: how much slower launches are than the best, by the bandit and the nearest shape.
 
-    The arms are the best five configurations of each other shape; the bandit has seen each of them once on its shape.
+    The arms are the best five configurations of each other shape that this one allows; the bandit has seen each of them
+    once on its shape. Of the nearest shape counts the fastest of these.
 
     Returns:
         Means over the first launches and over all shapes, each in its turn the new one.
@@ -222,10 +223,15 @@ def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, fl
     ours, nearest = [], []
     for new in recordings:
         others = [one for one in recordings if one is not new]
+        shape = {name: float(value) for name, value in new.problem.shape.items()}
+        others.sort(key=lambda one: warm.distance(shape, {k: float(v) for k, v in one.problem.shape.items()}))
         arms = []
         for other in others:
             order = sorted(range(len(other.measurements)), key=other.time_us)
-            arms += [dict(other.problem.configurations[i]) for i in order[:5]]
+            best = [dict(other.problem.configurations[i]) for i in order[:5]]
+            arms += [one for one in best if math.isfinite(_time(new, one))]
+        if not arms:
+            continue
         bandit = Bandit(len(arms), list(new.problem.shape), seed=seed)
         for recording in others:
             usual = recording.best()[1]
@@ -240,10 +246,7 @@ def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, fl
             time_us = min(_time(new, arms[arm]), 10 * usual)
             bandit.tell(new.problem.shape, arm, time_us, guess if math.isfinite(guess) else usual)
             ours.append(time_us / usual - 1)
-        shape = {name: float(value) for name, value in new.problem.shape.items()}
-        near = min(others, key=lambda one: warm.distance(shape, {k: float(v) for k, v in one.problem.shape.items()}))
-        time_us = _time(new, dict(near.problem.configurations[near.best()[0]]))
-        nearest.append(min(time_us, 10 * usual) / usual - 1)
+        nearest.append(min(_time(new, arms[0]), 10 * usual) / usual - 1)
     return statistics.mean(ours), statistics.mean(nearest)
 
 
