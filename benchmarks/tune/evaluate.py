@@ -11,6 +11,7 @@ within 2% of the best are left out, and named. No GPU is needed: about --seeds x
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 import statistics
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from cudasched.tune import warm
 from cudasched.tune.bandit import Bandit
+from cudasched.tune.measurement import Measurement
 from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Settings, run
@@ -73,24 +75,25 @@ def do(task: Task) -> Course:
     recording = Recording.load(task.path)
     if task.tuner in TITLES:
         strategy = "bayesian" if task.tuner == "ours" else "random"
-        return rivals.ours(recording, task.seed, task.evaluations, strategy=strategy)
+        return rivals.ours(recording, task.seed, task.evaluations, strategy=strategy, near=NEAR, at_least=EVALUATIONS)
     if task.tuner == "warm":
-        return rivals.ours(recording, task.seed, task.evaluations, prior=_prior(recording, task))
+        return rivals.ours(recording, task.seed, task.evaluations, prior=_prior(recording, task), near=NEAR)
     return rivals.kernel_tuner(recording, task.seed, task.evaluations, task.tuner)
 
 
 def _prior(recording: Recording, task: Task) -> object:
     """What a run of each other shape has left in the database."""
-    known = {}
-    for path in task.others:
-        other = Recording.load(path)
-        settings = Settings(seed=task.seed, evaluations=KNOWN_EVALUATIONS, warm=False)
-        tuned = run(Replay(other, task.seed), settings)
-        configurations = other.problem.configurations
-        known[other.problem.key()] = {
-            configuration_key(configurations[index]): made for index, made in tuned.measurements.items()
-        }
-    return warm.from_runs(recording.problem, known)
+    return warm.from_runs(recording.problem, dict(_run_before(path, task.seed) for path in task.others))
+
+
+@functools.lru_cache(maxsize=16)
+def _run_before(path: Path, seed: int) -> tuple[str, Mapping[str, Measurement]]:
+    """A shape, and what a run of it has measured, by configuration."""
+    recording = Recording.load(path)
+    tuned = run(Replay(recording, seed), Settings(seed=seed, evaluations=KNOWN_EVALUATIONS, warm=False))
+    configurations = recording.problem.configurations
+    known = {configuration_key(configurations[index]): made for index, made in tuned.measurements.items()}
+    return recording.problem.key(), known
 
 
 class Evaluation:
@@ -145,7 +148,7 @@ def evaluations(recording: Recording, course: Course) -> float:
 
 def tasks(recordings: Mapping[Path, Recording], seeds: int, choosing: int) -> list[Task]:
     """All searches. Seeds from 1000 on are those that strategies are chosen by."""
-    made = []
+    made, warmed = [], []
     kernels = {one.problem.space.kernel for one in recordings.values()}
     for path, recording in recordings.items():
         others = tuple(
@@ -159,11 +162,12 @@ def tasks(recordings: Mapping[Path, Recording], seeds: int, choosing: int) -> li
             made.append(Task(path, "ours", seed, LONGEST))
             made.append(Task(path, "random", seed, EVALUATIONS))
             if others:
-                made.append(Task(path, "warm", seed, LONGEST, others))
+                warmed.append(Task(path, "warm", seed, LONGEST, others))
         if len(kernels) > 1:
             for strategy in rivals.STRATEGIES:
                 made += [Task(path, strategy, 1000 + seed, LONGEST) for seed in range(choosing)]
-    return made
+    warmed.sort(key=lambda task: task.seed)  # the runs before are the same for all of a seed
+    return made + warmed
 
 
 def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mapping[str, str]) -> list[FigureRow]:

@@ -39,6 +39,10 @@ STRATEGIES = (
 )
 
 
+class _FoundError(Exception):
+    """Ends a search."""
+
+
 @dataclass(frozen=True)
 class Course:
     """How a search went, an entry for each configuration that it tried.
@@ -68,8 +72,22 @@ class Course:
         return math.inf if math.isinf(evaluations) else self.seconds[int(evaluations) - 1]
 
 
-def ours(recording: Recording, seed: int, evaluations: int, *, strategy: str = "bayesian", prior: Any = None) -> Course:
-    """Our tuner, or with the strategy `random` chance."""
+def ours(
+    recording: Recording,
+    seed: int,
+    evaluations: int,
+    *,
+    strategy: str = "bayesian",
+    prior: Any = None,
+    near: float = -math.inf,
+    at_least: int = 0,
+) -> Course:
+    """Our tuner, or with the strategy `random` chance.
+
+    It is stopped once it has found what is that near the best, and has made so many evaluations: what it does after
+    that is asked by no figure.
+    """
+    limit = recording.best()[1] * (1 + near)
     replay = Replay(recording, seed)
     times: list[float] = []
     seconds: list[float] = []
@@ -83,9 +101,12 @@ def ours(recording: Recording, seed: int, evaluations: int, *, strategy: str = "
             seconds.append(entry)
         elif times:  # more samples of a configuration that was tried: what is known to be best may change
             times[-1], seconds[-1] = found, entry
+        if len(times) > at_least and any(one <= limit for one in times):
+            raise _FoundError
 
     settings = Settings(strategy=strategy, seed=seed, evaluations=evaluations, warm=False)
-    run(replay, settings, on_progress=note, prior=prior)
+    with contextlib.suppress(_FoundError):
+        run(replay, settings, on_progress=note, prior=prior)
     return Course(tuple(times), tuple(seconds))
 
 

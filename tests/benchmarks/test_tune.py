@@ -36,6 +36,15 @@ def test_chance_is_a_course_of_what_was_tried_and_how_long_it_took() -> None:
     assert everything.evaluations_to(SMALL, -0.5) == math.inf
 
 
+def test_a_search_that_is_stopped_once_it_has_found_it_gives_the_same_figures() -> None:
+    whole = rivals.ours(SMALL, 0, 120)
+    stopped = rivals.ours(SMALL, 0, 120, near=0.02, at_least=20)
+    count = len(stopped.times_us)
+    assert 20 < count < 120 and whole.times_us[:20] == stopped.times_us[:20]
+    assert stopped.evaluations_to(SMALL, 0.02) == whole.evaluations_to(SMALL, 0.02)
+    assert stopped.gap(SMALL, 20) == whole.gap(SMALL, 20)
+
+
 def test_kernel_tuner_replays_the_same_space() -> None:
     pytest.importorskip("kernel_tuner")
     course = rivals.kernel_tuner(SMALL, 1, 40, "genetic_algorithm")

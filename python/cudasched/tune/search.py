@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "Bayesian", "BoTorch", "Exhaustive", "Optuna", "Random", "Strategy", "make"]
 
 
+_BAD = 1.5
+"""Logarithm of how much worse than the best a prior may call a configuration: its exact time says nothing more."""
+_BELIEF = 0.5
+"""How much the priors are believed, as a sum of squares of what would speak for them."""
+
+
 class Strategy(Protocol):
     """Proposes configurations by their places."""
 
@@ -98,18 +104,20 @@ class Bayesian(_Base):
         Args:
             features: A row for each configuration.
             seed: Of its choices.
-            prior: What each configuration is expected to cost, in any unit: only ratios count. NaN: not known.
+            prior: What each configuration is expected to cost, in any unit: only ratios count. NaN: not known. Of
+                several rows each is an opinion of its own, of which the k-th is believed 1/k as much as the first.
             first: How many are tried before the model is asked.
         """
         super().__init__(features, seed)
-        self._prior = self._standard(prior)
-        self._first = first if self._prior is None else max(4, first // 3)
+        rows = [] if prior is None else [self._standard(row) for row in self._np.atleast_2d(prior)]
+        self._priors = [row for row in rows if row is not None]
+        self._asked_of = [0] * len(self._priors)
+        self._first = max(4, first // 2) if self._priors else first
         self._kernel: Any = None
         self._fitted_at = 0
 
-    def _standard(self, prior: NDArray[float64] | None) -> Any:
-        if prior is None:
-            return None
+    def _standard(self, prior: NDArray[float64]) -> Any:
+        """Logarithms from 0 on; None: it says nothing."""
         np = self._np
         with np.errstate(divide="ignore", invalid="ignore"):
             logarithm = np.log(np.asarray(prior, dtype=np.float64))
@@ -133,10 +141,17 @@ class Bayesian(_Base):
         return chosen
 
     def _begin(self, left: Any) -> int:
-        """By the prior, else far from what was asked for: the farthest of some that are drawn."""
+        """The best of a prior, of each as often as it is believed, or the farthest of some that are drawn.
+
+        With priors by turns, once two of theirs were tried: what they call bad says whether they are right.
+        """
         np = self._np
-        if self._prior is not None:
-            return int(left[self._prior[left].argmin()])
+        asked_of = sum(self._asked_of)
+        if self._priors and (asked_of < 2 or self.asked.sum() - asked_of >= asked_of - 1):
+            # The largest quotient of belief, 1/k of the k-th, and how often it has been asked (D'Hondt).
+            turn = min(range(len(self._priors)), key=lambda k: (k + 1) * (self._asked_of[k] + 1))
+            self._asked_of[turn] += 1
+            return int(left[self._priors[turn][left].argmin()])
         drawn = self.random.choice(left, min(len(left), 64), replace=False)
         asked = np.flatnonzero(self.asked)
         if not len(asked):
@@ -173,19 +188,18 @@ class Bayesian(_Base):
         return int(left[improvement.argmax()])
 
     def _trend(self, places: Any, costs: Any) -> Any:
-        """The prior, scaled to what was measured: slope and level by least squares, the slope from 0 to 1.5."""
+        """A level and a slope from 0 to 1.5 for each prior, as what was measured has them, by least squares."""
         np = self._np
-        if self._prior is None:
+        if not self._priors:
             return np.full(self.count, costs.mean())
-        x = self._prior[places]
-        x = np.minimum(x, 1.5)
-        varies = ((x - x.mean()) ** 2).sum()
-        # As if so many others had a slope of 1: a few results do not throw a prior away.
-        weight = 0.5
-        slope = (((x - x.mean()) * (costs - costs.mean())).sum() + weight) / (varies + weight)
-        slope = min(max(slope, 0.0), 1.5)
-        every = np.minimum(self._prior, 1.5)
-        return costs.mean() + slope * (every - x.mean())
+        every = np.minimum(np.array(self._priors), _BAD)
+        x = every[:, places]
+        belief = 1 / np.arange(1.0, len(every) + 1)
+        # As if a few others had the slopes that are believed: a few results do not throw a prior away.
+        rows = np.vstack([(x - x.mean(axis=1, keepdims=True)).T, math.sqrt(_BELIEF) * np.eye(len(every))])
+        wanted = np.concatenate([costs - costs.mean(), math.sqrt(_BELIEF) * belief / belief.sum()])
+        slopes = np.minimum(need("scipy.optimize", "a warm start").nnls(rows, wanted)[0], 1.5)
+        return costs.mean() + slopes @ (every - x.mean(axis=1, keepdims=True))
 
     def _model(self, places: Any, residual: Any, left: Any, pending: Sequence[int]) -> tuple[Any, Any]:
         np = self._np

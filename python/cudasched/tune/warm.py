@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["distance", "from_predictor", "from_runs", "parse_key"]
 
 _LEAST = 8  # results of a shape that say something of it
+_MOST = 8  # shapes that are asked
 _FAILED = 2.0  # the logarithm of how much worse than the best a configuration without a result counts
 _ASSUMED_REGISTERS = 64
 _TREES = 100
@@ -40,21 +41,26 @@ def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 
 
 def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]]) -> NDArray[float64] | None:
-    """Costs relative to each shape's best, a mean over the shapes, in which the near ones weigh more.
+    """Costs relative to each shape's best, a row a shape, the nearest first.
 
-    Configurations that a shape has no result of get what trees (scikit-learn's ExtraTrees) make of the others.
+    What is good for one shape may be bad for another, so that a mean over them would be of none: the search finds out
+    which of them the new one is like. Configurations that a shape has no result of get what trees (scikit-learn's
+    ExtraTrees) make of the others.
 
     Args:
         problem: What is going to be tuned.
         others: Measurements of the same kernel by shape (`Database.others`).
 
     Returns:
-        A cost for each configuration; None: too little is known.
+        A cost for each configuration in each row, of up to eight shapes; None: too little is known.
     """
     np = need("numpy", "the tuner")
     place = {configuration_key(one): i for i, one in enumerate(problem.configurations)}
-    mean, weights = np.zeros(len(place)), 0.0
-    for shape, measured in sorted(others.items()):
+    here = {k: float(v) for k, v in problem.shape.items()}
+    rows: list[NDArray[float64]] = []
+    for _, measured in sorted(others.items(), key=lambda one: (distance(here, parse_key(one[0])), one[0])):
+        if len(rows) == _MOST:
+            break
         known = {place[key]: made.time_us for key, made in measured.items() if key in place}
         times = [time for time in known.values() if time is not None]
         if len(times) < _LEAST:
@@ -68,13 +74,8 @@ def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]])
             trees = ensemble.ExtraTreesRegressor(_TREES, random_state=0, min_samples_leaf=1)
             expected = trees.fit(problem.features[places], costs).predict(problem.features)
         expected[places] = costs
-        weight = 2.0 ** -distance({k: float(v) for k, v in problem.shape.items()}, parse_key(shape))
-        mean += weight * expected
-        weights += weight
-    if weights == 0:
-        return None
-    made: NDArray[float64] = np.exp(mean / weights)
-    return made
+        rows.append(np.exp(expected))
+    return np.array(rows) if rows else None
 
 
 def from_predictor(problem: Problem, model: Any = None) -> NDArray[float64] | None:
