@@ -146,6 +146,11 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 template <typename Push, typename Direct>
 CUresult defer_or(const Site& site, CUstream stream, CUevent event, Push&& push, Direct&& direct,
                   const For& what) noexcept {
+  // It becomes a node, which is ordered to nothing that is queued but an event that it records or waits for.
+  if (site.captured) {
+    if (event != nullptr) drain(site.caller, queue::Scope::kEvent, kAllDevices, nullptr, event, nullptr, what);
+    return direct();
+  }
   if (site.queue != nullptr) {
     if (const CUresult error = site.queue->take_error(site.caller.thread)) return error;
     drain_others(site, stream, event);

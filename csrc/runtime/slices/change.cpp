@@ -110,6 +110,7 @@ bool take_over(const Update& update, std::uint32_t place, const Pieces& pieces, 
   CUgraph const graph = update.graph.get();
   const bool whole = place == Change::kWhole;
   if (!whole && !pieces.children) {
+    pieces.pieces[pieces.piece_of[place]].is_ahead = true;
     return table().graph_update_child != nullptr &&
            table().graph_update_child(pieces.exec_of(place), pieces.handles[place], graph) == CUDA_SUCCESS;
   }
@@ -123,11 +124,15 @@ bool take_over(const Update& update, std::uint32_t place, const Pieces& pieces, 
   std::set<std::uint32_t> changed;
   for (std::size_t i = 0; i < now.handles.size(); ++i) {
     if (now.is_mark(i)) continue;
+    // It would undo what the executable alone was told of other nodes.
+    if (!whole && pieces.pieces[pieces.piece_of[first + i]].is_ahead) return false;
     if (!copy_node(pieces.handles[first + i], now.handles[i])) return false;
     changed.insert(pieces.piece_of[first + i]);
   }
-  return std::all_of(changed.begin(), changed.end(),
-                     [&](std::uint32_t piece) { return refresh(pieces.pieces[piece], priority); });
+  return std::all_of(changed.begin(), changed.end(), [&](std::uint32_t piece) {
+    pieces.pieces[piece].is_ahead = false;
+    return refresh(pieces.pieces[piece], priority);
+  });
 }
 
 }  // namespace
@@ -225,8 +230,10 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
   const driver::Driver& driver = table();
   Header header = header_of(bytes);
   const auto with = [&](auto* set, const auto&... parameters) {
-    return set != nullptr && header.place < pieces.handles.size() && pieces.handles[header.place] != nullptr &&
-           set(pieces.exec_of(header.place), pieces.handles[header.place], parameters...) == CUDA_SUCCESS;
+    if (set == nullptr || header.place >= pieces.handles.size() || pieces.handles[header.place] == nullptr)
+      return false;
+    if (header.kind != Kind::kSwitch) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
+    return set(pieces.exec_of(header.place), pieces.handles[header.place], parameters...) == CUDA_SUCCESS;
   };
   switch (header.kind) {
     case Kind::kKernel: {
@@ -295,8 +302,7 @@ void Awaited::add(const std::byte* bytes, const Pieces& pieces) {
     return;
   }
   if (pieces_.empty()) index(pieces);
-  Piece& piece = pieces_[pieces.piece_of[header.place]];
-  piece.begins.reserve(piece.begins.size() + 1);
+  Piece& piece = pieces_[pieces.piece_of.at(header.place)];
   const std::size_t begin = piece.nodes.size();
   piece.nodes.resize(begin + header.bytes);
   std::memcpy(piece.nodes.data() + begin, bytes, header.bytes);
@@ -313,6 +319,7 @@ bool Awaited::make(std::uint32_t piece, const Pieces& pieces, std::optional<int>
       const std::uint32_t place = places_[i];
       made = read_.is_mark(place) || copy_node(pieces.handles[place], read_.handles[place]);
     }
+    pieces.pieces[piece].is_ahead = false;
     made = made && refresh(pieces.pieces[piece], priority);
     if (--updates_ == 0) graph_.reset();
   }

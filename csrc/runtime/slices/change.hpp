@@ -57,7 +57,7 @@ class Change {
   // Gives back what it holds, where it is not made.
   static void discard(const std::byte* bytes) noexcept;
 
-  // Does it hold a graph? Then it is made while no other thread is at graphs of ours.
+  // Does it hold a graph? Then it is made while no other thread is at graphs of ours, unless it is awaited.
   static bool has_graph(const std::byte* bytes) noexcept;
   // May slices get it one by one (Awaited)? The others are made at once.
   static bool is_awaited(const std::byte* bytes) noexcept;

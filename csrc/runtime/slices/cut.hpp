@@ -57,6 +57,7 @@ class Pieces {
     CUgraphExec exec = nullptr;
     std::int64_t critical_ns = 0;
     std::uint32_t nodes = 0;
+    mutable bool is_ahead = false;  // the executable was told of changes that the graph does not have
   };
 
   Pieces() = default;

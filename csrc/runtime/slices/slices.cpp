@@ -31,6 +31,7 @@ constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE
                                            CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | kUseNodePriority |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
 constexpr std::int64_t kPollNs = 200 * kNsPerUs;
+constexpr std::int64_t kMostUnloadWaitNs = 100'000 * kNsPerUs;
 
 void sleep_ns(std::int64_t ns) noexcept {
   const timespec time{ns / kNsPerSecond, ns % kNsPerSecond};
@@ -108,8 +109,44 @@ Slices::Driving::Driving(Slices& slices) noexcept : slices_(slices) {
 
 Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 
-Slices::Unloading::Unloading(Slices& slices) noexcept : driving_(slices) { slices.unloads_.fetch_add(1); }
+Slices::Unloading::Unloading(Slices& slices) noexcept : driving_(slices) {
+  slices.unloads_.fetch_add(1);
+  slices.tell_what_waits();
+}
 Slices::Unloading::~Unloading() = default;
+
+// driving_ is held, and what was queued has been submitted. Slices may have kernels that are about to be gone, where
+// what they have not been told is that the graph has others now; or what they have not been told names such kernels.
+void Slices::tell_what_waits() noexcept {
+  std::vector<std::shared_ptr<Sliced>> told;
+  try {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [exec, sliced] : all_) {
+      if (sliced->may_await.exchange(false)) told.push_back(sliced);
+    }
+  } catch (const std::exception&) {
+    return;
+  }
+  const driver::RelaxedCapture relaxed;
+  for (const std::shared_ptr<Sliced>& sliced : told) {
+    bool made = false;
+    // A launch that another thread has made since may be at a closed gate.
+    const std::int64_t end_ns = now_ns() + kMostUnloadWaitNs;
+    bool taken = sliced->take();
+    while (!taken && now_ns() < end_ns) {
+      sched_yield();
+      taken = sliced->take();
+    }
+    if (taken) {
+      const driver::CurrentContext current(sliced->context);
+      made = sliced->pieces == nullptr || sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
+      sliced->release();
+    }
+    if (made) continue;
+    const std::scoped_lock turn(sliced->turn);
+    sliced->broken = true;
+  }
+}
 
 void Slices::configure(const SliceSettings& settings) noexcept {
   const Driving driving(*this);
@@ -262,7 +299,10 @@ void Slices::updated(CUgraphExec exec, CUgraph graph, Behind* behind) noexcept {
 
 // driving_ is held.
 void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
-  if (sliced.misfits >= kMostMisfits) return;
+  if (sliced.misfits >= kMostMisfits) {
+    told.fits = sliced.pieces == nullptr;
+    return;
+  }
   const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
   const Sliced::State state = sliced.state.load();
   if (has_refused_slices(sliced)) drop(sliced);
@@ -529,6 +569,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
 CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
   Sliced& sliced = *launch.sliced;
   if (sliced.awaited.by(index)) {
+    const driver::CurrentContext current(sliced.context);
     const std::scoped_lock reading(reading_);
     if (!sliced.awaited.make(index, *sliced.pieces, sliced.priority, sliced.context)) {
       const std::scoped_lock turn(sliced.turn);
@@ -582,9 +623,11 @@ void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
     if (sliced->pieces == nullptr) {
       Change::discard(change);
     } else if (is_awaited) {
+      sliced->may_await.store(true);
       sliced->awaited.add(change, *sliced->pieces);
       made = true;
     } else {
+      const std::scoped_lock reading(reading_);
       const bool kept_up = sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
       made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context) && kept_up;
     }
@@ -710,7 +753,10 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
     const bool had = sliced->pieces != nullptr;
     if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
-    if (lost) return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);  // until a launch
+    if (lost) {                                                                 // until a launch
+      if (had) sliced->scale = sliced->pieces_scale;
+      return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);
+    }
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     try {
       if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {
@@ -724,13 +770,17 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
     }
-    if (reason != WholeReason::kNone && had) return sliced->state.store(Sliced::State::kReady);  // those it has
+    if (reason != WholeReason::kNone && had) {  // those it has
+      sliced->scale = sliced->pieces_scale;
+      return sliced->state.store(Sliced::State::kReady);
+    }
     if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
     bytes_.fetch_sub(sliced->bytes, std::memory_order_relaxed);
     sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
     sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
     bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
     sliced->pieces.swap(pieces);
+    sliced->pieces_scale = sliced->scale;
     sliced->awaited.clear();
     sliced->proven.clear();
     const std::scoped_lock turn(sliced->turn);
@@ -791,8 +841,12 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         sliced.changed_meanwhile.clear();
         sliced.updated_meanwhile = false;
         sliced.wants_clone = sliced.clone == nullptr;
-        const std::scoped_lock reading(reading_);
-        if (sliced.clone == nullptr || table().graph_clone(&own, sliced.clone.get()) != CUDA_SUCCESS) {
+        bool cloned = false;
+        if (sliced.clone != nullptr) {
+          const std::scoped_lock reading(reading_);
+          cloned = table().graph_clone(&own, sliced.clone.get()) == CUDA_SUCCESS;
+        }
+        if (!cloned) {
           own = nullptr;
           reason = WholeReason::kNotCloned;
           return;
@@ -919,7 +973,6 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
 
 // What was changed since the clone was cloned, and what a clone does not carry.
 bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
-  const std::scoped_lock reading(reading_);
   const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
   if (sliced.updated_meanwhile && !make(Change::of_graph(sliced.clone))) return false;
   return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),

@@ -110,6 +110,7 @@ struct Sliced {
   std::vector<std::uint32_t> places;                         // there, by the numbers of the graph's own nodes
   std::set<std::uint32_t> proven;  // whose changes slices have followed: nodes, kGraph, kSwitch
   std::vector<double> scale;  // by place: what it takes in terms of its prediction. One: of each; empty: as predicted
+  std::vector<double> pieces_scale;  // by which the slices that it has were made
   unsigned recuts = 0;
   std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
   std::optional<int> priority;
@@ -121,6 +122,7 @@ struct Sliced {
 
   std::unique_ptr<Pieces> pieces;
   Awaited awaited;  // by these
+  std::atomic<bool> may_await{false};
   std::uint64_t bytes = 0;
   Last last;
   std::atomic<bool> ordered{false};  // as last.ordered
@@ -304,6 +306,7 @@ class Slices {
   graph::WholeReason clone(Sliced& sliced, CUgraph graph);
   template <typename Prepare>
   void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
+  void tell_what_waits() noexcept;
   void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
   void did_not_follow(Sliced& sliced, const Told& told) noexcept;
   bool find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number);
@@ -325,8 +328,7 @@ class Slices {
   std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
   bool watches_ = false;                                                 // the builder's: something may change its mind
   std::mutex driving_;
-  std::mutex
-      reading_;  // behind driving_ and a taken graph: of a graph that slices are told of, as the builder reads it
+  std::mutex reading_;  // behind driving_ and a taken graph: a clone is read that slices are told of, or is cloned
   std::atomic<int> waiting_to_drive_{0};
   std::atomic<bool> wanted_{false};
   std::atomic<bool> stopping_{false};

@@ -1382,6 +1382,64 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 5U);
 }
 
+// A slice gets a child graph's nodes by an update of its executable, which must not undo what that was told before.
+TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph inner = new_graph();
+  chain(inner, 100, 10);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 3);
+  CUgraphNode const node = child(graph, inner, {nodes.back()});
+  CUgraphNode const last = kernel(graph, 4, {node});
+  CUgraphExec exec = instantiate(graph);
+  for (std::uint64_t round = 1; round <= 3; ++round) {
+    has_slices(exec);
+    ran();
+    clear_log();
+    std::vector<std::uint64_t> wanted;
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      wanted.push_back(1'000 * round + i);
+      set_value(exec, nodes[i], wanted.back());
+    }
+    set_value(exec, last, 1'000 * round + 500);
+    CUgraph changed = new_graph();
+    chain(changed, 1'000 * round + 100, 10);
+    Program::check(
+        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
+    for (const std::uint64_t each : numbers(1'000 * round + 100, 10)) wanted.push_back(each);
+    wanted.push_back(1'000 * round + 500);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    EXPECT_EQ(ran(), wanted);
+  }
+}
+
+// What slices have not been told may be that they are to have no kernel of that module any more.
+TEST_F(Changed, SlicesAreToldOfWhatWaitsBeforeAModuleIsUnloaded) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUmodule module = nullptr;
+  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    set_value(exec, nodes[5], 100);
+  }
+  ran();
+  clear_log();
+  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  ASSERT_NE(sliced, nullptr);
+  EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
+  Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(module));
+  EXPECT_FALSE(sliced->may_await);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  wanted[5] = 100;
+  EXPECT_EQ(ran(), wanted);
+}
+
 TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   const auto make = [&](std::uint64_t first) {
