@@ -215,6 +215,20 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
     return found
 
 
+def spread(evaluation: Evaluation, scored: range) -> list[str]:
+    """Median, mean and worst of each tuner's searches by kernel: what the rows' medians do not say."""
+    lines = []
+    tuners = sorted({task.tuner for task in evaluation.courses})
+    for kernel in evaluation.kernels:
+        for tuner in tuners:
+            for name, figure in (("gap", gap), ("seconds", seconds), ("evaluations", evaluations)):
+                values = evaluation.of(kernel, tuner, figure, scored)
+                if values and not (tuner == "warm" and name == "gap"):
+                    middle, mean, worst = median(values), statistics.mean(values), max(values)
+                    lines.append(f"{kernel}, {tuner}, {name}: median {middle:.4g}, mean {mean:.4g}, worst {worst:.4g}")
+    return lines
+
+
 def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, float]:
     """On a shape that was not tuned: how much slower launches are than the best, by the bandit and the nearest shape.
 
@@ -227,8 +241,7 @@ def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, fl
     ours, nearest = [], []
     for new in recordings:
         others = [one for one in recordings if one is not new]
-        shape = {name: float(value) for name, value in new.problem.shape.items()}
-        others.sort(key=lambda one: warm.distance(shape, {k: float(v) for k, v in one.problem.shape.items()}))
+        others.sort(key=lambda one: warm.distance(new.problem.shape, one.problem.shape))
         arms = []
         for other in others:
             order = sorted(range(len(other.measurements)), key=other.time_us)
@@ -310,6 +323,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     for row in made:
         print(f"{row.figure}: {row.value:.3f} (goal {row.goal:.3f}; {row.low:.3f} to {row.high:.3f} by kernel)")
+    for line in spread(Evaluation(recordings, courses), scored):
+        print(line)
     for kernel in evaluation.kernels:
         shapes = [one for one in recordings.values() if one.problem.space.kernel == kernel]
         if len(shapes) > 1:
