@@ -65,7 +65,11 @@ take_over() {
 if [ -n "${DRY:-}" ]; then
   gpus=(0)
 else
-  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+  if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+  else
+    mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+  fi
   [ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
   mkdir -p "$out"
   [ -z "${FROM:-}" ] || take_over "$FROM"

@@ -57,7 +57,11 @@ if [ -n "${DRY:-}" ]; then
   for part in "$@"; do measure "$part"; done
   exit
 fi
-mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+else
+  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+fi
 [ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
 mkdir -p "$out"
 status=0

@@ -1,8 +1,9 @@
-"""The tuner: recording spaces on a GPU, and the tuner against others over recorded spaces.
+"""The tuner: recording spaces on a GPU, the tuner against others over recorded spaces, and beside a server.
 
     python -m benchmarks.tune record --out recorded --limit-s 540
     python -m benchmarks.tune pack recorded benchmarks/tune/recorded
     python -m benchmarks.tune evaluate --out benchmarks/results/kernels.json
+    python -m benchmarks.tune beside --out benchmarks/results/kernels.json
 
 Each has a --help; docs/tuning.md says what the figures are.
 """
@@ -28,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.tune import evaluate
 
         return evaluate.main(given[1:])
+    if given[:1] == ["beside"]:
+        from benchmarks.tune import beside
+
+        return beside.main(given[1:])
     print(__doc__)
     return 0 if given in ([], ["--help"], ["-h"]) else 2
 
