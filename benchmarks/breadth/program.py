@@ -9,7 +9,8 @@ as JSON lines on stdin, answers go as JSON lines to stdout:
     -> {"command": "readings", "from_ns": ..., "until_ns": ...}
                                        <- {"event": "result", "readings": [[ns, steps], ...]}
     -> {"command": "pause"}            <- {"event": "result"}       all steps are done
-    -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
+    -> {"command": "kernels", "steps": 3}
+                                       <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
     -> {"command": "again", "after_s": 0.3}
                                        <- {"event": "result"}       while paused: it will begin anew, and step a little
     -> {"command": "builds"}           <- {"event": "result", "done": true, "builds": [[from_ns, until_ns], ...]}
@@ -92,16 +93,16 @@ class Loop:
         return self.readings[first : bisect.bisect_right(self.readings, (until_ns, sys.maxsize))]
 
 
-def kernels(loop: Loop) -> dict[str, Any]:
+def kernels(loop: Loop, steps: int) -> dict[str, Any]:
     """Kernel durations of some steps as CUPTI records them, as [us, count] pairs, and their sum for one step in us."""
     import workloads
 
     def run() -> None:
-        for _ in range(PROFILED_STEPS):
+        for _ in range(steps):
             loss = next(loop.steps)
         loop.read(loss)
 
-    return counted(workloads.kernel_durations_us(run), PROFILED_STEPS)
+    return counted(workloads.kernel_durations_us(run), steps)
 
 
 def counted(durations_us: list[float], items: int) -> dict[str, Any]:
@@ -173,11 +174,11 @@ def launcher_threads_ns() -> int:
     return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-SimulatedSteps = Callable[[str], tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]]
+SimulatedSteps = Callable[[str], tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]]
 Beside = Callable[[str, bool, float], Any]
 
 
-def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]:
+def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]:
     """A load of the simulated driver in a program's place: its steps, how it is read, its kernels."""
     import simulated
 
@@ -190,7 +191,7 @@ def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], 
                 yield workload
 
     durations_us = [float(us) for us in simulated.BEST_EFFORT_LOADS[load]]
-    return steps(), lambda workload: workload.synchronize(), lambda: counted(durations_us, 1)
+    return steps(), lambda workload: workload.synchronize(), lambda _: counted(durations_us, 1)
 
 
 def main(
@@ -222,7 +223,7 @@ def main(
     def answer(event: str = "result", **fields: Any) -> None:
         send({"event": event, **fields})
 
-    profile: Callable[[], dict[str, Any]]
+    profile: Callable[[int], dict[str, Any]]
     make: Callable[[], Iterator[Any]]
     server = beside(args.beside, args.simulate, args.time_scale) if beside and args.beside else None
     if args.simulate:
@@ -235,7 +236,7 @@ def main(
         make = lambda: (known or PROGRAMS)[args.name].steps(args.tiny)  # noqa: E731
         steps, read = make(), float
         read_every = args.read_every or READ_EVERY
-        profile = lambda: kernels(loop)  # noqa: E731
+        profile = lambda steps: kernels(loop, steps)  # noqa: E731
     loop = Loop(steps, read, read_every)
     builds = Builds()
     del steps  # the loop has them, and lets go of them when the program begins anew
@@ -296,7 +297,7 @@ def main(
             loop.pausing.clear()
             answer()
         elif name == "kernels":
-            answer(**profile())
+            answer(**profile(command.get("steps", PROFILED_STEPS)))
         elif name == "again":
             builds.done = False
             answer()

@@ -20,7 +20,7 @@ from benchmarks.breadth import program as breadth_program  # noqa: E402
 from benchmarks.graphs.loads import LOADS  # noqa: E402
 
 
-def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[], dict[str, Any]]]:
+def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]:
     """A load of the simulated driver: its steps, how it is read, its kernels."""
     from benchmarks.graphs.simulated_loads import SHAPES, GraphLoad
 
@@ -30,7 +30,7 @@ def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], 
         next(own)
         yield from own
 
-    def kernels() -> dict[str, Any]:
+    def kernels(_: int) -> dict[str, Any]:
         durations_us, count = SHAPES[load.removesuffix("_updated")]
         each = [float(us) for us in durations_us] + [float(durations_us[0])] * (count > 1)
         return breadth_program.counted(each * count, 1)

@@ -78,6 +78,11 @@ def served(fleet: Fleet, seconds: float, seed: int) -> list[float]:
     return latency
 
 
+def brief(latency_ms: Sequence[float]) -> str:
+    """Three percentiles of it."""
+    return "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99)) + " ms"
+
+
 def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[float]]:
     """P99 over alone, by the way that the tuner shares the GPU."""
     ratios: dict[str, list[float]] = {"cudasched": [], "time slices": []}
@@ -89,14 +94,14 @@ def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[flo
         unseen = {**seen, "CUDASCHED_RUN_DIR": str(fleet.scratch / "apart")}
         for turn in range(options.turns):
             for space in SPACES:
-                alone = percentile(served(fleet, options.seconds, turn), 0.99)
-                told = [f"alone {alone:.2f} ms"]
+                alone = served(fleet, options.seconds, turn)
+                told = [f"alone {brief(alone)}"]
                 for arm, environment in (("cudasched", seen), ("time slices", unseen)):
                     with tuning(space, environment, fleet.scratch, replay or None):
-                        p99 = percentile(served(fleet, options.seconds, turn), 0.99)
-                    ratios[arm].append(p99 / alone)
-                    told.append(f"{arm} {p99:.2f}")
-                print(f"{space}, P99: {', '.join(told)}", flush=True)
+                        beside = served(fleet, options.seconds, turn)
+                    ratios[arm].append(percentile(beside, 0.99) / percentile(alone, 0.99))
+                    told.append(f"{arm} {brief(beside)}")
+                print(f"{space}: {', '.join(told)}", flush=True)
     return ratios
 
 

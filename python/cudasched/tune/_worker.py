@@ -6,6 +6,7 @@ process answers and ends; a hang or a crash is seen by the process that started 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -23,6 +24,9 @@ from cudasched.tune.measurement import Measurement
 FAULT = 3
 """Exit code after a fault."""
 
+NICE = 10
+"""Of the process that measures: whoever serves goes first, but not the compilers, which would disturb it."""
+
 
 class _Serving:
     def __init__(self) -> None:
@@ -31,8 +35,10 @@ class _Serving:
 
     def answer(self, what: str, given: Any) -> Any:
         if what == "compile":
+            _leave_the_cores()
             return compile_source(**given)
         if what == "gpu":
+            os.nice(max(0, NICE - os.nice(0)))
             self.device = Device(given)
             return self.device.gpu, self.device.uuid
         if what == "open":
@@ -43,6 +49,13 @@ class _Serving:
             assert self.bench is not None and isinstance(given, Job)
             return self.bench.run(given)
         raise Error(f"no such request: {what}")
+
+
+def _leave_the_cores() -> None:
+    """Runs where nothing else wants a core: compiling is what a tuner does most, and a server has threads, too."""
+    if os.sched_getscheduler(0) != os.SCHED_IDLE:
+        with contextlib.suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def serve(connection: Connection) -> int:
