@@ -589,12 +589,13 @@ def per_second(readings: Sequence[Sequence[int]]) -> float:
 
 
 def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
-    """What cudasched counted in a program between two looks: what explains a cell."""
-    return {
+    """What cudasched counted between two looks at a program, and its graphs that are whole: what explains a cell."""
+    told = {
         name: value - before[name]
         for name, value in after.items()
         if isinstance(value, int) and not isinstance(value, bool) and name != "driver_version"
     }
+    return told | {f"graphs_whole_{why}": graphs for why, graphs in after.get("graphs_whole", {}).items()}
 
 
 def _without_event(answer: dict[str, Any]) -> dict[str, Any]:

@@ -91,6 +91,14 @@ def measured(directory: Path, space: str = SPACE, **options: object) -> dict[tup
     return found
 
 
+def test_arrays_are_copied_in_parts(axpy: Path) -> None:
+    space = read(axpy / "axpy.toml")
+    assert space.source is not None
+    # Four parts, of which the last is shorter: one that is lost or elsewhere makes the result wrong.
+    with Live(space, space.source, {"n": 200_001}, processes=1) as live:
+        assert [made.status for _, made in live.measure([Request(0, 1)])] == ["ok"]
+
+
 def test_who_serves_goes_first_on_the_cores_too(axpy: Path) -> None:
     space = read(axpy / "axpy.toml")
     assert space.source is not None

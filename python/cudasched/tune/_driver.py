@@ -23,6 +23,7 @@ _GUARD_BYTES = 64 * 1024
 _GUARD = 0xA5
 _LOOKED_AT = 4096  # bytes of a guard, on each side
 _L2_TIMES = 2
+_COPIED_AT_ONCE = 256 << 10
 #: Errors after which the context goes on; whatever else is sticky.
 _HARMLESS = (
     *("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_OUT_OF_MEMORY"),
@@ -145,15 +146,20 @@ class Device:
     def upload(self, buffer: Buffer, array: Any) -> None:
         """An array of numpy's into it."""
         self.wait()
-        self._call("cuMemcpyHtoD", buffer.address, array.ctypes.data, min(buffer.nbytes, array.nbytes))
+        self._copy("cuMemcpyHtoD", buffer.address, array.ctypes.data, min(buffer.nbytes, array.nbytes))
 
     def download(self, address: int, nbytes: int, dtype: Any) -> Any:
         """Memory as an array of numpy's."""
         np = need("numpy", "the tuner")
         array = np.empty(nbytes // np.dtype(dtype).itemsize, dtype=dtype)
         self.wait()
-        self._call("cuMemcpyDtoH", array.ctypes.data, address, nbytes)
+        self._copy("cuMemcpyDtoH", array.ctypes.data, address, nbytes)
         return array
+
+    def _copy(self, call: str, to: int, of: int, nbytes: int) -> None:
+        """A part at a time: whoever else has something to copy waits for one of them at most."""
+        for done in range(0, nbytes, _COPIED_AT_ONCE):
+            self._call(call, to + done, of + done, min(_COPIED_AT_ONCE, nbytes - done))
 
     def guards_hold(self, buffer: Buffer) -> bool:
         """Whether nothing was written right before and right behind it."""
