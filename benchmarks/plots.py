@@ -58,7 +58,7 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
         left.plot([ratio for ratio, _ in shown], [place for _, place in shown], "|", color="black")
     left.plot([], [], "|", color="black", label="its bound")
     right.set_xlim(left=min(90.0, right.get_xlim()[0]))
-    left.set_yticks(range(len(programs)), [program.replace("_", " ", 1) for program in programs])
+    left.set_yticks(range(len(programs)), [program.replace("_", " ") for program in programs])
     left.set_ylim(len(programs) - 0.5, -0.5)
     left.set_xscale("log")
     ticks = [1, 1.25, 1.5, 2, 3, 4, 5, 6, 8]
@@ -72,8 +72,8 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
         axes.spines[["top", "right"]].set_visible(False)
         for place in range(1, len(programs)):
             axes.axhline(place - 0.5, color="#eeeeee", linewidth=0.6)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper right", ncols=6, frameon=False, fontsize=8)
-    figure.suptitle(f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}", fontsize=11, x=0.3)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.suptitle(f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}", fontsize=11)
     output = Output(path, parents=True)
     with output.replacing() as temporary:
         figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")

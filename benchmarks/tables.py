@@ -426,6 +426,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         help="write that of other people's programs to this file (docs/images/breadth.png)",
     )
+    parser.add_argument(
+        "--graphs-picture", type=Path, help="write that of programs of graphs to this file (docs/images/graphs.png)"
+    )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
     stale = []
@@ -454,6 +457,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     plot_programs(results, server, options.plots / f"{path.stem}-{server}.png")
     if options.breadth_picture:
         plot_programs(load(RESULTS / "breadth.json"), "bert_graph", options.breadth_picture)
+    if options.graphs_picture:
+        plot_programs(load(RESULTS / "graphs.json"), "bert_graph", options.graphs_picture)
     if options.picture:
         picture(load(RESULTS / "scheduler.json"), options.picture)
     if options.check and stale:
