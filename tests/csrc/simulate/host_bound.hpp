@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "simulate/replay.hpp"
@@ -104,9 +106,23 @@ struct Beside {
   ReplayResult result;
 };
 
+// A client by itself, which no policy and no target says anything of: replayed once a test.
+inline const ReplayResult& by_itself(const ReplayClient& client, const ReplaySettings& settings) {
+  static std::map<std::vector<std::int64_t>, ReplayResult> known;
+  std::vector<std::int64_t> key{static_cast<std::int64_t>(settings.sharing), settings.end_ns};
+  for (const TraceLaunch& launch : client.launches) {
+    key.insert(key.end(),
+               {launch.gap_ns, launch.duration_ns, launch.synchronised, launch.kernels, launch.predicted_ns});
+  }
+  key.insert(key.end(), client.arrivals_ns.begin(), client.arrivals_ns.end());
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  return known.emplace(std::move(key), replay(std::vector{client}, settings)).first->second;
+}
+
 inline Beside beside(const ReplayClient& serving, const ReplayClient& best_effort, ReplaySettings settings) {
-  const auto alone = replay(std::vector{serving}, settings);
-  const auto unhindered = replay(std::vector{best_effort}, settings);
+  const ReplayResult& alone = by_itself(serving, settings);
+  const ReplayResult& unhindered = by_itself(best_effort, settings);
   Beside found;
   found.result = replay(std::vector{serving, best_effort}, settings);
   const auto& times = found.result.clients[0].latencies_ns;
