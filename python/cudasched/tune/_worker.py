@@ -6,7 +6,6 @@ process answers and ends; a hang or a crash is seen by the process that started 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import sys
@@ -24,8 +23,8 @@ from cudasched.tune.measurement import Measurement
 FAULT = 3
 """Exit code after a fault."""
 
-NICE = 10
-"""Of the process that measures: whoever serves goes first, but not the compilers, which would disturb it."""
+MEASURES_NICE, COMPILES_NICE = 10, 19
+"""Whoever serves goes first; and what measures before what compiles, which would disturb it."""
 
 
 class _Serving:
@@ -35,10 +34,10 @@ class _Serving:
 
     def answer(self, what: str, given: Any) -> Any:
         if what == "compile":
-            _leave_the_cores()
+            _be_nice(COMPILES_NICE)
             return compile_source(**given)
         if what == "gpu":
-            os.nice(max(0, NICE - os.nice(0)))
+            _be_nice(MEASURES_NICE)
             self.device = Device(given)
             return self.device.gpu, self.device.uuid
         if what == "open":
@@ -51,11 +50,8 @@ class _Serving:
         raise Error(f"no such request: {what}")
 
 
-def _leave_the_cores() -> None:
-    """Runs where nothing else wants a core: compiling is what a tuner does most, and a server has threads, too."""
-    if os.sched_getscheduler(0) != os.SCHED_IDLE:
-        with contextlib.suppress(OSError):  # a container may forbid it
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+def _be_nice(wanted: int) -> None:
+    os.nice(max(0, wanted - os.nice(0)))
 
 
 def serve(connection: Connection) -> int:

@@ -114,6 +114,7 @@ inline const ReplayResult& by_itself(const ReplayClient& client, const ReplaySet
     key.insert(key.end(),
                {launch.gap_ns, launch.duration_ns, launch.synchronised, launch.kernels, launch.predicted_ns});
   }
+  key.insert(key.end(), client.request_ends.begin(), client.request_ends.end());
   key.insert(key.end(), client.arrivals_ns.begin(), client.arrivals_ns.end());
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
