@@ -229,27 +229,32 @@ bool Change::is_awaited(const std::byte* bytes) noexcept {
 bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
   const driver::Driver& driver = table();
   Header header = header_of(bytes);
-  const auto with = [&](auto* set, const auto&... parameters) {
-    if (set == nullptr || header.place >= pieces.handles.size() || pieces.handles[header.place] == nullptr)
-      return false;
-    if (header.kind != Kind::kSwitch) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
-    return set(pieces.exec_of(header.place), pieces.handles[header.place], parameters...) == CUDA_SUCCESS;
+  const bool known = header.place < pieces.handles.size() && pieces.handles[header.place] != nullptr;
+  // `set_node` does to the slice's graph what `set` does to its executable: needed where a child graph may change.
+  const auto with = [&](auto* set, auto* set_node, const auto& parameters, const auto&... of_context) {
+    if (set == nullptr || !known) return false;
+    CUgraphNode const node = pieces.handles[header.place];
+    const Pieces::Piece& piece = pieces.pieces[pieces.piece_of[header.place]];
+    if (!piece.has_inner || set_node == nullptr || set_node(node, &parameters) != CUDA_SUCCESS) piece.is_ahead = true;
+    return set(piece.exec, node, &parameters, of_context...) == CUDA_SUCCESS;
   };
   switch (header.kind) {
     case Kind::kKernel: {
       auto** const list = reinterpret_cast<void**>(bytes + aligned(sizeof header));
       for (std::uint32_t i = 0; i < header.parameters; ++i) list[i] = bytes + reinterpret_cast<std::uintptr_t>(list[i]);
       header.kernel.kernelParams = header.parameters == 0 ? nullptr : list;
-      return with(driver.graph_exec_kernel_set, &header.kernel);
+      return with(driver.graph_exec_kernel_set, driver.graph_kernel_node_set, header.kernel);
     }
     case Kind::kCopy:
-      return with(driver.graph_exec_copy_set, &header.copy, context);
+      return with(driver.graph_exec_copy_set, driver.graph_copy_node_set, header.copy, context);
     case Kind::kFill:
-      return with(driver.graph_exec_fill_set, &header.fill, context);
+      return with(driver.graph_exec_fill_set, driver.graph_fill_node_set, header.fill, context);
     case Kind::kHost:
-      return with(driver.graph_exec_host_set, &header.host);
+      return with(driver.graph_exec_host_set, driver.graph_host_node_set, header.host);
     case Kind::kSwitch:
-      return with(driver.graph_exec_enable, header.enabled);
+      return known && driver.graph_exec_enable != nullptr &&
+             driver.graph_exec_enable(pieces.exec_of(header.place), pieces.handles[header.place], header.enabled) ==
+                 CUDA_SUCCESS;
     case Kind::kGraph: {
       const std::unique_ptr<Update> update(header.update);
       try {
@@ -262,7 +267,7 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
       CUDA_KERNEL_NODE_PARAMS kernel{};
       return driver.graph_kernel_node_get != nullptr &&
              driver.graph_kernel_node_get(header.like, &kernel) == CUDA_SUCCESS &&
-             with(driver.graph_exec_kernel_set, &kernel);
+             with(driver.graph_exec_kernel_set, driver.graph_kernel_node_set, kernel);
     }
   }
   return false;

@@ -391,6 +391,7 @@ WholeReason cut(CUgraph clone, const ReadGraph& read, const graph::Plan& plan, c
   pieces.handles.resize(plan.slice_of.size());
   for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
     if (read.handles[i] != nullptr) open.front().nodes.emplace_back(i, read.handles[i]);
+    if (read.parents[i] != ReadGraph::kNowhere) pieces.pieces[pieces.piece_of[i]].has_inner = true;
   }
   while (!open.empty() && !stopped()) {
     if (open.back().end - open.back().first > 1) {

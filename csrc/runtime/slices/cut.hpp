@@ -57,6 +57,7 @@ class Pieces {
     CUgraphExec exec = nullptr;
     std::int64_t critical_ns = 0;
     std::uint32_t nodes = 0;
+    bool has_inner = false;         // nodes inside of child graphs: where these change, it becomes what the graph is
     mutable bool is_ahead = false;  // the executable was told of changes that the graph does not have
   };
 

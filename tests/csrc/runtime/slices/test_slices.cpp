@@ -1392,8 +1392,9 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
   CUgraphNode const node = child(graph, inner, {nodes.back()});
   CUgraphNode const last = kernel(graph, 4, {node});
   CUgraphExec exec = instantiate(graph);
+  has_slices(exec);
+  const State before = state();
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    has_slices(exec);
     ran();
     clear_log();
     std::vector<std::uint64_t> wanted;
@@ -1411,6 +1412,8 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     EXPECT_EQ(ran(), wanted);
   }
+  EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
+  EXPECT_EQ(state().sliced_launches - before.sliced_launches, 3U);
 }
 
 // What slices have not been told may be that they are to have no kernel of that module any more.
