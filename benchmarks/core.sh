@@ -14,6 +14,7 @@
 # (--keep-servers) and CORE_OPTIONS (--ddp-seconds 120). COMMIT may be set where there is no clone to ask, and PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source benchmarks/gpus.sh
 
 [ $# -ge 1 ] || { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out=$1
@@ -65,12 +66,7 @@ take_over() {
 if [ -n "${DRY:-}" ]; then
   gpus=(0)
 else
-  if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
-    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-  else
-    mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
-  fi
-  [ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
+  list_gpus
   mkdir -p "$out"
   [ -z "${FROM:-}" ] || take_over "$FROM"
 fi

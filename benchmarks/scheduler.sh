@@ -10,6 +10,7 @@
 # be set, LIMIT_S after which no cell begins, COMMIT where there is no clone to ask, and PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source benchmarks/gpus.sh
 
 [ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 out=$1
@@ -57,12 +58,7 @@ if [ -n "${DRY:-}" ]; then
   for part in "$@"; do measure "$part"; done
   exit
 fi
-if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
-  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-else
-  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
-fi
-[ ${#gpus[@]} -gt 0 ] || { echo "$0: nvidia-smi lists no GPU" >&2; exit 2; }
+list_gpus
 mkdir -p "$out"
 status=0
 for ((first = 1; first <= $#; first += ${#gpus[@]})); do

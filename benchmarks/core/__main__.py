@@ -280,7 +280,7 @@ def measure_readme_example(lab: Lab) -> None:
             latency = result["latency"].get("bert_graph", {}).get("latency_ms", [])
             per_s = result["best_effort_per_s"].get(beside)
             lab.store.keep(f"readme_example/{part}/{repeat}", {"latency_ms": latency, "per_s": per_s})
-            lab.say(f"readme_example {part} {repeat}: {_brief(latency)} {f'{per_s:.1f}/s' if per_s else ''}")
+            lab.say(f"readme_example {part} {repeat}: {brief(latency)} {f'{per_s:.1f}/s' if per_s else ''}")
     lab.end_all()
 
 
@@ -343,7 +343,7 @@ def measure_backlog(lab: Lab) -> None:
             kept |= {"off": state["off_reason"], "launches": state["best_effort_launches"]}
             lab.store.keep(f"backlog/start/{start}", kept)
             untracked = state["untracked_launches"]
-            lab.say(f"backlog start {start}: {_brief(latency)}, alone {_brief(alone)}, {untracked} untracked")
+            lab.say(f"backlog start {start}: {brief(latency)}, alone {brief(alone)}, {untracked} untracked")
             lab.end(server)
 
 
@@ -437,7 +437,7 @@ def _count_launcher(
     kept = {"cpu": cpu, "launches_per_s": launched, "seconds": ended - began, "driver_calls_included": included}
     lab.store.keep(f"launcher/{part}", kept if latency is None else {**kept, "latency_ms": latency})
     note = ", driver calls included" if included else ""
-    lab.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s {_brief(latency or [])}")
+    lab.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s {brief(latency or [])}")
 
 
 def find_launcher(done: Done) -> Found:
@@ -490,7 +490,7 @@ def measure_ddp(lab: Lab) -> None:
         built(*servers)
         each = served(servers, alone_s, seed=0)
         lab.store.keep("ddp/latency_alone", each)
-        lab.say(f"ddp latency_alone: {', '.join(map(_brief, each))}")
+        lab.say(f"ddp latency_alone: {', '.join(map(brief, each))}")
         lab.end(*servers)
     if "ddp/best_effort_alone" not in done:
         lab.need(20.0 + alone_s)
@@ -521,7 +521,7 @@ def measure_ddp(lab: Lab) -> None:
         kept["states"] = states
         lab.store.keep(f"ddp/both/{run}", kept)
         lab.say(
-            f"ddp both {run}: {', '.join(map(_brief, answers[0]))}, {kept['per_s']:.1f}/s, longest gap {gap_s:.1f} s, "
+            f"ddp both {run}: {', '.join(map(brief, answers[0]))}, {kept['per_s']:.1f}/s, longest gap {gap_s:.1f} s, "
             f"{sum(state.get('unmet_collectives', 0) for state in states)} unmet collectives"
         )
         lab.end(*ranks, *servers)
@@ -634,7 +634,8 @@ def _parts(done: Done, prefix: str) -> list[Any]:
     return [value for key, value in done.items() if key.startswith(prefix)]
 
 
-def _brief(latency_ms: Sequence[float]) -> str:
+def brief(latency_ms: Sequence[float]) -> str:
+    """Three percentiles of latencies, and how many these are; empty where there are none."""
     if not latency_ms:
         return ""
     shares = "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99))

@@ -24,15 +24,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, percentile
+from cudasched.demo.harness import CUDASCHED, Backend
 from cudasched.kernels import _catalog
 
 from benchmarks import meta
 from benchmarks.breadth.__main__ import Fleet, Place
+from benchmarks.core.__main__ import brief, p99, served
 from benchmarks.results.schema import FigureRow, Results, merge_figures
 
 SERVER = Place("server", "bert_graph", "two_processes")
-RATE_HZ = 60.0
 #: Kernels that are tuned beside it: one whose launches are short, one of which some configurations take milliseconds.
 SPACES = ("layernorm", "gemm")
 #: The tuner that sees the server, and the one that does not.
@@ -90,40 +90,22 @@ class Tuner:
                 return 0
 
 
-def served(fleet: Fleet, seconds: float, seed: int) -> list[float]:
-    """Latencies of the server's requests, ms."""
-    fleet[SERVER].tell(
-        "run",
-        start_ns=time.monotonic_ns() + int(HEAD_START_S * 1e9),
-        seconds=seconds,
-        seed=seed,
-        rates_hz={SERVER.name: RATE_HZ},
-        arrivals="poisson",
-        hint_ms=0.0,
-        slo_ms=0.0,
-        keep_due=False,
-    )
-    latency: list[float] = fleet[SERVER].answer(seconds + 60.0)["latency"][SERVER.name]["latency_ms"]
-    return latency
-
-
-def brief(latency_ms: Sequence[float]) -> str:
-    """Three percentiles of it."""
-    return "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99)) + " ms"
-
-
 def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[float]]:
     """P99 over alone: by what the tuner does, and whether it sees the server."""
     ratios: dict[str, list[float]] = {}
     replay = next(iter(sorted(RECORDED.glob("layernorm*.npz")))) if options.rehearse else None
     with Fleet(backend) as fleet:
         fleet.build(SERVER)()
+
+        def requests(seconds: float, seed: int) -> list[float]:
+            return served([fleet[SERVER]], seconds, seed)[0]
+
         seen = {**os.environ, "CUDASCHED_RUN_DIR": str(fleet.scratch / SERVER.mode)}
         (fleet.scratch / "apart").mkdir(mode=0o700)
         unseen = {**seen, "CUDASCHED_RUN_DIR": str(fleet.scratch / "apart")}
         for turn in range(options.turns):
             for space in SPACES:
-                alone = served(fleet, options.seconds, turn)
+                alone = requests(options.seconds, turn)
                 told = [f"alone {brief(alone)}"]
                 # In one order and in the opposite one.
                 for arm, environment in ((SEES, seen), (APART, unseen))[:: 1 if turn % 2 == 0 else -1]:
@@ -131,12 +113,12 @@ def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[flo
                         starting = []
                         while not (starting and tuner.measured()):
                             tuner.must_have_begun_within(START_TIMEOUT_S)
-                            starting += served(fleet, PART_S, turn + len(starting))
+                            starting += requests(PART_S, turn + len(starting))
                         before = tuner.measured()
-                        searching = served(fleet, options.seconds, turn)
+                        searching = requests(options.seconds, turn)
                         rate = (tuner.measured() - before) / options.seconds
                     for what, latency in (("starting", starting), ("beside", searching)):
-                        ratio = percentile(latency, 0.99) / percentile(alone, 0.99)
+                        ratio = p99(latency) / p99(alone)
                         ratios.setdefault(f"{what}, {arm}", []).append(ratio)
                     told.append(f"{arm}: starting {brief(starting)}, searching {brief(searching)}, {rate:.1f}/s")
                 print(f"{space}: {'; '.join(told)}", flush=True)

@@ -318,12 +318,11 @@ def main(arguments: Sequence[str]) -> int:
                 for seed in scored
             ]
             courses |= dict(zip(more, pool.map(do, more), strict=True))
-    made = rows(
-        Evaluation(recordings, courses), scored, choosing, dict(one.split("=", 1) for one in options.limited_by)
-    )
+    evaluation = Evaluation(recordings, courses)
+    made = rows(evaluation, scored, choosing, dict(one.split("=", 1) for one in options.limited_by))
     for row in made:
         print(f"{row.figure}: {row.value:.3f} (goal {row.goal:.3f}; {row.low:.3f} to {row.high:.3f} by kernel)")
-    for line in spread(Evaluation(recordings, courses), scored):
+    for line in spread(evaluation, scored):
         print(line)
     for kernel in evaluation.kernels:
         shapes = [one for one in recordings.values() if one.problem.space.kernel == kernel]

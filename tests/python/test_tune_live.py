@@ -99,7 +99,7 @@ def test_arrays_are_copied_in_parts(axpy: Path) -> None:
         assert [made.status for _, made in live.measure([Request(0, 1)])] == ["ok"]
 
 
-def test_who_serves_goes_first_on_the_cores_too(axpy: Path) -> None:
+def test_a_server_goes_first_on_the_cores_too(axpy: Path) -> None:
     space = read(axpy / "axpy.toml")
     assert space.source is not None
     with Live(space, space.source, processes=1) as live:

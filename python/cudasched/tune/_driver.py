@@ -157,7 +157,7 @@ class Device:
         return array
 
     def _copy(self, call: str, to: int, of: int, nbytes: int) -> None:
-        """A part at a time: whoever else has something to copy waits for one of them at most."""
+        """A part at a time: another process that has something to copy waits for one of them at most."""
         for done in range(0, nbytes, _COPIED_AT_ONCE):
             self._call(call, to + done, of + done, min(_COPIED_AT_ONCE, nbytes - done))
 

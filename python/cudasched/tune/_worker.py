@@ -24,7 +24,7 @@ FAULT = 3
 """Exit code after a fault."""
 
 MEASURES_NICE, COMPILES_NICE = 10, 19
-"""Whoever serves goes first; and what measures before what compiles, which would disturb it."""
+"""A server goes first; and the process that measures before those that compile, which would disturb it."""
 
 
 class _Serving:

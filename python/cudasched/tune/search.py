@@ -216,7 +216,7 @@ class Bayesian(_Base):
         model = process.GaussianProcessRegressor(
             self._kernel, optimizer="fmin_l_bfgs_b" if fit else None, random_state=int(self.random.integers(1 << 31))
         )
-        # Of some hundred points: more threads are no faster, and would take the cores of whoever serves beside it.
+        # Of some hundred points: more threads are no faster, and would take the cores of a server beside it.
         threads = need("threadpoolctl", "the tuner's default search").threadpool_limits(1)
         with threads, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a length scale at its bound is what a feature without effect has
