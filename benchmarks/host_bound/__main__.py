@@ -8,10 +8,10 @@
 
 Eager servers beside training and GEMMs: alone, in time slices, under MPS with a low priority, and under cudasched with
 the policies `harvest` and `strict` (`_strict`). A server's requests come at a rate that keeps its host busy for 35% of
-the time (BERT: 60 a second); it is measured once and kept with the cells. The arms of a repeat have equal arrivals, and
-ratios are medians over the pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take. Programs are
-pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in all arms; one
-process has them all.
+the time (BERT: at most 60 a second); it is measured once and kept with the cells. The arms of a repeat have equal
+arrivals, and ratios are medians over the pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take.
+Programs are pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in
+all arms, and the threads of a core are in the same half. One process has them all.
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone) and records the servers' requests for the simulator; the second has the rest,
@@ -25,13 +25,15 @@ much its P50 and ratio are off of those that were measured (benchmarks/host_boun
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import math
 import os
+import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,6 @@ from cudasched.demo.harness import (
 )
 
 from benchmarks.colocation.__main__ import (
-    CALIBRATION_HZ,
     CELL_EXTRA_S,
     CLOSING_S,
     START_S,
@@ -79,9 +80,11 @@ PAIRS = (
     ("bert_eager", "resnet50"),
     ("decode_eager", "resnet50"),
 )
-#: Requests a second; others follow from `HOST_SHARE`.
-RATES_HZ = {"bert_eager": 60.0}
 HOST_SHARE = 0.35
+#: Requests a second, at most.
+MOST_HZ = {"bert_eager": 60.0}
+#: At which it is measured what a request takes: so slow that the longest, a decoder's, do not meet.
+CALIBRATION_HZ = 3.0
 #: On the simulated driver: it is slow, threads that wait for it take the host from one another, and a cell of a second
 #: is to have some requests on a busy machine, too.
 LEAST_SIMULATED_HZ, MOST_SIMULATED_HZ = 50.0, 120.0
@@ -107,9 +110,6 @@ ARMS = {
 }
 
 
-STRICT = tuple(f"cudasched_{mode}_strict" for mode in MODES)
-
-
 @dataclass(frozen=True)
 class Pass:
     """Arms that are measured together; `records`: profiles of both loads with them.
@@ -121,12 +121,6 @@ class Pass:
 
     arms: tuple[str, ...]
     records: bool = False
-
-    def of(self, server: str) -> tuple[str, ...]:
-        """The arms for a server. A recommender is compared with `strict`, in pairs: both are in the first pass."""
-        if server != "recommender":
-            return self.arms
-        return (*self.arms, *STRICT) if self.records else tuple(arm for arm in self.arms if arm not in STRICT)
 
 
 PASSES = (
@@ -140,7 +134,7 @@ PASSES = (
     Pass(
         (
             *("latency_alone", "best_effort_alone", "mps_priority"),
-            *STRICT,
+            *(f"cudasched_{mode}_strict" for mode in MODES),
         )
     ),
 )
@@ -156,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def measure(backend: Backend, cells: CellFile) -> int:
         backend.loads = LOADS
-        backend.cores = halves(sorted(os.sched_getaffinity(0)))
+        backend.cores = halves(by_core(os.sched_getaffinity(0)))
         with Pool(backend) as pool:
             return Runner(pool, cells, options).run()
 
@@ -198,8 +192,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def by_core(threads: Iterable[int], topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """Hardware threads in the order of their cores; in their own where the machine does not tell."""
+
+    def core(thread: int) -> list[int]:
+        told = topology / f"cpu{thread}" / "topology" / "thread_siblings_list"
+        with contextlib.suppress(OSError, ValueError):
+            return [int(re.split("[,-]", told.read_text().strip())[0]), thread]
+        return [thread, thread]
+
+    return sorted(threads, key=core)
+
+
 def halves(cores: list[int]) -> dict[str, list[int]]:
-    """Which cores a worker may use, by its role; with one core, all share it."""
+    """Which hardware threads a worker may use, by its role; with one, all share it."""
     middle = max(1, len(cores) // 2)
     return {"latency": cores[:middle], "best_effort": cores[middle:] or cores, "both": cores}
 
@@ -222,7 +228,7 @@ def print_plan(options: argparse.Namespace) -> int:
     total_s = 0.0
     for number, one in enumerate(PASSES):
         for server, beside in PAIRS:
-            arms = [arm for arm in one.of(server) if wanted(options.only, server, beside, arm)]
+            arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
             if not arms:
                 continue
             seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
@@ -278,7 +284,7 @@ class Runner:
         for number, one in enumerate(PASSES):
             for server, beside in PAIRS:
                 only = self.options.only
-                arms = [arm for arm in one.of(server) if arm in self.arms and wanted(only, server, beside, arm)]
+                arms = [arm for arm in one.arms if arm in self.arms and wanted(only, server, beside, arm)]
                 if not arms:
                     continue
                 rate = self._rate(server)
@@ -302,9 +308,7 @@ class Runner:
         By a measurement that is made once.
         """
         hz = f"{CALIBRATION_HZ * (10 if self.options.simulate else 1):g}"
-        cell = Cell.calibration(server, hz, min(self.options.seconds or LEAST_S, 3.0))
-        if server in RATES_HZ:
-            return f"{RATES_HZ[server]:g}", self._seconds(RATES_HZ[server])
+        cell = Cell.calibration(server, hz, self.options.seconds or LEAST_S)
         if self.cells.missing([cell]):
             if self._left_s() < START_S + cell.seconds:
                 return None
@@ -314,7 +318,7 @@ class Runner:
             return None
         served = outcome.result["latency"][server]
         requests_ms = served.get("request_ms") or served["latency_ms"]
-        rate_hz = HOST_SHARE / statistics.median(requests_ms) * 1e3
+        rate_hz = min(HOST_SHARE / statistics.median(requests_ms) * 1e3, MOST_HZ.get(server, math.inf))
         if self.options.simulate:
             rate_hz = min(max(rate_hz, LEAST_SIMULATED_HZ), MOST_SIMULATED_HZ)
         return f"{rate_hz:.4g}", self._seconds(rate_hz * len(served["latency_ms"]) / len(requests_ms))

@@ -6,7 +6,7 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
     -> {"command": "run", "start_ns": ..., "seconds": 10, "seed": 1, "rates_hz": {"mlp": 60}, "arrivals": "poisson",
         "hint_ms": 0, "slo_ms": 0}
     <- {"event": "result", "latency": {"mlp": {"latency_ms": [...], "wait_ms": [...], "unserved": 0}},
-        "best_effort_per_s": {"gemm": 580.1}}
+        "best_effort_per_s": {"gemm": 580.1}, "counted": {"launches": 70125, ...}, "counted_s": 10.5}
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
     -> {"command": "busy"}             <- {"event": "result", "busy_us": 1893.5}
     -> {"command": "requests", "count": 24}  <- {"event": "result", "launches": [[[20500, 4800, 0], ...], ...],
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import gc
 import importlib.util
 import json
@@ -171,6 +172,7 @@ class Client:
             keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
         """
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
+        before = numbers()
         tasks: list[tuple[str, str, Callable[[], Any]]] = []
         for name, workload in self.latency.items():
             length_s = (LEAD_IN_S + seconds) / self.scale
@@ -191,6 +193,8 @@ class Client:
         carry_out(*tasks[0])
         for thread in threads:
             thread.join()
+        result["counted"] = {name: value - before[name] for name, value in numbers().items()}
+        result["counted_s"] = LEAD_IN_S + seconds
         failed = {*self.latency, *self.best_effort} - {*result["latency"], *result["best_effort_per_s"]}
         if failed:
             raise RuntimeError(f"the thread of {', '.join(sorted(failed))} failed; see its traceback above")
@@ -311,6 +315,16 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
         covered += max(0, start + length - max(start, end))
         end = max(end, start + length)
     return covered
+
+
+def numbers() -> dict[str, int]:
+    """What cudasched has counted in this process; nothing in one without it."""
+    if "cudasched" not in sys.modules:
+        return {}
+    import cudasched
+
+    counts = dataclasses.asdict(cudasched.state())
+    return {name: value for name, value in counts.items() if isinstance(value, int) and not isinstance(value, bool)}
 
 
 def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]) -> tuple[LatencyRegion, Region]:

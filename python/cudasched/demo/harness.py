@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -533,7 +534,8 @@ class Pool:
         """One run of these workers together.
 
         Returns:
-            The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load.
+            The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load; where a worker has
+            cudasched, `counted` has the sums of what was counted in `counted_s`.
 
         Raises:
             HarnessError: One of them failed; they are replaced at the next run, but not twice.
@@ -543,6 +545,7 @@ class Pool:
         rates_hz = dict(zip(serving, map(float, run.rates_hz.split("+")), strict=True)) if serving else {}
         start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
+        counted: Counter[str] = Counter()
         try:
             for spec in specs:
                 self._workers[spec].tell(
@@ -559,6 +562,7 @@ class Pool:
                 answer = self._workers[spec].answer(run.seconds + ANSWER_SLACK_S)
                 for role, found in result.items():
                     found.update(answer[role])
+                counted.update(answer["counted"])
         except HarnessError as error:
             for spec in specs:
                 self._strikes[spec] = self._strikes.get(spec, 0) + 1
@@ -566,7 +570,7 @@ class Pool:
                     self._failed[spec] = error
             self._discard(specs)
             raise
-        return result
+        return result | {"counted": dict(counted), "counted_s": answer["counted_s"]} if counted else result
 
     def kernels(self, spec: WorkerSpec) -> dict[str, Any]:
         """The kernel durations of a best-effort worker (see client.py); profiling leaves traces, so it is ended then.
