@@ -4,7 +4,6 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
-#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -26,10 +25,10 @@ enum class Kind : std::uint8_t {
   kLike,  // of a kernel whose parameters are not described: as a node of a graph of ours is when it is made
 };
 
-// To another graph, whole or inside of a child graph. Without `read`, it is read when the change is made.
+// To another graph, whole or inside of a child graph.
 struct Update {
   OwnedGraph graph;
-  std::optional<ReadGraph> read;
+  ReadGraph read;
 };
 
 // What the bytes begin with. Behind it, of a kernel: the list of its parameters, then what they lead to; while it
@@ -105,40 +104,12 @@ bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
   return true;
 }
 
-// The nodes of slices become those of another graph: all, or those inside of a child graph.
-bool take_over(const Update& update, std::uint32_t place, const Pieces& pieces, std::optional<int> priority) {
-  CUgraph const graph = update.graph.get();
-  const bool whole = place == Change::kWhole;
-  if (!whole && !pieces.children) {
-    pieces.pieces[pieces.piece_of[place]].is_ahead = true;
-    return table().graph_update_child != nullptr &&
-           table().graph_update_child(pieces.exec_of(place), pieces.handles[place], graph) == CUDA_SUCCESS;
-  }
-  ReadGraph found;
-  if (!update.read && !read_graph(graph, pieces.children, found)) return false;
-  const ReadGraph& now = update.read ? *update.read : found;
-  const std::size_t first = whole ? 0 : place + 2;  // behind a child graph's own node and its beginning
-  if (first + now.handles.size() > pieces.handles.size() || (whole && now.handles.size() != pieces.handles.size())) {
-    return false;
-  }
-  std::set<std::uint32_t> changed;
-  for (std::size_t i = 0; i < now.handles.size(); ++i) {
-    if (now.is_mark(i)) continue;
-    // It would undo what the executable alone was told of other nodes.
-    if (!whole && pieces.pieces[pieces.piece_of[first + i]].is_ahead) return false;
-    if (!copy_node(pieces.handles[first + i], now.handles[i])) return false;
-    changed.insert(pieces.piece_of[first + i]);
-  }
-  return std::all_of(changed.begin(), changed.end(), [&](std::uint32_t piece) {
-    pieces.pieces[piece].is_ahead = false;
-    return refresh(pieces.pieces[piece], priority);
-  });
-}
-
 }  // namespace
 
 OwnedGraph own(CUgraph graph) {
-  return {graph, [](CUgraph of) { table().graph_clone_destroy(of); }};
+  return {graph, [](CUgraph of) {
+            if (of != nullptr) table().graph_clone_destroy(of);
+          }};
 }
 
 Change Change::of_node(CUgraphNode from, std::uint32_t place) {
@@ -170,8 +141,9 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
       CUgraph child = nullptr;
       known =
           known && driver.graph_child_node_get != nullptr && driver.graph_child_node_get(from, &child) == CUDA_SUCCESS;
-      if (!known) break;
-      change = of_graph({child, [](CUgraph) {}}, place);  // it is its node's
+      ReadGraph read;
+      if (!known || !read_graph(child, true, read)) break;
+      change = of_graph({child, [](CUgraph) {}}, std::move(read), place);  // it is its node's
       change.can_wait_ = false;
       return change;
     }
@@ -193,8 +165,8 @@ Change Change::of_switch(std::uint32_t place, bool enabled) {
   return change;
 }
 
-Change Change::of_graph(OwnedGraph graph, std::uint32_t place) {
-  auto update = std::make_unique<Update>(Update{std::move(graph), std::nullopt});
+Change Change::of_graph(OwnedGraph graph, ReadGraph read, std::uint32_t place) {
+  auto update = std::make_unique<Update>(Update{std::move(graph), std::move(read)});
   Change change;
   Header header;
   header.kind = Kind::kGraph;
@@ -202,12 +174,6 @@ Change Change::of_graph(OwnedGraph graph, std::uint32_t place) {
   header.update = update.get();
   change.bytes_ = bytes_of(header);
   update.release();  // the bytes have it
-  return change;
-}
-
-Change Change::of_update(OwnedGraph graph, ReadGraph read) {
-  Change change = of_graph(std::move(graph));
-  header_of(change.bytes_.data()).update->read = std::move(read);
   return change;
 }
 
@@ -223,7 +189,7 @@ bool Change::has_graph(const std::byte* bytes) noexcept { return header_of(bytes
 
 bool Change::is_awaited(const std::byte* bytes) noexcept {
   const Header header = header_of(bytes);
-  return header.kind == Kind::kKernel || (header.kind == Kind::kGraph && header.update->read);
+  return header.kind == Kind::kKernel || (header.kind == Kind::kGraph && !header.update->read.handles.empty());
 }
 
 bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
@@ -256,9 +222,17 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
              driver.graph_exec_enable(pieces.exec_of(header.place), pieces.handles[header.place], header.enabled) ==
                  CUDA_SUCCESS;
     case Kind::kGraph: {
-      const std::unique_ptr<Update> update(header.update);
+      if (header.place != kWhole && !pieces.children) {
+        const std::unique_ptr<Update> update(header.update);
+        if (known) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
+        return known && driver.graph_update_child != nullptr &&
+               driver.graph_update_child(pieces.exec_of(header.place), pieces.handles[header.place],
+                                         update->graph.get()) == CUDA_SUCCESS;
+      }
       try {
-        return take_over(*update, header.place, pieces, priority);
+        Awaited awaited;
+        awaited.add(bytes, pieces);
+        return awaited.make_all(pieces, priority, context);
       } catch (const std::exception&) {
         return false;
       }
@@ -291,22 +265,32 @@ void Awaited::index(const Pieces& pieces) {
   pieces_ = std::move(known);
 }
 
+void Awaited::Piece::clear() noexcept {
+  update = false;
+  inside.clear();
+  graphs.clear();
+  nodes.clear();
+  begins.clear();
+}
+
 void Awaited::add(const std::byte* bytes, const Pieces& pieces) {
   const Header header = header_of(bytes);
-  if (header.kind == Kind::kGraph) {
-    const std::unique_ptr<Update> update(header.update);
-    if (pieces_.empty()) index(pieces);
+  const std::unique_ptr<Update> update(header.kind == Kind::kGraph ? header.update : nullptr);
+  if (pieces_.empty()) index(pieces);
+  if (update != nullptr && header.place != Change::kWhole) {
+    // Behind a child graph's own node and its beginning.
+    return add_inside(std::move(update->graph), update->read, header.place + 2, pieces);
+  }
+  if (update != nullptr) {
     graph_ = std::move(update->graph);
-    read_ = std::move(*update->read);
+    read_ = std::move(update->read);
     updates_ = pieces_.size();
     for (Piece& piece : pieces_) {
+      piece.clear();
       piece.update = true;
-      piece.nodes.clear();
-      piece.begins.clear();
     }
     return;
   }
-  if (pieces_.empty()) index(pieces);
   Piece& piece = pieces_[pieces.piece_of.at(header.place)];
   const std::size_t begin = piece.nodes.size();
   piece.nodes.resize(begin + header.bytes);
@@ -314,25 +298,38 @@ void Awaited::add(const std::byte* bytes, const Pieces& pieces) {
   piece.begins.push_back(begin);
 }
 
+// A child graph's nodes may be in several slices.
+void Awaited::add_inside(OwnedGraph graph, const ReadGraph& read, std::uint32_t first, const Pieces& pieces) {
+  for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
+    if (read.is_mark(i)) continue;
+    Piece& piece = pieces_[pieces.piece_of.at(first + i)];
+    if (piece.graphs.empty() || piece.graphs.back() != graph) piece.graphs.push_back(graph);
+    piece.inside.push_back({first + i, read.handles[i]});
+  }
+}
+
 bool Awaited::make(std::uint32_t piece, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept {
   if (!by(piece)) return true;
   Piece& awaits = pieces_[piece];
+  const Pieces::Piece& told = pieces.pieces[piece];
   bool made = true;
-  if (std::exchange(awaits.update, false)) {
+  if (awaits.update) {
     made = read_.handles.size() == pieces.handles.size();
     for (std::uint32_t i = first_[piece]; i < first_[piece + 1] && made; ++i) {
       const std::uint32_t place = places_[i];
       made = read_.is_mark(place) || copy_node(pieces.handles[place], read_.handles[place]);
     }
-    pieces.pieces[piece].is_ahead = false;
-    made = made && refresh(pieces.pieces[piece], priority);
+    told.is_ahead = false;
     if (--updates_ == 0) graph_.reset();
   }
+  for (const Like& like : awaits.inside) made = made && copy_node(pieces.handles[like.place], like.from);
+  // To refresh it would undo what the executable alone was told of other nodes.
+  const bool refreshes = awaits.update || !awaits.inside.empty();
+  made = made && (!refreshes || (!told.is_ahead && refresh(told, priority)));
   for (const std::size_t begin : awaits.begins) {
     made = made && Change::make(awaits.nodes.data() + begin, pieces, priority, context);
   }
-  awaits.nodes.clear();
-  awaits.begins.clear();
+  awaits.clear();
   return made;
 }
 

@@ -6,7 +6,7 @@
 // and the launcher makes them slice by slice, while the GPU is at the slice before: those of a graph of 2,000 nodes
 // take milliseconds.
 //
-// of_node(), of_graph() and of_update() are called on the program's thread, the rest there or on the launcher thread.
+// of_node() and of_graph() are called on the program's thread, the rest there or on the launcher thread.
 // Throws std::bad_alloc alone.
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace cudasched::runtime {
 
-// A graph of ours, destroyed with its last owner.
+// A graph of ours, or none, destroyed with its last owner.
 using OwnedGraph = std::shared_ptr<CUgraph_st>;
 OwnedGraph own(CUgraph graph);
 
@@ -34,10 +34,9 @@ class Change {
   // The node at `place` gets the parameters that `from`, a node of a graph of ours, has now.
   static Change of_node(CUgraphNode from, std::uint32_t place);
   static Change of_switch(std::uint32_t place, bool enabled);
-  // The nodes get the parameters of those of `graph`; at `place`: those inside of the child graph there.
-  static Change of_graph(OwnedGraph graph, std::uint32_t place = kWhole);
-  // The same of the whole graph, which `read` was read of.
-  static Change of_update(OwnedGraph graph, ReadGraph read);
+  // The nodes get the parameters of those of `graph`, which `read` was read of; at `place`: those inside of the child
+  // graph there. Where slices keep child graphs, `read` is empty.
+  static Change of_graph(OwnedGraph graph, ReadGraph read, std::uint32_t place = kWhole);
 
   Change() = default;
   Change(Change&& other) noexcept = default;
@@ -74,7 +73,8 @@ class Awaited {
   // Of a change that is_awaited(). The bytes are copied.
   void add(const std::byte* bytes, const Pieces& pieces);
   bool by(std::uint32_t piece) const noexcept {
-    return piece < pieces_.size() && (pieces_[piece].update || !pieces_[piece].begins.empty());
+    return piece < pieces_.size() &&
+           (pieces_[piece].update || !pieces_[piece].inside.empty() || !pieces_[piece].begins.empty());
   }
   // Tells a slice, or all of them. False where the driver refuses.
   bool make(std::uint32_t piece, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept;
@@ -82,13 +82,24 @@ class Awaited {
   void clear() noexcept;
 
  private:
+  // A node that gets the parameters of one of another graph.
+  struct Like {
+    std::uint32_t place = 0;
+    CUgraphNode from = nullptr;
+  };
+
   struct Piece {
-    bool update = false;              // comes first
-    std::vector<std::byte> nodes;     // changes of nodes, one behind another,
+    bool update = false;              // comes first,
+    std::vector<Like> inside;         // then nodes inside of child graphs,
+    std::vector<OwnedGraph> graphs;   // by those of these,
+    std::vector<std::byte> nodes;     // then changes of nodes, one behind another,
     std::vector<std::size_t> begins;  // each of which begins there
+
+    void clear() noexcept;
   };
 
   void index(const Pieces& pieces);
+  void add_inside(OwnedGraph graph, const ReadGraph& read, std::uint32_t first, const Pieces& pieces);
 
   std::vector<Piece> pieces_;
   std::vector<std::uint32_t> places_;  // of the nodes, piece by piece,

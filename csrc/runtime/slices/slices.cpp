@@ -328,7 +328,7 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   if (told.fits && (has_pieces || state == Sliced::State::kBuilding)) {
     ReadGraph now;
     told.fits = read_graph(sliced.clone.get(), sliced.shape.children, now) && is_alike(sliced.shape, now);
-    if (told.fits && has_pieces) told.change = Change::of_update(sliced.clone, std::move(now));
+    if (told.fits && has_pieces) told.change = Change::of_graph(sliced.clone, std::move(now));
     if (told.fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
   }
   if (told.fits && state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
@@ -373,21 +373,24 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
     }
     told.of = 0;
     CUgraph ours = nullptr;
+    CUgraph copy = nullptr;  // for slices
     ReadGraph to;
     ReadGraph from;
     told.defers = true;
-    told.fits = find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
+    told.fits = sliced.pieces == nullptr || table().graph_clone(&copy, child) == CUDA_SUCCESS;
+    OwnedGraph owned = own(copy);
+    told.fits = told.fits && find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
                 table().graph_child_node_get(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
-                read_graph(ours, true, to) && read_graph(child, true, from) && is_alike(to, from);
+                read_graph(ours, true, to) && read_graph(copy != nullptr ? copy : child, true, from) &&
+                is_alike(to, from);
     for (std::size_t i = 0; i < to.handles.size() && told.fits; ++i) {
       told.fits = to.is_mark(i) || copy_node(to.handles[i], from.handles[i]);
     }
     if (!told.fits) return;
     if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
-    CUgraph copy = nullptr;
-    if (sliced.pieces == nullptr) return;
-    told.fits = table().graph_clone(&copy, child) == CUDA_SUCCESS;
-    if (told.fits) told.change = Change::of_graph(own(copy), sliced.places[told.of]);
+    if (copy == nullptr) return;
+    if (!sliced.pieces->children) from = {};
+    told.change = Change::of_graph(std::move(owned), std::move(from), sliced.places[told.of]);
   });
 }
 
@@ -974,7 +977,10 @@ bool Slices::wants_cutting_again(Sliced& sliced) {
 // What was changed since the clone was cloned, and what a clone does not carry.
 bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
   const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
-  if (sliced.updated_meanwhile && !make(Change::of_graph(sliced.clone))) return false;
+  if (ReadGraph now; sliced.updated_meanwhile && (!read_graph(sliced.clone.get(), pieces.children, now) ||
+                                                  !make(Change::of_graph(sliced.clone, std::move(now))))) {
+    return false;
+  }
   return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),
                      [&](std::uint32_t node) {
                        return make(Change::of_node(sliced.clone_nodes[node], sliced.places[node]));

@@ -1382,6 +1382,60 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 5U);
 }
 
+std::atomic<std::uint64_t> updates{0};
+decltype(driver::Driver::graph_update) update_graph = nullptr;
+CUresult count_updates(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) {
+  updates.fetch_add(1);
+  return update_graph(exec, graph, result);
+}
+
+// XLA changes dozens of child graphs before each launch: a slice is told of all that it has once, when it is launched.
+TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  std::vector<CUgraphNode> children;
+  CUgraphNode last = chain(graph, 1, 3).back();
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    CUgraph inner = new_graph();
+    chain(inner, 100 * (i + 1), 4);
+    last = child(graph, inner, {last});
+    children.push_back(last);
+  }
+  CUgraphExec exec = instantiate(graph);
+  const auto set_children = [&](std::uint64_t value) {
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      CUgraph changed = new_graph();
+      chain(changed, value + 100 * (i + 1), 4);
+      Program::check(call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(
+          exec, children[i], changed));
+    }
+  };
+  prove(exec, [&] { set_children(0); });
+  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  ASSERT_NE(sliced, nullptr);
+  const auto& pieces = sliced->pieces->pieces;
+  const auto with_inner = std::count_if(pieces.begin(), pieces.end(), [](const auto& each) { return each.has_inner; });
+  updates = 0;
+  update_graph = driver::table().graph_update;
+  const Replaced noted(driver::table().graph_update, &count_updates);
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    for (std::uint64_t round = 1; round <= 5; ++round) set_children(1'000 * round);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  }
+  std::vector<std::uint64_t> wanted;
+  for (const std::uint64_t value : {0, 5'000}) {
+    for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+      for (const std::uint64_t each : numbers(value + 100 * (i + 1), 4)) wanted.push_back(each);
+    }
+  }
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_GE(updates, 1U);
+  EXPECT_LE(updates, static_cast<std::uint64_t>(with_inner));
+}
+
 // A slice gets a child graph's nodes by an update of its executable, which must not undo what that was told before.
 TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
