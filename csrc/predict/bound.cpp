@@ -7,7 +7,7 @@ namespace cudasched::predict {
 namespace {
 
 constexpr float kMostShift = 0.2F;
-constexpr float kMostLog = 5.0F;  // of a bound over its prediction: 150 times
+constexpr float kMostBoundLog = 5.0F;  // of a bound over its prediction: 150 times
 constexpr std::array<float, Bound::kKnowledges> kFirst{0.9F, 0.4F,
                                                        1.8F};  // before there are scores, for kDefaultCoverage
 constexpr std::size_t kFew = 10;                               // scores that say more than a guess
@@ -65,11 +65,11 @@ float Bound::margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scal
       quantile += scores / (scores + kWiderWeight) * (windows[window].quantile(coverage_) - quantile);
     }
   }
-  return std::clamp(quantile * scale, 0.0F, kMostLog);
+  return std::clamp(quantile * scale, 0.0F, kMostBoundLog);
 }
 
 void Bound::add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept {
-  const float score = std::clamp(log_ratio, -kMostLog, kMostLog) / scale;
+  const float score = std::clamp(log_ratio, -kMostBoundLog, kMostBoundLog) / scale;
   const auto [narrow, wide] = windows_of(bin);
   for (const std::size_t window : {narrow, wide, std::size_t{kWindows - 1}})
     groups_[first_group(knowledge, busy) + window].add(score, over, coverage_);

@@ -19,7 +19,7 @@ def test_miss_and_hit_are_written_beside_the_other_figures_or_why_not_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One test, because each worker would compile for its own, which takes longer than both."""
-    library = speed.build(tmp_path)
+    library = speed.build(tmp_path, together=True)
     monkeypatch.setattr(speed, "build", lambda directory: library)
 
     (tmp_path / "model.ubj").write_bytes(b"nothing")
