@@ -106,16 +106,15 @@ CUresult Launcher::make_current(CUcontext context) noexcept {
 
 void Launcher::consume(const Operation& operation, bool gated) {
   if (operation.made) return ring_.pass();
+  if (operation.kind == Operation::Kind::kChange) {
+    admission_.change_graph(operation);
+    return ring_.pass();
+  }
   const Position position = ring_.passed() + 1;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
-    if (operation.kind == Operation::Kind::kGraph) {
-      status = submit_graph(operation, position, gated);
-    } else if (operation.kind == Operation::Kind::kChange) {
-      admission_.change_graph(operation);
-    } else {
-      status = submit(operation, position, gated && operation.is_launch());
-    }
+    status = operation.kind == Operation::Kind::kGraph ? submit_graph(operation, position, gated)
+                                                       : submit(operation, position, gated && operation.is_launch());
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
   ring_.pass();

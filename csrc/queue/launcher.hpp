@@ -73,7 +73,8 @@ class Admission {
   virtual bool may_go_whole() noexcept = 0;
   // On another thread where the launcher's own has ended, whatever it was at.
   virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;
-  // Does to a graph's parts what was done to the graph. On another thread where the launcher's own has ended.
+  // Does to a graph's parts what was done to the graph, or gives up what the change holds. Makes the context current
+  // that it needs. On another thread where the launcher's own has ended.
   virtual void change_graph(const Operation& change) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;

@@ -630,6 +630,7 @@ void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
       sliced->awaited.add(change, *sliced->pieces);
       made = true;
     } else {
+      const driver::CurrentContext current(sliced->context);
       const std::scoped_lock reading(reading_);
       const bool kept_up = sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
       made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context) && kept_up;

@@ -449,6 +449,16 @@ TEST_F(QueueTest, AChangeOfAGraphIsMadeBehindTheLaunchesBeforeItAndAheadOfThoseB
   EXPECT_EQ(queue().before(Scope::kGraph, nullptr, nullptr, nullptr, kGraph), 0U);
 }
 
+// It may hold a graph, and launches of its graph go in slices until it was made or given up.
+TEST_F(QueueTest, AChangeIsHandedOverWhereItsContextCannotBeMadeCurrent) {
+  make_graph(kGraph);
+  const std::array<std::byte, 1> change{std::byte{7}};
+  ASSERT_TRUE(queue().push_change(caller_, kGraph, FakeDriver::kBrokenContext, change));
+  finish();
+  EXPECT_THAT(gate_.changes(), ElementsAre(std::tuple(kGraph, 7U, 0)));
+  EXPECT_EQ(queue().take_error(caller_.thread), CUDA_SUCCESS);  // the program had the driver's verdict
+}
+
 // Behind it a change is queued that the whole graph has already.
 TEST_F(QueueTest, AGraphThatMayNotGoWholeIsAnErrorWhereItsPartsCannotGo) {
   make_graph(kGraph);
