@@ -56,6 +56,7 @@ Api load() {
   find(made.begin_capture_to_graph, "cuStreamBeginCaptureToGraph");
   find(made.is_capturing, "cuStreamIsCapturing");
   find(made.end_capture, "cuStreamEndCapture");
+  find(made.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(made.graph_create, "cuGraphCreate");
   find(made.graph_destroy, "cuGraphDestroy");
   find(made.graph_nodes, "cuGraphGetNodes");
@@ -86,8 +87,9 @@ Api load() {
   find(made.function_parameter, "cuFuncGetParamInfo");
   find(made.function_name, "cuFuncGetName");
   const bool has_graphs = made.get_error_name != nullptr && made.begin_capture != nullptr &&
-                          made.is_capturing != nullptr && made.instantiate != nullptr && made.launch != nullptr &&
-                          made.exec_destroy != nullptr && made.graph_destroy != nullptr;
+                          made.is_capturing != nullptr && made.exchange_capture_mode != nullptr &&
+                          made.instantiate != nullptr && made.launch != nullptr && made.exec_destroy != nullptr &&
+                          made.graph_destroy != nullptr;
   made.need(has_graphs, kLeastVersion, "graphs");
   return made;
 }

@@ -27,6 +27,7 @@ struct Api {
   decltype(cuStreamBeginCaptureToGraph)* begin_capture_to_graph = nullptr;
   decltype(cuStreamIsCapturing)* is_capturing = nullptr;
   decltype(cuStreamEndCapture)* end_capture = nullptr;
+  decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
 
   decltype(cuGraphCreate)* graph_create = nullptr;
   decltype(cuGraphDestroy)* graph_destroy = nullptr;

@@ -115,7 +115,11 @@ Collectives::~Collectives() {
   if (!state_->captured) return;
   State* const state = state_.release();
   try {
-    std::packaged_task<void()> destroy([state] { delete state; });
+    std::packaged_task<void()> destroy([state] {
+      CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // the program may capture by then
+      api().exchange_capture_mode(&mode);
+      delete state;
+    });
     const std::future<void> done = destroy.get_future();
     std::thread(std::move(destroy)).detach();
     done.wait_for(kGraphsAreGone);

@@ -1,6 +1,6 @@
 // As much of NCCL as csrc/device_graph calls. A sum is one host function on each stream; the last of a group to run
 // adds up. Memory of the simulated driver is the host's. As NCCL's do, a communicator lives until no graph has a sum of
-// it.
+// it, and is destroyed with a call that captures forbid.
 #include <cuda.h>
 
 #include <atomic>
@@ -22,6 +22,7 @@ std::condition_variable graph_gone;
 
 struct Communicator {
   int graphs = 0;
+  CUstream stream = nullptr;  // of its own
 };
 std::atomic<int> communicators_alive{0};
 
@@ -70,7 +71,11 @@ void arrive(void* data) {
 extern "C" {
 
 int ncclCommInitAll(void** communicators, int count, const int*) {
-  for (int i = 0; i < count; ++i) communicators[i] = new Communicator;
+  for (int i = 0; i < count; ++i) {
+    auto* const made = new Communicator;
+    cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING);
+    communicators[i] = made;
+  }
   communicators_alive += count;
   return 0;
 }
@@ -81,6 +86,8 @@ int ncclCommDestroy(void* communicator) {
     std::unique_lock lock(mutex);
     graph_gone.wait(lock, [&] { return known->graphs == 0; });
   }
+  cuStreamSynchronize(known->stream);
+  cuStreamDestroy(known->stream);
   delete known;
   --communicators_alive;
   return 0;

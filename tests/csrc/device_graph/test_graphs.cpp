@@ -376,6 +376,29 @@ TEST_F(GraphsTest, SumsMayBeDestroyedAheadOfTheGraphsThatHaveThem) {
   EXPECT_EQ(communicators(), before);
 }
 
+// A new thread's calls would end captures in global mode, PyTorch's among them.
+TEST_F(GraphsTest, SumsThatAreDestroyedBehindTheirGraphsDisturbNoCapture) {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  ASSERT_NE(library, nullptr) << dlerror();
+  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+  const int before = communicators();
+  const CUstream on = stream();
+  const CUdeviceptr data = number(0);
+  std::optional<Graph> graph;
+  {
+    Collectives collectives(std::vector{0});
+    Capture capture(on);
+    collectives.sum(std::vector{data}, 2, std::vector{on});
+    graph.emplace(capture.finish());
+  }
+  Capture capture(on, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  graph.reset();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (communicators() != before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_EQ(communicators(), before);
+  EXPECT_NO_THROW(capture.finish());
+}
+
 TEST_F(GraphsTest, SumsThatWereNotCapturedAreGoneWithTheirCommunicators) {
   void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
   ASSERT_NE(library, nullptr) << dlerror();
