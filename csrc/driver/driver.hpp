@@ -208,6 +208,12 @@ struct Driver {
 inline constinit Driver driver_table;
 inline Driver& table() noexcept { return driver_table; }
 
+// The driver is asked; 14 ns. A stream of which it cannot say counts as capturing.
+inline bool is_capturing(CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return table().stream_is_capturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 // "GPU-xxxxxxxx-xxxx-...", or "MIG-..." for a MIG instance, as nvidia-smi prints it. Throws DriverError.
 std::string device_uuid(CUdevice device);
 std::string device_name(CUdevice device);

@@ -50,10 +50,7 @@ bool Registry::find(CUstream stream, StreamFacts& facts) const noexcept {
 bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   if (find(stream, facts)) return true;
   // Asking for the flags of a stream that captures would invalidate the capture.
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-    return false;
-  }
+  if (is_capturing(stream)) return false;
   unsigned flags = 0;
   if (table().stream_get_flags(stream, &flags) != CUDA_SUCCESS) return false;
   CUcontext context = nullptr;

@@ -331,7 +331,7 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
 void order_behind_slices(const queue::Call& call) noexcept {
   // CUDA runs launches of one executable graph in the order in which they were made, on whatever streams.
   Offload::drain_launches_of(call);
-  if (!runtime::Slices::may_be_sliced(call.graph()) || runtime::is_capturing(call.stream)) return;
+  if (!runtime::Slices::may_be_sliced(call.graph()) || driver::is_capturing(call.stream)) return;
   runtime::engine().slices().before_direct(call.graph(), call.stream);
 }
 

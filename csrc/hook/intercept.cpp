@@ -316,6 +316,7 @@ CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUg
   });
 }
 
+// Unlike driver::is_capturing(), with certainty: only a capture that was begun may be counted as ended.
 bool captures(CUstream stream) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return table().stream_is_capturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;

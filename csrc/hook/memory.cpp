@@ -182,12 +182,6 @@ int device_of(CUstream stream) noexcept {
   return driver::registry().look_up(stream, facts) && facts.device >= 0 ? facts.device : driver::current_device();
 }
 
-bool is_capturing(CUstream stream) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return runtime::hot().may_capture() && table().stream_is_capturing(stream, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 // A pool takes memory of the device as it needs some; how much, it decides. So the limit is asked with what it lacks,
 // and looked at again afterwards.
 template <bool kPerThread, typename Allocate>
@@ -195,7 +189,7 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
                           Allocate&& allocate) noexcept {
   const CUstream meant = driver::meant_stream<kPerThread>(stream);
   // An allocation node of a graph has its memory from another place, when the graph is launched.
-  if (is_capturing(meant)) return noted(allocate_or_again(allocate), pointer, bytes);
+  if (runtime::is_captured(meant)) return noted(allocate_or_again(allocate), pointer, bytes);
   Asked asked = asked_on(device_of(meant));
   if (pool == nullptr && (table().device_get_pool == nullptr || asked.device < 0 ||
                           table().device_get_pool(&pool, asked.device) != CUDA_SUCCESS)) {

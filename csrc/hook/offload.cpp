@@ -243,11 +243,7 @@ CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
       [&] {
         const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? state.calls.record(event, stream)
                                                                  : state.calls.record_with_flags(event, stream, flags);
-        if (status != CUDA_SUCCESS) return status;
-        CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-        const bool known = state.calls.stream_is_capturing(stream, &capture) == CUDA_SUCCESS;
-        const bool capturing = !known || capture != CU_STREAM_CAPTURE_STATUS_NONE;
-        driver::registry().recorded(event, capturing);
+        if (status == CUDA_SUCCESS) driver::registry().recorded(event, driver::is_capturing(stream));
         return status;
       });
 }

@@ -32,7 +32,6 @@ bool Calls::load(void* handle, Find* find) noexcept {
   required(context_get_current, "cuCtxGetCurrent");
   required(context_set_current, "cuCtxSetCurrent");
   required(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  required(stream_is_capturing, "cuStreamIsCapturing");
   decltype(cuFuncGetParamInfo)* parameter_sizes = nullptr;
   required(parameter_sizes, "cuFuncGetParamInfo");
   return complete;

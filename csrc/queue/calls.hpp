@@ -32,7 +32,6 @@ struct Calls {
   decltype(cuCtxGetCurrent)* context_get_current = nullptr;
   decltype(cuCtxSetCurrent)* context_set_current = nullptr;
   decltype(cuThreadExchangeStreamCaptureMode)* exchange_capture_mode = nullptr;
-  decltype(cuStreamIsCapturing)* stream_is_capturing = nullptr;
 
   using Find = void*(void* handle, const char* name);
 

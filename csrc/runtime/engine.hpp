@@ -204,7 +204,7 @@ inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcep
   site.caller.latency = !best_effort || thread.empties_cache || in_latency_region(thread);
   if (stream == nullptr) return;
   const bool collecting = telemetry::collecting();
-  site.captured = (best_effort || collecting || state.may_capture()) && is_capturing(stream);
+  site.captured = (best_effort || collecting || state.may_capture()) && driver::is_capturing(stream);
   if (site.captured || site.call_class == Class::kNormal) return;
   site.device = Engine::current_device(thread);
   if (!best_effort) return;

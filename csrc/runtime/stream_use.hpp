@@ -28,15 +28,8 @@ void forget_streams_of(CUcontext context) noexcept;
 // The ticker's: takes away the marks of regions that were left and whose work is complete.
 void sweep_marks() noexcept;
 
-// The driver is asked; 14 ns. What it cannot say counts as capturing.
-inline bool is_capturing(CUstream stream) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return driver::table().stream_is_capturing(stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-// As is_capturing(), asking only where some stream of the process may be.
-inline bool is_captured(CUstream stream) noexcept { return hot().may_capture() && is_capturing(stream); }
+// As driver::is_capturing(), asking only where some stream of the process may be.
+inline bool is_captured(CUstream stream) noexcept { return hot().may_capture() && driver::is_capturing(stream); }
 
 // By which the marks know the stream; 0: they do not.
 inline std::uint64_t mark_key(CUstream stream) noexcept {

@@ -25,7 +25,6 @@ Site find_site(CUstream, CUevent) noexcept { return here; }
 int attribute_value = 0;
 unsigned memory_type = 0;  // 0: pageable
 unsigned memory_device = 0;
-bool capturing = false;
 int uncounted_captures = 0;
 void count_capture() noexcept { ++uncounted_captures; }
 
@@ -56,10 +55,6 @@ void* find_function(void* handle, const char* name) {
       {"cuFuncGetParamInfo", address(driver::table().function_get_parameter)},
       {"cuEventDestroy_v2", address(calls.destroy_event)},
       {"cuMemFreeAsync", address(calls.free_memory)},
-      {"cuStreamIsCapturing", address(+[](CUstream, CUstreamCaptureStatus* status) {
-         *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-         return CUDA_SUCCESS;
-       })},
       {"cuPointerGetAttribute", address(+[](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
          if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
            *static_cast<CUdeviceptr*>(value) = address & ~CUdeviceptr{0xff};
@@ -101,7 +96,6 @@ class OffloadTest : public QueueTest {
     here = site_at(&queue(), caller_);
     memory_type = CU_MEMORYTYPE_HOST;
     attribute_value = 0;
-    capturing = false;
   }
   ~OffloadTest() override { Offload::forget_queues(); }
 
@@ -154,11 +148,14 @@ TEST_F(OffloadTest, ALatencyCallBypassesWhatItDoesNotDependOnAndDrainsTheRestWit
 }
 
 TEST_F(OffloadTest, ADirectRecordOnACapturingStreamMarksTheEvent) {
-  capturing = true;
+  driver::table().stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+  };
   here.queue = nullptr;
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
   EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
-  capturing = false;
+  FakeDriver::fill_table();
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
   EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
 }

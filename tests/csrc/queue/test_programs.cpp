@@ -129,10 +129,6 @@ void* find_function(void* fake, const char* name) {
       {"cuCtxSetCurrent", address(calls.context_set_current)},
       {"cuThreadExchangeStreamCaptureMode", address(calls.exchange_capture_mode)},
       {"cuFuncGetParamInfo", address(driver::table().function_get_parameter)},
-      {"cuStreamIsCapturing", address(+[](CUstream, CUstreamCaptureStatus* status) {
-         *status = CU_STREAM_CAPTURE_STATUS_NONE;
-         return CUDA_SUCCESS;
-       })},
       {"cuPointerGetAttribute", address(+[](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
          switch (attribute) {
            case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
