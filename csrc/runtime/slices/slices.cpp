@@ -755,12 +755,14 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
   const auto put_in_place = [&] {
     if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
+    const auto keep_pieces = [&] {
+      sliced->scale = sliced->pieces_scale;
+      sliced->state.store(Sliced::State::kReady);
+    };
     const bool had = sliced->pieces != nullptr;
     if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
-    if (lost) {                                                                 // until a launch
-      if (had) sliced->scale = sliced->pieces_scale;
-      return sliced->state.store(had ? Sliced::State::kReady : Sliced::State::kIdle);
-    }
+    if (lost && had) return keep_pieces();
+    if (lost) return sliced->state.store(Sliced::State::kIdle);  // until a launch
     if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
     try {
       if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {
@@ -774,10 +776,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
     }
-    if (reason != WholeReason::kNone && had) {  // those it has
-      sliced->scale = sliced->pieces_scale;
-      return sliced->state.store(Sliced::State::kReady);
-    }
+    if (reason != WholeReason::kNone && had) return keep_pieces();
     if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
     bytes_.fetch_sub(sliced->bytes, std::memory_order_relaxed);
     sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
