@@ -21,7 +21,9 @@
 // thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
 // graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place,
 // changed or taken away; Sliced::turn is held for a moment, while it is decided whether a launch goes whole and
-// whether a change may follow it. Nothing here is on the way of a launch on the program's own thread, but
+// whether a change may follow it. The launcher thread tells slices of awaited changes without driving_; it holds
+// reading_ meanwhile, and so does the builder while it clones our clone, because both may read the same graph and CUDA
+// does not synchronise even that. Nothing here is on the way of a launch on the program's own thread, but
 // before_direct() and after_direct().
 #pragma once
 
@@ -328,7 +330,7 @@ class Slices {
   std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
   bool watches_ = false;                                                 // the builder's: something may change its mind
   std::mutex driving_;
-  std::mutex reading_;  // behind driving_ and a taken graph: a clone is read that slices are told of, or is cloned
+  std::mutex reading_;  // taken after driving_ and Sliced::taken
   std::atomic<int> waiting_to_drive_{0};
   std::atomic<bool> wanted_{false};
   std::atomic<bool> stopping_{false};
