@@ -704,6 +704,18 @@ void Slices::run() noexcept {
   }
 }
 
+// driving_, behind the program's threads that wait for it. Once the process exits the driver may be gone: does not
+// return, and holds nothing that an exit handler of the program's may wait for.
+std::unique_lock<std::mutex> Slices::drive() noexcept {
+  while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
+  std::unique_lock lock(driving_);
+  while (stopping_.load()) {
+    if (lock.owns_lock()) lock.unlock();
+    sleep_ns(kNsPerSecond);
+  }
+  return lock;
+}
+
 std::shared_ptr<Sliced> Slices::next_wanted() noexcept {
   const std::scoped_lock lock(mutex_);
   wanted_.store(false);
@@ -727,9 +739,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   bool late = false;
   bool lost = false;  // the graph is being destroyed, or its functions may be gone
   const Step step = [&](const std::function<void()>& what, bool always) {
-    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
-    const std::scoped_lock lock(driving_);
-    while (stopping_.load()) sleep_ns(kNsPerSecond);  // the process exits: the driver may be gone
+    const std::unique_lock lock = drive();
     late = late || now_ns() - begin_ns > settings_.most_build_ns;
     // The registry forgets a graph before the program's thread comes to forget() here. Functions may be gone where a
     // module was unloaded and the graph has not been launched since.
@@ -934,8 +944,7 @@ void Slices::look_at_times() noexcept {
     return;
   }
   for (const std::shared_ptr<Sliced>& sliced : known) {
-    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
-    const std::scoped_lock lock(driving_);
+    const std::unique_lock lock = drive();
     try {
       if (sliced->clone == nullptr || sliced->recuts == kMostRecuts || !wants_cutting_again(*sliced)) continue;
     } catch (const std::exception&) {
@@ -1017,9 +1026,7 @@ void Slices::drop_idle(int idle_looks) noexcept {
     return;  // no memory: another time
   }
   for (const std::shared_ptr<Sliced>& sliced : idle) {
-    while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
-    const std::scoped_lock lock(driving_);
-    while (stopping_.load()) sleep_ns(kNsPerSecond);
+    const std::unique_lock lock = drive();
     // Not one that the launcher is at: the gate may hold it for long, and others wait for driving_.
     const bool refused = has_refused_slices(*sliced);
     if ((!refused && sliced->state.load() != Sliced::State::kReady) || !sliced->take()) continue;

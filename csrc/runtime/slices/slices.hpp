@@ -296,6 +296,7 @@ class Slices {
 
   bool start_builder() noexcept;
   void run() noexcept;
+  std::unique_lock<std::mutex> drive() noexcept;
   std::shared_ptr<Sliced> next_wanted() noexcept;
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);

@@ -1,6 +1,7 @@
 // Launches of graphs in slices, over the simulated driver: what the device runs is what the program launched, in its
 // order, whatever the gate does between two slices.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -629,6 +630,26 @@ TEST_F(Sliced, AGraphThatIsBeingDestroyedWhileItIsBuiltIsNoFailure) {
   EXPECT_EQ(sliced->state.load(), runtime::Sliced::State::kIdle);
   EXPECT_EQ(state().graph_builds, before.graph_builds);
   destroy(exec);
+}
+
+// Exit handlers of the program, which come behind ours, destroy graphs and unload modules. In a process of its own,
+// where nothing is built afterwards.
+TEST_F(Sliced, AGraphIsDestroyedAtExitThoughTheBuilderWasAtIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto exits = [&] {
+    alarm(60);  // against a hang alone
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    CUgraphExec exec = chains({1}).front();
+    Program::check(program_.launch(0));
+    {
+      const AtTheFirstStep step(slices(), exec, program_.stream());
+      std::thread([] { slices().stop(); }).join();
+    }
+    std::this_thread::sleep_for(100ms);  // the builder comes to its next step
+    destroy(exec);
+    _exit(0);
+  };
+  EXPECT_EXIT(exits(), ::testing::ExitedWithCode(0), "");
 }
 
 // The values of the first kernels of slices, in the order in which they are made.
