@@ -710,8 +710,9 @@ std::unique_lock<std::mutex> Slices::drive() noexcept {
   while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
   std::unique_lock lock(driving_);
   while (stopping_.load()) {
-    if (lock.owns_lock()) lock.unlock();
+    lock.unlock();
     sleep_ns(kNsPerSecond);
+    lock.lock();
   }
   return lock;
 }
