@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 
 from cudasched import kernels  # noqa: E402
 
+kernels.register()
+
 #: Relative and absolute error that is allowed: half a unit in the last place, rounded twice, and float32 sums.
 BOUNDS = {torch.float32: (2e-5, 2e-5), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.2e-2, 4e-3)}
 TYPES = list(BOUNDS)
