@@ -359,7 +359,7 @@ def _summary_cell(row: ColocationRow | None) -> str:
     if row is None or row.latency_ms is None:
         return ""
     ratio = f" ({row.p99_ratio:.1f}x)" if row.p99_ratio and row.arm != "latency_alone" else ""
-    return ", ".join([f"{row.latency_ms.p99:.2f} ms{ratio}", *_kept(row)])
+    return ", ".join([f"{row.latency_ms.p99:.2f} ms{ratio}", *_kept(row)[:1]])
 
 
 def _kept(row: ColocationRow) -> list[str]:
