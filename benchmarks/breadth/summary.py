@@ -85,9 +85,9 @@ def limits_table(results: Results) -> str:
     submission makes up for it. What the program's own counts say is in rows measured since they keep them.
     """
     lines = [
-        "| program | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone "
+        "| program | beside | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone "
         "| gate waits | launcher CPU |",
-        f"|{'---|' * 9}",
+        f"|{'---|' * 10}",
     ]
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
     for row in rows:
@@ -103,6 +103,7 @@ def limits_table(results: Results) -> str:
         longer_ms = row.latency_ms.mean - row.alone_ms.mean if row.latency_ms and row.alone_ms else None
         cells = (
             row.best_effort_load,
+            row.latency_load,
             MANAGED[row.arm],
             f"{row.best_effort_ratio:.3f}",
             f"{sliced.best_effort_ratio:.3f}" if sliced and sliced.best_effort_ratio else "",
