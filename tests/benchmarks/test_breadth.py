@@ -289,7 +289,7 @@ def test_the_plot_of_programs_has_a_line_a_program_and_a_mark_an_arm(tmp_path: P
     made = load(RESULTS / "breadth.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figure.Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch()))
-        assert plots.servers(made) == ["bert_graph"]
+        assert plots.servers(made) == ["bert_graph", "vit_graph", "bert_eager", "recommender"]
         assert plots.plot_programs(made, "bert_graph", tmp_path / "breadth.png")
     left, right = drawn[0].axes[:2]
     programs = {row.best_effort_load for row in made.rows if isinstance(row, ColocationRow)}
