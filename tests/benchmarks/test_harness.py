@@ -207,6 +207,7 @@ def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
         assert (row.bound_p99_ms is not None) == (arm.latency and arm.best_effort)
         assert row.gpu_duty == pytest.approx(120 * 24 * 20e-6)
         assert (row.best_effort_gpu_ratio is not None) == arm.best_effort
+        assert (row.gate_wait is not None) == arm.managed, "what cudasched counted, in programs that it runs, too"
     merged = tmp_path / "merged.json"
     assert colocation.main(["merge", "--no-plots", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
     assert load(merged).rows == results.rows

@@ -318,8 +318,8 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def numbers() -> dict[str, int]:
-    """What cudasched has counted in this process; nothing in one without it."""
-    if "cudasched" not in sys.modules:
+    """What cudasched has counted in this process, which imported it or is run under it; nothing in one without it."""
+    if "cudasched" not in sys.modules and "cudasched" not in os.environ.get("LD_PRELOAD", ""):
         return {}
     import cudasched
 
@@ -452,6 +452,7 @@ def main() -> int:
     began = time.monotonic()
     client = build(args)
     client.warm_up()
+    numbers()  # what it imports is there before the first run
     answer({"event": "ready", "pid": os.getpid(), "startup_s": round(time.monotonic() - began, 2)})
     serve(client, sys.stdin, answer)
     return 0
