@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,32 @@ from benchmarks.regressions import __main__ as regressions
 from benchmarks.results.schema import FigureRow, load
 
 
-@pytest.fixture
-def measured(simulated_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def measured_once(simulated_driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One measurement of two processes of each kind."""
-    monkeypatch.setenv("CUDASCHED_DRIVER", str(simulated_driver))
-    monkeypatch.setenv("CUDASCHED_SIM_DIR", str(tmp_path))
-    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("CUDASCHED_SIM_SCALE", "1")
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
-    tmp_path.chmod(0o700)
-    out = tmp_path / "out"
-    options = ["measure", "--out", str(out), "--simulate", "--processes", "2", "--only", "1"]
-    assert regressions.main(options) == 0
+    out = tmp_path_factory.mktemp("measured") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        simulate(patch, simulated_driver, out.parent)
+        options = ["measure", "--out", str(out), "--simulate", "--processes", "2", "--only", "1"]
+        assert regressions.main(options) == 0
     return out
+
+
+@pytest.fixture
+def measured(measured_once: Path, simulated_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, where more can be measured."""
+    simulate(monkeypatch, simulated_driver, tmp_path)
+    return Path(shutil.copytree(measured_once, tmp_path / "out"))
+
+
+def simulate(patch: pytest.MonkeyPatch, driver: Path, directory: Path) -> None:
+    """A device of this directory's own, for what is measured from now on."""
+    patch.setenv("CUDASCHED_DRIVER", str(driver))
+    patch.setenv("CUDASCHED_SIM_DIR", str(directory))
+    patch.setenv("CUDASCHED_RUN_DIR", str(directory / "run"))
+    patch.setenv("CUDASCHED_SIM_SCALE", "1")
+    patch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    directory.chmod(0o700)
 
 
 def test_a_rehearsal_records_each_process_once_and_goes_on_where_it_stopped(measured: Path) -> None:
