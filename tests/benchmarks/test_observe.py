@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytest.importorskip("prometheus_client", reason="prometheus-client is not instal
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_figures_are_written_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    monkeypatch.setattr(observe, "build", functools.partial(observe.build, together=True))
     path = tmp_path / "observe.json"
     assert observe.main(["--out", str(path), "--rounds", "1", "--clients", "3"]) == 0
     first = load(path)
