@@ -173,12 +173,13 @@ def test_a_warm_start_needs_a_part_of_the_evaluations() -> None:
         limit = new.best()[1] * 1.05
         return next((i for i, index in enumerate(order, 1) if new.time_us(index) <= limit), 81)
 
-    assert needed(prior) <= needed(None) / 3
+    cold = needed(None)
+    assert needed(prior) <= cold / 3
     assert prior.shape == (1, len(keys))
     # A shape that is nearer, and for which the opposite is good, costs a few evaluations and no more.
     misled = np.vstack([1 / prior, prior])
-    assert needed(misled) <= needed(None) / 2
-    assert needed(1 / prior) <= needed(None) + 16
+    assert needed(misled) <= cold / 2
+    assert needed(1 / prior) <= cold + 16
 
 
 def test_a_part_of_a_run_is_filled_in_by_trees_and_the_nearest_shape_comes_first() -> None:
