@@ -121,12 +121,23 @@ install_cpu_pytorch() {
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
-# Tests that wait for processes outnumber those that compute. A test that hangs ends its worker alone, and is named.
-in_parallel=(-n 4 --timeout 600)
+# Tests that wait for processes outnumber those that compute. A test that hangs ends its worker alone, and is named. Tests of
+# a module stay together in one process, which imports and builds once what they share, until another has no more to do.
+in_parallel=(-n 4 --dist worksteal --timeout 600)
+
+# import_once DIRECTORY OPTION...: makes the byte code of all that tests import, once for each package that is installed:
+# pytest's processes begin together, and each would make it for itself.
+import_once() {
+  local directory="$1" stamp="$1/.imported-package"
+  [ "$stamp" -nt "$directory/.installed-package-test" ] && return
+  "$directory/bin/python" -m pytest --collect-only -q "${@:2}" >/dev/null 2>&1 || true # what is wrong is said by the stage
+  touch "$stamp"
+}
 
 prepare_python() {
   install_package "$venv" test
   install_cpu_pytorch
+  import_once "$venv" --ignore=tests/packaging
 }
 
 stage_python() {
@@ -156,6 +167,7 @@ some_other_pythons() {
 prepare_other_python() {
   ensure_venv "$root/.venv-$1" "$2"
   install_package "$root/.venv-$1" test
+  import_once "$root/.venv-$1" "${engine_tests[@]}" tests/python
 }
 
 prepare_other-pythons() {
