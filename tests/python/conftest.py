@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,10 +107,14 @@ def cudasched(command: str) -> Run:
 
 
 @pytest.fixture(scope="session")
-def build() -> Iterator[Builder]:
-    """Builds the checks of the kernels."""
-    with tempfile.TemporaryDirectory() as directory:
-        yield Builder(Path(directory))
+def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    """Builds the checks of the kernels; the processes of one run share what is precompiled."""
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "emulated"
+    directory.mkdir(exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Builder(directory)
 
 
 @pytest.fixture

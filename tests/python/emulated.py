@@ -18,16 +18,21 @@ class Builder:
     """Builds them with the standard library's headers precompiled, which are half of what a check takes.
 
     Args:
-        directory: For the headers.
+        directory: For the headers, or with those of another builder.
     """
 
     def __init__(self, directory: Path) -> None:
         self._compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-w"]
         self._headers = directory / "standard.hpp"
+        precompiled = Path(f"{self._headers}.gch")
+        if precompiled.exists():
+            return
         sources = (path.read_text() for path in EMULATED.glob("*.[ch]pp"))
         included = {line for source in sources for line in re.findall(r"^#include <.*", source, re.MULTILINE)}
         self._headers.write_text("\n".join(sorted(included)))
-        self._compile("-x", "c++-header", self._headers, "-o", f"{self._headers}.gch")
+        made = directory / "made.gch"  # what is left of one that was stopped is not taken for whole
+        self._compile("-x", "c++-header", self._headers, "-o", made)
+        made.rename(precompiled)
 
     def __call__(self, check: str, macros: Mapping[str, object], directory: Path) -> Path:
         """A program of one configuration.
