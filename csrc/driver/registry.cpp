@@ -162,12 +162,12 @@ void Registry::launched(CUgraphExec exec) noexcept {
   }
 }
 
-void Registry::changed(CUgraphExec exec) noexcept {
+bool Registry::changed(CUgraphExec exec) noexcept {
   const SpinGuard guard(lock_);
   HandleTable<4>::Words words{};
-  if (guard.owns() && execs_.find(handle_word(exec), words)) {
-    execs_.set_word(handle_word(exec), 2, words[2] & ~kLaunched);
-  }
+  if (!guard.owns() || !execs_.find(handle_word(exec), words)) return false;
+  execs_.set_word(handle_word(exec), 2, words[2] & ~kLaunched);
+  return (words[2] & kLaunched) != 0;
 }
 
 void Registry::forget(CUgraphExec exec) noexcept {

@@ -69,7 +69,8 @@ class Registry {
   // Instantiated, or updated to another graph; not launched yet. With the context current in which it is used.
   void made(CUgraphExec exec, const ExecFacts& facts) noexcept;
   void launched(CUgraphExec exec) noexcept;
-  void changed(CUgraphExec exec) noexcept;
+  // It is about to be changed, and counts as not launched. Had it been?
+  bool changed(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
   // Was an executable graph made, ever, that is not known to be plain? Its memory nodes' allocations may be in use by
   // anything.

@@ -160,7 +160,7 @@ class Changing final : public runtime::Slices::Behind {
       follows_ = Offload::queue_of(exec) != nullptr && runtime::engine().slices().follow(exec);
       if (!follows_) Offload::drain_changed(exec);
     }
-    driver::registry().changed(exec);
+    was_launched_ = driver::registry().changed(exec);
   }
 
   // tell(behind) says what the driver has done; where it has refused, nothing is to be said.
@@ -168,6 +168,8 @@ class Changing final : public runtime::Slices::Behind {
   CUresult done(CUresult status, Tell&& tell) noexcept {
     if (status == CUDA_SUCCESS) {
       tell(follows_ ? this : nullptr);
+      // A change that it has taken is no reason for the driver to refuse a launch: the next one may be deferred, too.
+      if (was_launched_) driver::registry().launched(exec_);
     } else if (follows_) {
       runtime::engine().slices().followed(exec_);
     }
@@ -183,6 +185,7 @@ class Changing final : public runtime::Slices::Behind {
  private:
   CUgraphExec exec_;
   bool follows_ = false;
+  bool was_launched_ = false;
 };
 
 template <typename Update>

@@ -404,7 +404,8 @@ void tell(const EntryPoint& point, const Passed& passed) noexcept {
     case Meaning::kDestroyContext:
       return for_each_queue([](Queue& known) { known.context_gone(); });
     case Meaning::kChangeExec:
-      return registry.changed(passed.handle<CUgraphExec>(at.exec));
+      registry.changed(passed.handle<CUgraphExec>(at.exec));
+      return;
     case Meaning::kDestroyExec:
       return registry.forget(passed.handle<CUgraphExec>(at.exec));
     case Meaning::kSetFunction:

@@ -260,8 +260,6 @@ void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept 
     told.fits = false;
   }
   if (!told.fits) did_not_follow(*sliced, told);
-  // A change is no reason for the driver to refuse a launch.
-  if (told.defers && sliced->launches.load(std::memory_order_relaxed) > 0) driver::registry().launched(exec);
 }
 
 // driving_ is held.
@@ -310,7 +308,6 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
   sliced.updated = true;
-  told.defers = true;
   sliced.clone.reset();
   sliced.clone_nodes.clear();
   sliced.changed_meanwhile.clear();
@@ -324,7 +321,7 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   if (told.why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) {
     told.why = WholeReason::kNoMemory;
   }
-  told.fits = told.defers = told.why == WholeReason::kNone;
+  told.fits = told.why == WholeReason::kNone;
   if (told.fits && (has_pieces || state == Sliced::State::kBuilding)) {
     ReadGraph now;
     told.fits = read_graph(sliced.clone.get(), sliced.shape.children, now) && is_alike(sliced.shape, now);
@@ -353,7 +350,6 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
   tell(exec, behind, [&](Sliced& sliced, Told& told) {
     if (sliced.clone == nullptr) return;
     told.of = 0;
-    told.defers = true;
     told.fits = (context == nullptr || context == sliced.context) && find_number(sliced, node, told.of) &&
                 set(sliced.clone_nodes[told.of]) == CUDA_SUCCESS;
     if (!told.fits) return;
@@ -367,16 +363,12 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
 void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept {
   tell(exec, behind, [&](Sliced& sliced, Told& told) {
     if (sliced.clone == nullptr) return;
-    if (driver::registry().graphs_hold_objects()) {
-      told.defers = true;
-      return told.leave_objects_to_driver();
-    }
+    if (driver::registry().graphs_hold_objects()) return told.leave_objects_to_driver();
     told.of = 0;
     CUgraph ours = nullptr;
     CUgraph copy = nullptr;  // for slices
     ReadGraph to;
     ReadGraph from;
-    told.defers = true;
     told.fits = sliced.pieces == nullptr || table().graph_clone(&copy, child) == CUDA_SUCCESS;
     OwnedGraph owned = own(copy);
     told.fits = told.fits && find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
@@ -397,7 +389,6 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
 void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept {
   tell(exec, behind, [&](Sliced& sliced, Told& told) {
     told.of = Sliced::kSwitch;
-    told.defers = sliced.clone != nullptr;
     std::uint32_t number = 0;
     if (!find_number(sliced, node, number)) {
       // It outlives updates, and the next one would bring slices back that do not know of it.

@@ -277,7 +277,6 @@ class Slices {
     bool fits = true;                                    // else they are given up
     Change change;                                       // without bytes: there are no slices
     graph::WholeReason why = graph::WholeReason::kNone;  // it stays whole from now on
-    bool defers = false;                                 // its next launch may be deferred, as those before it
 
     // The driver releases what an update replaces behind the launches that it has seen, and slices have references to
     // what their graph was built with alone: launches of what it is now go whole.

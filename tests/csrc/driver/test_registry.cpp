@@ -164,6 +164,7 @@ TEST_F(RegistryTest, AnEventIsWhatItWasMadeAndWhereItWasRecorded) {
 TEST_F(RegistryTest, AGraphIsLaunchedFromItsLaunchToItsChange) {
   const CUgraphExec exec = handle<CUgraphExec>(0x91);
   registry().launched(exec);
+  EXPECT_FALSE(registry().changed(exec));
   EXPECT_FALSE(knows(exec));
   registry().made(exec, {.identity = 7, .critical_path_ns = 1000, .nodes = 3, .plain = true});
   ExecFacts facts;
@@ -175,7 +176,8 @@ TEST_F(RegistryTest, AGraphIsLaunchedFromItsLaunchToItsChange) {
   registry().launched(exec);
   ASSERT_TRUE(registry().find(exec, facts));
   EXPECT_TRUE(facts.plain && facts.launched);
-  registry().changed(exec);
+  EXPECT_TRUE(registry().changed(exec));
+  EXPECT_FALSE(registry().changed(exec));
   ASSERT_TRUE(registry().find(exec, facts));
   EXPECT_TRUE(facts.plain && !facts.launched);
   EXPECT_EQ(facts.nodes, 3U);

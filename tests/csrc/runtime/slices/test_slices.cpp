@@ -876,6 +876,29 @@ TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
 }
 
+// vLLM's pieces are short: a program that updates them would else wait before each launch for all that is queued.
+TEST_F(Changed, AGraphThatGoesWholeIsDeferredBehindAChangeToo) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 1);
+  CUgraph other = new_graph();
+  chain(other, 11, 1);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ran();
+  clear_log();
+  const State before = state();
+  EXPECT_EQ(before.graphs_whole[static_cast<std::size_t>(graph::WholeReason::kOneNode)], 1U);
+  set_value(exec, nodes[0], 5);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  Program::check(update(exec, other));
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  Program::check(update(exec, graph));
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), (std::vector<std::uint64_t>{5, 11, 1}));
+  EXPECT_EQ(state().offloaded_launches - before.offloaded_launches, 3U);
+}
+
 // A change that waits for the next launch is not lost where the program changes the graph once more directly.
 TEST_F(Changed, AChangeThatIsAwaitedComesBeforeALaterDirectOne) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
