@@ -82,6 +82,8 @@ class Pieces {
 // because something of ours is to be given back.
 using Step = std::function<bool(const std::function<void()>& what, bool always)>;
 
+inline constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+
 // How slices are made executable.
 struct Instantiation {
   unsigned long long flags = 0;

@@ -1,24 +1,13 @@
 #include "runtime/slices/slices.hpp"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <time.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
-#include <cstdio>
 #include <exception>
 #include <new>
-#include <thread>
 #include <utility>
 
-#include "base/hash.hpp"
-#include "base/log.hpp"
 #include "driver/driver.hpp"
-#include "driver/node_priorities.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -26,32 +15,10 @@ namespace {
 using driver::table;
 using graph::WholeReason;
 
-constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
 constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | kUseNodePriority |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
-constexpr std::int64_t kPollNs = 200 * kNsPerUs;
 constexpr std::int64_t kMostUnloadWaitNs = 100'000 * kNsPerUs;
-
-void sleep_ns(std::int64_t ns) noexcept {
-  const timespec time{ns / kNsPerSecond, ns % kNsPerSecond};
-  nanosleep(&time, nullptr);
-}
-
-// Taken for the length of a scope. The launcher may have it for as long as the gate holds a launch, but what is queued
-// was drained before a graph is changed.
-class Taken {
- public:
-  explicit Taken(Sliced& sliced) noexcept : sliced_(sliced) {
-    while (!sliced_.take()) sched_yield();
-  }
-  ~Taken() { sliced_.release(); }
-  Taken(const Taken&) = delete;
-  Taken& operator=(const Taken&) = delete;
-
- private:
-  Sliced& sliced_;
-};
 
 bool can_cut() noexcept {
   const driver::Driver& driver = table();
@@ -59,29 +26,6 @@ bool can_cut() noexcept {
          driver.graph_node_destroy != nullptr && driver.graph_instantiate != nullptr &&
          driver.graph_get_nodes != nullptr && driver.graph_get_edges != nullptr &&
          driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
-}
-
-bool is_followed(Sliced& sliced) noexcept {
-  const std::scoped_lock turn(sliced.turn);
-  return sliced.following > 0;
-}
-
-bool is_broken(Sliced& sliced) noexcept {
-  const std::scoped_lock turn(sliced.turn);
-  return sliced.broken;
-}
-
-// No change is queued for its slices, or will be: from now on its state is `now`.
-bool stop_following(Sliced& sliced, Sliced::State now) noexcept {
-  const std::scoped_lock turn(sliced.turn);
-  if (sliced.following > 0) return false;
-  sliced.state.store(now);
-  return true;
-}
-
-// Of no use any more.
-bool has_refused_slices(const Sliced& sliced) noexcept {
-  return sliced.state.load() == Sliced::State::kWhole && sliced.slices.load(std::memory_order_relaxed) != 0;
 }
 
 // A fault, rather than what the graph is.
@@ -303,7 +247,7 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
   }
   const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
   const Sliced::State state = sliced.state.load();
-  if (has_refused_slices(sliced)) drop(sliced);
+  if (sliced.has_refused_slices()) drop(sliced);
   const bool has_pieces = sliced.pieces != nullptr;
   const bool often = sliced.changed_at && launches - *sliced.changed_at < kSettled;
   sliced.changed_at = launches;
@@ -634,401 +578,6 @@ void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
   sliced->broken = sliced->broken || !made;
 }
 
-// ---- the builder
-// -----------------------------------------------------------------------------------------------------
-
-void Slices::tick() noexcept {
-  if (const WholeReason reason = failed_.load(std::memory_order_relaxed);
-      reason != WholeReason::kNone && !std::exchange(said_failed_, true)) {
-    std::array<char, 160> message{};
-    std::snprintf(
-        message.data(), message.size(),
-        "a graph could not be cut into slices (%s) and is launched whole; cudasched.state() counts such graphs",
-        graph::name(reason).data());
-    log::warning(message.data());
-  }
-  if (!wanted_.load(std::memory_order_relaxed) || stopping_.load()) return;
-  if (!running_ && !start_builder()) return;
-  wanted_changed_.notify_one();
-}
-
-bool Slices::start_builder() noexcept {
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  try {
-    std::thread([this] { run(); }).detach();
-    running_ = true;
-  } catch (const std::exception&) {
-    wanted_.store(false);  // no thread is to be had: asked for again by the next graph
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return running_;
-}
-
-void Slices::run() noexcept {
-  pthread_setname_np(pthread_self(), "cudasched-graph");
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  table().exchange_capture_mode(&mode);
-  while (true) {
-    const std::shared_ptr<Sliced> sliced = next_wanted();
-    if (sliced != nullptr) {
-      build(sliced);
-      continue;
-    }
-    SliceSettings settings;
-    {
-      const std::scoped_lock driving(driving_);
-      settings = settings_;
-    }
-    drop_idle(settings.idle_looks);
-    look_at_times();
-    std::unique_lock lock(mutex_);
-    const auto is_wanted = [this] { return wanted_.load(std::memory_order_relaxed); };
-    if (!watches_) {
-      wanted_changed_.wait(lock, is_wanted);
-    } else {
-      wanted_changed_.wait_for(lock, std::chrono::nanoseconds(settings.look_ns), is_wanted);
-    }
-  }
-}
-
-// driving_, behind the program's threads that wait for it. Once the process exits the driver may be gone: does not
-// return, and holds nothing that an exit handler of the program's may wait for.
-std::unique_lock<std::mutex> Slices::drive() noexcept {
-  while (waiting_to_drive_.load() > 0) sleep_ns(20'000);
-  std::unique_lock lock(driving_);
-  while (stopping_.load()) {
-    lock.unlock();
-    sleep_ns(kNsPerSecond);
-    lock.lock();
-  }
-  return lock;
-}
-
-std::shared_ptr<Sliced> Slices::next_wanted() noexcept {
-  const std::scoped_lock lock(mutex_);
-  wanted_.store(false);
-  std::shared_ptr<Sliced> most;
-  for (const auto& [exec, sliced] : all_) {
-    if (sliced->state.load() != Sliced::State::kWanted) continue;
-    if (most == nullptr ||
-        sliced->launches.load(std::memory_order_relaxed) > most->launches.load(std::memory_order_relaxed)) {
-      most = sliced;
-    }
-  }
-  if (most != nullptr) wanted_.store(true);  // look again behind it
-  return most;
-}
-
-void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
-  const std::int64_t begin_ns = now_ns();
-  const std::uint64_t generation = sliced->generation.load();
-  Sliced::State wanted = Sliced::State::kWanted;
-  if (!sliced->state.compare_exchange_strong(wanted, Sliced::State::kBuilding)) return;
-  bool late = false;
-  bool lost = false;  // the graph is being destroyed, or its functions may be gone
-  const Step step = [&](const std::function<void()>& what, bool always) {
-    const std::unique_lock lock = drive();
-    late = late || now_ns() - begin_ns > settings_.most_build_ns;
-    // The registry forgets a graph before the program's thread comes to forget() here. Functions may be gone where a
-    // module was unloaded and the graph has not been launched since.
-    driver::ExecFacts facts;
-    lost = lost || !driver::registry().find(sliced->exec, facts) ||
-           sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
-    const bool goes_on = !late && !lost && sliced->generation.load() == generation;
-    if (!goes_on && !always) return false;
-    const driver::CurrentContext current(sliced->context);
-    if (!current.ok() && !always) return false;
-    what();
-    return goes_on;
-  };
-
-  auto pieces = std::make_unique<Pieces>();
-  WholeReason reason = WholeReason::kNone;
-  try {
-    reason = build_pieces(*sliced, step, *pieces);
-  } catch (const std::exception&) {
-    reason = WholeReason::kNoMemory;
-  }
-  if (!lost) builds_.fetch_add(1, std::memory_order_relaxed);
-  build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
-  const auto put_in_place = [&] {
-    if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
-    const auto keep_pieces = [&] {
-      sliced->scale = sliced->pieces_scale;
-      sliced->state.store(Sliced::State::kReady);
-    };
-    const bool had = sliced->pieces != nullptr;
-    if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
-    if (lost && had) return keep_pieces();
-    if (lost) return sliced->state.store(Sliced::State::kIdle);  // until a launch
-    if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
-    try {
-      if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {
-        reason = WholeReason::kUpdated;
-        if (sliced->misfits < kMostMisfits) ++sliced->misfits;
-      }
-    } catch (const std::exception&) {
-      reason = WholeReason::kNoMemory;
-    }
-    if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
-      sliced->event = nullptr;
-      if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
-    }
-    if (reason != WholeReason::kNone && had) return keep_pieces();
-    if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
-    bytes_.fetch_sub(sliced->bytes, std::memory_order_relaxed);
-    sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
-    sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
-    bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
-    sliced->pieces.swap(pieces);
-    sliced->pieces_scale = sliced->scale;
-    sliced->awaited.clear();
-    sliced->proven.clear();
-    const std::scoped_lock turn(sliced->turn);
-    sliced->broken = false;
-    sliced->state.store(Sliced::State::kReady);
-  };
-  // The launcher has it for as long as the gate holds a launch of it. What the ring holds for the slices that it has is
-  // not for these; no more is put there, because it is not ready.
-  for (bool done = false; !done; sleep_ns(done ? 1 : kPollNs)) {
-    step(
-        [&] {
-          if (!sliced->take()) return;
-          if (is_followed(*sliced)) return sliced->release();
-          put_in_place();
-          sliced->release();
-          pieces.reset();
-          done = true;
-        },
-        true);
-  }
-}
-
-WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& pieces) {
-  const WholeReason reason = build_pieces(sliced, !children_stay_.load(std::memory_order_relaxed), step, pieces);
-  if (reason != WholeReason::kNotBuilt || !pieces.child_refused) return reason;
-  children_stay_.store(true);
-  step([&] { pieces.clear(); }, true);
-  return build_pieces(sliced, false, step, pieces);
-}
-
-void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
-  sliced.places.clear();
-  for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
-    if (read.parents[i] == ReadGraph::kNowhere) sliced.places.push_back(i);
-  }
-}
-
-WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces) {
-  CUgraph own = nullptr;
-  CUstream upload = nullptr;
-  ReadGraph read;
-  std::vector<graph::Node> nodes;
-  WholeReason reason = WholeReason::kNone;
-  const auto stopped = [&](const std::function<void()>& what) {
-    if (reason == WholeReason::kNone && !step(what, false)) reason = WholeReason::kTooSlow;
-    return reason != WholeReason::kNone;
-  };
-  const auto give_back = [&] {
-    step(
-        [&] {
-          if (own != nullptr) table().graph_clone_destroy(own);
-          if (upload != nullptr) table().stream_destroy(upload);
-        },
-        true);
-    return reason;
-  };
-  if (stopped([&] {
-        sliced.changed_meanwhile.clear();
-        sliced.updated_meanwhile = false;
-        sliced.wants_clone = sliced.clone == nullptr;
-        bool cloned = false;
-        if (sliced.clone != nullptr) {
-          const std::scoped_lock reading(reading_);
-          cloned = table().graph_clone(&own, sliced.clone.get()) == CUDA_SUCCESS;
-        }
-        if (!cloned) {
-          own = nullptr;
-          reason = WholeReason::kNotCloned;
-          return;
-        }
-        reason = why_whole(own);
-        if (reason != WholeReason::kNone) return;
-        driver::ExecFacts facts;
-        if (!read_graph(own, children, read) || !driver::registry().find(sliced.exec, facts) ||
-            facts.nodes !=
-                static_cast<std::size_t>(std::count(read.parents.begin(), read.parents.end(), ReadGraph::kNowhere))) {
-          reason = WholeReason::kCloneDiffers;
-          return;
-        }
-        sliced.shape = read;
-        set_numbers(sliced, read);
-      })) {
-    return give_back();
-  }
-  graph::Limits limits;
-  std::uint64_t most_bytes = 0;
-  if (stopped([&] {
-        nodes = planned_nodes(read, sliced.context, sliced.times.kernel_ns);
-        for (std::size_t i = 0; i < nodes.size() && !sliced.scale.empty(); ++i) {
-          const double scale = sliced.scale[sliced.scale.size() == nodes.size() ? i : 0];
-          nodes[i].predicted_ns = static_cast<std::int64_t>(static_cast<double>(nodes[i].predicted_ns) * scale);
-        }
-        limits.slice_ns = settings_.slice_ns;
-        most_bytes = settings_.most_bytes;
-      })) {
-    return give_back();
-  }
-
-  const graph::Plan plan = graph::plan(nodes, read.edges, limits);
-  if (!plan.cut()) reason = plan.whole;
-  const std::uint64_t bytes = plan.slice_of.size() * kNodeBytes + plan.slices.size() * kPieceBytes;
-  if (bytes_.load(std::memory_order_relaxed) + bytes > most_bytes && plan.cut()) {
-    reason = WholeReason::kOverBudget;
-  }
-  if (stopped([&] {
-        std::size_t free_bytes = 0;
-        std::size_t all_bytes = 0;
-        // What the program may want itself stays free.
-        if (table().memory_get_info != nullptr && table().memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
-            free_bytes < 4 * bytes + all_bytes / 128) {
-          reason = WholeReason::kNoMemory;
-        } else if (table().stream_create(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
-          upload = nullptr;
-        }
-      })) {
-    return give_back();
-  }
-
-  const Instantiation how{.flags = (sliced.flags & kUseNodePriority) | (sliced.priority ? kUseNodePriority : 0),
-                          .priority = sliced.priority,
-                          .upload = upload};
-  reason = cut(std::exchange(own, nullptr), read, plan, how, step, pieces);
-  stopped([&] {
-    for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
-      const Pieces::Piece& piece = pieces.pieces[i];
-      driver::registry().made(
-          piece.exec, {.identity = mix(mix(sliced.identity, i + 1), pieces.pieces.size() << 8 | sliced.recuts) | 1,
-                       .critical_path_ns = piece.critical_ns,
-                       .nodes = piece.nodes,
-                       .plain = true});
-    }
-  });
-  bool uploaded = upload == nullptr;
-  while (!uploaded && !stopped([&] { uploaded = table().stream_query.legacy(upload) != CUDA_ERROR_NOT_READY; })) {
-    if (!uploaded) sleep_ns(kPollNs);
-  }
-  return give_back();
-}
-
-// Slices that turned out long are cut again, and so are graphs that were taken for short, and those whose slices are
-// shorter than they were to be, so that there are too many.
-void Slices::look_at_times() noexcept {
-  std::vector<std::shared_ptr<Sliced>> known;
-  try {
-    const std::scoped_lock lock(mutex_);
-    for (const auto& [exec, sliced] : all_) known.push_back(sliced);
-  } catch (const std::exception&) {
-    return;
-  }
-  for (const std::shared_ptr<Sliced>& sliced : known) {
-    const std::unique_lock lock = drive();
-    try {
-      if (sliced->clone == nullptr || sliced->recuts == kMostRecuts || !wants_cutting_again(*sliced)) continue;
-    } catch (const std::exception&) {
-      continue;
-    }
-    ++sliced->recuts;
-    sliced->state.store(Sliced::State::kWanted);
-    wanted_.store(true);
-  }
-}
-
-// driving_ is held.
-bool Slices::wants_cutting_again(Sliced& sliced) {
-  const Sliced::State state = sliced.state.load();
-  const bool was_short = state == Sliced::State::kWhole && sliced.reason.load() == WholeReason::kShort;
-  if (!was_short && state != Sliced::State::kReady) return false;
-  const double before = sliced.scale.empty() ? 1.0 : sliced.scale.front();
-  if (was_short) {
-    driver::ExecFacts facts;
-    if (!driver::registry().find(sliced.exec, facts)) return false;
-    const graph::Measured whole{facts.critical_path_ns, sliced.times.measured_ns(sliced.exec), facts.nodes};
-    const std::vector<double> factor = graph::corrections({&whole, 1}, settings_.slice_ns);
-    if (factor.empty()) return false;
-    sliced.scale = {before * factor.front()};
-    return true;
-  }
-  std::vector<graph::Measured> measured;
-  for (const Pieces::Piece& piece : sliced.pieces->pieces) {
-    measured.push_back({piece.critical_ns, sliced.times.measured_ns(piece.exec), piece.nodes});
-  }
-  const std::vector<double> factors = graph::corrections(measured, settings_.slice_ns);
-  if (factors.empty()) return false;
-  const std::vector<std::uint32_t>& piece_of = sliced.pieces->piece_of;
-  if (sliced.scale.size() != piece_of.size()) sliced.scale.assign(piece_of.size(), before);
-  for (std::size_t i = 0; i < piece_of.size(); ++i) sliced.scale[i] *= factors[piece_of[i]];
-  return true;
-}
-
-// What was changed since the clone was cloned, and what a clone does not carry.
-bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
-  const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
-  if (ReadGraph now; sliced.updated_meanwhile && (!read_graph(sliced.clone.get(), pieces.children, now) ||
-                                                  !make(Change::of_graph(sliced.clone, std::move(now))))) {
-    return false;
-  }
-  return std::all_of(sliced.changed_meanwhile.begin(), sliced.changed_meanwhile.end(),
-                     [&](std::uint32_t node) {
-                       return make(Change::of_node(sliced.clone_nodes[node], sliced.places[node]));
-                     }) &&
-         std::all_of(sliced.disabled.begin(), sliced.disabled.end(), [&](std::uint32_t node) {
-           return node < sliced.places.size() && make(Change::of_switch(sliced.places[node], false));
-         });
-}
-
-// Slices of graphs that are launched no more, and those that the driver has refused.
-void Slices::drop_idle(int idle_looks) noexcept {
-  std::vector<std::shared_ptr<Sliced>> idle;
-  try {
-    const std::scoped_lock lock(mutex_);
-    std::erase_if(idle_, [&](const auto& known) { return !all_.contains(known.first); });
-    watches_ = false;
-    for (const auto& [exec, sliced] : all_) {
-      const Sliced::State state = sliced->state.load();
-      const bool refused = has_refused_slices(*sliced);
-      watches_ = watches_ || refused || state == Sliced::State::kReady ||
-                 (state == Sliced::State::kWhole && sliced->reason.load() == WholeReason::kShort);
-      if (refused) idle.push_back(sliced);
-      if (state != Sliced::State::kReady) {
-        idle_.erase(exec);
-        continue;
-      }
-      auto& [launches, looks] = idle_[exec];
-      const std::uint64_t now = sliced->launches.load(std::memory_order_relaxed);
-      looks = now == launches ? looks + 1 : 0;
-      launches = now;
-      if (looks >= idle_looks || is_broken(*sliced)) idle.push_back(sliced);
-    }
-  } catch (const std::exception&) {
-    return;  // no memory: another time
-  }
-  for (const std::shared_ptr<Sliced>& sliced : idle) {
-    const std::unique_lock lock = drive();
-    // Not one that the launcher is at: the gate may hold it for long, and others wait for driving_.
-    const bool refused = has_refused_slices(*sliced);
-    if ((!refused && sliced->state.load() != Sliced::State::kReady) || !sliced->take()) continue;
-    const Sliced::State now = refused ? Sliced::State::kWhole : Sliced::State::kIdle;
-    std::unique_ptr<Pieces> pieces;
-    if (stop_following(*sliced, now)) pieces = take_pieces(*sliced, now);
-    sliced->release();
-  }
-}
-
 // ---- what there is
 // ---------------------------------------------------------------------------------------------------
 
@@ -1071,17 +620,6 @@ std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_lately() noexcept {
     lately_ns_ = now;
   }
   return lately_;
-}
-
-void Slices::stop() noexcept {
-  stopping_.store(true);
-  for (int tries = 0; tries < 200; ++tries) {
-    if (driving_.try_lock()) {
-      driving_.unlock();
-      return;
-    }
-    sleep_ns(kNsPerMs);
-  }
 }
 
 void Slices::reset_in_child() noexcept {

@@ -4,7 +4,7 @@
 // The way of a graph: when it is instantiated, the program's thread makes one clone of it, of ours from then on; no
 // other thread ever touches the program's. While a latency client is on the device, a launch asks for slices. A builder
 // thread, which is started when the first are asked for and sleeps when there are none to build, cuts the clone
-// (cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
+// (builder.cpp, cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
 // gate. Until slices are there, and while no latency client is, the graph goes whole.
 //
 // Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices
@@ -28,6 +28,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <sched.h>
 
 #include <array>
 #include <atomic>
@@ -132,6 +133,41 @@ struct Sliced {
 
   bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
   void release() noexcept { taken.store(false, std::memory_order_release); }
+
+  bool is_followed() noexcept {
+    const std::scoped_lock lock(turn);
+    return following > 0;
+  }
+  bool is_broken() noexcept {
+    const std::scoped_lock lock(turn);
+    return broken;
+  }
+  // No change is queued for its slices, or will be: from then on its state is `now`.
+  bool stop_following(State now) noexcept {
+    const std::scoped_lock lock(turn);
+    if (following > 0) return false;
+    state.store(now);
+    return true;
+  }
+  // It has some of no use any more.
+  bool has_refused_slices() const noexcept {
+    return state.load() == State::kWhole && slices.load(std::memory_order_relaxed) != 0;
+  }
+};
+
+// Taken for the length of a scope. The launcher may have it for as long as the gate holds a launch, but what is queued
+// was drained before a graph is changed.
+class Taken {
+ public:
+  explicit Taken(Sliced& sliced) noexcept : sliced_(sliced) {
+    while (!sliced_.take()) sched_yield();
+  }
+  ~Taken() { sliced_.release(); }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+ private:
+  Sliced& sliced_;
 };
 
 // Executable graphs that stay whole for one reason.
