@@ -4,8 +4,8 @@
 // The way of a graph: when it is instantiated, the program's thread makes one clone of it, of ours from then on; no
 // other thread ever touches the program's. While a latency client is on the device, a launch asks for slices. A builder
 // thread, which is started when the first are asked for and sleeps when there are none to build, cuts the clone
-// (builder.cpp, cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each through the
-// gate. Until slices are there, and while no latency client is, the graph goes whole.
+// (builder.cpp, cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each
+// through the gate. Until slices are there, and while no latency client is, the graph goes whole.
 //
 // Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices
 // get them at once, too, where no launch of the graph is queued; else in the ring, behind these launches (Behind,
