@@ -373,6 +373,8 @@ TEST_F(Launches, AResetContextTakesItsEventsWithItAndTheNextOneWorks) {
   EXPECT_EQ(state().untracked_launches, untracked);
 }
 
+// ThreadSanitizer's own allocator may be locked by another thread at the fork: then the child cannot exit.
+#if !defined(__SANITIZE_THREAD__)
 TEST_F(Launches, AForkedChildThatExitsLeavesTheParentsClientsAlone) {
   const InRegion region(CUDASCHED_LATENCY);
   ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
@@ -391,6 +393,7 @@ TEST_F(Launches, AForkedChildThatExitsLeavesTheParentsClientsAlone) {
   EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(program_.ran(), 2U);
 }
+#endif
 
 TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
   auto* const get = driver_.function<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
