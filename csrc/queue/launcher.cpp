@@ -1,12 +1,12 @@
 #include "queue/launcher.hpp"
 
 #include <immintrin.h>
-#include <signal.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/futex.hpp"
 
@@ -30,13 +30,10 @@ Launcher::~Launcher() {
 bool Launcher::start(Idle idle) noexcept {
   if (started_) return running();
   idle_ = idle;
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  started_ = pthread_create(&thread_, nullptr, &Launcher::run, this) == 0;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  {
+    const BlockedSignals blocked;
+    started_ = pthread_create(&thread_, nullptr, &Launcher::run, this) == 0;
+  }
   if (!started_) return false;
   while (settled_.load(std::memory_order_acquire) == 0) futex_sleep(settled_, 0, kNsPerMs);
   return running();

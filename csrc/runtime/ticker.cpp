@@ -1,7 +1,6 @@
 #include "runtime/ticker.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -15,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -41,19 +41,13 @@ constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begi
 
 void Ticker::start() {
   if (running_.exchange(true)) return;
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
+    const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
   } catch (const std::exception& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw Error(std::string("no thread can be started (") + error.what() +
                 "): raise the limit of processes (ulimit -u), or the container's");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Ticker::run() noexcept {

@@ -1,7 +1,6 @@
 #include "telemetry/collector.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -187,20 +187,14 @@ void Collector::start(const CollectOptions& options) {
   ending_ = ended_ = false;
   tie_clock();
   write_meta();
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
+    const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
   } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ended_ = true;
     if (by_cupti()) cupti::stop(cupti::Use::kTimes);
     throw Error("launches cannot be collected: no thread can be made");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   session_.fetch_add(1);
   collecting_now.store(true, std::memory_order_release);
 }

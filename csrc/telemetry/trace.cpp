@@ -1,7 +1,6 @@
 #include "telemetry/trace.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/blocked_signals.hpp"
 #include "base/error.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -238,19 +238,13 @@ void Tracer::start(const TraceOptions& options) {
   started_ns_ = now_ns();
   ending_ = ended_ = false;
   begin_file();
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
+    const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
   } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ended_ = true;
     throw Error("launches cannot be traced: no thread can be made");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   tracing_now.store(true, std::memory_order_release);
 }
 

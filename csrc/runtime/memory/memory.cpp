@@ -1,7 +1,6 @@
 #include "runtime/memory/memory.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "arbiter/table.hpp"
+#include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -89,17 +89,13 @@ std::string holders_text(arbiter::Table& table) {
 // On a thread of its own, which leaves signals to the host program's. False: there is none to be had.
 template <typename Work>
 bool run_apart(Work&& work) noexcept {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   bool runs = true;
   try {
+    const BlockedSignals blocked;
     std::thread(std::forward<Work>(work)).detach();
   } catch (const std::exception&) {
     runs = false;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return runs;
 }
 

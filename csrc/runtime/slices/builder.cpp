@@ -1,7 +1,6 @@
 // The builder of Slices: a thread of its own that cuts clones of graphs into slices, again where these turn out too
 // long or too short, and drops what is launched no more.
 #include <pthread.h>
-#include <signal.h>
 #include <time.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/blocked_signals.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "driver/driver.hpp"
@@ -48,18 +48,13 @@ void Slices::tick() noexcept {
 }
 
 bool Slices::start_builder() noexcept {
-  // The host program's signals are for its own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
+    const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
     running_ = true;
   } catch (const std::exception&) {
     wanted_.store(false);  // no thread is to be had: asked for again by the next graph
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return running_;
 }
 

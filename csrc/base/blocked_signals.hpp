@@ -1,0 +1,26 @@
+// The host program's signals are for its own threads: one of ours is started while the calling thread blocks all, and
+// never gets any.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace cudasched {
+
+// For the length of a scope, on the calling thread. A thread that is started meanwhile keeps it.
+class BlockedSignals {
+ public:
+  BlockedSignals() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace cudasched
