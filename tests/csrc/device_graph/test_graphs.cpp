@@ -349,12 +349,22 @@ TEST_F(GraphsTest, SumsOverGpusAreCapturedOnAllStreams) {
   EXPECT_THROW(collectives.sum({}, 2, {}), std::invalid_argument);
 }
 
+// How many of the fake NCCL's communicators there are, says what this returns; null: see dlerror().
+int (*find_communicators())() {
+  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  return library == nullptr ? nullptr : reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+}
+
+// Waits for it, 20 s at most.
+void await(int (*count)(), int wanted) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (count() != wanted && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
 // NCCL waits for the graphs before it destroys a communicator: where a program destroyed both, graphs last, it hung.
 TEST_F(GraphsTest, SumsMayBeDestroyedAheadOfTheGraphsThatHaveThem) {
-  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
-  ASSERT_NE(library, nullptr) << dlerror();
-  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
-  ASSERT_NE(communicators, nullptr);
+  int (*const communicators)() = find_communicators();
+  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   const CUstream on = stream();
   const CUdeviceptr data = number(0);
@@ -371,16 +381,14 @@ TEST_F(GraphsTest, SumsMayBeDestroyedAheadOfTheGraphsThatHaveThem) {
     ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(communicators(), before + 1);  // the graph may be replayed
   }
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (communicators() != before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  await(communicators, before);
   EXPECT_EQ(communicators(), before);
 }
 
 // A new thread's calls would end captures in global mode, PyTorch's among them.
 TEST_F(GraphsTest, SumsThatAreDestroyedBehindTheirGraphsDisturbNoCapture) {
-  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
-  ASSERT_NE(library, nullptr) << dlerror();
-  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+  int (*const communicators)() = find_communicators();
+  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   const CUstream on = stream();
   const CUdeviceptr data = number(0);
@@ -393,16 +401,14 @@ TEST_F(GraphsTest, SumsThatAreDestroyedBehindTheirGraphsDisturbNoCapture) {
   }
   Capture capture(on, CU_STREAM_CAPTURE_MODE_GLOBAL);
   graph.reset();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (communicators() != before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  await(communicators, before);
   EXPECT_EQ(communicators(), before);
   EXPECT_NO_THROW(capture.finish());
 }
 
 TEST_F(GraphsTest, SumsThatWereNotCapturedAreGoneWithTheirCommunicators) {
-  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
-  ASSERT_NE(library, nullptr) << dlerror();
-  const auto communicators = reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+  int (*const communicators)() = find_communicators();
+  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   {
     Collectives collectives(std::vector{0});
