@@ -27,9 +27,14 @@ class Repeats:
 
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def latencies_ms(self, load: str) -> list[list[float]]:
-        """Of one load's requests, a list for each repeat."""
-        return [served["latency_ms"] for served in self._served(load) if served["latency_ms"]]
+    def latencies_ms(self, load: str, pace_us: float | None = None) -> list[list[float]]:
+        """Of one load's requests, a list for each repeat; those of a host of that pace, where theirs was kept."""
+        return [at_pace(served, pace_us) for served in self._served(load) if served["latency_ms"]]
+
+    def pace_us(self, load: str) -> float | None:
+        """How slow the host was beside one load's requests: the median over all of them."""
+        known = [value for served in self._served(load) for value in served.get("pace_us", [])]
+        return statistics.median(known) if known else None
 
     def waits_ms(self, load: str) -> list[list[float]]:
         """How long one load's requests waited, a list for each repeat."""
@@ -66,13 +71,13 @@ class Repeats:
             return []
         return [sum(rate[load] * (items_s[load] or 0.0) for load in loads) for rate in rates]
 
-    def by_repeat(self, load: str) -> dict[int, Latency]:
-        """One load's figures in each repeat."""
+    def by_repeat(self, load: str, pace_us: float | None) -> dict[int, Latency]:
+        """One load's figures in each repeat, as `latencies_ms` has the latencies."""
         found = {}
         for outcome in self.outcomes:
             served = (outcome.result or {}).get("latency", {}).get(load)
             if served and served["latency_ms"]:
-                found[outcome.cell.repeat] = Latency.model_validate(summary(served["latency_ms"]))
+                found[outcome.cell.repeat] = Latency.model_validate(summary(at_pace(served, pace_us)))
         return found
 
     def counted_share(self, of: str, less: str = "") -> float | None:
@@ -90,13 +95,27 @@ class Repeats:
         building = [(outcome.result or {}).get("building") for outcome in self.outcomes]
         return [value for told in building if told for value in told["latency_ms"]]
 
-    def pooled(self, load: str) -> list[float]:
-        """One load's requests of all repeats."""
-        return [value for values in self.latencies_ms(load) for value in values]
+    def pooled(self, load: str, pace_us: float | None = None) -> list[float]:
+        """One load's requests of all repeats, as `latencies_ms` has them."""
+        return [value for values in self.latencies_ms(load, pace_us) for value in values]
 
     def _served(self, load: str) -> list[dict[str, Any]]:
         found = [(outcome.result or {}).get("latency", {}).get(load) for outcome in self.outcomes]
         return [served for served in found if served]
+
+
+def at_pace(served: Mapping[str, Any], pace_us: float | None) -> list[float]:
+    """A load's latencies as they would be on a host of that pace; as they are without one or where theirs is unknown.
+
+    Each is put right by the median of five requests' paces, its own in their middle: one may have been interrupted.
+    """
+    latencies_ms: list[float] = served["latency_ms"]
+    paces_us = served.get("pace_us")
+    if pace_us is None or not paces_us:
+        return latencies_ms
+    smooth_us = [statistics.median(paces_us[max(0, place - 2) : place + 3]) for place in range(len(paces_us))]
+    each = len(latencies_ms) // len(paces_us)  # a request's tokens have its pace
+    return [value * pace_us / smooth_us[place // each] for place, value in enumerate(latencies_ms)]
 
 
 def results(
@@ -107,7 +126,8 @@ def results(
     Args:
         cells: What was measured.
         arms: What the names of arms in the cells mean.
-        paired: Ratios are medians over the pairs of a repeat; P99 and its ratio are of all requests pooled.
+        paired: Ratios are medians over the pairs of a repeat; P99 and its ratio are of all requests pooled. Where the
+            host's pace was kept, ratios are of latencies at one pace, that of the load alone.
         slo_ms: Target that attainment counts against, where the cells were given none; by default 1.7 x the P99 alone.
 
     Raises:
@@ -189,6 +209,7 @@ def _rows(
         building_ms = repeats.building_ms()
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
         pooled_ms = [value for values in repeats.latencies_ms(load) for value in values]
+        own_us, alone_us = repeats.pace_us(load), compared.pace_us(load)
         ratios = {
             f"{share}_ratio": getattr(measured, share) / getattr(compared_summary, share)
             if measured and compared_summary
@@ -198,8 +219,9 @@ def _rows(
         if paired and measured and compared_summary:
             measured = measured.model_copy(update={"p99": percentile(repeats.pooled(load), 0.99)})
             compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
-            ratios = _paired(repeats.by_repeat(load), compared.by_repeat(load))
-            ratios["p99_ratio"] = measured.p99 / compared_summary.p99
+            ratios = _paired(repeats.by_repeat(load, alone_us), compared.by_repeat(load, alone_us))
+            p99_ms, alone_p99_ms = (percentile(each.pooled(load, alone_us), 0.99) for each in (repeats, compared))
+            ratios["p99_ratio"] = p99_ms / alone_p99_ms
         rows.append(
             ColocationRow.model_validate(
                 dict(
@@ -237,6 +259,7 @@ def _rows(
                     useful_gpu=_useful(arm, duty, per_s, best_efforts, kernels),
                     seconds=seconds,
                     unserved=repeats.unserved(load),
+                    host_pace=own_us / alone_us if own_us and alone_us else None,
                     p99_ms_per_repeat=repeats.p99s_ms(load),
                     best_effort_per_s_per_repeat=done,
                     alone_p99_ms_per_repeat=compared.p99s_ms(load),

@@ -10,6 +10,8 @@ Eager servers beside training and GEMMs: alone, in time slices, under MPS with a
 the policies `harvest` and `strict` (`_strict`). A server's requests come at a rate that keeps its host busy for 35% of
 the time (BERT: at most 60 a second); it is measured once and kept with the cells. The arms of a repeat have equal
 arrivals, and ratios are medians over the pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take.
+A host that others share is faster and slower by turns: each request has with it what a fixed piece of work takes the
+server's thread then, and ratios are of latencies at one pace. How that differs between the arms is beside them.
 Programs are pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in
 all arms, and the threads of a core are in the same half. One process has them all.
 
@@ -90,7 +92,11 @@ CALIBRATION_HZ = 3.0
 LEAST_SIMULATED_HZ, MOST_SIMULATED_HZ = 50.0, 120.0
 #: Latencies that a P99 is made of, with what a Poisson process may be short of; how long a cell is at least and most.
 POOLED = 1000 * 1.05
-LEAST_S, MOST_S = 6.0, 15.0
+LEAST_S, MOST_S = 4.0, 15.0
+#: In which requests are timed one by one, for the rate.
+CALIBRATION_S = 6.0
+#: How often best effort alone is measured, which is always as fast.
+ALONE_REPEATS = 2
 #: Requests that are recorded for the simulator; a decoder's have some thousand launches each.
 RECORDED = {"decode_eager": 6}
 RECORDED_OTHERS = 24
@@ -165,8 +171,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
     parser.add_argument("--only", action="append", default=[], metavar="SERVER[/BESIDE[/ARM]]", help="only these cells")
     parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
-    parser.add_argument("--repeats", type=int, default=None, help="of each cell (3; 1 on the simulated driver)")
-    parser.add_argument("--seconds", type=float, help="of each cell (6, or what 1,000 latencies take; simulated: 1)")
+    parser.add_argument("--repeats", type=int, default=None, help="of each cell (5; 1 on the simulated driver)")
+    parser.add_argument("--seconds", type=float, help="of each cell (4, or what 1,000 latencies take; simulated: 1)")
     parser.add_argument(
         "--plan", action="store_true", help="print what would be measured, in order, and how long it takes"
     )
@@ -179,7 +185,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="write no plots beside the results")
     options = parser.parse_args(arguments)
     if options.repeats is None:
-        options.repeats = 1 if options.simulate else 3
+        options.repeats = 1 if options.simulate else 5
     if options.seconds is None and options.simulate:
         options.seconds = 1.0
     if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
@@ -233,6 +239,8 @@ def print_plan(options: argparse.Namespace) -> int:
                 continue
             seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
             first = number * options.repeats
+            alone = [arm for arm in arms if not ARMS[arm].latency]
+            planned = len(arms) * options.repeats - len(alone) * max(0, options.repeats - ALONE_REPEATS)
             done = [
                 outcome
                 for cell, outcome in (cells.outcomes.items() if cells else ())
@@ -241,7 +249,7 @@ def print_plan(options: argparse.Namespace) -> int:
                 and first <= cell.repeat < first + options.repeats
                 and outcome.result is not None
             ]
-            left = len(arms) * options.repeats - len(done)
+            left = planned - len(done)
             took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + (PLANNED_PROFILES_S if one.records else 0)
             took_s = took_s if left else 0.0
             total_s += took_s
@@ -308,7 +316,7 @@ class Runner:
         By a measurement that is made once.
         """
         hz = f"{CALIBRATION_HZ * (10 if self.options.simulate else 1):g}"
-        cell = Cell.calibration(server, hz, self.options.seconds or LEAST_S)
+        cell = Cell.calibration(server, hz, self.options.seconds or CALIBRATION_S)
         if self.cells.missing([cell]):
             if self._left_s() < START_S + cell.seconds:
                 return None
@@ -334,6 +342,7 @@ class Runner:
             Cell(name, server, beside, "poisson", rate_hz, seconds, self.lead_us if ARMS[name].managed else 0.0, repeat)
             for repeat in repeats
             for name in arms
+            if ARMS[name].latency or repeat < repeats[0] + ALONE_REPEATS
         ]
 
     @staticmethod
@@ -372,7 +381,8 @@ class Runner:
                     self._say(f"{cell.latency}: its requests could not be recorded: {result['problem']}")
             else:
                 # The arms of a repeat have its arrivals.
-                result = self.pool.run(specs, Run(cell.seconds, cell.rates_hz, cell.arrivals, cell.repeat))
+                run = Run(cell.seconds, cell.rates_hz, cell.arrivals, seed=cell.repeat, keep_pace=True)
+                result = self.pool.run(specs, run)
         except HarnessError as error:
             problem = str(error)
             self.failed += 1

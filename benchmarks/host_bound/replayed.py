@@ -28,6 +28,9 @@ GOAL = 0.10
 DRAWN = 800
 #: Between two launches of a best-effort program's host, where the GPU is what it waits for.
 HOST_GAP_NS = 12_000
+#: A program that keeps the GPU busy for so much of the time, by the kernels that were recorded of a few steps, is taken
+#: to wait for it: in a long run its clocks are lower, and kernels longer.
+WAITS_FOR_GPU = 0.85
 STEP_NS = 100
 SEED = 1
 
@@ -107,17 +110,27 @@ def waited_ns(server: Mapping[str, Any]) -> int:
 
 
 def beside_trace(beside: Mapping[str, Any], name: str, per_s: float | None) -> simulate.Trace:
-    """A best-effort program's kernels, drawn as often as they come, its host as fast as it is alone."""
+    """A best-effort program's kernels, drawn as often as they come; alone it is as fast as it was measured."""
     durations_us = [us for us, _ in beside["kernel_us"]]
     counts = [count for _, count in beside["kernel_us"]]
     mean_us = sum(us * count for us, count in beside["kernel_us"]) / sum(counts)
     launches_an_item = max(1.0, beside["per_item_us"] / mean_us)
     gap_ns = float(HOST_GAP_NS)
-    if per_s and 1e6 / per_s > 1.05 * beside["per_item_us"]:  # its host is slower than the GPU
+    longer = 1.0
+    if per_s and per_s * beside["per_item_us"] / 1e6 < WAITS_FOR_GPU:  # its host is slower than the GPU
         gap_ns = max(gap_ns, 1e9 / per_s / launches_an_item)
+    elif per_s:
+        longer = max(1.0, 1e6 / per_s / beside["per_item_us"])
     drawn = random.Random(SEED).choices(durations_us, counts, k=DRAWN if len(durations_us) > 1 else 1)
-    gpu_ns = [max(1, round(1e3 * us)) for us in drawn]
+    gpu_ns = [max(1, round(1e3 * us * longer)) for us in drawn]
     return simulate.host_trace([round(gap_ns)] * len(gpu_ns), gpu_ns, [False] * len(gpu_ns), name=name, load=name)
+
+
+def alone_request_ms(row: ColocationRow, server: Mapping[str, Any]) -> float | None:
+    """What a request took alone when the row was measured: the recording may have met the host at another pace."""
+    if server["waits"]:  # its latencies are of something else, the time between tokens
+        return 1e3 * row.duty / row.rate_hz if row.duty else None
+    return row.alone_ms.p50 if row.alone_ms else None
 
 
 def simulated(
@@ -129,6 +142,7 @@ def simulated(
     if server is None or beside is None or row.policy is None:
         return None
     alone_per_s = row.best_effort_alone_per_s
+    server = {**server, "request_ms": alone_request_ms(row, server) or server["request_ms"]}
     clients = [
         simulate.latency(server_trace(server, row.latency_load), rate_hz=row.rate_hz, seconds=seconds, seed=seed),
         simulate.best_effort(beside_trace(beside, row.best_effort_load, alone_per_s)),

@@ -50,8 +50,8 @@ def host_bound_figures(results: Results) -> str:
         (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if isinstance(row, ColocationRow)
     }
     lines = [
-        "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | compared |",
-        "|---|---|---|---|---|---|",
+        "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | host's pace | compared |",
+        "|---|---|---|---|---|---|---|",
     ]
     for mode, spelled in MODES.items():
         for (arm, server, beside), row in rows.items():
@@ -62,6 +62,7 @@ def host_bound_figures(results: Results) -> str:
                 _cell(row.p50_ratio, wanted.p50),
                 _cell(row.p99_ratio, wanted.p99),
                 _cell(row.best_effort_gpu_ratio, wanted.kept, at_least=True),
+                _cell(row.host_pace, None),
                 _compared(row, rows.get((f"{arm}_strict", server, beside)), rows.get(("processes", server, beside))),
             ]
             lines.append(f"| {server}, {beside} | {spelled} | {' | '.join(cells)} |")

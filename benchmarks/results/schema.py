@@ -97,6 +97,8 @@ class ColocationRow(Strict):
         building_p99_ms: P99 of the requests that met the building of slices of graphs.
         building_requests: How many those are.
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
+        host_pace: What a fixed piece of host work took beside the requests, over what it took beside them alone; where
+            it is known, ratios of latencies are of those at one pace of the host.
     """
 
     arm: str
@@ -135,6 +137,7 @@ class ColocationRow(Strict):
     useful_gpu: NotNegative | None = None
     seconds: Positive | None = None
     unserved: int = 0
+    host_pace: Positive | None = None
     p99_ms_per_repeat: list[float] = []
     best_effort_per_s_per_repeat: list[float] = []
     alone_p99_ms_per_repeat: list[float] = []

@@ -8,7 +8,7 @@ from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import __main__ as host_bound
 from benchmarks.host_bound import replayed
-from benchmarks.results.schema import ColocationRow, FigureRow, Meta, Results, load
+from benchmarks.results.schema import ColocationRow, FigureRow, Latency, Meta, Results, load
 from benchmarks.tables import table_of
 
 META = Meta(
@@ -44,6 +44,25 @@ def test_ratios_are_of_the_pairs_of_a_repeat(tmp_path):
     assert row.latency_ms.p99 == pytest.approx(9.9) and row.latency_ms.n == 800
     unpaired = {row.arm: row for row in results(cells, arms=host_bound.ARMS).rows}
     assert unpaired["cudasched_mps"].p50_ratio == pytest.approx(1.375)
+
+
+def test_ratios_are_of_latencies_at_one_pace_of_the_host(tmp_path):
+    cells = CellFile(tmp_path / "run.cells", META)
+
+    def keep(arm: str, repeat: int, ms: list[float], pace_us: list[float]) -> None:
+        cell = Cell(arm, "decode_eager", "gemm", "poisson", "3", 8.0, 0.0, repeat)
+        served = {"latency_ms": ms, "request_ms": ms[::2], "wait_ms": [], "unserved": 0, "pace_us": pace_us}
+        result = {"latency": {"decode_eager": served}, "best_effort_per_s": {"gemm": 500.0}}
+        cells.add(Outcome(cell, result, None, "2026-01-01T00:00:00+00:00"))
+
+    # Two tokens a request; the host is half as fast for some requests, more of them beside best effort, which costs a
+    # tenth; and one pace of 900 is of a probe that was interrupted.
+    keep("latency_alone", 0, [2.0] * 1600 + [4.0] * 400, [20.0] * 800 + [40.0] * 200)
+    keep("cudasched_mps", 0, [2.2] * 800 + [4.4] * 1200, [20.0] * 100 + [900.0] + [20.0] * 299 + [40.0] * 600)
+    row = {row.arm: row for row in results(cells, arms=host_bound.ARMS, paired=True).rows}["cudasched_mps"]
+    assert row.p50_ratio == pytest.approx(1.1) and row.p99_ratio == pytest.approx(1.1)
+    assert row.host_pace == pytest.approx(2.0)
+    assert row.latency_ms.p50 == pytest.approx(4.4) and row.alone_ms.p50 == pytest.approx(2.0)  # as they were
 
 
 def test_the_figures_say_what_is_met_and_what_is_not():
@@ -123,8 +142,8 @@ def test_every_arm_is_in_a_pass_and_what_is_compared_is_measured_together():
 
 
 def test_a_cell_is_as_long_as_a_thousand_latencies_take():
-    assert host_bound.cell_seconds(3, 60.0) == host_bound.LEAST_S
-    assert host_bound.cell_seconds(3, 50.0) * 3 * 50.0 >= 1000
+    assert host_bound.cell_seconds(5, 60.0) == host_bound.LEAST_S
+    assert host_bound.cell_seconds(3, 60.0) * 3 * 60.0 >= 1000
     assert host_bound.cell_seconds(1, 1.0) == host_bound.MOST_S
 
 
@@ -132,14 +151,15 @@ def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
     out = tmp_path / "run.json"
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("pass 1, bert_eager beside gemm: 18 cells of 6 s") and "cudasched_mps," in first
-    assert second.startswith("pass 2, bert_eager beside gemm: 18 cells") and "cudasched_mps_strict" in second
+    # Six arms five times, best effort alone twice.
+    assert first.startswith("pass 1, bert_eager beside gemm: 27 cells of 4 s") and "cudasched_mps," in first
+    assert second.startswith("pass 2, bert_eager beside gemm: 27 cells") and "cudasched_mps_strict" in second
     cells = CellFile(cells_path(out), META)
     cell = Cell("processes", "bert_eager", "gemm", "poisson", "60", 6.0, 0.0, 1)
     cells.add(Outcome(cell, {"latency": {}}, None, "2026-01-01T00:00:00+00:00"))
     cells.save()
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
-    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 17 cells")
+    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 26 cells")
     assert not out.exists()
 
 
@@ -182,6 +202,24 @@ def test_waits_inside_a_request_are_replayed(tmp_path):
         [replayed.simulate.latency(unwaited, rate_hz=20, seconds=5)], [replayed.simulate.Arm()], seconds=5
     )[0]
     assert alone.latency_ms.p50 > shorter.latency_ms.p50 + 0.002
+
+
+def test_a_program_that_keeps_the_gpu_busy_waits_for_it_and_another_for_its_host():
+    gemm = {"kernel_us": [[1500.0, 3]], "per_item_us": 1500.0}
+    for alone_per_s, kernel_us, gap_us in ((600.0, 1667, 12), (300.0, 1500, 3333), (None, 1500, 12)):
+        trace = replayed.beside_trace(gemm, "gemm", alone_per_s)
+        alone = replayed.simulate.compare([replayed.simulate.best_effort(trace)], [replayed.simulate.Arm()], seconds=2)
+        assert alone[0].utilisation == pytest.approx(min(1.0, kernel_us / gap_us), abs=0.02)
+
+
+def test_a_replayed_request_takes_what_it_took_beside_the_row():
+    def row(**measured: object) -> ColocationRow:
+        return ColocationRow.model_construct(rate_hz=50.0, **measured)
+
+    alone = {"alone_ms": Latency(p50=7.0, p95=8.0, p99=9.0, mean=7.0, n=10), "duty": 0.4}
+    assert replayed.alone_request_ms(row(**alone), {"waits": []}) == 7.0
+    assert replayed.alone_request_ms(row(**alone), {"waits": [3]}) == pytest.approx(8.0)  # latencies are of tokens
+    assert replayed.alone_request_ms(row(alone_ms=None, duty=None), {"waits": []}) is None
 
 
 def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
@@ -231,7 +269,7 @@ def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path, c
     for name in names[1:]:
         row = rows[name]
         assert row.latency_load == "decode_eager" and row.policy == "harvest"
-        assert row.p50_ratio and row.gpu_duty and row.best_effort_gpu_ratio
+        assert row.p50_ratio and row.gpu_duty and row.best_effort_gpu_ratio and row.host_pace
     # Latencies are of tokens: seven between the eight of a request.
     cells = CellFile(cells_path(out)).outcomes
     alone = next(known.result for cell, known in cells.items() if cell.arm == "latency_alone")

@@ -32,7 +32,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -52,6 +52,9 @@ SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
 #: One request in so many is put between two timing events, which cost the GPU 4 us, to tell its wait from its work.
 TIMED_EVERY = 5
+#: Steps of the loop that shows how fast the host is just now; there is time for it so long before a request is due.
+PACE_STEPS = 1000
+PACE_NS = 500_000
 
 LatencyRegion = Callable[[float], AbstractContextManager[Any]]
 """What a request with this latency target in ms (0: none) is in."""
@@ -111,6 +114,18 @@ def wait_until(target_ns: int) -> None:
         time.sleep((left_ns - SPIN_NS) / 1e9 if left_ns > SPIN_NS else 0)
 
 
+def host_pace_us() -> float:
+    """CPU time in us of a piece of work that is always the same: how slow the host is just now.
+
+    Not what the thread waits for meanwhile, as for the interpreter's lock.
+    """
+    began_ns = time.thread_time_ns()
+    total = 0
+    for step in range(PACE_STEPS):
+        total += step
+    return round((time.thread_time_ns() - began_ns) / 1e3, 3)
+
+
 class Client:
     """The workloads of one process, and the loops that drive them.
 
@@ -158,6 +173,7 @@ class Client:
         hint_ms: float,
         slo_ms: float,
         keep_due: bool = False,
+        keep_pace: bool = False,
     ) -> dict[str, Any]:
         """One measured run of every workload here, from `start_ns` for `seconds` of the wall clock.
 
@@ -170,6 +186,8 @@ class Client:
             hint_ms: A request's region is entered so long before it is due: it is prepared within.
             slo_ms: Latency target of a request's region, counted from its entry; 0: none.
             keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
+            keep_pace: It also has `pace_us`, how slow the host was after each request (`host_pace_us`), or after the
+                last one that no other was due behind.
         """
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
         before = numbers()
@@ -179,7 +197,8 @@ class Client:
             times = schedule(arrivals, rates_hz[name], length_s, seed + 1000 * list(rates_hz).index(name))
             due_ns = [start_ns + int((at * self.scale - LEAD_IN_S) * 1e9) for at in times]
             give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
-            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms, keep_due)
+            keep = keep_due, keep_pace
+            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms, *keep)
             tasks.append(("latency", name, drive))
         for name, workload in self.best_effort.items():
             tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
@@ -248,17 +267,19 @@ class Client:
         self,
         workload: Workload,
         start_ns: int,
-        due_ns: Iterable[int],
+        due_ns: Sequence[int],
         give_up_ns: int,
         hint_ms: float,
         slo_ms: float,
         keep_due: bool,
+        keep_pace: bool,
     ) -> dict[str, Any]:
         hint_ns = int(hint_ms * self.scale * 1e6)
         latency_ms: list[float] = []
         request_ms: list[float] = []
         served_due_ns: list[int] = []
         wait_ms: list[float] = []
+        pace_us: list[float] = []
         intervals_ns: Callable[[], list[int]] | None = getattr(workload, "intervals_ns", None)
         unserved = 0
         tighten_timers()
@@ -284,9 +305,15 @@ class Client:
                     latency_ms += [round(interval / self.scale / 1e6, 5) for interval in intervals_ns()]
                 if timed:
                     wait_ms.append(round(max(0.0, request_ms[-1] - timed()), 5))
+                if keep_pace:
+                    due_next = due_ns[number + 1] if number + 1 < len(due_ns) else give_up_ns
+                    is_free = time.monotonic_ns() < due_next - PACE_NS
+                    pace_us.append(host_pace_us() if is_free or not pace_us else pace_us[-1])
         result = {"latency_ms": latency_ms if intervals_ns else request_ms, "wait_ms": wait_ms, "unserved": unserved}
         if keep_due:
             result["due_ns"] = served_due_ns
+        if keep_pace:
+            result["pace_us"] = pace_us
         return result | {"request_ms": request_ms} if intervals_ns else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:

@@ -212,6 +212,7 @@ class Run:
         seed: Of the arrivals.
         hint_ms: Their regions are entered so long before they are due.
         slo_ms: Latency target of their regions, counted from the entry; 0: none.
+        keep_pace: How slow the host was is kept with each request.
     """
 
     seconds: float
@@ -220,6 +221,7 @@ class Run:
     seed: int = 0
     hint_ms: float = 0.0
     slo_ms: float = 0.0
+    keep_pace: bool = False
 
 
 @dataclass
@@ -557,6 +559,7 @@ class Pool:
                     arrivals=run.arrivals,
                     hint_ms=run.hint_ms,
                     slo_ms=run.slo_ms,
+                    keep_pace=run.keep_pace,
                 )
             for spec in specs:
                 answer = self._workers[spec].answer(run.seconds + ANSWER_SLACK_S)
