@@ -236,6 +236,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         sliced.changed_meanwhile.clear();
         sliced.updated_meanwhile = false;
         sliced.wants_clone = sliced.clone == nullptr;
+        // While it is cut again, changes are for the slices that it has: nodes keep their numbers there.
+        if (sliced.pieces != nullptr) children = sliced.pieces->children;
         bool cloned = false;
         if (sliced.clone != nullptr) {
           const std::scoped_lock reading(reading_);
@@ -327,20 +329,19 @@ void Slices::look_at_times() noexcept {
   }
   for (const std::shared_ptr<Sliced>& sliced : known) {
     const std::unique_lock lock = drive();
+    Sliced::State seen = sliced->state.load();  // the launcher may set it meanwhile
     try {
-      if (sliced->clone == nullptr || sliced->recuts == kMostRecuts || !wants_cutting_again(*sliced)) continue;
+      if (sliced->clone == nullptr || sliced->recuts == kMostRecuts || !wants_cutting_again(*sliced, seen)) continue;
     } catch (const std::exception&) {
       continue;
     }
     ++sliced->recuts;
-    sliced->state.store(Sliced::State::kWanted);
-    wanted_.store(true);
+    if (sliced->state.compare_exchange_strong(seen, Sliced::State::kWanted)) wanted_.store(true);
   }
 }
 
 // driving_ is held.
-bool Slices::wants_cutting_again(Sliced& sliced) {
-  const Sliced::State state = sliced.state.load();
+bool Slices::wants_cutting_again(Sliced& sliced, Sliced::State state) {
   const bool was_short = state == Sliced::State::kWhole && sliced.reason.load() == WholeReason::kShort;
   if (!was_short && state != Sliced::State::kReady) return false;
   const double before = sliced.scale.empty() ? 1.0 : sliced.scale.front();

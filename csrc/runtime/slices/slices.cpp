@@ -18,7 +18,7 @@ using graph::WholeReason;
 constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | kUseNodePriority |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
-constexpr std::int64_t kMostUnloadWaitNs = 100'000 * kNsPerUs;
+constexpr std::int64_t kMostTakeNs = 10'000 * kNsPerUs;
 
 bool can_cut() noexcept {
   const driver::Driver& driver = table();
@@ -26,6 +26,12 @@ bool can_cut() noexcept {
          driver.graph_node_destroy != nullptr && driver.graph_instantiate != nullptr &&
          driver.graph_get_nodes != nullptr && driver.graph_get_edges != nullptr &&
          driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
+}
+
+// What another time may not be so: it is tried again when the graph has been launched as often again.
+bool is_for_now(WholeReason reason) noexcept {
+  return reason == WholeReason::kNoMemory || reason == WholeReason::kTooSlow || reason == WholeReason::kOverBudget ||
+         reason == WholeReason::kRefused;
 }
 
 // A fault, rather than what the graph is.
@@ -53,15 +59,21 @@ Slices::Driving::Driving(Slices& slices) noexcept : slices_(slices) {
 
 Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 
-Slices::Unloading::Unloading(Slices& slices) noexcept : driving_(slices) {
+Slices::Unloading::Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept : driving_(slices) {
+  while (!slices.tell_what_waits()) {
+    // The program waits for it, as for all that was queued before.
+    driving_.reset();
+    submit_queued();
+    driving_.emplace(slices);
+  }
   slices.unloads_.fetch_add(1);
-  slices.tell_what_waits();
 }
 Slices::Unloading::~Unloading() = default;
 
-// driving_ is held, and what was queued has been submitted. Slices may have kernels that are about to be gone, where
-// what they have not been told is that the graph has others now; or what they have not been told names such kernels.
-void Slices::tell_what_waits() noexcept {
+// driving_ is held. Slices may have kernels that are about to be gone, where what they have not been told is that the
+// graph has others now; or what they have not been told names such kernels. False: one could not be told, because the
+// launcher thread has it at the gate.
+bool Slices::tell_what_waits() noexcept {
   std::vector<std::shared_ptr<Sliced>> told;
   try {
     const std::scoped_lock lock(mutex_);
@@ -69,27 +81,31 @@ void Slices::tell_what_waits() noexcept {
       if (sliced->may_await.exchange(false)) told.push_back(sliced);
     }
   } catch (const std::exception&) {
-    return;
+    return true;
   }
   const driver::RelaxedCapture relaxed;
+  bool all = true;
+  const std::int64_t end_ns = now_ns() + kMostTakeNs;
   for (const std::shared_ptr<Sliced>& sliced : told) {
-    bool made = false;
-    // A launch that another thread has made since may be at a closed gate.
-    const std::int64_t end_ns = now_ns() + kMostUnloadWaitNs;
     bool taken = sliced->take();
     while (!taken && now_ns() < end_ns) {
       sched_yield();
       taken = sliced->take();
     }
-    if (taken) {
-      const driver::CurrentContext current(sliced->context);
-      made = sliced->pieces == nullptr || sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
-      sliced->release();
+    if (!taken) {
+      sliced->may_await.store(true);
+      all = false;
+      continue;
     }
+    const driver::CurrentContext current(sliced->context);
+    const bool made =
+        sliced->pieces == nullptr || sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
+    sliced->release();
     if (made) continue;
     const std::scoped_lock turn(sliced->turn);
     sliced->broken = true;
   }
+  return all;
 }
 
 void Slices::configure(const SliceSettings& settings) noexcept {
@@ -157,7 +173,7 @@ bool Slices::follow(CUgraphExec exec) noexcept {
   auto* const sliced = static_cast<Sliced*>(driver::registry().slices(exec));
   if (sliced == nullptr) return false;
   const std::scoped_lock turn(sliced->turn);
-  if (sliced->goes_whole || sliced->broken || !sliced->ordered.load(std::memory_order_relaxed) ||
+  if (sliced->goes_whole || sliced->broken || sliced->was_refused || !sliced->ordered.load(std::memory_order_relaxed) ||
       sliced->state.load() != Sliced::State::kReady) {
     return false;
   }
@@ -421,9 +437,15 @@ void Slices::drop(Sliced& sliced) noexcept {
 }
 
 void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
+  if (is_for_now(reason)) {
+    const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
+    sliced.least_launches.store(2 * launches + kSettled, std::memory_order_relaxed);
+  }
   sliced.reason.store(reason, std::memory_order_relaxed);
   sliced.state.store(Sliced::State::kWhole);
-  if (driver::ExecFacts facts; driver::registry().find(sliced.exec, facts)) {
+  const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(reason);
+  const bool is_new = (sliced.whole_for.fetch_or(bit, std::memory_order_relaxed) & bit) == 0;
+  if (driver::ExecFacts facts; is_new && driver::registry().find(sliced.exec, facts)) {
     const std::scoped_lock lock(ever_lock_);
     ever_[static_cast<std::size_t>(reason)].add(facts);
   }
@@ -483,8 +505,11 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
     const std::scoped_lock turn(sliced->turn);
     const Sliced::State state = sliced->state.load(std::memory_order_relaxed);
     const bool settled = launches >= sliced->least_launches.load(std::memory_order_relaxed);
-    Sliced::State idle = Sliced::State::kIdle;
-    if (wants && settled && state == idle && sliced->state.compare_exchange_strong(idle, Sliced::State::kWanted)) {
+    const bool again = state == Sliced::State::kWhole && is_for_now(sliced->reason.load(std::memory_order_relaxed)) &&
+                       sliced->slices.load(std::memory_order_relaxed) == 0;
+    Sliced::State before = state;
+    if (wants && settled && (state == Sliced::State::kIdle || again) &&
+        sliced->state.compare_exchange_strong(before, Sliced::State::kWanted)) {
       wanted_.store(true);
     }
     const bool is_followed = sliced->following > 0;  // the whole graph is what it will be after that
@@ -539,6 +564,7 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
     is_followed = sliced.following > 0;
     went_whole = std::exchange(sliced.goes_whole, false);
     if (refused && went_whole) sliced.state.store(Sliced::State::kWhole);  // no change follows it from now on
+    sliced.was_refused = refused && !went_whole;
   }
   // The next one goes in slices whatever its stream.
   if (is_followed && ran && !ordered) table().stream_synchronize.legacy(stream);

@@ -95,13 +95,15 @@ struct Sliced {
   std::atomic<std::uint64_t> launched_epoch{0};  // of unloads, at the last launch
   std::atomic<bool> was_sliced{false};           // some launch of it
   std::atomic<std::uint64_t> generation{0};      // changes where it is changed or destroyed: what is built is not it
-  std::atomic<std::uint64_t> least_launches{0};  // before it is built
+  std::atomic<std::uint64_t> least_launches{0};  // before it is built, or built again
+  std::atomic<std::uint32_t> whole_for{0};       // reasons, a bit each, ever
 
   // Under `turn`.
   SpinLock turn;
   std::uint32_t following = 0;  // changes that the ring holds for its slices, or may get
   bool goes_whole = false;      // the launch that the launcher is at
   bool broken = false;          // a change that the ring held could not be made
+  bool was_refused = false;     // the first slice of the last launch, which could not go whole: a change followed it
 
   // Under driving_.
   OwnedGraph clone;                        // null: it cannot be built. As the graph is now
@@ -251,16 +253,17 @@ class Slices {
     Slices& slices_;
   };
 
-  // While the driver ends a module's functions, nothing of ours looks at them.
+  // While the driver ends a module's functions, nothing of ours looks at them. What was queued has been submitted;
+  // `submit_queued` is called where launches were made since, of which one is at a closed gate.
   class Unloading {
    public:
-    explicit Unloading(Slices& slices) noexcept;
+    Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept;
     ~Unloading();
     Unloading(const Unloading&) = delete;
     Unloading& operator=(const Unloading&) = delete;
 
    private:
-    Driving driving_;
+    std::optional<Driving> driving_;
   };
 
   // ---- launches on the program's own thread, which go whole; on streams that do not capture
@@ -344,7 +347,7 @@ class Slices {
   graph::WholeReason clone(Sliced& sliced, CUgraph graph);
   template <typename Prepare>
   void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
-  void tell_what_waits() noexcept;
+  bool tell_what_waits() noexcept;
   void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
   void did_not_follow(Sliced& sliced, const Told& told) noexcept;
   bool find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number);
@@ -353,7 +356,7 @@ class Slices {
   void give_up(Sliced& sliced) noexcept;
   void drop_idle(int idle_looks) noexcept;
   void look_at_times() noexcept;
-  bool wants_cutting_again(Sliced& sliced);
+  bool wants_cutting_again(Sliced& sliced, Sliced::State state);
   void note_whole(Sliced& sliced, graph::WholeReason reason) noexcept;
   bool is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept;
   void note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept;

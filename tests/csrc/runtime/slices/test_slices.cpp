@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -533,6 +535,44 @@ TEST_F(Huge, OneWhoseSlicesWouldTakeTooMuchMemoryGoesWhole) {
   settings.most_build_ns = 60 * kNsPerSecond;
   slices().configure(settings);
   expect_whole(WholeReason::kOverBudget);
+}
+
+// Other graphs' slices had the memory; they may be gone since.
+TEST_F(Sliced, AGraphThatWentOverTheBudgetIsTriedAgainWhenItHasBeenLaunchedAsOftenAgain) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  runtime::SliceSettings settings;
+  settings.when = When::kAlways;
+  settings.slice_ns = 30'000;
+  settings.most_build_ns = 60 * kNsPerSecond;
+  settings.most_bytes = 1;
+  slices().configure(settings);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  std::size_t launches = 0;
+  const auto launch_again = [&] {
+    EXPECT_EQ(launch(exec), CUDA_SUCCESS);
+    EXPECT_EQ(ran(), numbers(1, 40));
+    clear_log();
+    ++launches;
+  };
+  EXPECT_TRUE(eventually([&] {
+    launch_again();
+    return whole(WholeReason::kOverBudget) == 1;
+  }));
+  const std::uint64_t builds = state().graph_builds;
+  // Not at once, or a graph of no luck would be built for ever.
+  for (int i = 0; i < 10; ++i) launch_again();
+  EXPECT_EQ(state().graph_builds, builds);
+  configure(When::kAlways);
+  const std::size_t most = 3 * launches + 100;
+  EXPECT_TRUE(eventually([&] {
+    if (launches < most) launch_again();
+    return state().graphs_sliced == 1;
+  }));
+  launch_again();
+  EXPECT_EQ(whole(WholeReason::kOverBudget), 0U);
+  EXPECT_EQ(slices().whole_ever()[static_cast<std::size_t>(WholeReason::kOverBudget)].graphs, 1U);
 }
 
 TEST_F(Huge, OneThatMayTakeTheTimeAndMemoryIsCut) {
@@ -1539,6 +1579,75 @@ TEST_F(Changed, SlicesAreToldOfWhatWaitsBeforeAModuleIsUnloaded) {
   std::vector<std::uint64_t> wanted = numbers(1, 40);
   wanted[5] = 100;
   EXPECT_EQ(ran(), wanted);
+}
+
+std::atomic<int> asked_to_submit{0};
+void note_that_it_asks() noexcept {
+  asked_to_submit.fetch_add(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// One thread launches and changes, another one unloads a module: what is at the gate by then is waited for, and nothing
+// that follows it is lost.
+TEST_F(Changed, WhatUnloadsAModuleWaitsForALaunchThatIsAtTheGate) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  ASSERT_NE(sliced, nullptr);
+  std::vector<std::uint64_t> wanted;
+  const auto launch_with = [&](std::uint64_t value) {
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    const std::vector<std::uint64_t> one = numbers(1, 40);
+    wanted.insert(wanted.end(), one.begin(), one.end());
+    wanted[wanted.size() - 35] = value;
+  };
+  {
+    OtherClient other(/*active=*/true);
+    launch_with(6);
+    set_value(exec, nodes[5], 100);
+  }
+  EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
+  std::optional<OtherClient> other(std::in_place, /*active=*/true);
+  launch_with(100);
+  EXPECT_TRUE(eventually([&] { return sliced->taken.load(); }));
+  for (const std::uint64_t value : {101U, 102U}) {
+    set_value(exec, nodes[5], value);
+    launch_with(value);
+  }
+  asked_to_submit = 0;
+  std::thread unloads([] { const runtime::Slices::Unloading unloading(slices(), &note_that_it_asks); });
+  EXPECT_TRUE(eventually([] { return asked_to_submit >= 2; }));
+  other.reset();
+  unloads.join();
+  EXPECT_EQ(ran(), wanted);
+}
+
+// Nothing else may be launched in its place while a change follows it; so no further change is to follow.
+TEST_F(Changed, AfterAFirstSliceThatIsRefusedNoChangeFollowsUntilOneIsNot) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  ASSERT_TRUE(slices().follow(exec));
+  // As the launcher thread does it.
+  const auto launch_slices = [&](CUresult status) {
+    const runtime::Slices::Launch begun = slices().begin(exec, nullptr, program_.context(), /*beside_latency=*/true);
+    EXPECT_GT(begun.parts, 0U);
+    EXPECT_EQ(slices().may_go_whole(begun), false);
+    slices().end(begun, nullptr, program_.context(), status, /*refused=*/status != CUDA_SUCCESS);
+  };
+  launch_slices(CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_FALSE(slices().follow(exec));
+  launch_slices(CUDA_SUCCESS);
+  EXPECT_TRUE(slices().follow(exec));
+  slices().followed(exec);
+  slices().followed(exec);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran(), numbers(1, 40));
 }
 
 TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
