@@ -19,6 +19,16 @@ constexpr std::uint64_t device_word(int device) noexcept { return static_cast<st
 constexpr int device_in(std::uint64_t word) noexcept { return static_cast<int>(static_cast<std::uint32_t>(word)) - 1; }
 CUcontext context_in(std::uint64_t word) noexcept { return reinterpret_cast<CUcontext>(word); }
 
+// A context and a device in one word: addresses of a process have 57 bits at most, of which the highest is 0.
+constexpr int kDeviceShift = 56;
+std::uint64_t place_word(CUcontext context, int device) noexcept {
+  return handle_word(context) | (device_word(device) & 0xff) << kDeviceShift;
+}
+CUcontext context_at(std::uint64_t place) noexcept {
+  return context_in(place & ((std::uint64_t{1} << kDeviceShift) - 1));
+}
+constexpr int device_at(std::uint64_t place) noexcept { return static_cast<int>(place >> kDeviceShift) - 1; }
+
 EventFacts event_facts(const HandleTable<2>::Words& words) noexcept {
   return {(words[1] & kShared) != 0, (words[1] & kCaptured) != 0, device_in(words[1]), context_in(words[0])};
 }
@@ -142,12 +152,14 @@ bool Registry::find(CUgraphExec exec, ExecFacts& facts) const noexcept {
 }
 
 void Registry::made(CUgraphExec exec, const ExecFacts& facts) noexcept {
-  const std::uint64_t device = device_word(current_device());
+  CUcontext context = nullptr;
+  if (table().context_get_current(&context) != CUDA_SUCCESS) context = nullptr;
+  const std::uint64_t place = place_word(context, current_device());
   if (!facts.plain) may_hold_memory();
   const SpinGuard guard(lock_);
   if (!guard.owns() ||
       !execs_.set(handle_word(exec), {facts.identity, static_cast<std::uint64_t>(facts.critical_path_ns),
-                                      facts.nodes | (facts.plain ? kPlain : 0), device})) {
+                                      facts.nodes | (facts.plain ? kPlain : 0), place})) {
     unknown_.fetch_add(1, std::memory_order_relaxed);
   }
 }
@@ -190,13 +202,11 @@ bool Registry::has_slices(CUgraphExec exec, void* slices) noexcept {
 // ---- contexts
 
 void Registry::context_ends(CUcontext context) noexcept {
-  const int device = device_of(context);
   const SpinGuard guard(lock_);
   if (!guard.owns()) return;
   streams_.clear();  // those of others are asked for again
   events_.erase_if([&](std::uint64_t, const auto& words) { return words[0] == handle_word(context); });
-  // Whose a graph is, the driver does not say.
-  execs_.erase_if([&](std::uint64_t, const auto& words) { return device_in(words[3]) == device; });
+  execs_.erase_if([&](std::uint64_t, const auto& words) { return context_at(words[3]) == context; });
 }
 
 Registry::Ended Registry::primary_context_ends(int device) noexcept {
@@ -218,7 +228,7 @@ Registry::Ended Registry::primary_context_ends(int device) noexcept {
     return true;
   });
   execs_.erase_if([&](std::uint64_t handle, const auto& words) {
-    if (device_in(words[3]) != device) return false;
+    if (device_at(words[3]) != device) return false;
     take(ended.execs, handle, words);
     return true;
   });

@@ -84,6 +84,7 @@ class Registry {
   bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room to know it
 
   // ---- contexts; each told before the driver ends them
+  // Its events, and the executable graphs that were made while it was current, are forgotten.
   void context_ends(CUcontext context) noexcept;
 
   // What a device's primary context has; restore() takes it back where that context lives on, because others retain it.
@@ -118,7 +119,7 @@ class Registry {
   HandleTable<2> streams_;  // context; device and flags
   HandleTable<2> events_;   // context; device and flags
   HandleTable<1> slices_;   // of executable graphs
-  HandleTable<4> execs_;    // identity; critical path; nodes and flags; device
+  HandleTable<4> execs_;    // identity; critical path; nodes and flags; context and device
   std::array<std::atomic<std::uint32_t>, kMostDevices> reach_{};
   std::atomic<bool> all_reach_{false};
   std::atomic<bool> graphs_hold_memory_{false};

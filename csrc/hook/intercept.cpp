@@ -504,9 +504,10 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     }
     cudasched::runtime::engine().lifecycle().attach(real_driver, real_driver_path);
     using cudasched::hook::Offload;
-    const bool can_defer = Offload::connect(real_driver, &cudasched_loader_find,
-                                            {&cudasched::hook::find_site, &cudasched::runtime::note_record,
-                                             &cudasched::runtime::note_wait, &cudasched::hook::capture_may_begin});
+    const bool can_defer =
+        Offload::connect(real_driver, &cudasched_loader_find,
+                         {&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
+                          &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
     cudasched::runtime::engine().use_offload(
         {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);

@@ -434,6 +434,10 @@ CUresult library_unload(CUlibrary library) noexcept {
 
 }  // namespace
 
+CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept {
+  return free_held(address, [&] { return free(address, stream); });
+}
+
 std::span<const TakenOver> memory_functions() noexcept {
   static const std::array points{
       TakenOver{"cuMemAlloc_v2", address(&allocate)},

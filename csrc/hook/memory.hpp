@@ -1,6 +1,8 @@
 // Interception of the calls that make memory known to CUDA, and of those that unload code.
 #pragma once
 
+#include <cuda.h>
+
 #include <span>
 
 #include "hook/taken_over.hpp"
@@ -8,5 +10,8 @@
 namespace cudasched::hook {
 
 std::span<const TakenOver> memory_functions() noexcept;
+
+// Frees on a stream as `free` does, and takes it out of what the process holds: not memory of a pool, which keeps it.
+CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept;
 
 }  // namespace cudasched::hook

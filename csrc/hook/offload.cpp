@@ -284,9 +284,7 @@ bool may_free(CUdeviceptr address) noexcept {
 }
 
 // An earlier call's error is not due here: a program takes memory for freed whatever its free says.
-template <bool kPerThread>
-CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
-  const CUstream on = meant(kPerThread, stream);
+CUresult free_on(CUdeviceptr address, CUstream on) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) != 0) {
     const Site site = state.engine.find_site(on, nullptr);
     if (site.queue != nullptr && site.queue->active() && may_free(address)) {
@@ -296,6 +294,13 @@ CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
     drain(site.caller, queue::Scope::kStream, devices_of(on), on, nullptr, nullptr, For::kOther);
   }
   return state.calls.free_memory(address, on);
+}
+
+template <bool kPerThread>
+CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
+  const CUstream on = meant(kPerThread, stream);
+  if (state.engine.free_memory == nullptr) return free_on(address, on);
+  return state.engine.free_memory(address, on, &free_on);
 }
 
 // ---- events: made, seen by other processes, destroyed

@@ -30,12 +30,17 @@ class Offload {
   // A function is called that may begin a capture that is not counted.
   using UncountedCapture = void (*)() noexcept;
 
+  // Frees as `free` does, and takes it out of what the process holds.
+  using FreeMemory = CUresult (*)(CUdeviceptr address, CUstream stream,
+                                  CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept;
+
   // What the engine does for this file, which knows none.
   struct Engine {
     FindSite find_site = nullptr;
     NoteEvent note_record = nullptr;
     NoteEvent note_wait = nullptr;
     UncountedCapture uncounted_capture = nullptr;
+    FreeMemory free_memory = nullptr;  // null: nothing is counted
   };
 
   // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is

@@ -22,6 +22,7 @@ Handle handle(std::uintptr_t number) {
 
 const CUcontext kFirst = handle<CUcontext>(0xc0);
 const CUcontext kSecond = handle<CUcontext>(0xc1);
+const CUcontext kBesideFirst = handle<CUcontext>(0x7ffe'0000'00c2);  // on the same device
 
 thread_local CUcontext current = nullptr;
 thread_local CUcontext before = nullptr;
@@ -190,23 +191,28 @@ TEST_F(RegistryTest, WhatAContextHasEndsWithItAndComesBackWhereItLivesOn) {
   const CUevent here = handle<CUevent>(0xe0);
   const CUevent there = handle<CUevent>(0xe1);
   const CUgraphExec graph = handle<CUgraphExec>(0x90);
+  const CUgraphExec beside = handle<CUgraphExec>(0x91);
   const auto make = [&] {
     current = kFirst;
     registry().created(here, 0);
     registry().made(graph, {.identity = 1, .plain = true});
+    current = kBesideFirst;
+    registry().made(beside, {.identity = 2, .plain = true});
     current = kSecond;
     registry().created(there, 0);
   };
   make();
   registry().context_ends(kFirst);
   EXPECT_FALSE(knows(here) || knows(graph));
-  EXPECT_TRUE(knows(there));
+  EXPECT_TRUE(knows(there) && knows(beside));
+  registry().context_ends(kBesideFirst);
+  EXPECT_FALSE(knows(beside));
   make();
   const Registry::Ended ended = registry().primary_context_ends(0);
-  EXPECT_FALSE(knows(here) || knows(graph));
+  EXPECT_FALSE(knows(here) || knows(graph) || knows(beside));
   EXPECT_TRUE(knows(there));
   registry().restore(ended);
-  EXPECT_TRUE(knows(here) && knows(graph) && knows(there));
+  EXPECT_TRUE(knows(here) && knows(graph) && knows(beside) && knows(there));
 }
 
 TEST_F(RegistryTest, ADeviceReachesItsOwnMemoryAndThatOfItsPeers) {

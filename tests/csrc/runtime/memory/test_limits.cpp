@@ -92,6 +92,25 @@ TEST(MemoryDoor, CountsPhysicalMemoryAndPools) {
   EXPECT_EQ(held(), before);
 }
 
+// cuMemFreeAsync takes memory that no pool gave, too.
+TEST(MemoryDoor, WhatIsFreedOnAStreamIsHeldNoMore) {
+  const Program program;
+  const std::uint64_t before = held();
+  for (const bool best_effort : {false, true}) {
+    const InRegion region(best_effort ? CUDASCHED_BEST_EFFORT : CUDASCHED_NORMAL);
+    ASSERT_EQ(program.launch(1), CUDA_SUCCESS);
+    CUdeviceptr plain = 0;
+    ASSERT_EQ(allocate(plain, 3 * kMiB), CUDA_SUCCESS);
+    EXPECT_EQ(held(), before + 3 * kMiB);
+    EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", plain, program.stream())), CUDA_SUCCESS);
+    EXPECT_EQ(held(), before);
+    EXPECT_EQ(program.synchronize(), CUDA_SUCCESS);
+    // The driver refuses it; nothing is given back twice.
+    EXPECT_NE((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", plain, program.stream())), CUDA_SUCCESS);
+    EXPECT_EQ(held(), before);
+  }
+}
+
 TEST(MemoryDoor, TellsOthersByClientAndClass) {
   const Program program;
   ASSERT_EQ(program.launch(1), CUDA_SUCCESS);
