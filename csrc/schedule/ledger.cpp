@@ -76,10 +76,11 @@ bool Ledger::merge_some() noexcept {
         most = place;
       }
     }
-    if (merge(streams_[static_cast<std::size_t>(most)]) > 0) return true;
+    if ((most == kShared ? merge_shared() : merge(streams_[static_cast<std::size_t>(most)])) > 0) return true;
     untried &= ~bit(most);
   }
-  return false;
+  // More streams than markers: some are counted until another one's marker is complete.
+  return (busy_ & bit(kShared)) != 0 && merge(streams_[kShared]) > 0;
 }
 
 int Ledger::merge(Stream& stream) noexcept {
@@ -112,6 +113,46 @@ int Ledger::merge(Stream& stream) noexcept {
     segment = kept.next;
   }
   return merged;
+}
+
+// With one of the same stream: no marker says anything of another's.
+int Ledger::merge_shared() noexcept {
+  Stream& stream = streams_[kShared];
+  int merged = 0;
+  int before = kNone;
+  for (int segment = stream.first, next = kNone; segment != kNone; segment = next) {
+    const Segment gone = at(segment);
+    next = gone.next;
+    int into = next;
+    while (into != kNone && at(into).stream_id != gone.stream_id) into = at(into).next;
+    const bool is_late = before == kNone && late_ns(stream) > 0;
+    if (into == kNone || is_late || gone.pinned || gone.pending > 0 || at(into).pinned ||
+        !(at(into).recorded || at(into).pending > 0)) {
+      before = segment;
+      continue;
+    }
+    at(into).predicted_ns += gone.predicted_ns;
+    at(into).launches += gone.launches;
+    if (before == kNone) {
+      stream.first = gone.next;
+      begin_first(stream, own_ns_, own_ns_, own_ns_);
+    } else {
+      at(before).next = gone.next;
+    }
+    --stream.segments;
+    release(segment);
+    ++merged;
+  }
+  return merged;
+}
+
+int Ledger::last_shared(std::uint64_t stream) const noexcept {
+  int last = kNone;
+  if ((busy_ & bit(kShared)) == 0) return last;
+  for (int segment = streams_[kShared].first; segment != kNone; segment = at(segment).next) {
+    if (at(segment).stream_id == stream) last = segment;
+  }
+  return last;
 }
 
 void Ledger::unlink(Stream& stream, int place, int segment) noexcept {
@@ -149,11 +190,14 @@ Ledger::Entry Ledger::submit(std::uint64_t stream_id, std::int64_t predicted_ns,
   Stream& stream = streams_[static_cast<std::size_t>(place)];
   const bool is_open = stream.last != kNone && state(stream.last) == State::kOpen && place != kShared;
   int segment = is_open ? stream.last : take_segment();
-  if (segment == kNone) segment = stream.last;  // and its marker moves behind this launch
+  // Its marker moves behind this launch.
+  if (segment == kNone && place == kShared) segment = last_shared(stream_id);
+  if (segment == kNone) segment = stream.last;
   if (segment == kNone || at(segment).pinned) return {};
   Segment& joined = at(segment);
   if (joined.launches == 0) {
     joined.stream = static_cast<std::int16_t>(place);
+    joined.stream_id = stream_id;
     if (stream.first == kNone) {
       stream.first = static_cast<std::int16_t>(segment);
       stream.queued_ns = 0;

@@ -5,7 +5,8 @@
 // that the caller records, and whose completion completes the segment and all before it on its stream. There are
 // kMarkers markers. When they run out, neighbouring segments are merged (the earlier marker is given up), so that any
 // depth on any number of streams stays counted, more coarsely. The kStreams - 1 streams that came first have queues of
-// their own; further ones share the last queue, where a marker speaks for its own segment only.
+// their own; further ones share the last queue, where a marker speaks for its own segment only. Segments of different
+// streams are merged there only where there are more streams than markers.
 //
 // A segment's first launch runs since it was submitted, or since the segment before it was complete; what is in flight
 // shrinks with that clock and is corrected by each completion. The clock counts own time: it stands still while the GPU
@@ -179,6 +180,7 @@ class Ledger {
     bool pinned = false;
     std::int16_t stream = kNone;
     std::int16_t next = kNone;
+    std::uint64_t stream_id = 0;
   };
   struct Stream {
     std::uint64_t id = 0;
@@ -204,6 +206,8 @@ class Ledger {
   void unlink(Stream& stream, int place, int segment) noexcept;
   bool merge_some() noexcept;
   int merge(Stream& stream) noexcept;
+  int merge_shared() noexcept;
+  int last_shared(std::uint64_t stream) const noexcept;
   void begin_first(Stream& stream, std::int64_t from_ns, std::int64_t after_ns, std::int64_t before_ns) noexcept;
   std::int64_t ran_ns(const Stream& stream) const noexcept;  // observed, less what others did meanwhile
   std::int64_t late_ns(const Stream& stream) const noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -255,6 +256,29 @@ TEST(Ledger, AnyDepthOnAnyNumberOfStreamsIsCounted) {
     ASSERT_EQ(ledger.launches(), 0U);
     ASSERT_EQ(ledger.remaining_ns(), 0);
     ASSERT_EQ(ledger.segments(), 0);
+  }
+}
+
+// More streams than have a queue of their own, but no more than there are markers.
+TEST(Ledger, NoStreamsMarkerEndsWhatAnotherStreamHas) {
+  constexpr std::uint64_t kStreams = 100;
+  constexpr std::uint64_t kEach = 50;
+  Ledger ledger;
+  ledger.look(1, true);
+  std::map<int, std::uint64_t> whose;
+  std::mt19937_64 random(3);
+  std::vector<std::uint64_t> order(kStreams);
+  std::iota(order.begin(), order.end(), 1);
+  for (std::uint64_t i = 0; i < kEach; ++i) {
+    for (const std::uint64_t stream : order) whose[launch(ledger, stream, kUs)] = stream;
+    std::shuffle(order.begin(), order.end(), random);
+  }
+  for (std::uint64_t ended = 1; ended <= kStreams; ++ended) {
+    ledger.for_each([&](int segment) {
+      if (whose[segment] == order[ended - 1]) ledger.complete(segment);
+      return true;
+    });
+    ASSERT_EQ(ledger.launches(), kEach * (kStreams - ended)) << order[ended - 1];
   }
 }
 
