@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from life import SPARE_DESCRIPTORS, LostError, descriptors, report, told_to_end
 from logged import ROOM, Log
-from program import CAPTURE_THREAD_LOCAL, PATIENCE_S, Gpu, Worker
+from program import CAPTURE_THREAD_LOCAL, IMAGE, PATIENCE_S, Gpu, Worker
 
 from benchmarks.graphs.driver import KernelParams
 
@@ -164,7 +164,7 @@ class Streams:
 class Subject:
     """An executable graph, its log, and what is to be in it."""
 
-    def __init__(self, gpu: Gpu, chance: random.Random, streams: Streams) -> None:
+    def __init__(self, gpu: Gpu, chance: random.Random, streams: Streams, may_hold: bool) -> None:
         self._gpu, self._chance, self._streams, self._captures = gpu, chance, streams.launches, streams.captures
         self._blocking = streams.blocking
         self._recipe = Recipe.random(chance)
@@ -187,11 +187,9 @@ class Subject:
         self._values = self._fresh()
         self._off: set[int] = set()
         self._graph, self._nodes = self._build(self._recipe, self._values)
-        if chance.random() < 0.5:
+        self.holds = may_hold and chance.random() < 0.5
+        if self.holds:
             self._hold(self._graph)
-            self.holds = True
-        else:
-            self.holds = False
         self._exec = ctypes.c_void_p()
         if chance.random() < 0.5:
             gpu.call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), self._graph, ctypes.c_ulonglong(0))
@@ -251,10 +249,7 @@ class Subject:
             elif node.kind == "empty":
                 self._gpu.call("cuGraphAddEmptyNode", *where)
             elif node.child:
-                inner, inside = ctypes.c_void_p(), ctypes.c_void_p()
-                self._gpu.call("cuGraphCreate", ctypes.byref(inner), 0)
-                none = (ctypes.byref(inside), inner, None, ctypes.c_size_t(0))
-                self._gpu.call("cuGraphAddKernelNode_v2", *none, ctypes.byref(self._kernel(value, node.us)))
+                inner = self._inner(value, node.us)
                 self._gpu.call("cuGraphAddChildGraphNode", *where, inner)
                 self._gpu.call("cuGraphDestroy", inner)
             else:
@@ -262,6 +257,14 @@ class Subject:
             assert handle.value
             made.append(handle.value)
         return graph, made
+
+    def _inner(self, value: int, us: int) -> ctypes.c_void_p:
+        """A graph of one kernel, to be a child."""
+        inner, inside = ctypes.c_void_p(), ctypes.c_void_p()
+        self._gpu.call("cuGraphCreate", ctypes.byref(inner), 0)
+        where = (ctypes.byref(inside), inner, None, ctypes.c_size_t(0))
+        self._gpu.call("cuGraphAddKernelNode_v2", *where, ctypes.byref(self._kernel(value, us)))
+        return inner
 
     def _capture(self, recipe: Recipe, values: list[int]) -> tuple[ctypes.c_void_p, list[int]]:
         graph, streams = ctypes.c_void_p(), self._captures
@@ -379,6 +382,30 @@ class Subject:
         self._values[place] = value
         self._history.append(f"set{place}")
 
+    def change_child(self) -> None:
+        places = [place for place, node in enumerate(self._recipe.nodes) if node.child]
+        if not self._nodes or not places:
+            return
+        place = self._chance.choice(places)
+        value = self._next
+        self._next += 1
+        inner = self._inner(value, self._recipe.nodes[place].us)
+        node = ctypes.c_void_p(self._nodes[place])
+        self._gpu.call("cuGraphExecChildGraphNodeSetParams", self._exec, node, inner)
+        self._gpu.call("cuGraphDestroy", inner)
+        self._values[place] = value
+        self._history.append(f"child{place}")
+
+    def launch_changed(self, most: int = 8) -> None:
+        """Again and again, with other parameters each time, as decoders and XLA do."""
+        changes = self._chance.sample([self.change_node, self.change_child, self.take_over], self._chance.randint(1, 3))
+        for _ in range(self._chance.randint(2, most)):
+            if self.full:
+                return
+            for change in changes:
+                change()
+            self.launch()
+
     def switch(self) -> None:
         places = [place for place, node in enumerate(self._recipe.nodes) if node.kind == "kernel" and not node.child]
         if not self._nodes or not places:
@@ -470,6 +497,8 @@ class Life:
         self.did: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._sliced = 0
+        # Whole updates leave slices once a process has given any graph a user object.
+        self._may_hold = chance.random() < 0.3
 
     def _count(self, what: str) -> None:
         with self._lock:
@@ -481,31 +510,50 @@ class Life:
         subjects: list[Subject] = []
         for _ in range(chance.randint(5, 150)):
             if not subjects or (len(subjects) < 4 and chance.random() < 0.2):
-                subjects.append(Subject(gpu, chance, streams))
+                subjects.append(Subject(gpu, chance, streams, self._may_hold))
                 self._count("captures")
                 with self._lock:
                     all_subjects.append(subjects[-1])
+                if chance.random() < 0.3:
+                    self._wait_for_slices(subjects[-1])
             subject = chance.choice(subjects)
             if subject.full or chance.random() < 0.02:
                 subject.destroy()
                 subjects.remove(subject)
                 continue
-            weights = [25, 2, 0.5, 3, 2, 2]
-            actions = [
-                subject.launch,
-                subject.take_over,
-                subject.refuse,
-                subject.change_node,
-                subject.switch,
-                self._pause,
-            ]
-            action = chance.choices(actions, weights=weights)[0]
-            if action in (subject.take_over, subject.refuse, subject.change_node):
+            actions = {
+                subject.launch: 25,
+                subject.launch_changed: 3,
+                subject.take_over: 2,
+                subject.refuse: 0.5,
+                subject.change_node: 3,
+                subject.change_child: 1,
+                subject.switch: 2,
+                self._load_and_unload: 0.5,
+                self._pause: 2,
+            }
+            action = chance.choices([*actions], weights=[*actions.values()])[0]
+            if action not in (subject.launch, subject.switch, self._load_and_unload, self._pause):
                 self._count("graph_updates")
             action()
         for subject in subjects:
             subject.destroy()
         streams.end()
+
+    def _wait_for_slices(self, subject: Subject) -> None:
+        """Of whichever graph: where all is new all the time, few are there when they are launched."""
+        subject.launch()
+        before, until = built(), time.monotonic() + 0.3
+        while built() == before and time.monotonic() < until:
+            time.sleep(0.005)
+        subject.launch_changed(most=60)
+        self._count("graph_updates")
+
+    def _load_and_unload(self) -> None:
+        """A module that nothing uses, while other threads launch."""
+        module = ctypes.c_void_p()
+        self._gpu.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(IMAGE))
+        self._gpu.call("cuModuleUnload", module)
 
     def _pause(self) -> None:
         """At times long enough for slices to be built."""
@@ -527,6 +575,15 @@ class Life:
         self.did["sliced_launches"] += sliced - self._sliced
         self._sliced = sliced
         report(self.did)
+
+
+def built() -> int:
+    """How often slices of a graph of this process were built; 0 without cudasched."""
+    if "CUDASCHED_CLASS" not in os.environ:
+        return 0
+    import cudasched
+
+    return cudasched.state().graph_builds
 
 
 def sliced_launches() -> int:
