@@ -36,7 +36,7 @@ enum class WholeReason : std::uint8_t {
   kNoMemory,
   kTooSlow,     // building took longer than it may
   kOverBudget,  // the slices of other graphs have all the memory that slices may have
-  kUpdated,     // it was changed in a way that slices do not follow; built again if it goes on being launched
+  kUpdated,     // it was changed in a way that slices do not follow
   kRefused,     // the driver refused to launch its first slice
 };
 
