@@ -108,9 +108,10 @@ bool on_or_off(const std::string& value) {
 
 SliceSettings::When when_sliced(const std::string& value) {
   if (value == "auto") return SliceSettings::When::kAuto;
+  if (value == "ahead") return SliceSettings::When::kAhead;
   if (value == "always") return SliceSettings::When::kAlways;
   if (value == "off") return SliceSettings::When::kOff;
-  throw Problem("auto, always or off");
+  throw Problem("auto, ahead, always or off");
 }
 
 std::string policy(const std::string& value) {

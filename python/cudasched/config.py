@@ -73,7 +73,8 @@ class Config:
         host_backoff_ms: How long best-effort threads of a program pause at their next launch while another thread
             of it is in a latency region, ms; 0: they do not.
         graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
-            ``auto`` (beside latency clients), the default, ``always`` or ``off``.
+            ``auto`` (beside latency clients), the default, ``ahead`` (likewise, but slices are built before one is there),
+            ``always`` or ``off``.
         graph_slice_us: How long a slice is to be, us.
         graph_slice_mb: GPU memory that the slices of all graphs may take, about, MB.
         graph_build_ms: How long cutting one graph may take in the background, ms.
@@ -114,7 +115,7 @@ class Config:
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
     host_backoff_ms: float = 2.0
-    graph_slices: Literal["auto", "always", "off"] = "auto"
+    graph_slices: Literal["auto", "ahead", "always", "off"] = "auto"
     graph_slice_us: float = 200.0
     graph_slice_mb: float = 1000.0
     graph_build_ms: float = 2000.0
@@ -298,7 +299,7 @@ SETTINGS: Mapping[str, Setting] = {
     "latency_order": _choice("free", "deadline"),
     "node_priority": Setting(parse_switch),
     "host_backoff_ms": _time("ms", 0),
-    "graph_slices": _choice("auto", "always", "off"),
+    "graph_slices": _choice("auto", "ahead", "always", "off"),
     "graph_slice_us": _time("us", 10),
     "graph_slice_mb": _number("MB", 0, 1_000_000),
     "graph_build_ms": _time("ms", 1),

@@ -34,7 +34,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "latency_order": st.sampled_from(["free", "deadline"]),
     "node_priority": st.booleans(),
     "host_backoff_ms": st.floats(0, 3_600_000),
-    "graph_slices": st.sampled_from(["auto", "always", "off"]),
+    "graph_slices": st.sampled_from(["auto", "ahead", "always", "off"]),
     "graph_slice_us": st.floats(10, 3.6e9),
     "graph_slice_mb": st.floats(0, 1e6),
     "graph_build_ms": st.floats(1, 3_600_000),

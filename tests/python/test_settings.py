@@ -22,7 +22,7 @@ NO_FIELD = {"CUDASCHED_COVERAGE_DIR", "CUDASCHED_CUPTI", "CUDASCHED_LAUNCHER_SPI
 
 CANDIDATES = [
     *("latency", "normal", "best_effort", "best-effort", "Latency", "urgent"),
-    *("strict", "slack", "harvest", "open", "fair", "free", "deadline", "auto", "automatic", "always"),
+    *("strict", "slack", "harvest", "open", "fair", "free", "deadline", "auto", "automatic", "ahead", "always"),
     *("on", "off", "TRUE", "no", "maybe", "error", "debug", "loud"),
     *("-9", "-8", "-1", "0", "1", "2", "2.5", "8", "9", "9.5", "10", "1.5", "nan", "inf", "1e400", "5ms", "0x10", " 1"),
     *("0.0009", "0.001", "0.09", "0.1", "0.9", "0.999", "0.9995", "1.0005", "1.001", "1000", "1000.5"),

@@ -10,7 +10,8 @@ namespace cudasched::runtime {
 struct SliceSettings {
   enum class When : std::uint8_t {
     kOff,
-    kAuto,  // while a latency client is on the device
+    kAuto,   // while a latency client is on the device
+    kAhead,  // likewise, but they are built before one is
     kAlways,
   };
   When when = When::kAuto;                       // CUDASCHED_GRAPH_SLICES

@@ -500,6 +500,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
   const std::uint64_t launches = sliced->launches.fetch_add(1, std::memory_order_relaxed) + 1;
   sliced->launched_epoch.store(unloads_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   const bool wants = settings_.when == SliceSettings::When::kAlways || beside_latency;
+  const bool builds = settings_.when == SliceSettings::When::kAhead || wants;
   Launch launch{.sliced = sliced};
   {
     const std::scoped_lock turn(sliced->turn);
@@ -508,7 +509,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
     const bool again = state == Sliced::State::kWhole && is_for_now(sliced->reason.load(std::memory_order_relaxed)) &&
                        sliced->slices.load(std::memory_order_relaxed) == 0;
     Sliced::State before = state;
-    if (wants && settled && (state == Sliced::State::kIdle || again) &&
+    if (builds && settled && (state == Sliced::State::kIdle || again) &&
         sliced->state.compare_exchange_strong(before, Sliced::State::kWanted)) {
       wanted_.store(true);
     }

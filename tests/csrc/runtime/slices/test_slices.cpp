@@ -747,6 +747,32 @@ TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
   EXPECT_EQ(order, (std::vector<std::uint64_t>{0, 2, 3, 4, 1}));
 }
 
+TEST_F(Sliced, SlicesMayBeBuiltBeforeALatencyClientIsThere) {
+  configure(When::kAhead);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const State before = state();
+  int launches = 0;
+  EXPECT_TRUE(eventually([&] {
+    Program::check(launch(exec));
+    ran();
+    ++launches;
+    return state().graphs_sliced == 1;
+  }));
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ran();
+  EXPECT_EQ(state().sliced_launches, before.sliced_launches) << "nobody waits";
+  {
+    const OtherClient other(/*active=*/false);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    ran();
+    EXPECT_EQ(state().sliced_launches, before.sliced_launches + 1);
+  }
+  EXPECT_EQ(ran(), numbers(1, 40, launches + 2));
+}
+
 TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
   configure_looks(20);
   const InRegion region(CUDASCHED_BEST_EFFORT);
