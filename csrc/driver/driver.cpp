@@ -153,6 +153,7 @@ void Driver::load(void* handle) {
   optional(handle, graph_get_edges, "cuGraphGetEdges_v2");
 
   optional(handle, graph_clone, "cuGraphClone");
+  optional(handle, graph_find_in_clone, "cuGraphNodeFindInClone");
   optional(handle, graph_clone_destroy, "cuGraphDestroy");
   optional(handle, graph_node_destroy, "cuGraphDestroyNode");
   optional(handle, graph_upload, "cuGraphUpload");

@@ -149,6 +149,7 @@ struct Driver {
 
   // Graphs, as they are cut into slices (runtime/slices.hpp): private clones, and what changes executable graphs.
   decltype(cuGraphClone)* graph_clone = nullptr;
+  decltype(cuGraphNodeFindInClone)* graph_find_in_clone = nullptr;
   decltype(cuGraphDestroy)* graph_clone_destroy = nullptr;
   decltype(cuGraphDestroyNode)* graph_node_destroy = nullptr;
   decltype(cuGraphUpload)* graph_upload = nullptr;

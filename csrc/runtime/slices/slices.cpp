@@ -28,6 +28,18 @@ bool can_cut() noexcept {
          driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
 }
 
+// Nodes of a graph and of its clone are paired by their order, which is documented nowhere: a look at some of them.
+bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept {
+  if (nodes.size() != clones.size()) return false;
+  if (table().graph_find_in_clone == nullptr || nodes.empty()) return true;
+  for (const std::size_t place : {std::size_t{0}, nodes.size() / 2, nodes.size() - 1}) {
+    CUgraphNode found = nullptr;
+    if (table().graph_find_in_clone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
+      return false;
+  }
+  return true;
+}
+
 // What another time may not be so: it is tried again when the graph has been launched as often again.
 bool is_for_now(WholeReason reason) noexcept {
   return reason == WholeReason::kNoMemory || reason == WholeReason::kTooSlow || reason == WholeReason::kOverBudget ||
@@ -157,10 +169,12 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     sliced->times = times;
     WholeReason why = clone(*sliced, graph);
     if (why == WholeReason::kNone &&
-        (!get_nodes(graph, sliced->program_nodes) || !driver::registry().has_slices(exec, sliced.get()))) {
-      sliced->clone.reset();
-      why = WholeReason::kNoMemory;
+        (!get_nodes(graph, sliced->program_nodes) || !get_nodes(sliced->clone.get(), sliced->clone_nodes) ||
+         !are_paired(sliced->program_nodes, sliced->clone_nodes, sliced->clone.get()))) {
+      why = WholeReason::kCloneDiffers;
     }
+    if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
+    if (why != WholeReason::kNone) sliced->clone.reset();
     if (why != WholeReason::kNone) note_whole(*sliced, why);
     const std::scoped_lock lock(mutex_);
     all_.insert_or_assign(exec, std::move(sliced));
@@ -301,7 +315,6 @@ bool Slices::find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number
   const auto found = sliced.number_of.find(node);
   if (found == sliced.number_of.end()) return false;
   number = found->second;
-  if (sliced.clone_nodes.empty() && !get_nodes(sliced.clone.get(), sliced.clone_nodes)) return false;
   return number < sliced.clone_nodes.size() && (sliced.pieces == nullptr || number < sliced.places.size());
 }
 

@@ -107,7 +107,7 @@ struct Sliced {
 
   // Under driving_.
   OwnedGraph clone;                        // null: it cannot be built. As the graph is now
-  std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; found when the first is changed
+  std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; none after an update
   std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
   std::unordered_map<CUgraphNode, std::uint32_t> number_of;  // of these; made when the first is changed
   std::set<std::uint32_t> disabled;                          // nodes, by their numbers

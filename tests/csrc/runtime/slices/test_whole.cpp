@@ -62,6 +62,11 @@ CUresult clone_less(CUgraph* made, CUgraph of) {
 CUresult clone_less_for_the_builder(CUgraph* made, CUgraph of) {
   return is_builder() ? clone_less(made, of) : injected.real.graph_clone(made, of);
 }
+// As where nodes of a clone came in another order.
+CUresult find_another_in_clone(CUgraphNode* found, CUgraphNode, CUgraph clone) {
+  std::size_t count = 1;
+  return injected.real.graph_get_nodes(clone, found, &count);
+}
 CUresult destroy_no_node(CUgraphNode) { return injected.status; }
 CUresult instantiate_no_slice(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   return is_builder() ? injected.status : injected.real.graph_instantiate(exec, graph, flags);
@@ -364,6 +369,7 @@ const Case kCases[] = {
     fault<&Driver::graph_clone, &clone_nothing>("not_cloned", WholeReason::kNotCloned),
     fault<&Driver::graph_clone, &clone_nothing_for_the_builder>("not_cloned_by_the_builder", WholeReason::kNotCloned),
     fault<&Driver::graph_clone, &clone_less>("cloned_without_a_node", WholeReason::kCloneDiffers),
+    fault<&Driver::graph_find_in_clone, &find_another_in_clone>("cloned_in_another_order", WholeReason::kCloneDiffers),
     fault<&Driver::graph_clone, &clone_less_for_the_builder>("cloned_without_a_node_by_the_builder",
                                                              WholeReason::kCloneDiffers),
     fault<&Driver::graph_node_destroy, &destroy_no_node>("nodes_stay", WholeReason::kNotBuilt),
