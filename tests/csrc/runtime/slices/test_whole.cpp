@@ -26,6 +26,8 @@ struct Injected {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;  // of empty nodes
   CUresult status = CUDA_SUCCESS;
   std::atomic<CUgraphExec> first_slice{nullptr};
+  std::atomic<CUgraphExec> third_slice{nullptr};
+  std::atomic<int> slices{0};
   driver::Driver real;
 } injected;
 
@@ -85,7 +87,9 @@ CUresult create_no_event(CUevent* event, unsigned flags) {
 }
 CUresult instantiate_and_note(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   const CUresult status = injected.real.graph_instantiate(exec, graph, flags);
-  if (is_builder() && injected.first_slice == nullptr) injected.first_slice = *exec;
+  if (!is_builder()) return status;
+  if (injected.slices.fetch_add(1) == 0) injected.first_slice = *exec;
+  if (injected.slices == 3) injected.third_slice = *exec;
   return status;
 }
 
@@ -418,6 +422,7 @@ INSTANTIATE_TEST_SUITE_P(Reasons, Whole, ::testing::ValuesIn(kCases),
 // Slices are there, and the driver will not have the first of them.
 TEST_F(GraphProgram, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
   injected.real = driver::table();
+  injected.slices = 0;
   const Replaced noted(driver::table().graph_instantiate, &instantiate_and_note);
   const OtherClient other(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
@@ -437,6 +442,29 @@ TEST_F(GraphProgram, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 6));
   EXPECT_EQ(state().graphs_whole[static_cast<std::size_t>(WholeReason::kRefused)], 1U);
+}
+
+// As it is of a whole graph that fails midway: what ran has run, once.
+TEST_F(GraphProgram, AnErrorOfALaterSliceIsTheLaunchs) {
+  injected.real = driver::table();
+  injected.slices = 0;
+  const Replaced noted(driver::table().graph_instantiate, &instantiate_and_note);
+  const OtherClient other(/*active=*/false);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  ASSERT_TRUE(has_slices(exec));
+  ASSERT_GE(injected.slices, 3);
+  Program::check(driver::table().graph_destroy(injected.third_slice));
+  const CUresult launched = launch(exec);
+  const CUresult synchronised = program_.synchronize();
+  EXPECT_TRUE((launched == CUDA_SUCCESS) != (synchronised == CUDA_SUCCESS)) << launched << " " << synchronised;
+  const std::vector<std::uint64_t> values = ran();
+  EXPECT_GT(values.size(), 0U);
+  EXPECT_LT(values.size(), 40U);
+  EXPECT_EQ(values, numbers(1, values.size()));
+  EXPECT_EQ(state().graphs_sliced, 1U);
 }
 
 }  // namespace
