@@ -73,8 +73,8 @@ class Config:
         host_backoff_ms: How long best-effort threads of a program pause at their next launch while another thread
             of it is in a latency region, ms; 0: they do not.
         graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
-            ``auto`` (beside latency clients), the default, ``ahead`` (likewise, but slices are built before one is there),
-            ``always`` or ``off``.
+            ``auto`` (beside latency clients), the default, ``ahead`` (likewise, but slices are built before one is
+            there), ``always`` or ``off``.
         graph_slice_us: How long a slice is to be, us.
         graph_slice_mb: GPU memory that the slices of all graphs may take, about, MB.
         graph_build_ms: How long cutting one graph may take in the background, ms.

@@ -1,11 +1,12 @@
 """Launches each graph program that is named 200 times, and prints a checksum of all that it computed on the way.
 
-    graph_bits.py training nodes branches host children
+    graph_bits.py training nodes branches host children changed_children
 
 `training`: a whole step, updated before each launch to the other of two captures by cuGraphExecUpdate. `nodes`: layers
 whose kernels are set one by one, at random, by cuGraphExecKernelNodeSetParams. `branches`: four streams joined. `host`:
-functions on the host between kernels. `children`: child graphs. Under cudasched also prints how many launches went in
-slices.
+functions on the host between kernels. `children`: child graphs. `changed_children`: the same, one of which becomes
+another before each launch, by cuGraphExecChildGraphNodeSetParams. Under cudasched also prints how many launches went
+in slices.
 """
 
 import ctypes
@@ -181,13 +182,14 @@ def host() -> Program:
     return lambda: launch(executable), lambda: layers.hidden
 
 
-def children() -> Program:
+def children(changed: bool = False) -> Program:
     layers = Layers(sets=2)
     side = torch.cuda.Stream()
     inner = [captured(lambda weights=weights: layers.run(weights, 0, 16), side) for weights in layers.weights]
     graph = ctypes.c_void_p()
     driver.call("cuGraphCreate", ctypes.byref(graph), 0)
     before = ctypes.c_void_p()
+    places = []
     for turn in range(4):
         node = ctypes.c_void_p()
         count = ctypes.c_size_t(1 if turn else 0)
@@ -195,10 +197,20 @@ def children() -> Program:
         inside = ctypes.c_void_p(inner[turn % 2])
         driver.call("cuGraphAddChildGraphNode", ctypes.byref(node), graph, after, count, inside)
         before = node
+        places.append(node)
     executable = driver.instantiate(graph.value or 0)
-    for each in (graph.value, *inner):
-        driver.call("cuGraphDestroy", ctypes.c_void_p(each))
-    return lambda: launch(executable), lambda: layers.hidden
+
+    def replay() -> None:
+        if changed:
+            place, inside = chance.choice(places), chance.choice(inner)
+            set_child = "cuGraphExecChildGraphNodeSetParams"
+            driver.call(set_child, ctypes.c_void_p(executable), place, ctypes.c_void_p(inside))
+        launch(executable)
+
+    if not changed:
+        for each in (graph.value, *inner):
+            driver.call("cuGraphDestroy", ctypes.c_void_p(each))
+    return replay, lambda: layers.hidden
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
@@ -207,6 +219,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "branches": branches,
     "host": host,
     "children": children,
+    "changed_children": lambda: children(changed=True),
 }
 kept: list[object] = []
 

@@ -1,5 +1,6 @@
-"""A latency program: R requests of some kernels each, or one request that never ends ("stuck")."""
+"""A latency program: R requests of some kernels each, at random times, or one request that never ends ("stuck")."""
 
+import random
 import sys
 import time
 
@@ -26,5 +27,5 @@ if sys.argv[1] == "stuck":
         time.sleep(0.002)
 for _ in range(int(sys.argv[1])):
     request()
-    time.sleep(0.01)
+    time.sleep(random.expovariate(100))
 print("served", flush=True)
