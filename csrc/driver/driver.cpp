@@ -129,6 +129,14 @@ void Driver::load(void* handle) {
   required(handle, copy_to_host.per_thread, "cuMemcpyDtoH_v2_ptds");
   required(handle, copy.legacy, "cuMemcpy");
   required(handle, copy.per_thread, "cuMemcpy_ptds");
+  optional(handle, copy_2d.legacy, "cuMemcpy2D_v2");
+  optional(handle, copy_2d.per_thread, "cuMemcpy2D_v2_ptds");
+  optional(handle, copy_2d_unaligned.legacy, "cuMemcpy2DUnaligned_v2");
+  optional(handle, copy_2d_unaligned.per_thread, "cuMemcpy2DUnaligned_v2_ptds");
+  optional(handle, copy_3d.legacy, "cuMemcpy3D_v2");
+  optional(handle, copy_3d.per_thread, "cuMemcpy3D_v2_ptds");
+  optional(handle, copy_array_to_host.legacy, "cuMemcpyAtoH_v2");
+  optional(handle, copy_array_to_host.per_thread, "cuMemcpyAtoH_v2_ptds");
 
   optional(handle, graph_instantiate_v1, "cuGraphInstantiate");
   optional(handle, graph_instantiate_v2, "cuGraphInstantiate_v2");

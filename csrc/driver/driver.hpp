@@ -123,6 +123,10 @@ struct Driver {
   Twins<decltype(cuMemAllocFromPoolAsync)> memory_allocate_from_pool;
   Twins<decltype(cuMemcpyDtoH)> copy_to_host;  // returns when the device is done
   Twins<decltype(cuMemcpy)> copy;
+  Twins<decltype(cuMemcpy2D)> copy_2d;
+  Twins<decltype(cuMemcpy2DUnaligned)> copy_2d_unaligned;
+  Twins<decltype(cuMemcpy3D)> copy_3d;
+  Twins<decltype(cuMemcpyAtoH)> copy_array_to_host;
 
   // Graphs, as their nodes are walked when one is instantiated.
   using InstantiateWithLog = CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, std::size_t);

@@ -225,10 +225,27 @@ CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) noexcept {
   return waited_for([&] { return table().copy_to_host.get<kPerThread>()(to, from, bytes); });
 }
 
-// Where it copies within the device it returns early; then the streams that are asked still run.
+template <bool kPerThread>
+CUresult copy_array_to_host(void* to, CUarray from, std::size_t offset, std::size_t bytes) noexcept {
+  return waited_for([&] { return table().copy_array_to_host.get<kPerThread>()(to, from, offset, bytes); });
+}
+
+// Where they copy within the device they return early; then the streams that are asked still run.
 template <bool kPerThread>
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
   return waited_for([&] { return table().copy.get<kPerThread>()(to, from, bytes); });
+}
+template <bool kPerThread>
+CUresult copy_2d(const CUDA_MEMCPY2D* what) noexcept {
+  return waited_for([&] { return table().copy_2d.get<kPerThread>()(what); });
+}
+template <bool kPerThread>
+CUresult copy_2d_unaligned(const CUDA_MEMCPY2D* what) noexcept {
+  return waited_for([&] { return table().copy_2d_unaligned.get<kPerThread>()(what); });
+}
+template <bool kPerThread>
+CUresult copy_3d(const CUDA_MEMCPY3D* what) noexcept {
+  return waited_for([&] { return table().copy_3d.get<kPerThread>()(what); });
 }
 
 // ---- calls that invalidate a stream, a context or a capture
@@ -394,6 +411,10 @@ std::span<const TakenOver> launch_functions() noexcept {
       TakenOver{"cuCtxSynchronize", address(&context_synchronize)},
       TakenOver{"cuMemcpyDtoH_v2", address(&copy_to_host<false>), address(&copy_to_host<true>)},
       TakenOver{"cuMemcpy", address(&copy<false>), address(&copy<true>)},
+      TakenOver{"cuMemcpy2D_v2", address(&copy_2d<false>), address(&copy_2d<true>)},
+      TakenOver{"cuMemcpy2DUnaligned_v2", address(&copy_2d_unaligned<false>), address(&copy_2d_unaligned<true>)},
+      TakenOver{"cuMemcpy3D_v2", address(&copy_3d<false>), address(&copy_3d<true>)},
+      TakenOver{"cuMemcpyAtoH_v2", address(&copy_array_to_host<false>), address(&copy_array_to_host<true>)},
       TakenOver{"cuCtxSynchronize_v2", address(&context_synchronize_v2)},
       TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
       TakenOver{"cuCtxDetach", address(&context_detach)},

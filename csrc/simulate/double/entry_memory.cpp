@@ -9,6 +9,7 @@
 
 #include "simulate/double/capture.hpp"
 #include "simulate/double/driver.hpp"
+#include "simulate/double/node_params.hpp"
 
 namespace cudasched::simulate {
 namespace {
@@ -55,6 +56,43 @@ CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr
     if (result != CUDA_SUCCESS) return result;
     return synchronous || pageable_destination ? synchronize_stream(lock, stream) : CUDA_SUCCESS;
   });
+}
+
+// Rows and slices; waits for them.
+CUresult copy_rows(CUstream handle, const CUDA_MEMCPY3D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    Command command;
+    if (result == CUDA_SUCCESS) result = read_params(*params, command);
+    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
+    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
+    if (result == CUDA_SUCCESS) result = refuse_in_capture();
+    if (result == CUDA_SUCCESS) result = submit_command(lock, stream, std::move(command));
+    return result == CUDA_SUCCESS ? synchronize_stream(lock, stream) : result;
+  });
+}
+
+CUresult copy_rows(CUstream handle, const CUDA_MEMCPY2D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D all{};
+  all.srcXInBytes = params->srcXInBytes;
+  all.srcY = params->srcY;
+  all.srcMemoryType = params->srcMemoryType;
+  all.srcHost = params->srcHost;
+  all.srcDevice = params->srcDevice;
+  all.srcPitch = params->srcPitch;
+  all.dstXInBytes = params->dstXInBytes;
+  all.dstY = params->dstY;
+  all.dstMemoryType = params->dstMemoryType;
+  all.dstHost = params->dstHost;
+  all.dstDevice = params->dstDevice;
+  all.dstPitch = params->dstPitch;
+  all.WidthInBytes = params->WidthInBytes;
+  all.Height = params->Height;
+  all.Depth = 1;
+  return copy_rows(handle, &all);
 }
 
 std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
@@ -371,6 +409,13 @@ CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
 CUresult cuMemcpyDtoH_v2_ptds(void* to, CUdeviceptr from, size_t bytes) {
   return copy(CU_STREAM_PER_THREAD, address_of(to), Side::kHost, from, Side::kDevice, bytes, true);
 }
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
 
 // Between device addresses a synchronous copy is asynchronous to the host, as in CUDA.
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {

@@ -2,8 +2,10 @@
 // simulated driver.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <random>
 #include <thread>
@@ -401,20 +403,48 @@ TEST_F(ClassOfAStream, DoesNotOutliveTheContextThatItWasBoundIn) {
   cudasched_unbind_stream(other);
 }
 
-// A program that only copies, as NumPy-like libraries do, ends its requests by its copies.
+// A program that only copies, as NumPy-like libraries and those for images do, ends its requests by its copies.
 TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
   auto& d = HookedDriver::instance();
   CUdeviceptr memory = 0;
-  std::uint64_t word = 0;
-  Program::check(d.function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, 8));
+  std::array<std::uint64_t, 4> words{};
+  Program::check(d.function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, sizeof words));
+  CUDA_MEMCPY2D rows{};
+  rows.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  rows.srcDevice = memory;
+  rows.dstMemoryType = CU_MEMORYTYPE_HOST;
+  rows.dstHost = words.data();
+  rows.srcPitch = rows.dstPitch = 16;
+  rows.WidthInBytes = 8;
+  rows.Height = 2;
+  CUDA_MEMCPY3D slices{};
+  slices.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  slices.srcDevice = memory;
+  slices.dstMemoryType = CU_MEMORYTYPE_HOST;
+  slices.dstHost = words.data();
+  slices.srcPitch = slices.dstPitch = 16;
+  slices.WidthInBytes = 8;
+  slices.Height = slices.srcHeight = slices.dstHeight = 2;
+  slices.Depth = 1;
+  const auto of_rows = [&](const char* name) { return d.function<CUresult(const CUDA_MEMCPY2D*)>(name)(&rows); };
+  const auto of_slices = [&](const char* name) { return d.function<CUresult(const CUDA_MEMCPY3D*)>(name)(&slices); };
+  const std::vector<std::function<CUresult()>> copies{
+      [&] { return d.function<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(&words, memory, 8); },
+      [&] { return of_rows("cuMemcpy2D_v2"); },
+      [&] { return of_rows("cuMemcpy2D_v2_ptds"); },
+      [&] { return of_rows("cuMemcpy2DUnaligned_v2"); },
+      [&] { return of_slices("cuMemcpy3D_v2"); },
+      [&] { return of_slices("cuMemcpy3D_v2_ptds"); },
+  };
   ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
-  Program::check(program_.launch(1, nullptr));
-  const bool began = d.table().active() != 0;
-  Program::check(d.function<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(&word, memory, 8));
-  const bool ended = d.table().active() == 0;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    Program::check(program_.launch(1, nullptr));
+    const bool began = d.table().active() != 0;
+    EXPECT_EQ(copies[i](), CUDA_SUCCESS) << i;
+    const bool ended = d.table().active() == 0;
+    EXPECT_TRUE(began && ended) << i;
+  }
   cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0);
-  EXPECT_TRUE(began);
-  EXPECT_TRUE(ended);
 }
 
 TEST_F(ClassOfAStream, CountsWhatGoesAsNormalBesideBestEffort) {
