@@ -249,7 +249,7 @@ def print_plan(options: argparse.Namespace) -> int:
                 and first <= cell.repeat < first + options.repeats
                 and outcome.result is not None
             ]
-            left = planned - len(done)
+            left = max(0, planned - len(done))
             took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + (PLANNED_PROFILES_S if one.records else 0)
             took_s = took_s if left else 0.0
             total_s += took_s

@@ -150,7 +150,7 @@ int Ledger::last_shared(std::uint64_t stream) const noexcept {
   int last = kNone;
   if ((busy_ & bit(kShared)) == 0) return last;
   for (int segment = streams_[kShared].first; segment != kNone; segment = at(segment).next) {
-    if (at(segment).stream_id == stream) last = segment;
+    if (at(segment).stream_id == stream && !at(segment).pinned) last = segment;
   }
   return last;
 }
@@ -283,7 +283,7 @@ Ledger::Completed Ledger::complete(int segment) noexcept {
   return completed;
 }
 
-// Segments of several streams in one queue: nothing is known of those before it.
+// Segments of several streams in one queue: nothing is known of those before it, nor since when it ran.
 Ledger::Completed Ledger::complete_shared(int segment) noexcept {
   Stream& stream = streams_[kShared];
   const Segment of = at(segment);
@@ -293,7 +293,7 @@ Ledger::Completed Ledger::complete_shared(int segment) noexcept {
   ++completions_;
   unlink(stream, kShared, segment);
   if (was_first) begin_first(stream, own_ns_, own_before_ns_, own_ns_);
-  return {of.launches, of.predicted_ns, 0, own_ns_ - started_ns};
+  return {of.launches, of.predicted_ns, 0, own_ns_};
 }
 
 // ---- questions -----------------------------------------------------------------------------------------------------

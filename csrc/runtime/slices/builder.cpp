@@ -257,6 +257,12 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
           reason = WholeReason::kCloneDiffers;
           return;
         }
+        std::vector<CUgraphNode> own_nodes;
+        if (!sliced.clone_nodes.empty() &&
+            (!get_nodes(own, own_nodes) || !are_paired(sliced.clone_nodes, own_nodes, own))) {
+          reason = WholeReason::kCloneDiffers;
+          return;
+        }
         sliced.shape = read;
         set_numbers(sliced, read);
       })) {
@@ -335,8 +341,9 @@ void Slices::look_at_times() noexcept {
     } catch (const std::exception&) {
       continue;
     }
+    if (!sliced->state.compare_exchange_strong(seen, Sliced::State::kWanted)) continue;
     ++sliced->recuts;
-    if (sliced->state.compare_exchange_strong(seen, Sliced::State::kWanted)) wanted_.store(true);
+    wanted_.store(true);
   }
 }
 

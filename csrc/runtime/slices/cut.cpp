@@ -283,6 +283,17 @@ bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
   return count == 0 || table().graph_get_nodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
 }
 
+bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept {
+  if (nodes.size() != clones.size()) return false;
+  if (table().graph_find_in_clone == nullptr || nodes.empty()) return true;
+  for (const std::size_t place : {std::size_t{0}, nodes.size() / 2, nodes.size() - 1}) {
+    CUgraphNode found = nullptr;
+    if (table().graph_find_in_clone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
+      return false;
+  }
+  return true;
+}
+
 bool read_graph(CUgraph graph, bool children, ReadGraph& read) {
   read = {};
   read.children = children;

@@ -40,6 +40,8 @@ struct ReadGraph {
 
 // False where the driver does not answer, and of more than a million nodes.
 bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes);
+// Nodes of a graph and of its clone are paired by their order, which is documented nowhere: a look at some of them.
+bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept;
 bool read_graph(CUgraph graph, bool children, ReadGraph& read);
 
 // Why a graph is not cut, as far as its nodes say by themselves; kNone: it may be. Reads it alone, so that it may be

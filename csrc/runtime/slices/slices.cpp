@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <new>
@@ -18,7 +19,8 @@ using graph::WholeReason;
 constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | kUseNodePriority |
                                            CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
-constexpr std::int64_t kMostTakeNs = 10'000 * kNsPerUs;
+constexpr std::int64_t kMostTakeNs = kNsPerMs;
+constexpr std::uint64_t kMostUntried = 10'000;  // launches
 
 bool can_cut() noexcept {
   const driver::Driver& driver = table();
@@ -28,19 +30,8 @@ bool can_cut() noexcept {
          driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
 }
 
-// Nodes of a graph and of its clone are paired by their order, which is documented nowhere: a look at some of them.
-bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept {
-  if (nodes.size() != clones.size()) return false;
-  if (table().graph_find_in_clone == nullptr || nodes.empty()) return true;
-  for (const std::size_t place : {std::size_t{0}, nodes.size() / 2, nodes.size() - 1}) {
-    CUgraphNode found = nullptr;
-    if (table().graph_find_in_clone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
-      return false;
-  }
-  return true;
-}
-
-// What another time may not be so: it is tried again when the graph has been launched as often again.
+// What another time may not be so: it is tried again when the graph has been launched as often again, or kMostUntried
+// times.
 bool is_for_now(WholeReason reason) noexcept {
   return reason == WholeReason::kNoMemory || reason == WholeReason::kTooSlow || reason == WholeReason::kOverBudget ||
          reason == WholeReason::kRefused;
@@ -71,53 +62,69 @@ Slices::Driving::Driving(Slices& slices) noexcept : slices_(slices) {
 
 Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 
-Slices::Unloading::Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept : driving_(slices) {
-  while (!slices.tell_what_waits()) {
-    // The program waits for it, as for all that was queued before.
+Slices::Unloading::Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept {
+  slices.unloading_.fetch_add(1);
+  driving_.emplace(slices);
+  std::vector<Untold> untold = slices.find_untold();
+  while (!slices.tell(untold)) {
+    // The program waits for the launch, as for all that was queued before.
     driving_.reset();
     submit_queued();
     driving_.emplace(slices);
   }
+  slices.unloading_.fetch_sub(1);
   slices.unloads_.fetch_add(1);
 }
 Slices::Unloading::~Unloading() = default;
 
 // driving_ is held. Slices may have kernels that are about to be gone, where what they have not been told is that the
-// graph has others now; or what they have not been told names such kernels. False: one could not be told, because the
-// launcher thread has it at the gate.
-bool Slices::tell_what_waits() noexcept {
-  std::vector<std::shared_ptr<Sliced>> told;
+// graph has others now; or what they have not been told names such kernels.
+std::vector<Slices::Untold> Slices::find_untold() noexcept {
+  std::vector<Untold> untold;
   try {
     const std::scoped_lock lock(mutex_);
+    untold.reserve(all_.size());
     for (const auto& [exec, sliced] : all_) {
-      if (sliced->may_await.exchange(false)) told.push_back(sliced);
+      if (sliced->may_await.load()) untold.push_back({sliced, sliced->told.load()});
     }
   } catch (const std::exception&) {
-    return true;
   }
+  return untold;
+}
+
+// driving_ is held. False: the launcher thread has one at the gate; it tells it when that launch is submitted.
+bool Slices::tell(std::vector<Untold>& untold) noexcept {
   const driver::RelaxedCapture relaxed;
-  bool all = true;
   const std::int64_t end_ns = now_ns() + kMostTakeNs;
-  for (const std::shared_ptr<Sliced>& sliced : told) {
-    bool taken = sliced->take();
-    while (!taken && now_ns() < end_ns) {
+  std::erase_if(untold, [&](const Untold& each) {
+    Sliced& sliced = *each.sliced;
+    bool taken = false;
+    while (sliced.told.load() == each.told && !(taken = sliced.take())) {
+      if (stopping_.load()) {  // no thread may submit it any more
+        const std::scoped_lock turn(sliced.turn);
+        return sliced.broken = true;
+      }
+      if (now_ns() > end_ns) return false;
       sched_yield();
-      taken = sliced->take();
     }
-    if (!taken) {
-      sliced->may_await.store(true);
-      all = false;
-      continue;
-    }
-    const driver::CurrentContext current(sliced->context);
-    const bool made =
-        sliced->pieces == nullptr || sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
-    sliced->release();
-    if (made) continue;
-    const std::scoped_lock turn(sliced->turn);
-    sliced->broken = true;
-  }
-  return all;
+    if (!taken) return true;  // the launcher has told it
+    if (sliced.told.load() == each.told) tell_all(sliced);
+    sliced.release();
+    return true;
+  });
+  return untold.empty();
+}
+
+// It is taken.
+void Slices::tell_all(Sliced& sliced) noexcept {
+  const driver::CurrentContext current(sliced.context);
+  sliced.may_await.store(false);
+  const bool made =
+      sliced.pieces == nullptr || sliced.awaited.make_all(*sliced.pieces, sliced.priority, sliced.context);
+  sliced.told.fetch_add(1);
+  if (made) return;
+  const std::scoped_lock turn(sliced.turn);
+  sliced.broken = true;
 }
 
 void Slices::configure(const SliceSettings& settings) noexcept {
@@ -262,6 +269,7 @@ void Slices::did_not_follow(Sliced& sliced, const Told& told) noexcept {
   if (why == WholeReason::kNone) return;
   sliced.clone.reset();
   note_whole(sliced, why);
+  sliced.least_launches.store(~std::uint64_t{0}, std::memory_order_relaxed);  // there is nothing to build from
 }
 
 // To another graph of the same nodes and edges, as the driver has verified.
@@ -302,7 +310,10 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
     if (told.fits && has_pieces) told.change = Change::of_graph(sliced.clone, std::move(now));
     if (told.fits && state == Sliced::State::kBuilding) sliced.updated_meanwhile = true;
   }
-  if (told.fits && state == Sliced::State::kWhole) sliced.state.store(Sliced::State::kIdle);
+  if (told.fits && state == Sliced::State::kWhole) {
+    sliced.least_launches.store(0, std::memory_order_relaxed);
+    sliced.state.store(Sliced::State::kIdle);
+  }
 }
 
 bool Slices::find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number) {
@@ -452,7 +463,7 @@ void Slices::drop(Sliced& sliced) noexcept {
 void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
   if (is_for_now(reason)) {
     const std::uint64_t launches = sliced.launches.load(std::memory_order_relaxed);
-    sliced.least_launches.store(2 * launches + kSettled, std::memory_order_relaxed);
+    sliced.least_launches.store(launches + std::min(launches, kMostUntried) + kSettled, std::memory_order_relaxed);
   }
   sliced.reason.store(reason, std::memory_order_relaxed);
   sliced.state.store(Sliced::State::kWhole);
@@ -567,6 +578,10 @@ bool Slices::may_go_whole(const Launch& launch) noexcept {
 void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUresult status, bool refused) noexcept {
   if (launch.sliced == nullptr) return;
   Sliced& sliced = *launch.sliced;
+  if (unloading_.load() > 0 && sliced.may_await.load()) {
+    const std::scoped_lock reading(reading_);
+    tell_all(sliced);
+  }
   // Behind what was submitted of it, where it failed midway.
   const bool ran = status == CUDA_SUCCESS || launch.parts > 0;
   const bool ordered = launch.orders && ran && table().event_record(sliced.event, stream) == CUDA_SUCCESS;

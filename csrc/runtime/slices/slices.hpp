@@ -128,6 +128,7 @@ struct Sliced {
   std::unique_ptr<Pieces> pieces;
   Awaited awaited;  // by these
   std::atomic<bool> may_await{false};
+  std::atomic<std::uint64_t> told{0};  // all that it awaited, so many times
   std::uint64_t bytes = 0;
   Last last;
   std::atomic<bool> ordered{false};  // as last.ordered
@@ -325,6 +326,12 @@ class Slices {
     }
   };
 
+  // A graph whose slices await changes, and how often it had been told by then.
+  struct Untold {
+    std::shared_ptr<Sliced> sliced;
+    std::uint64_t told = 0;
+  };
+
   static constexpr std::int64_t kLatelyNs = kNsPerSecond / 2;  // as old as whole_lately() may be
   static constexpr unsigned kMostRecuts = 3;
   static constexpr unsigned kMostMisfits = 3;
@@ -347,7 +354,9 @@ class Slices {
   graph::WholeReason clone(Sliced& sliced, CUgraph graph);
   template <typename Prepare>
   void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
-  bool tell_what_waits() noexcept;
+  std::vector<Untold> find_untold() noexcept;
+  bool tell(std::vector<Untold>& untold) noexcept;
+  void tell_all(Sliced& sliced) noexcept;
   void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
   void did_not_follow(Sliced& sliced, const Told& told) noexcept;
   bool find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number);
@@ -371,6 +380,7 @@ class Slices {
   std::mutex driving_;
   std::mutex reading_;  // taken after driving_ and Sliced::taken
   std::atomic<int> waiting_to_drive_{0};
+  std::atomic<int> unloading_{0};
   std::atomic<bool> wanted_{false};
   std::atomic<bool> stopping_{false};
   bool running_ = false;
