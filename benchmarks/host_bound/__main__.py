@@ -4,6 +4,7 @@
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --plan
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590 --only bert_eager/transformer
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --predict simulated.json   # needs no GPU
+    python -m benchmarks.host_bound merge --out benchmarks/results/host_bound.json first.cells second.cells
     python -m benchmarks.host_bound --simulate --out /tmp/rehearsal.json
 
 Eager servers beside training and GEMMs: alone, in time slices, under MPS with a low priority, and under cudasched with
@@ -18,7 +19,8 @@ all arms, and the threads of a core are in the same half. One process has them a
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone) and records the servers' requests for the simulator; the second has the rest,
 with the server alone again, so that what is compared was measured together. `--plan` prints the passes with the time
-that each takes, and measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again. Each outcome
+that each takes, and measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again; `--part I/N`
+takes every Nth server, for a GPU a part (benchmarks/host_bound.sh), and `merge` puts these together. Each outcome
 is saved at once in NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a
 cell failed. Beside the results is NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how
 much its P50 and ratio are off of those that were measured (benchmarks/host_bound/replayed.py).
@@ -82,6 +84,7 @@ PAIRS = (
     ("bert_eager", "resnet50"),
     ("decode_eager", "resnet50"),
 )
+SERVERS = tuple(dict.fromkeys(server for server, _ in PAIRS))
 HOST_SHARE = 0.35
 #: Requests a second, at most.
 MOST_HZ = {"bert_eager": 60.0}
@@ -148,6 +151,9 @@ PASSES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["merge"]:
+        return merge(arguments[1:])
     options = parse(arguments)
     if options.plan:
         return print_plan(options)
@@ -170,6 +176,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
     parser.add_argument("--only", action="append", default=[], metavar="SERVER[/BESIDE[/ARM]]", help="only these cells")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth server, from the Ith on")
     parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
     parser.add_argument("--repeats", type=int, default=None, help="of each cell (5; 1 on the simulated driver)")
     parser.add_argument("--seconds", type=float, help="of each cell (4, or what 1,000 latencies take; simulated: 1)")
@@ -190,6 +197,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.seconds = 1.0
     if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--repeats and --seconds must be above 0")
+    part, _, parts = options.part.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        parser.error("--part: I/N with 1 <= I <= N")
+    servers = SERVERS[int(part) - 1 :: int(parts)]
+    options.pairs = [(server, beside) for server, beside in PAIRS if server in servers]
     for part in options.only:
         server, beside, arm = [*part.split("/"), "", ""][:3]
         if not any(server == one and beside in (other, "") for one, other in PAIRS) or (arm and arm not in ARMS):
@@ -233,7 +245,7 @@ def print_plan(options: argparse.Namespace) -> int:
     cells = CellFile(path) if path.exists() else None
     total_s = 0.0
     for number, one in enumerate(PASSES):
-        for server, beside in PAIRS:
+        for server, beside in options.pairs:
             arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
             if not arms:
                 continue
@@ -257,6 +269,20 @@ def print_plan(options: argparse.Namespace) -> int:
                 f"pass {number + 1}, {server} beside {beside}: {left} cells of {seconds:g} s, "
                 f"{took_s:.0f} s, {total_s / 60:.1f} min by its end ({', '.join(arms)})"
             )
+    return 0
+
+
+def merge(arguments: Sequence[str]) -> int:
+    """Puts the cells of several runs together; later files win."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_bound merge", description=merge.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
+    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
+    options = parser.parse_args(arguments)
+    try:
+        finish(CellFile.merged(options.cells, options.out), options.out, plots=False)
+    except ValueError as error:
+        print(f"host_bound: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -290,7 +316,7 @@ class Runner:
     def run(self) -> int:
         """Returns the exit status."""
         for number, one in enumerate(PASSES):
-            for server, beside in PAIRS:
+            for server, beside in self.options.pairs:
                 only = self.options.only
                 arms = [arm for arm in one.arms if arm in self.arms and wanted(only, server, beside, arm)]
                 if not arms:

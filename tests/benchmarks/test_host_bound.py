@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
@@ -119,6 +125,48 @@ def test_only_takes_a_server_a_pair_or_a_cell():
     assert not host_bound.wanted(["decode_eager"], "bert_eager", "gemm", "processes")
     with pytest.raises(SystemExit):
         host_bound.parse(["--out", "x.json", "--only", "bert_eager/elementwise"])
+
+
+def test_a_part_has_all_pairs_of_its_servers():
+    parts = [host_bound.parse(["--out", "x.json", "--part", f"{number}/2"]).pairs for number in (1, 2)]
+    assert sorted(parts[0] + parts[1]) == sorted(host_bound.PAIRS)
+    assert not {server for server, _ in parts[0]} & {server for server, _ in parts[1]}
+    assert parts[0][0] == ("bert_eager", "transformer") and parts[1][0] == ("decode_eager", "transformer")
+    for wrong in ("0/2", "3/2", "1", "a/b"):
+        with pytest.raises(SystemExit):
+            host_bound.parse(["--out", "x.json", "--part", wrong])
+
+
+def test_parts_are_put_together(tmp_path, capsys):
+    for number, server in ((1, "bert_eager"), (2, "decode_eager")):
+        cells = CellFile(tmp_path / f"{number}.cells", META)
+        cell = Cell("latency_alone", server, "gemm", "poisson", "60", 8.0, 0.0, 0)
+        served = {"latency_ms": [5.0] * 400, "wait_ms": [], "unserved": 0}
+        result = {"latency": {server: served}, "best_effort_per_s": {}}
+        cells.add(Outcome(cell, result, None, "2026-01-01T00:00:00+00:00"))
+        cells.save()
+    out = tmp_path / "all.json"
+    assert host_bound.main(["merge", "--out", str(out), *(str(tmp_path / f"{number}.cells") for number in (1, 2))]) == 0
+    assert [row.latency_load for row in load(out).rows] == ["bert_eager", "decode_eager"]
+    assert host_bound.main(["merge", "--out", str(out), str(tmp_path / "none.cells")]) == 1
+    assert "none.cells" in capsys.readouterr().err
+
+
+def test_the_script_runs_what_the_benchmark_takes(tmp_path):
+    script = Path(host_bound.__file__).parents[1] / "host_bound.sh"
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(script), *arguments], env=os.environ | environment, capture_output=True, text=True)
+
+    done = run("out", "--only", "bert_eager", DRY="1", LIMIT_S="500", COMMIT="0123456789ab", PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    options = host_bound.parse(shlex.split(done.stdout)[3:])
+    assert (options.part, options.limit_s, options.commit, options.only) == ("1/1", 500, "0123456789ab", ["bert_eager"])
+    assert run().returncode == 2
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = run(str(tmp_path / "out"), PATH=f"{tmp_path}:{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and "no GPU" in done.stderr
 
 
 def test_programs_have_cores_of_their_own_where_there_are_any():

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Measures what benchmarks/results/host_bound.json holds, on as many GPUs as there are, each with a part of the servers and
+# cores of its own:
+#
+#     LIMIT_S=590 benchmarks/host_bound.sh OUT [OPTION...]     # options of benchmarks.host_bound: --only bert_eager
+#     DRY=1 benchmarks/host_bound.sh OUT                       # only says what it would run
+#
+# OUT/*.cells has what is done, and another run on as many GPUs goes on from there; it is put together in
+# OUT/host_bound.json. COMMIT may be set where there is no clone to ask, and PYTHON. 50 minutes on one GPU, half of that
+# on two.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source benchmarks/gpus.sh
+
+[ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+out=$1
+shift
+python=${PYTHON:-python3}
+
+if [ -n "${DRY:-}" ]; then
+  gpus=(0)
+else
+  list_gpus
+  mkdir -p "$out"
+fi
+mapfile -t cores < <("$python" -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
+each=$((${#cores[@]} / ${#gpus[@]}))
+[ "$each" -ge 1 ] || { echo "$0: ${#cores[@]} cores for ${#gpus[@]} GPUs" >&2; exit 2; }
+
+# measure I OPTION...: the part of the Ith GPU, from 0; its lines carry its number.
+measure() {
+  local i=$1 own
+  shift
+  own=$(IFS=,; echo "${cores[*]:i * each:each}")
+  local -a command=("$python" -m benchmarks.host_bound --no-plots --out "$out/host_bound-$((i + 1)).json"
+    --part "$((i + 1))/${#gpus[@]}" --limit-s "${LIMIT_S:-590}" ${COMMIT:+--commit "$COMMIT"} "$@")
+  if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
+  CUDA_VISIBLE_DEVICES=${gpus[i]} taskset -c "$own" "${command[@]}" 2>&1 | sed -u "s|^|$((i + 1))/${#gpus[@]}: |"
+}
+
+status=0
+running=()
+for i in "${!gpus[@]}"; do
+  measure "$i" "$@" &
+  running+=($!)
+done
+for one in "${running[@]}"; do wait "$one" || status=$?; done
+[ -z "${DRY:-}" ] || exit 0
+"$python" -m benchmarks.host_bound merge --out "$out/host_bound.json" "$out"/host_bound-[0-9]*.cells || status=$?
+exit "$status"
