@@ -43,7 +43,7 @@ from benchmarks.breadth.summary import breadth_figures, breadth_table, explain_t
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome
-from benchmarks.colocation.frame import Tables, report, run_cells
+from benchmarks.colocation.frame import Tables, merge_cells, merge_parser, part_of, report, run_cells
 from benchmarks.results.schema import Results
 
 HERE = Path(__file__).parent
@@ -112,10 +112,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dry", action="store_true", help="say how long it would take, and do nothing")
     options = parser.parse_args(arguments)
     split_choices(parser, options, programs=PROGRAMS, servers=SERVERS, arms=ARMS)
-    part, _, parts = options.part.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        parser.error("--part: I/N with 1 <= I <= N")
-    options.programs = options.programs[int(part) - 1 :: int(parts)]
+    options.programs = part_of(parser, options.part, options.programs)
     if options.seconds is None:
         options.seconds = 2.0 if options.simulate else 8.0
     if options.seconds <= 0:
@@ -623,18 +620,9 @@ def finish(cells: CellFile, out: Path, tables: Tables = (breadth_table, breadth_
 
 
 def merge(arguments: Sequence[str], name: str = "breadth", tables: Tables = (breadth_table, breadth_figures)) -> int:
-    """Puts the cells of several runs together; later files win."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name} merge", description=merge.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
-    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
-    options = parser.parse_args(arguments)
-    try:
-        merged = CellFile.merged(options.cells, options.out)
-    except ValueError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
-    finish(merged, options.out, tables)
-    return 0
+    """Puts the cells of several runs together."""
+    options = merge_parser(name).parse_args(arguments)
+    return merge_cells(name, options, lambda cells: finish(cells, options.out, tables))
 
 
 if __name__ == "__main__":

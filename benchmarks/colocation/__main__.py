@@ -42,7 +42,7 @@ from cudasched.demo.simulated import BEST_EFFORT_LOADS, LATENCY_LOADS
 
 from benchmarks import meta
 from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
-from benchmarks.colocation.frame import report, run_cells
+from benchmarks.colocation.frame import merge_cells, merge_parser, report, run_cells
 from benchmarks.colocation.rows import results
 from benchmarks.results.schema import ColocationRow, Results
 from benchmarks.tables import colocation_table
@@ -277,20 +277,12 @@ class Runner:
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """Puts the cells of several runs together; later files win."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.colocation merge", description=merge.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
+    """Puts the cells of several runs together."""
+    parser = merge_parser("colocation")
     parser.add_argument("--slo-ms", type=float, default=None, help="target of attainment (1.7 x the P99 alone)")
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="write no plots beside the results")
-    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
-    try:
-        merged = CellFile.merged(options.cells, options.out)
-    except ValueError as error:
-        print(f"colocation: {error}", file=sys.stderr)
-        return 1
-    finish(merged, options.out, options.slo_ms, options.plots)
-    return 0
+    return merge_cells("colocation", options, lambda cells: finish(cells, options.out, options.slo_ms, options.plots))
 
 
 def finish(cells: CellFile, out: Path, slo_ms: float | None, plots: bool) -> None:

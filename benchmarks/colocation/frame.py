@@ -7,13 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from cudasched.demo.harness import Backend, HarnessError
 
 from benchmarks import meta
 from benchmarks.colocation.cells import CellFile, cells_path
 from benchmarks.results.schema import Results
+
+Item = TypeVar("Item")
 
 Tables = Sequence[Callable[[Results], str]]
 """What is printed of results."""
@@ -55,6 +57,35 @@ def run_cells(
             backend.close()
     finish(cells)
     return status
+
+
+def part_of(parser: argparse.ArgumentParser, part: str, items: Sequence[Item]) -> Sequence[Item]:
+    """What `--part I/N` leaves of items: every Nth, from the Ith on; another text is an error of the parser."""
+    number, _, parts = part.partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        parser.error("--part: I/N with 1 <= I <= N")
+    return items[int(number) - 1 :: int(parts)]
+
+
+def merge_parser(name: str) -> argparse.ArgumentParser:
+    """The options of a benchmark's `merge`, to which it may add some."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name} merge",
+        description="Puts the cells of several runs together; later files win.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
+    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
+    return parser
+
+
+def merge_cells(name: str, options: argparse.Namespace, finish: Callable[[CellFile], None]) -> int:
+    """Puts the cells that `options` name together and finishes them, as run_cells() does. Returns the exit status."""
+    try:
+        finish(CellFile.merged(options.cells, options.out))
+    except ValueError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def interrupt(*_: object) -> NoReturn:

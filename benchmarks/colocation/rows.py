@@ -208,7 +208,7 @@ def _rows(
         bound = bounds.get(arm.mode) if arm.latency and arm.best_effort else None
         building_ms = repeats.building_ms()
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
-        pooled_ms = [value for values in repeats.latencies_ms(load) for value in values]
+        pooled_ms = repeats.pooled(load)
         own_us, alone_us = repeats.pace_us(load), compared.pace_us(load)
         ratios = {
             f"{share}_ratio": getattr(measured, share) / getattr(compared_summary, share)

@@ -66,7 +66,7 @@ from benchmarks.colocation.__main__ import (
     write_plots,
 )
 from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome, cells_path
-from benchmarks.colocation.frame import report, run_cells
+from benchmarks.colocation.frame import merge_cells, merge_parser, part_of, report, run_cells
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import replayed
 from benchmarks.results.schema import Results, load
@@ -197,10 +197,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.seconds = 1.0
     if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--repeats and --seconds must be above 0")
-    part, _, parts = options.part.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        parser.error("--part: I/N with 1 <= I <= N")
-    servers = SERVERS[int(part) - 1 :: int(parts)]
+    servers = part_of(parser, options.part, SERVERS)
     options.pairs = [(server, beside) for server, beside in PAIRS if server in servers]
     for part in options.only:
         server, beside, arm = [*part.split("/"), "", ""][:3]
@@ -239,6 +236,12 @@ def cell_seconds(repeats: int, latencies_per_s: float) -> float:
     return float(min(MOST_S, max(LEAST_S, math.ceil(POOLED / repeats / latencies_per_s))))
 
 
+def repeats_of(arm: str, number: int, repeats: int) -> range:
+    """The numbers of an arm's repeats in a pass."""
+    first = number * repeats
+    return range(first, first + (repeats if ARMS[arm].latency else min(repeats, ALONE_REPEATS)))
+
+
 def print_plan(options: argparse.Namespace) -> int:
     """Prints the pairs in their order with what each takes, as far as it is known beforehand."""
     path = cells_path(options.out)
@@ -250,18 +253,13 @@ def print_plan(options: argparse.Namespace) -> int:
             if not arms:
                 continue
             seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
-            first = number * options.repeats
-            alone = [arm for arm in arms if not ARMS[arm].latency]
-            planned = len(arms) * options.repeats - len(alone) * max(0, options.repeats - ALONE_REPEATS)
-            done = [
-                outcome
+            planned = {(arm, repeat) for arm in arms for repeat in repeats_of(arm, number, options.repeats)}
+            done = {
+                (cell.arm, cell.repeat)
                 for cell, outcome in (cells.outcomes.items() if cells else ())
-                if (cell.latency, cell.best_effort) == (server, beside)
-                and cell.arm in arms
-                and first <= cell.repeat < first + options.repeats
-                and outcome.result is not None
-            ]
-            left = max(0, planned - len(done))
+                if (cell.latency, cell.best_effort) == (server, beside) and outcome.result is not None
+            }
+            left = len(planned - done)
             took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + (PLANNED_PROFILES_S if one.records else 0)
             took_s = took_s if left else 0.0
             total_s += took_s
@@ -273,17 +271,9 @@ def print_plan(options: argparse.Namespace) -> int:
 
 
 def merge(arguments: Sequence[str]) -> int:
-    """Puts the cells of several runs together; later files win."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_bound merge", description=merge.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json; its cells go beside it")
-    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
-    options = parser.parse_args(arguments)
-    try:
-        finish(CellFile.merged(options.cells, options.out), options.out, plots=False)
-    except ValueError as error:
-        print(f"host_bound: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Puts the cells of several runs together."""
+    options = merge_parser("host_bound").parse_args(arguments)
+    return merge_cells("host_bound", options, lambda cells: finish(cells, options.out, plots=False))
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -324,8 +314,7 @@ class Runner:
                 rate = self._rate(server)
                 if rate is None:
                     return 1 if self.failed else self._out_of_time()
-                repeats = range(number * self.options.repeats, (number + 1) * self.options.repeats)
-                planned = self._planned(server, beside, rate, arms, repeats)
+                planned = self._planned(server, beside, rate, arms, number)
                 if one.records:
                     planned += [Cell.kernels(beside), Cell.busy(server)]
                 if not self._pair(planned, f"pass {number + 1}, {server} beside {beside}"):
@@ -360,15 +349,13 @@ class Runner:
     def _seconds(self, latencies_per_s: float) -> float:
         return float(self.options.seconds or cell_seconds(self.options.repeats, latencies_per_s))
 
-    def _planned(
-        self, server: str, beside: str, rate: tuple[str, float], arms: list[str], repeats: Sequence[int]
-    ) -> list[Cell]:
+    def _planned(self, server: str, beside: str, rate: tuple[str, float], arms: list[str], number: int) -> list[Cell]:
         rate_hz, seconds = rate
         return [
             Cell(name, server, beside, "poisson", rate_hz, seconds, self.lead_us if ARMS[name].managed else 0.0, repeat)
-            for repeat in repeats
+            for repeat in range(number * self.options.repeats, (number + 1) * self.options.repeats)
             for name in arms
-            if ARMS[name].latency or repeat < repeats[0] + ALONE_REPEATS
+            if repeat in repeats_of(name, number, self.options.repeats)
         ]
 
     @staticmethod
