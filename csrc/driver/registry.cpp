@@ -29,6 +29,12 @@ CUcontext context_at(std::uint64_t place) noexcept {
 }
 constexpr int device_at(std::uint64_t place) noexcept { return static_cast<int>(place >> kDeviceShift) - 1; }
 
+// Null without one.
+CUcontext current_context() noexcept {
+  CUcontext context = nullptr;
+  return table().context_get_current(&context) == CUDA_SUCCESS ? context : nullptr;
+}
+
 EventFacts event_facts(const HandleTable<2>::Words& words) noexcept {
   return {(words[1] & kShared) != 0, (words[1] & kCaptured) != 0, device_in(words[1]), context_in(words[0])};
 }
@@ -41,9 +47,8 @@ int current_device() noexcept {
 }
 
 int device_of(CUcontext context) noexcept {
-  CUcontext current = nullptr;
   if (context == nullptr) return -1;
-  if (table().context_get_current(&current) == CUDA_SUCCESS && current == context) return current_device();
+  if (current_context() == context) return current_device();
   const CurrentContext now(context);
   return now.ok() ? current_device() : -1;
 }
@@ -99,8 +104,7 @@ bool Registry::find(CUevent event, EventFacts& facts) const noexcept {
 }
 
 void Registry::note_event(CUevent event, bool is_shared) noexcept {
-  CUcontext context = nullptr;
-  if (table().context_get_current(&context) != CUDA_SUCCESS) context = nullptr;
+  CUcontext const context = current_context();
   const std::uint64_t word = device_word(current_device()) | (is_shared ? kShared : 0);
   const SpinGuard guard(lock_);
   if (!guard.owns() || !events_.set(handle_word(event), {handle_word(context), word})) {
@@ -152,9 +156,7 @@ bool Registry::find(CUgraphExec exec, ExecFacts& facts) const noexcept {
 }
 
 void Registry::made(CUgraphExec exec, const ExecFacts& facts) noexcept {
-  CUcontext context = nullptr;
-  if (table().context_get_current(&context) != CUDA_SUCCESS) context = nullptr;
-  const std::uint64_t place = place_word(context, current_device());
+  const std::uint64_t place = place_word(current_context(), current_device());
   if (!facts.plain) may_hold_memory();
   const SpinGuard guard(lock_);
   if (!guard.owns() ||

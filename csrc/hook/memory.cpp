@@ -418,16 +418,14 @@ CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* 
   return loaded(status, library, image);
 }
 
-void submit_queued() noexcept { Offload::submit_everything(); }
-
 CUresult module_unload(CUmodule module) noexcept {
-  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &submit_queued);
+  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
   const driver::Functions::Ending forgotten(module);
   return table().module_unload(module);
 }
 
 CUresult library_unload(CUlibrary library) noexcept {
-  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &submit_queued);
+  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
   const driver::Functions::Ending forgotten(library);
   return table().library_unload(library);
 }

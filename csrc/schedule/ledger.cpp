@@ -88,29 +88,12 @@ int Ledger::merge(Stream& stream) noexcept {
   int before = kNone;
   int segment = stream.first;
   while (segment != kNone) {
-    const Segment gone = at(segment);
-    const int next = gone.next;
+    const int next = at(segment).next;
     if (next == kNone) break;
-    Segment& kept = at(next);
-    const bool kept_is_marked = kept.recorded || kept.pending > 0;
-    const bool is_late = before == kNone && late_ns(stream) > 0;
-    if (is_late || gone.pinned || gone.pending > 0 || kept.pinned || !kept_is_marked) {
-      before = segment;
-      segment = next;
-      continue;
-    }
-    kept.predicted_ns += gone.predicted_ns;
-    kept.launches += gone.launches;
-    if (before == kNone) {
-      stream.first = static_cast<std::int16_t>(next);
-    } else {
-      at(before).next = static_cast<std::int16_t>(next);
-    }
-    --stream.segments;
-    release(segment);
-    ++merged;
-    before = next;
-    segment = kept.next;
+    const bool joined = join(stream, before, segment, next);
+    merged += joined ? 1 : 0;
+    before = joined ? next : segment;
+    segment = joined ? at(next).next : next;
   }
   return merged;
 }
@@ -121,29 +104,37 @@ int Ledger::merge_shared() noexcept {
   int merged = 0;
   int before = kNone;
   for (int segment = stream.first, next = kNone; segment != kNone; segment = next) {
-    const Segment gone = at(segment);
-    next = gone.next;
+    const std::uint64_t stream_id = at(segment).stream_id;
+    next = at(segment).next;
     int into = next;
-    while (into != kNone && at(into).stream_id != gone.stream_id) into = at(into).next;
-    const bool is_late = before == kNone && late_ns(stream) > 0;
-    if (into == kNone || is_late || gone.pinned || gone.pending > 0 || at(into).pinned ||
-        !(at(into).recorded || at(into).pending > 0)) {
+    while (into != kNone && at(into).stream_id != stream_id) into = at(into).next;
+    if (into == kNone || !join(stream, before, segment, into)) {
       before = segment;
       continue;
     }
-    at(into).predicted_ns += gone.predicted_ns;
-    at(into).launches += gone.launches;
-    if (before == kNone) {
-      stream.first = gone.next;
-      begin_first(stream, own_ns_, own_ns_, own_ns_);
-    } else {
-      at(before).next = gone.next;
-    }
-    --stream.segments;
-    release(segment);
+    if (before == kNone) begin_first(stream, own_ns_, own_ns_, own_ns_);
     ++merged;
   }
   return merged;
+}
+
+// A segment, which is behind `before`, becomes part of a later one, whose marker is behind both. False: it may not.
+bool Ledger::join(Stream& stream, int before, int segment, int into) noexcept {
+  const Segment gone = at(segment);
+  Segment& kept = at(into);
+  const bool kept_is_marked = kept.recorded || kept.pending > 0;
+  const bool is_late = before == kNone && late_ns(stream) > 0;
+  if (is_late || gone.pinned || gone.pending > 0 || kept.pinned || !kept_is_marked) return false;
+  kept.predicted_ns += gone.predicted_ns;
+  kept.launches += gone.launches;
+  if (before == kNone) {
+    stream.first = gone.next;
+  } else {
+    at(before).next = gone.next;
+  }
+  --stream.segments;
+  release(segment);
+  return true;
 }
 
 int Ledger::last_shared(std::uint64_t stream) const noexcept {

@@ -207,6 +207,7 @@ class Ledger {
   bool merge_some() noexcept;
   int merge(Stream& stream) noexcept;
   int merge_shared() noexcept;
+  bool join(Stream& stream, int before, int segment, int into) noexcept;
   int last_shared(std::uint64_t stream) const noexcept;
   void begin_first(Stream& stream, std::int64_t from_ns, std::int64_t after_ns, std::int64_t before_ns) noexcept;
   std::int64_t ran_ns(const Stream& stream) const noexcept;  // observed, less what others did meanwhile

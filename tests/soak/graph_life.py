@@ -543,8 +543,8 @@ class Life:
     def _wait_for_slices(self, subject: Subject) -> None:
         """Of whichever graph: where all is new all the time, few are there when they are launched."""
         subject.launch()
-        before, until = built(), time.monotonic() + 0.3
-        while built() == before and time.monotonic() < until:
+        before, until = counted("graph_builds"), time.monotonic() + 0.3
+        while counted("graph_builds") == before and time.monotonic() < until:
             time.sleep(0.005)
         subject.launch_changed(most=60)
         self._count("graph_updates")
@@ -571,28 +571,19 @@ class Life:
         for subject in subjects:
             subject.wait_for_destructor()
         self.did["threads"] += len(threads)
-        sliced = sliced_launches()
+        sliced = counted("sliced_launches")
         self.did["sliced_launches"] += sliced - self._sliced
         self._sliced = sliced
         report(self.did)
 
 
-def built() -> int:
-    """How often slices of a graph of this process were built; 0 without cudasched."""
+def counted(name: str) -> int:
+    """A count of what cudasched did in this process; 0 without cudasched."""
     if "CUDASCHED_CLASS" not in os.environ:
         return 0
     import cudasched
 
-    return cudasched.state().graph_builds
-
-
-def sliced_launches() -> int:
-    """Graph launches of this process that cudasched submitted in slices; 0 without cudasched."""
-    if "CUDASCHED_CLASS" not in os.environ:
-        return 0
-    import cudasched
-
-    return cudasched.state().sliced_launches
+    return int(getattr(cudasched.state(), name))
 
 
 def main() -> None:

@@ -62,11 +62,11 @@ Slices::Driving::Driving(Slices& slices) noexcept : slices_(slices) {
 
 Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 
-Slices::Unloading::Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept {
+Slices::Unloading::Unloading(Slices& slices, bool (*submit_queued)() noexcept) noexcept {
   slices.unloading_.fetch_add(1);
   driving_.emplace(slices);
   std::vector<Untold> untold = slices.find_untold();
-  while (!slices.tell(untold)) {
+  while (!slices.tell_each(untold)) {
     // The program waits for the launch, as for all that was queued before.
     driving_.reset();
     submit_queued();
@@ -93,7 +93,7 @@ std::vector<Slices::Untold> Slices::find_untold() noexcept {
 }
 
 // driving_ is held. False: the launcher thread has one at the gate; it tells it when that launch is submitted.
-bool Slices::tell(std::vector<Untold>& untold) noexcept {
+bool Slices::tell_each(std::vector<Untold>& untold) noexcept {
   const driver::RelaxedCapture relaxed;
   const std::int64_t end_ns = now_ns() + kMostTakeNs;
   std::erase_if(untold, [&](const Untold& each) {
@@ -102,7 +102,8 @@ bool Slices::tell(std::vector<Untold>& untold) noexcept {
     while (sliced.told.load() == each.told && !(taken = sliced.take())) {
       if (stopping_.load()) {  // no thread may submit it any more
         const std::scoped_lock turn(sliced.turn);
-        return sliced.broken = true;
+        sliced.broken = true;
+        return true;
       }
       if (now_ns() > end_ns) return false;
       sched_yield();
@@ -181,8 +182,10 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
       why = WholeReason::kCloneDiffers;
     }
     if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
-    if (why != WholeReason::kNone) sliced->clone.reset();
-    if (why != WholeReason::kNone) note_whole(*sliced, why);
+    if (why != WholeReason::kNone) {
+      sliced->clone.reset();
+      note_whole(*sliced, why);
+    }
     const std::scoped_lock lock(mutex_);
     all_.insert_or_assign(exec, std::move(sliced));
   } catch (const std::exception&) {

@@ -258,7 +258,7 @@ class Slices {
   // `submit_queued` is called where launches were made since, of which one is at a closed gate.
   class Unloading {
    public:
-    Unloading(Slices& slices, void (*submit_queued)() noexcept) noexcept;
+    Unloading(Slices& slices, bool (*submit_queued)() noexcept) noexcept;
     ~Unloading();
     Unloading(const Unloading&) = delete;
     Unloading& operator=(const Unloading&) = delete;
@@ -355,7 +355,7 @@ class Slices {
   template <typename Prepare>
   void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
   std::vector<Untold> find_untold() noexcept;
-  bool tell(std::vector<Untold>& untold) noexcept;
+  bool tell_each(std::vector<Untold>& untold) noexcept;
   void tell_all(Sliced& sliced) noexcept;
   void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
   void did_not_follow(Sliced& sliced, const Told& told) noexcept;

@@ -32,10 +32,12 @@ class GraphProgram : public ::testing::Test {
     runtime::engine().slices().configure({});
   }
 
-  static void configure(When when, std::int64_t slice_ns = 30'000) {
+  static void configure(When when, std::int64_t slice_ns = 30'000,
+                        std::uint64_t most_bytes = runtime::SliceSettings{}.most_bytes) {
     runtime::SliceSettings settings;
     settings.when = when;
     settings.slice_ns = slice_ns;
+    settings.most_bytes = most_bytes;
     settings.most_build_ns = 60 * kNsPerSecond;  // against a hang alone: sanitizers take their time
     runtime::engine().slices().configure(settings);
   }

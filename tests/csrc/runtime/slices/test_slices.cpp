@@ -540,12 +540,7 @@ TEST_F(Huge, OneWhoseSlicesWouldTakeTooMuchMemoryGoesWhole) {
 // Other graphs' slices had the memory; they may be gone since.
 TEST_F(Sliced, AGraphThatWentOverTheBudgetIsTriedAgainWhenItHasBeenLaunchedAsOftenAgain) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  runtime::SliceSettings settings;
-  settings.when = When::kAlways;
-  settings.slice_ns = 30'000;
-  settings.most_build_ns = 60 * kNsPerSecond;
-  settings.most_bytes = 1;
-  slices().configure(settings);
+  configure(When::kAlways, 30'000, /*most_bytes=*/1);
   CUgraph graph = new_graph();
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
@@ -1608,9 +1603,10 @@ TEST_F(Changed, SlicesAreToldOfWhatWaitsBeforeAModuleIsUnloaded) {
 }
 
 std::atomic<int> asked_to_submit{0};
-void note_that_it_asks() noexcept {
+bool note_that_it_asks() noexcept {
   asked_to_submit.fetch_add(1);
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return true;
 }
 
 // One thread launches and changes, another one unloads a module: what is at the gate by then is waited for, and nothing

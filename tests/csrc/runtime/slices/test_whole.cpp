@@ -419,45 +419,49 @@ TEST_P(Whole, StaysWholeRunsRightAndSaysWhy) {
 INSTANTIATE_TEST_SUITE_P(Reasons, Whole, ::testing::ValuesIn(kCases),
                          [](const auto& of) { return std::string(of.param.name); });
 
-// Slices are there, and the driver will not have the first of them.
-TEST_F(GraphProgram, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
-  injected.real = driver::table();
-  injected.slices = 0;
-  const Replaced noted(driver::table().graph_instantiate, &instantiate_and_note);
-  const OtherClient other(/*active=*/false);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  ASSERT_TRUE(has_slices(exec));
+// Slices are there, known to the driver alone, which then will not have one of them: to it there is no such graph.
+class WithoutASlice : public GraphProgram {
+ protected:
+  WithoutASlice() {
+    CUgraph graph = new_graph();
+    chain(graph, 1, 40);
+    exec_ = instantiate(graph);
+  }
+
+  using Instantiate = decltype(driver::Driver::graph_instantiate);
+  static Instantiate& noted() {
+    injected.real = driver::table();
+    injected.slices = 0;
+    return driver::table().graph_instantiate;
+  }
+
+  const Replaced<Instantiate, decltype(instantiate_and_note)> noted_{noted(), &instantiate_and_note};
+  const OtherClient other_{/*active=*/false};
+  const InRegion region_{CUDASCHED_BEST_EFFORT};
+  CUgraphExec exec_ = nullptr;
+};
+
+TEST_F(WithoutASlice, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
+  ASSERT_TRUE(has_slices(exec_));
   const State before = state();
-  // Known to the driver alone, which from now on knows no such graph.
   Program::check(driver::table().graph_destroy(injected.first_slice));
-  for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 5));
   EXPECT_EQ(state().graphs_whole[static_cast<std::size_t>(WholeReason::kRefused)], 1U);
   EXPECT_EQ(state().graphs_sliced, 0U);
   EXPECT_EQ(state().slice_launches, before.slice_launches + 1);            // asked once
   EXPECT_TRUE(eventually([] { return state().graph_slice_bytes == 0; }));  // nor do they keep their memory
-  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 6));
   EXPECT_EQ(state().graphs_whole[static_cast<std::size_t>(WholeReason::kRefused)], 1U);
 }
 
 // As it is of a whole graph that fails midway: what ran has run, once.
-TEST_F(GraphProgram, AnErrorOfALaterSliceIsTheLaunchs) {
-  injected.real = driver::table();
-  injected.slices = 0;
-  const Replaced noted(driver::table().graph_instantiate, &instantiate_and_note);
-  const OtherClient other(/*active=*/false);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  ASSERT_TRUE(has_slices(exec));
+TEST_F(WithoutASlice, AnErrorOfALaterOneIsTheLaunchs) {
+  ASSERT_TRUE(has_slices(exec_));
   ASSERT_GE(injected.slices, 3);
   Program::check(driver::table().graph_destroy(injected.third_slice));
-  const CUresult launched = launch(exec);
+  const CUresult launched = launch(exec_);
   const CUresult synchronised = program_.synchronize();
   EXPECT_TRUE((launched == CUDA_SUCCESS) != (synchronised == CUDA_SUCCESS)) << launched << " " << synchronised;
   const std::vector<std::uint64_t> values = ran();
