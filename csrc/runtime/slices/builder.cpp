@@ -175,6 +175,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
     bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
     sliced->pieces.swap(pieces);
+    sliced->upload = upload_stream(sliced->context);
     sliced->pieces_scale = sliced->scale;
     sliced->awaited.clear();
     sliced->proven.clear();
@@ -206,6 +207,17 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   return build_pieces(sliced, false, step, pieces);
 }
 
+// driving_ is held, and the context is current. Null: its slices are uploaded by their launches.
+CUstream Slices::upload_stream(CUcontext context) noexcept {
+  try {
+    CUstream& stream = upload_streams_[context];
+    if (stream == nullptr && table().stream_create(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) stream = nullptr;
+    return stream;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
   sliced.places.clear();
   for (std::uint32_t i = 0; i < read.handles.size(); ++i) {
@@ -215,7 +227,7 @@ void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
 
 WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces) {
   CUgraph own = nullptr;
-  CUstream upload = nullptr;
+  CUstream upload = nullptr;  // its context's
   ReadGraph read;
   std::vector<graph::Node> nodes;
   WholeReason reason = WholeReason::kNone;
@@ -227,7 +239,6 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
     step(
         [&] {
           if (own != nullptr) table().graph_clone_destroy(own);
-          if (upload != nullptr) table().stream_destroy(upload);
         },
         true);
     return reason;
@@ -295,8 +306,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         if (table().memory_get_info != nullptr && table().memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
             free_bytes < 4 * bytes + all_bytes / 128) {
           reason = WholeReason::kNoMemory;
-        } else if (table().stream_create(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
-          upload = nullptr;
+        } else {
+          upload = upload_stream(sliced.context);
         }
       })) {
     return give_back();

@@ -429,6 +429,11 @@ void Slices::context_ends(CUcontext context) noexcept {
     end(sliced);
     return true;
   });
+  std::erase_if(upload_streams_, [&](const auto& known) {
+    if (context != nullptr && known.first != context) return false;
+    if (known.second != nullptr) table().stream_destroy(known.second);
+    return true;
+  });
 }
 
 // driving_ is held.
@@ -566,6 +571,10 @@ CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
       const std::scoped_lock turn(sliced.turn);
       sliced.broken = true;
       return nullptr;
+    }
+    // Now, beside the slice before: the launch would do it behind that one. Where this fails, the launch says so.
+    if (sliced.upload != nullptr && table().graph_upload != nullptr) {
+      table().graph_upload(sliced.pieces->pieces[index].exec, sliced.upload);
     }
   }
   return sliced.pieces->pieces[index].exec;

@@ -133,6 +133,7 @@ struct Sliced {
   Last last;
   std::atomic<bool> ordered{false};  // as last.ordered
   CUevent event = nullptr;
+  CUstream upload = nullptr;  // its context's
 
   bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
   void release() noexcept { taken.store(false, std::memory_order_release); }
@@ -347,6 +348,7 @@ class Slices {
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
   graph::WholeReason build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces);
   bool catch_up(Sliced& sliced, const Pieces& pieces);
+  CUstream upload_stream(CUcontext context) noexcept;
   std::unique_ptr<Pieces> take_pieces(Sliced& sliced, Sliced::State now) noexcept;
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
@@ -378,7 +380,8 @@ class Slices {
   std::unordered_map<CUgraphExec, std::pair<std::uint64_t, int>> idle_;  // the builder's: launches seen, looks since
   bool watches_ = false;                                                 // the builder's: something may change its mind
   std::mutex driving_;
-  std::mutex reading_;  // taken after driving_ and Sliced::taken
+  std::unordered_map<CUcontext, CUstream> upload_streams_;  // on which nothing else is: under driving_
+  std::mutex reading_;                                      // taken after driving_ and Sliced::taken
   std::atomic<int> waiting_to_drive_{0};
   std::atomic<int> unloading_{0};
   std::atomic<bool> wanted_{false};

@@ -862,6 +862,45 @@ TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
 }
 
+struct Uploads {
+  decltype(driver::Driver::graph_upload) upload = nullptr;
+  std::atomic<std::uint64_t> made{0};
+  std::atomic<CUstream> stream{nullptr};
+};
+Uploads uploads;
+CUresult note_upload(CUgraphExec exec, CUstream stream) {
+  uploads.made.fetch_add(1);
+  uploads.stream = stream;
+  return uploads.upload(exec, stream);
+}
+
+// On a stream of ours, so that the GPU is at the slice before meanwhile.
+TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[35], 36); });
+  uploads.made = 0;
+  uploads.stream = nullptr;
+  uploads.upload = driver::table().graph_upload;
+  const Replaced noted(driver::table().graph_upload, &note_upload);
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    set_value(exec, nodes[35], 100);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  }
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  const std::vector<std::uint64_t> first = wanted;
+  wanted[35] = 100;
+  wanted.insert(wanted.begin(), first.begin(), first.end());
+  EXPECT_EQ(ran(), wanted);
+  EXPECT_EQ(uploads.made, 1U);
+  EXPECT_NE(uploads.stream, program_.stream());
+  EXPECT_NE(uploads.stream, nullptr);
+}
+
 TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
