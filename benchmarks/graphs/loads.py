@@ -57,7 +57,8 @@ class Captured:
         pool = None
         for _ in range(2 if updated else 1):
             graph = torch.cuda.CUDAGraph(keep_graph=updated)
-            with torch.cuda.graph(graph, pool=pool, stream=side):
+            # In the arm of one process the server is at work on a thread of its own while the program is built anew.
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 value = step()
             pool = graph.pool()
             self._captures.append((graph, value))
