@@ -183,7 +183,7 @@ class Gate {
   void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
   std::int64_t earliest_due_ns() noexcept;
-  void learn_lead(const Pass& pass, std::int64_t now_ns) noexcept;
+  void learn_lead(const Pass& pass, std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
   bool must_not_wait(const Waiver* waiver) const noexcept;
   std::unique_lock<SpinLock> lock_soon() noexcept;
   bool is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept;
