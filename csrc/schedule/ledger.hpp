@@ -43,7 +43,7 @@ class Ledger {
   static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
   static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time; beside latency clients
-  static constexpr std::int64_t kShortSegmentNs = 20'000;    // this much: a marker costs a short kernel a tenth
+  static constexpr std::int64_t kShortSegmentNs = 20'000;    // this much: a marker costs its thread a microsecond
   static constexpr std::int64_t kOpenNs = 200'000;           // predicted, of what may stay without a marker for now,
   static constexpr std::uint32_t kOpenLaunches = 64;         // or so many launches
   static constexpr std::int64_t kNothingNs = INT64_MAX;
