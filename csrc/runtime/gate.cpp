@@ -328,8 +328,9 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
             sampler_.trace(entry.segment, call, ordinal_);
           if (start != nullptr) ledger.pin(entry.segment, true);
           pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(entry.segment);
-          if (with_events && entry.marks)
+          if (with_events && entry.marks) {
             pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
+          }
         }
         admission_.neighbours().publish(now + ledger.remaining_ns());
       }

@@ -565,6 +565,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
 CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
   Sliced& sliced = *launch.sliced;
   if (sliced.awaited.by(index)) {
+    const driver::RelaxedCapture relaxed;
     const driver::CurrentContext current(sliced.context);
     const std::scoped_lock reading(reading_);
     if (!sliced.awaited.make(index, *sliced.pieces, sliced.priority, sliced.context)) {
