@@ -156,6 +156,7 @@ CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
 class Changing final : public runtime::Slices::Behind {
  public:
   explicit Changing(CUgraphExec exec) noexcept : exec_(exec) {
+    back_off();
     if (Offload::has_queued(exec)) {
       follows_ = Offload::queue_of(exec) != nullptr && runtime::engine().slices().follow(exec);
       if (!follows_) Offload::drain_changed(exec);
@@ -183,6 +184,16 @@ class Changing final : public runtime::Slices::Behind {
   void drain() noexcept override { Offload::drain_changed(exec_); }
 
  private:
+  // As before a launch: dozens of changes may come before that, each of which takes the interpreter's lock.
+  void back_off() const noexcept {
+    if (!runtime::hot().host_backoff.requested()) [[likely]]
+      return;
+    queue::Site site;
+    runtime::find_site(nullptr, nullptr, site);
+    site.queue = Offload::queue_of(exec_);
+    runtime::back_off(site);
+  }
+
   CUgraphExec exec_;
   bool follows_ = false;
   bool was_launched_ = false;

@@ -1,6 +1,6 @@
 // Host back-off: while a thread of this process is in a latency region, its best-effort threads pause at their next
-// launch. The gate would hold that launch anyway, and preparing it takes the interpreter's lock and the driver's locks
-// from the thread that answers the request.
+// launch, or change of an executable graph. The gate would hold that launch anyway, and preparing it takes the
+// interpreter's lock and the driver's locks from the thread that answers the request.
 //
 // The pause is bounded, because the thread in the region may wait for one that pauses: at most
 // Settings::host_backoff_ns, counted from the entry of the first region that is open. A thread that holds the
@@ -41,8 +41,8 @@ class HostBackoff {
 
   bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
 
-  // Before a best-effort launch of the calling thread, which is to go into `queue` (null: into none). Adds one to
-  // `count` if it pauses.
+  // Before a best-effort launch, or change of a graph, of the calling thread, which is to go into `queue` (null: into
+  // none). Adds one to `count` if it pauses.
   void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept;
 
   // In a forked child: the calling thread has so many regions open, and is the only thread.

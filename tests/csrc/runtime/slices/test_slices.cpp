@@ -862,6 +862,32 @@ TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
 }
 
+// While another thread of the process answers a request, changes that come before a launch pause as that would.
+TEST_F(Changed, AChangeBacksOffDuringARequestOfTheProcess) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[5], 6); });
+  runtime::hot().host_backoff.configure(60 * kNsPerSecond, false);
+  const auto backed_off = [] { return state().backed_off; };
+  const std::uint64_t before = backed_off();
+  set_value(exec, nodes[5], 7);
+  EXPECT_EQ(backed_off(), before);
+  std::atomic<bool> entered{false};
+  std::thread request([&] {
+    const InRegion latency(CUDASCHED_LATENCY);
+    entered = true;
+    EXPECT_TRUE(eventually([&] { return backed_off() != before; }));
+  });
+  while (!entered) std::this_thread::yield();
+  set_value(exec, nodes[5], 100);
+  request.join();
+  EXPECT_EQ(backed_off(), before + 1);
+  ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  EXPECT_EQ(ran()[5], 100U);
+}
+
 struct Uploads {
   decltype(driver::Driver::graph_upload) upload = nullptr;
   std::atomic<std::uint64_t> made{0};
