@@ -155,7 +155,6 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy) noexcept {
     estimate(entry, prediction);
   } else {
     prediction.function_index = entry.function;
-    prediction.knowledge = Knowledge::kKnown;
     prediction.duration_ns = static_cast<std::int64_t>(entry.estimate_ns);
     prediction.bound_ns = static_cast<std::int64_t>(entry.bound_ns);
   }

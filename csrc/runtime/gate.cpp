@@ -190,8 +190,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   }
   traced.ends(call, ordinal_);
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
-  const schedule::Ledger::Entry entry =
-      ledger.submit(id_of(stream), found.duration_ns, found.proven ? schedule::Ledger::kLongSegmentNs : 0);
+  const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
   if (entry.segment < 0) {
     count.untracked.fetch_add(1, std::memory_order_relaxed);
     return {};
@@ -238,7 +237,6 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   const bool is_collective = Sampler::is_collective(question.query);
   // A thread of the program's own may have to launch for the other members, too.
   const bool meets = is_collective && waiver != nullptr && peers_ != nullptr && peers_->any();
-  bool is_counted = false;
   bool late = false;  // the GPU ran out of work because the program had none for it
   Held held;
   Waiter::Wait wait;
@@ -306,20 +304,11 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         const bool times = with_events && sampler_.times(call, prediction);
         pass.dry = ledger.launches() == 0;
         if (times) mark_tail(stream);
-        // Behind a launch of which nothing is to be learned there need not be one: the next one is not far.
-        const bool may_stay_open = prediction.knowledge == predict::Knowledge::kKnown && !times && !pass.dry &&
-                                   !is_collective && !seen.latency_active;
-        const schedule::Ledger::Entry entry =
-            ledger.submit(id_of(stream), prediction.duration_ns, may_stay_open ? schedule::Ledger::kShortSegmentNs : 0);
-        is_counted = entry.segment >= 0;
+        const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), prediction.duration_ns, /*mark=*/true);
+        pass.entry = entry.segment;
+        pass.generation = markers_.generation();
         pass.predicted_ns = prediction.duration_ns;
-        if (entry.marks) {
-          pass.entry = entry.segment;
-          pass.generation = markers_.generation();
-        } else {
-          submitted_ns_ = now;
-        }
-        if (is_counted) {
+        if (entry.segment >= 0) {
           const bool alone = ledger.segment_launches(entry.segment) == 1;
           sampler_.entered(entry.segment, prediction, alone, beside_others);
           due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
@@ -328,9 +317,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
             sampler_.trace(entry.segment, call, ordinal_);
           if (start != nullptr) ledger.pin(entry.segment, true);
           pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(entry.segment);
-          if (with_events && entry.marks) {
-            pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
-          }
+          if (with_events) pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
         }
         admission_.neighbours().publish(now + ledger.remaining_ns());
       }
@@ -354,7 +341,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     const std::int64_t waited_ns = now_ns() - wait.since_ns;
     hot().counters.gate_waits.add(waited_ns);
   }
-  if (!is_counted || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
+  if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
   if (start != nullptr) {
     if (driver::table().event_record(start, stream) != CUDA_SUCCESS) {
       pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
@@ -393,7 +380,7 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
     return;
   }
   ledger.submitted(pass.entry, recorded);
-  if (pass.admitted_ns != 0) learn_lead(pass, ledger.predicted_ns(pass.entry), submitted_ns_);
+  if (pass.admitted_ns != 0) learn_lead(pass, submitted_ns_);
 }
 
 // ---- bookkeeping: lock_ is held ------------------------------------------------------------------------------------
@@ -461,15 +448,14 @@ bool Gate::is_excepted(CUstream stream, bool first_look, const Waiver* waiver, t
 }
 
 // Had the GPU run out of our work when the launch reached it? Then the lead was too small, if the lead is what held it.
-// `predicted_ns`: of it and of the launches before it without a marker, of which nothing was learned.
-void Gate::learn_lead(const Pass& pass, std::int64_t predicted_ns, std::int64_t now) noexcept {
+void Gate::learn_lead(const Pass& pass, std::int64_t now) noexcept {
   retire(now);
   std::int64_t dry = 0;
   if (markers_.ledger().launches() <= 1) {
     // While the driver was launching, at some moment unknown.
     dry = pass.dry_since_ns != 0 ? now - pass.dry_since_ns : (now - pass.admitted_ns) / 2;
   }
-  admission_.lead().submitted(pass.held_ns, dry, predicted_ns);
+  admission_.lead().submitted(pass.held_ns, dry, pass.predicted_ns);
 }
 
 std::int64_t Gate::earliest_due_ns() noexcept {
@@ -507,6 +493,8 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   table_->slot(slot_.load(std::memory_order_relaxed))
       .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }
+
+bool Gate::latency_active() const noexcept { return admission_.neighbours().latency_active(now_ns()); }
 
 std::int64_t Gate::in_flight_ns() noexcept {
   const driver::RelaxedCapture relaxed;

@@ -130,6 +130,9 @@ class Gate {
   // A latency client is there: launches are held.
   bool beside_latency() const noexcept { return registered() && latency_clients(); }
 
+  // Latency work is under way. Any thread.
+  bool latency_active() const noexcept;
+
   // True while a thread waits that others are to know of; they then check that this process is alive.
   bool waits() const noexcept { return waiter_.waits(); }
 
@@ -183,7 +186,7 @@ class Gate {
   void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
   std::int64_t earliest_due_ns() noexcept;
-  void learn_lead(const Pass& pass, std::int64_t predicted_ns, std::int64_t now_ns) noexcept;
+  void learn_lead(const Pass& pass, std::int64_t now_ns) noexcept;
   bool must_not_wait(const Waiver* waiver) const noexcept;
   std::unique_lock<SpinLock> lock_soon() noexcept;
   bool is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept;

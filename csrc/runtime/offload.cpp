@@ -58,7 +58,8 @@ std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
 
 CUgraphExec GateAdmission::part(std::uint32_t index) noexcept {
   part_ = index;
-  return slices_->part(graph_, index);
+  // An upload is work for the GPU: none while latency work has it.
+  return slices_->part(graph_, index, /*may_upload=*/!gate_.latency_active());
 }
 
 bool GateAdmission::may_go_whole() noexcept { return graph_.sliced == nullptr || slices_->may_go_whole(graph_); }

@@ -175,7 +175,7 @@ void Ledger::begin_first(Stream& stream, std::int64_t from_ns, std::int64_t afte
 
 // ---- launches ------------------------------------------------------------------------------------------------------
 
-Ledger::Entry Ledger::submit(std::uint64_t stream_id, std::int64_t predicted_ns, std::int64_t unmarked_ns) noexcept {
+Ledger::Entry Ledger::submit(std::uint64_t stream_id, std::int64_t predicted_ns, bool mark) noexcept {
   predicted_ns = std::max<std::int64_t>(predicted_ns, 0);
   const int place = place_of(stream_id);
   Stream& stream = streams_[static_cast<std::size_t>(place)];
@@ -207,7 +207,7 @@ Ledger::Entry Ledger::submit(std::uint64_t stream_id, std::int64_t predicted_ns,
   stream.queued_ns += predicted_ns;
   total_ns_ += predicted_ns;
   ++launches_;
-  const bool marks = joined.predicted_ns >= unmarked_ns || place == kShared || joined.launches >= kSeldom;
+  const bool marks = mark || place == kShared || joined.launches >= kSeldom || joined.predicted_ns >= kLongSegmentNs;
   if (marks) ++joined.pending;
   return {segment, marks};
 }

@@ -42,8 +42,7 @@ class Ledger {
   static constexpr std::int64_t kToleranceShare = 4;         // or by one part in so many of its time
   static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
-  static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time; beside latency clients
-  static constexpr std::int64_t kShortSegmentNs = 20'000;    // this much: a marker costs its thread a microsecond
+  static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time
   static constexpr std::int64_t kOpenNs = 200'000;           // predicted, of what may stay without a marker for now,
   static constexpr std::uint32_t kOpenLaunches = 64;         // or so many launches
   static constexpr std::int64_t kNothingNs = INT64_MAX;
@@ -81,10 +80,9 @@ class Ledger {
   void look(std::int64_t now_ns, Gpu gpu) noexcept;
   void look(std::int64_t now_ns, bool own) noexcept { look(now_ns, own ? Gpu::kOwn : Gpu::kAnothers); }
 
-  // The next launch of a stream. There is to be a marker behind it where otherwise `unmarked_ns` of predicted time (0:
-  // in any case), or kSeldom launches, would have none. Never fails while fewer than half of the segments are pinned or
-  // pending; else kNone.
-  Entry submit(std::uint64_t stream, std::int64_t predicted_ns, std::int64_t unmarked_ns) noexcept;
+  // The next launch of a stream. `mark`: a marker behind this launch; else one where kSeldom launches or kLongSegmentNs
+  // have none. Never fails while fewer than half of the segments are pinned or pending; else kNone.
+  Entry submit(std::uint64_t stream, std::int64_t predicted_ns, bool mark) noexcept;
 
   // The last launches of the stream have no marker: the segment whose marker is to be recorded, as if the last of them
   // marked. kNone: they have one.

@@ -208,7 +208,7 @@ class Replay {
   void completed(Client& client, const Job& job);
   std::int64_t slack_ns();
   schedule::HostBound host_bound(Client& client, std::int64_t in_flight_ns);
-  void submit(Client& client, const schedule::Snapshot* seen, std::int64_t unmarked_ns = 0, std::uint64_t key = 0);
+  void submit(Client& client, const schedule::Snapshot* seen, bool mark = false, std::uint64_t key = 0);
   void wake_gates();
   std::int64_t active_ns() const { return active_ns_ + (active_ > 0 ? now_ns_ - active_since_ns_ : 0); }
 
@@ -591,7 +591,7 @@ void Replay::look_ungated(Client& client) {
     ++client.result.exceptions;
   }
   client.predicted_ns = client.longest_ns = found.duration_ns;
-  submit(client, &seen, found.proven ? schedule::Ledger::kLongSegmentNs : 0, key);
+  submit(client, &seen, !found.proven, key);
 }
 
 void Replay::look(Client& client) {
@@ -604,8 +604,7 @@ void Replay::look(Client& client) {
   client.held_since_ns = -1;
   if (decision.answer == schedule::Answer::kSubmit) {
     waiting_ &= ~bit(client.slot);
-    const bool may_stay_open = seen.launches_in_flight > 0 && !seen.latency_active;
-    return submit(client, &seen, may_stay_open ? schedule::Ledger::kShortSegmentNs : 0, kPredicted);
+    return submit(client, &seen, /*mark=*/true, kPredicted);
   }
   std::int64_t wait_ns = kForeverNs;
   bool announced = true;
@@ -619,7 +618,7 @@ void Replay::look(Client& client) {
       if (!seen.latency_active && client.hold_limit.look(view) != schedule::Exception::kNone) {
         waiting_ &= ~bit(client.slot);
         ++client.result.exceptions;
-        return submit(client, &seen, 0, kPredicted);
+        return submit(client, &seen, /*mark=*/true, kPredicted);
       }
       wait_ns = std::min(wait_ns, kHeldLookNs);
     }
@@ -768,9 +767,9 @@ std::int64_t Replay::slack_ns() {
   return schedule::least_slack_ns({requests.data(), count}, now_ns_);
 }
 
-// `seen`: what a best-effort launch was admitted by; null for latency launches. `unmarked_ns`: as Ledger::submit().
+// `seen`: what a best-effort launch was admitted by; null for latency launches. `mark`: a marker is to be behind it.
 // `key`: whose estimate its completion tells of; 0: of none.
-void Replay::submit(Client& client, const schedule::Snapshot* seen, std::int64_t unmarked_ns, std::uint64_t key) {
+void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, std::uint64_t key) {
   Job job;
   job.number = client.submitted;
   const TraceLaunch& launch = client.launch(client.submitted);
@@ -784,15 +783,14 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, std::int64_t
   record.submitted_ns = now_ns_;
   if (seen != nullptr) {
     job.held_ns = client.held_ns;
-    const schedule::Ledger::Entry entry = client.ledger.submit(kStream, client.predicted_ns, unmarked_ns);
+    const schedule::Ledger::Entry entry = client.ledger.submit(kStream, client.predicted_ns, mark);
     if (entry.segment < 0) {
       ++client.result.uncounted;
     } else if (entry.marks) {
       client.ledger.submitted(entry.segment, true);
       const auto place = static_cast<std::size_t>(entry.segment);
       client.marked[place] = job.number;
-      const bool tells = unmarked_ns == 0 || client.ledger.segment_launches(entry.segment) == 1;
-      client.told[place] = tells || key == kPredicted ? key : 0;
+      client.told[place] = mark || client.ledger.segment_launches(entry.segment) == 1 ? key : 0;
       job.segment = entry.segment;
     }
     admitted_ns_ += schedule::admission_cost_ns(client.longest_ns, seen->in_flight_ns, settings_.switch_ns);

@@ -207,7 +207,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   return build_pieces(sliced, false, step, pieces);
 }
 
-// driving_ is held, and the context is current. Null: its slices are uploaded by their launches.
+// For what the launcher thread uploads. driving_ is held, and the context is current. Null: launches upload it.
 CUstream Slices::upload_stream(CUcontext context) noexcept {
   try {
     CUstream& stream = upload_streams_[context];
@@ -227,7 +227,7 @@ void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
 
 WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces) {
   CUgraph own = nullptr;
-  CUstream upload = nullptr;  // its context's
+  CUstream upload = nullptr;
   ReadGraph read;
   std::vector<graph::Node> nodes;
   WholeReason reason = WholeReason::kNone;
@@ -239,6 +239,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
     step(
         [&] {
           if (own != nullptr) table().graph_clone_destroy(own);
+          if (upload != nullptr) table().stream_destroy(upload);
         },
         true);
     return reason;
@@ -306,8 +307,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         if (table().memory_get_info != nullptr && table().memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
             free_bytes < 4 * bytes + all_bytes / 128) {
           reason = WholeReason::kNoMemory;
-        } else {
-          upload = upload_stream(sliced.context);
+        } else if (table().stream_create(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
+          upload = nullptr;
         }
       })) {
     return give_back();

@@ -562,7 +562,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
 }
 
 // While the GPU is at what was submitted before, or is about to be.
-CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
+CUgraphExec Slices::part(const Launch& launch, std::uint32_t index, bool may_upload) noexcept {
   Sliced& sliced = *launch.sliced;
   if (sliced.awaited.by(index)) {
     const driver::RelaxedCapture relaxed;
@@ -574,7 +574,7 @@ CUgraphExec Slices::part(const Launch& launch, std::uint32_t index) noexcept {
       return nullptr;
     }
     // Now, beside the slice before: the launch would do it behind that one. Where this fails, the launch says so.
-    if (sliced.upload != nullptr && table().graph_upload != nullptr) {
+    if (may_upload && sliced.upload != nullptr && table().graph_upload != nullptr) {
       table().graph_upload(sliced.pieces->pieces[index].exec, sliced.upload);
     }
   }

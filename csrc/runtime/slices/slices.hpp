@@ -133,7 +133,7 @@ struct Sliced {
   Last last;
   std::atomic<bool> ordered{false};  // as last.ordered
   CUevent event = nullptr;
-  CUstream upload = nullptr;  // its context's
+  CUstream upload = nullptr;  // its context's, for the launcher thread
 
   bool take() noexcept { return !taken.exchange(true, std::memory_order_acquire); }
   void release() noexcept { taken.store(false, std::memory_order_release); }
@@ -292,7 +292,7 @@ class Slices {
   };
   Launch begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept;
   // See queue::Admission.
-  CUgraphExec part(const Launch& launch, std::uint32_t index) noexcept;
+  CUgraphExec part(const Launch& launch, std::uint32_t index, bool may_upload) noexcept;
   bool may_go_whole(const Launch& launch) noexcept;
   void make_change(CUgraphExec exec, std::byte* change) noexcept;
   // `refused`: the driver would not have the first slice.

@@ -285,50 +285,6 @@ TEST_F(GateTest, LaunchesThatMayOverlapAreBoundedWithoutALatencyClient) {
   EXPECT_EQ(state().untracked_launches, 0U);
 }
 
-#ifndef __SANITIZE_THREAD__  // under it they are not short
-std::atomic<std::uint64_t> recorded{0};
-decltype(driver::Driver::event_record) record_event = nullptr;
-CUresult count_record(CUevent event, CUstream stream) {
-  recorded.fetch_add(1);
-  return record_event(event, stream);
-}
-
-// As short as on a GPU.
-class ShortKernels : public GateTest {
- protected:
-  static void SetUpTestSuite() { setenv("CUDASCHED_SIM_SCALE", "0.2", 1); }
-};
-
-// Recording one behind each, and asking for it, would take the launcher thread as long as the launch.
-TEST_F(ShortKernels, ThatAreKnownShareAMarkerBesideALatencyClient) {
-  constexpr std::uint32_t kLongUs = 1'000'000;
-  constexpr int kShort = 200;
-  const OtherClient idle(/*active=*/false);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(program_.launch(7), CUDA_SUCCESS);
-    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
-  }
-  // They are in flight together, behind a long one, so that none is the first after a pause, whatever the host is like.
-  gate().use_policy(schedule::Decider(
-      schedule::UserPolicy{[](const schedule::Snapshot&, void*) noexcept { return schedule::Decision{}; }, nullptr}));
-  ASSERT_EQ(program_.launch(8, program_.stream(), kLongUs), CUDA_SUCCESS);
-  record_event = driver::table().event_record;
-  recorded = 0;
-  const std::uint64_t timed_before = predictions();
-  {
-    const Replaced counted(driver::table().event_record, &count_record);
-    for (int i = 0; i < kShort; ++i) ASSERT_EQ(program_.launch(7), CUDA_SUCCESS);
-    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
-  }
-  EXPECT_TRUE(eventually([&] { return gate().in_flight_ns() == 0; }));
-  const std::uint64_t timed = predictions() - timed_before;  // these have two of their own, and one before them
-  EXPECT_GE(recorded, 2 * timed);
-  EXPECT_LE(recorded, 3 * timed + kShort / 2);
-  EXPECT_EQ(state().untracked_launches, 0U);
-}
-#endif
-
 // More streams than the ledger has queues, deeper than it has markers.
 TEST_F(GateTest, AnyNumberOfStreamsIsCounted) {
   const OtherClient active(/*active=*/false);

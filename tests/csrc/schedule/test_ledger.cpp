@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <map>
 #include <numeric>
@@ -22,15 +21,10 @@ constexpr std::int64_t kMs = 1'000'000;
 
 // A launch with a marker, recorded at once.
 int launch(Ledger& ledger, std::uint64_t stream, std::int64_t predicted_ns) {
-  const Ledger::Entry entry = ledger.submit(stream, predicted_ns, 0);
+  const Ledger::Entry entry = ledger.submit(stream, predicted_ns, true);
   EXPECT_TRUE(entry.marks);
   ledger.submitted(entry.segment, true);
   return entry.segment;
-}
-
-std::int64_t some_unmarked_ns(std::uint64_t random) {
-  constexpr std::array<std::int64_t, 3> kSome{0, Ledger::kShortSegmentNs, Ledger::kLongSegmentNs};
-  return kSome[random % kSome.size()];
 }
 
 TEST(Ledger, ShrinksWithTheClock) {
@@ -187,7 +181,7 @@ TEST(Ledger, WithoutAMarkerForEachLaunchOneIsWantedSeldom) {
   Ledger ledger;
   ledger.look(1, true);
   for (std::uint32_t i = 1; i < 10 * Ledger::kSeldom; ++i) {
-    const Ledger::Entry entry = ledger.submit(1, 5 * kUs, Ledger::kLongSegmentNs);
+    const Ledger::Entry entry = ledger.submit(1, 5 * kUs, false);
     ASSERT_EQ(entry.marks, i % Ledger::kSeldom == 0) << i;
     if (entry.marks) ledger.submitted(entry.segment, true);
   }
@@ -195,33 +189,17 @@ TEST(Ledger, WithoutAMarkerForEachLaunchOneIsWantedSeldom) {
   EXPECT_EQ(ledger.segments(), 10);
   // The last launches have none: the next one's speaks for them, else their time ends them.
   EXPECT_FALSE(ledger.sure());
-  EXPECT_TRUE(ledger.submit(2, Ledger::kLongSegmentNs, Ledger::kLongSegmentNs).marks);
-}
-
-TEST(Ledger, BesideLatencyClientsShortLaunchesShareAMarker) {
-  Ledger ledger;
-  ledger.look(1, true);
-  for (int round = 0; round < 50; ++round) {
-    for (int i = 1; i <= 4; ++i) {
-      const Ledger::Entry entry = ledger.submit(1, 6 * kUs, Ledger::kShortSegmentNs);
-      ASSERT_EQ(entry.marks, i == 4) << i;  // 24 us
-      if (entry.marks) ledger.submitted(entry.segment, true);
-    }
-  }
-  EXPECT_EQ(ledger.segments(), 50);
-  EXPECT_EQ(ledger.launches(), 200U);
-  EXPECT_EQ(ledger.remaining_ns(), 1'200 * kUs);
-  EXPECT_TRUE(ledger.submit(1, Ledger::kShortSegmentNs, Ledger::kShortSegmentNs).marks);
+  EXPECT_TRUE(ledger.submit(2, Ledger::kLongSegmentNs, false).marks);
 }
 
 TEST(Ledger, AMarkerThatCouldNotBeRecordedIsMadeUpForByTheNext) {
   Ledger ledger;
   ledger.look(1, true);
-  const Ledger::Entry first = ledger.submit(1, 10 * kUs, 0);
+  const Ledger::Entry first = ledger.submit(1, 10 * kUs, true);
   ledger.submitted(first.segment, false);
   EXPECT_EQ(ledger.state(first.segment), Ledger::State::kOpen);
   EXPECT_FALSE(ledger.has_run_out(first.segment));
-  const Ledger::Entry second = ledger.submit(1, 10 * kUs, 0);
+  const Ledger::Entry second = ledger.submit(1, 10 * kUs, true);
   EXPECT_EQ(second.segment, first.segment);
   ledger.submitted(second.segment, true);
   EXPECT_EQ(ledger.state(second.segment), Ledger::State::kMarked);
@@ -232,7 +210,7 @@ TEST(Ledger, ALaunchThatWasRefusedIsNotInFlight) {
   Ledger ledger;
   ledger.look(1, true);
   launch(ledger, 1, 10 * kUs);
-  const Ledger::Entry refused = ledger.submit(1, 40 * kUs, 0);
+  const Ledger::Entry refused = ledger.submit(1, 40 * kUs, true);
   EXPECT_EQ(ledger.state(refused.segment), Ledger::State::kPending);
   ledger.withdraw(refused.segment, 40 * kUs);
   EXPECT_EQ(ledger.remaining_ns(), 10 * kUs);
@@ -258,7 +236,7 @@ TEST(Ledger, AnyDepthOnAnyNumberOfStreamsIsCounted) {
     std::vector<int> pinned;
     for (int i = 0; i < 20'000; ++i) {
       const auto predicted = static_cast<std::int64_t>(random() % (50 * kUs));
-      const Ledger::Entry entry = ledger.submit(random() % streams + 1, predicted, some_unmarked_ns(random()));
+      const Ledger::Entry entry = ledger.submit(random() % streams + 1, predicted, random() % 2 == 0);
       ASSERT_GE(entry.segment, 0) << streams << " " << i;
       submitted_ns += predicted;
       ++submitted;
@@ -327,7 +305,7 @@ TEST(Ledger, CountsWhatAPlainModelCounts) {
       case 0:
       case 1: {
         const auto predicted = static_cast<std::int64_t>(random() % (100 * kUs));
-        const Ledger::Entry entry = ledger.submit(id, predicted, some_unmarked_ns(random()));
+        const Ledger::Entry entry = ledger.submit(id, predicted, random() % 3 == 0);
         ASSERT_GE(entry.segment, 0);
         if (entry.marks && random() % 10 == 0) {
           ledger.withdraw(entry.segment, predicted);

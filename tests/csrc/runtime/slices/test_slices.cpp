@@ -927,6 +927,36 @@ TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
   EXPECT_NE(uploads.stream, nullptr);
 }
 
+TEST_F(Changed, NothingIsUploadedWhileTheGateIsClosed) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  prove(exec, [&] { set_value(exec, nodes[0], 1); });
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    set_value(exec, nodes[0], 100);
+  }
+  EXPECT_EQ(ran(), numbers(1, 40));
+  clear_log();
+  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  ASSERT_NE(sliced, nullptr);
+  EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
+  uploads.made = 0;
+  uploads.upload = driver::table().graph_upload;
+  const Replaced noted(driver::table().graph_upload, &note_upload);
+  {
+    OtherClient other(/*active=*/true);
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+    ASSERT_TRUE(eventually([&] { return HookedDriver::instance().table().layout().waiting.load() != 0; }));
+    EXPECT_EQ(uploads.made, 0U);
+  }
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  wanted[0] = 100;
+  EXPECT_EQ(ran(), wanted);
+}
+
 TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
