@@ -277,7 +277,8 @@ def test_cells_far_below_what_is_left_are_listed_with_what_a_request_costs_them(
     lines = limits_table(made).splitlines()[2:]
     assert rows and len(lines) == len(rows)
     assert all(row.best_effort_load in line for row, line in zip(rows, lines, strict=True))
-    row = rows[0].model_copy(update={"best_effort_ratio": 0.94, "duty": 0.1, "rate_hz": 60.0, "gate_wait": 0.25})
+    shares = {"best_effort_ratio": 0.94, "duty": 0.1, "gate_wait": 0.25, "gpu_alone": None, "launcher_cpu": None}
+    row = rows[0].model_copy(update={**shares, "rate_hz": 60.0})
     (line,) = limits_table(made.model_copy(update={"rows": [row]})).splitlines()[2:]
     assert "| 0.940 |  | 0.90 |" in line, "6% of 0.9 s in 60 requests"
     assert line.endswith("| not kept | 25% | not kept |")

