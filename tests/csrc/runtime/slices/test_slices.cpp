@@ -899,6 +899,13 @@ CUresult note_upload(CUgraphExec exec, CUstream stream) {
   uploads.stream = stream;
   return uploads.upload(exec, stream);
 }
+// From here on, until what it returns is gone.
+auto note_uploads() {
+  uploads.made = 0;
+  uploads.stream = nullptr;
+  uploads.upload = driver::table().graph_upload;
+  return Replaced(driver::table().graph_upload, &note_upload);
+}
 
 // On a stream of ours, so that the GPU is at the slice before meanwhile.
 TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
@@ -907,10 +914,7 @@ TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
   const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   prove(exec, [&] { set_value(exec, nodes[35], 36); });
-  uploads.made = 0;
-  uploads.stream = nullptr;
-  uploads.upload = driver::table().graph_upload;
-  const Replaced noted(driver::table().graph_upload, &note_upload);
+  const auto noted = note_uploads();
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -943,9 +947,7 @@ TEST_F(Changed, NothingIsUploadedWhileTheGateIsClosed) {
   const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
   ASSERT_NE(sliced, nullptr);
   EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
-  uploads.made = 0;
-  uploads.upload = driver::table().graph_upload;
-  const Replaced noted(driver::table().graph_upload, &note_upload);
+  const auto noted = note_uploads();
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
