@@ -1,9 +1,12 @@
 // The host program's signals are for its own threads: one of ours is started while the calling thread blocks all, and
-// never gets any.
+// never gets any. But a fault of a thread's own is not for another one: where that is blocked, the kernel ends the
+// process at once, and the program's handler (Python's faulthandler, a crash reporter) says nothing of it.
 #pragma once
 
 #include <pthread.h>
 #include <signal.h>
+
+#include <initializer_list>
 
 namespace cudasched {
 
@@ -13,6 +16,7 @@ class BlockedSignals {
   BlockedSignals() noexcept {
     sigset_t all;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
     pthread_sigmask(SIG_BLOCK, &all, &before_);
   }
   ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

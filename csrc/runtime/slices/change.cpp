@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <mutex>
+#include <new>
 #include <numeric>
 #include <type_traits>
 #include <utility>
@@ -106,10 +108,57 @@ bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
 
 }  // namespace
 
-OwnedGraph own(CUgraph graph) {
-  return {graph, [](CUgraph of) {
-            if (of != nullptr) table().graph_clone_destroy(of);
-          }};
+OwnedGraph GivenBack::own(CUgraph graph, const std::shared_ptr<GivenBack>& to, std::uint32_t of) {
+  try {
+    return own(std::make_unique<Place>(Place{graph, of, nullptr}), to);
+  } catch (const std::bad_alloc&) {
+    table().graph_clone_destroy(graph);
+    throw;
+  }
+}
+
+OwnedGraph GivenBack::own(std::unique_ptr<Place> place, const std::shared_ptr<GivenBack>& to) {
+  Place* const made = place.release();
+  return {made->graph, [to, made](CUgraph) { to->add(made); }};  // where it throws, it gives back
+}
+
+OwnedGraph GivenBack::take(const std::shared_ptr<GivenBack>& from, std::uint32_t of) {
+  std::unique_ptr<Place> found;
+  {
+    const std::scoped_lock lock(from->lock_);
+    for (Place** at = &from->first_; *at != nullptr && found == nullptr; at = &(*at)->next) {
+      if ((*at)->of != of) continue;
+      found.reset(*at);
+      *at = found->next;
+      break;
+    }
+  }
+  return found == nullptr ? nullptr : own(std::move(found), from);
+}
+
+void GivenBack::add(Place* place) noexcept {
+  const std::scoped_lock lock(lock_);
+  place->next = std::exchange(first_, place);
+}
+
+void GivenBack::destroy_if(bool all) noexcept {
+  Place* going = nullptr;
+  {
+    const std::scoped_lock lock(lock_);
+    for (Place** at = &first_; *at != nullptr;) {
+      Place* const place = *at;
+      if (!all && place->of != kOnce) {
+        at = &place->next;
+        continue;
+      }
+      *at = place->next;
+      place->next = std::exchange(going, place);
+    }
+  }
+  while (going != nullptr) {
+    const std::unique_ptr<Place> place(std::exchange(going, going->next));
+    table().graph_clone_destroy(place->graph);
+  }
 }
 
 Change Change::of_node(CUgraphNode from, std::uint32_t place) {

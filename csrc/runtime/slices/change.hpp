@@ -19,13 +19,49 @@
 #include <span>
 #include <vector>
 
+#include "base/spin_lock.hpp"
 #include "runtime/slices/cut.hpp"
 
 namespace cudasched::runtime {
 
-// A graph of ours, or none, destroyed with its last owner.
+// A graph of ours, or none.
 using OwnedGraph = std::shared_ptr<CUgraph_st>;
-OwnedGraph own(CUgraph graph);
+
+// Graphs that their last owner, which may be the launcher thread, has given back. The program's thread destroys them,
+// or uses them again: with a clone, the driver changes what it keeps beside the graph that was cloned.
+class GivenBack {
+ public:
+  static constexpr std::uint32_t kOnce = ~std::uint32_t{0};
+
+  GivenBack() = default;
+  GivenBack(const GivenBack&) = delete;
+  GivenBack& operator=(const GivenBack&) = delete;
+  ~GivenBack() { destroy_all(); }
+
+  // `graph` is given back to `to` when it has no owner any more. `of`: what it can be used for again.
+  static OwnedGraph own(CUgraph graph, const std::shared_ptr<GivenBack>& to, std::uint32_t of = kOnce);
+  // One of these that was given back, or none.
+  static OwnedGraph take(const std::shared_ptr<GivenBack>& from, std::uint32_t of);
+
+  // On the program's thread: those that nobody can use again, or all of them.
+  void destroy() noexcept { destroy_if(false); }
+  void destroy_all() noexcept { destroy_if(true); }
+
+ private:
+  // What giving back needs is made beforehand.
+  struct Place {
+    CUgraph graph = nullptr;
+    std::uint32_t of = kOnce;
+    Place* next = nullptr;
+  };
+
+  static OwnedGraph own(std::unique_ptr<Place> place, const std::shared_ptr<GivenBack>& to);
+  void add(Place* place) noexcept;
+  void destroy_if(bool all) noexcept;
+
+  SpinLock lock_;
+  Place* first_ = nullptr;
+};
 
 class Change {
  public:

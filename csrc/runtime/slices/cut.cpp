@@ -363,6 +363,14 @@ bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
   }
 }
 
+bool copy_nodes(const ReadGraph& to, const ReadGraph& from) {
+  bool copied = is_alike(to, from);
+  for (std::size_t i = 0; i < to.handles.size() && copied; ++i) {
+    copied = to.is_mark(i) || copy_node(to.handles[i], from.handles[i]);
+  }
+  return copied;
+}
+
 void Pieces::clear() noexcept {
   for (const Piece& piece : pieces) {
     if (piece.exec != nullptr) {

@@ -99,6 +99,8 @@ bool copy_node(CUgraphNode to, CUgraphNode from) noexcept;
 
 // Do they have the same nodes and edges, in the same order?
 bool is_alike(const ReadGraph& read, const ReadGraph& other);
+// The nodes get the parameters of those of another graph that is alike. False where it is not, or the driver refuses.
+bool copy_nodes(const ReadGraph& to, const ReadGraph& from);
 
 // Makes an executable slice what its graph is now. False where the driver refuses.
 bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept;

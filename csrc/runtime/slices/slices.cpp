@@ -159,7 +159,7 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
   if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
   CUgraph made = nullptr;
   if (table().graph_clone(&made, graph) != CUDA_SUCCESS) return WholeReason::kNotCloned;
-  sliced.clone = own(made);
+  sliced.clone = GivenBack::own(made, sliced.given_back);
   sliced.identity = facts.identity;
   return WholeReason::kNone;
 }
@@ -244,6 +244,7 @@ void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept 
     told.fits = false;
   }
   if (!told.fits) did_not_follow(*sliced, told);
+  sliced->given_back->destroy();
 }
 
 // driving_ is held.
@@ -353,23 +354,26 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
     if (driver::registry().graphs_hold_objects()) return told.leave_objects_to_driver();
     told.of = 0;
     CUgraph ours = nullptr;
-    CUgraph copy = nullptr;  // for slices
     ReadGraph to;
     ReadGraph from;
-    told.fits = sliced.pieces == nullptr || table().graph_clone(&copy, child) == CUDA_SUCCESS;
-    OwnedGraph owned = own(copy);
-    told.fits = told.fits && find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
+    told.fits = find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
                 table().graph_child_node_get(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
-                read_graph(ours, true, to) && read_graph(copy != nullptr ? copy : child, true, from) &&
-                is_alike(to, from);
-    for (std::size_t i = 0; i < to.handles.size() && told.fits; ++i) {
-      told.fits = to.is_mark(i) || copy_node(to.handles[i], from.handles[i]);
-    }
+                read_graph(ours, true, to) && read_graph(child, true, from) && copy_nodes(to, from);
     if (!told.fits) return;
     if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
-    if (copy == nullptr) return;
-    if (!sliced.pieces->children) from = {};
-    told.change = Change::of_graph(std::move(owned), std::move(from), sliced.places[told.of]);
+    if (sliced.pieces == nullptr) return;
+    // What slices get is a copy, because ours may have changed again when they do.
+    OwnedGraph copy = GivenBack::take(sliced.given_back, told.of);
+    const bool is_new = copy == nullptr;
+    if (CUgraph made = nullptr; is_new && table().graph_clone(&made, ours) == CUDA_SUCCESS) {
+      copy = GivenBack::own(made, sliced.given_back, told.of);
+    }
+    ReadGraph read;
+    told.fits =
+        copy != nullptr && read_graph(copy.get(), true, read) && (is_new ? is_alike(read, to) : copy_nodes(read, to));
+    if (!told.fits) return;
+    if (!sliced.pieces->children) read = {};
+    told.change = Change::of_graph(std::move(copy), std::move(read), sliced.places[told.of]);
   });
 }
 
@@ -441,6 +445,7 @@ void Slices::end(Sliced& sliced) noexcept {
   sliced.generation.fetch_add(1);
   drop(sliced);
   sliced.clone.reset();
+  sliced.given_back->destroy_all();
   const Taken taken(sliced);
   if (sliced.event != nullptr) table().event_destroy(std::exchange(sliced.event, nullptr));
   sliced.last = {};

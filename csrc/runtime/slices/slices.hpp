@@ -106,6 +106,7 @@ struct Sliced {
   bool was_refused = false;     // the first slice of the last launch, which could not go whole: a change followed it
 
   // Under driving_.
+  std::shared_ptr<GivenBack> given_back = std::make_shared<GivenBack>();  // clones; of child graphs, by their nodes
   OwnedGraph clone;                        // null: it cannot be built. As the graph is now
   std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; none after an update
   std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one

@@ -1638,6 +1638,108 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
   EXPECT_LE(updates, static_cast<std::uint64_t>(with_inner));
 }
 
+// Clones that were made, and graphs of ours that the launcher thread destroyed.
+struct Clones {
+  decltype(driver::Driver::graph_clone) clone = nullptr;
+  decltype(driver::Driver::graph_clone_destroy) destroy = nullptr;
+  std::atomic<std::uint64_t> made{0};
+  std::atomic<std::uint64_t> destroyed{0};
+  std::atomic<std::uint64_t> destroyed_by_launcher{0};
+};
+Clones clones;
+CUresult note_clone(CUgraph* made, CUgraph of) {
+  clones.made.fetch_add(1);
+  return clones.clone(made, of);
+}
+CUresult note_destroy(CUgraph graph) {
+  char name[16] = "";
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  clones.destroyed.fetch_add(1);
+  if (std::string_view(name) == "cudasched-queue") clones.destroyed_by_launcher.fetch_add(1);
+  return clones.destroy(graph);
+}
+
+// Driver 580 keeps something beside a graph that is cloned: a clone that the launcher thread destroyed crashed there.
+TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUsedAgain) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph inner = new_graph();
+  chain(inner, 100, 10);
+  CUgraph graph = new_graph();
+  CUgraphNode const node = child(graph, inner, {chain(graph, 1, 3).back()});
+  CUgraphExec exec = instantiate(graph);
+  const auto set_child = [&](std::uint64_t value) {
+    CUgraph changed = new_graph();
+    chain(changed, value, 10);
+    Program::check(
+        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
+  };
+  prove(exec, [&] { set_child(120); });
+  clones.made = clones.destroyed = clones.destroyed_by_launcher = 0;
+  clones.clone = driver::table().graph_clone;
+  clones.destroy = driver::table().graph_clone_destroy;
+  {
+    const Replaced cloned(driver::table().graph_clone, &note_clone);
+    const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
+    std::uint64_t value = 120;
+    for (int round = 0; round < 4; ++round) {
+      std::vector<std::uint64_t> wanted;
+      {
+        OtherClient other(/*active=*/true);
+        for (int i = 0; i < 5; ++i) {
+          ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+          for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
+          for (const std::uint64_t each : numbers(value, 10)) wanted.push_back(each);
+          set_child(value += 1'000);
+        }
+      }
+      EXPECT_EQ(ran(), wanted);
+      clear_log();
+    }
+    EXPECT_GE(clones.made, 1U);
+    EXPECT_LE(clones.made, 6U);  // as many as were queued at once
+    EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+    Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
+    EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+    EXPECT_GE(clones.destroyed, clones.made);
+  }
+}
+
+// Of updates each has a clone of its own, of another graph.
+TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  CUgraphExec exec = instantiate(graph);
+  const auto update_to = [&](std::uint64_t value) {
+    CUgraph changed = new_graph();
+    chain(changed, value, 40);
+    Program::check(update(exec, changed));
+  };
+  prove(exec, [&] { update_to(1); });
+  clones.made = clones.destroyed = clones.destroyed_by_launcher = 0;
+  clones.clone = driver::table().graph_clone;
+  clones.destroy = driver::table().graph_clone_destroy;
+  const Replaced cloned(driver::table().graph_clone, &note_clone);
+  const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
+  {
+    OtherClient other(/*active=*/true);
+    for (std::uint64_t i = 1; i <= 5; ++i) {
+      ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+      update_to(1'000 * i);
+    }
+    ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+  }
+  std::vector<std::uint64_t> wanted = numbers(1, 40);
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    for (const std::uint64_t each : numbers(1'000 * i, 40)) wanted.push_back(each);
+  }
+  EXPECT_EQ(ran(), wanted);
+  update_to(1);
+  EXPECT_EQ(clones.made, 6U);
+  EXPECT_GE(clones.destroyed, 4U);
+  EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+}
+
 // A slice gets a child graph's nodes by an update of its executable, which must not undo what that was told before.
 TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
