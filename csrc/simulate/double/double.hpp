@@ -54,9 +54,11 @@
 // with the refusals that cuda.h lists, switched-off nodes, user objects. A fill that is updated may not outgrow what it
 // was instantiated with. Conditional nodes are decided by the thread that launches the graph: it waits until what is
 // before them is done, so the launch returns when the last of them is decided; a body's nodes run one after another.
-// What has conditional or memory nodes cannot be cloned or instantiated twice. A graph may be instantiated for launches
-// from the device, but no kernel here makes one. An executable graph takes 16 KiB and 1 KiB a node of the device's
-// memory. Destructors of user objects run at the end of the driver call that made them due, on its thread.
+// What has conditional or memory nodes cannot be cloned or instantiated twice. As in driver 580, a graph and its clones
+// are not synchronised with one another: where two threads clone or destroy them at the same time, the process aborts.
+// A graph may be instantiated for launches from the device, but no kernel here makes one. An executable graph takes 16
+// KiB and 1 KiB a node of the device's memory. Destructors of user objects run at the end of the driver call that made
+// them due, on its thread.
 //
 // Limits. 64 contexts a device over all processes (then OUT_OF_MEMORY), 256 streams a context, of which the default
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "simulate/double/driver.hpp"
 #include "simulate/double/node_params.hpp"
@@ -34,6 +35,13 @@ CUgraph adopt(std::unique_ptr<Graph> graph) {
   Graph* const handle = graph.get();
   driver().graphs.emplace(handle, std::move(graph));
   return reinterpret_cast<CUgraph>(handle);
+}
+
+// Before a graph and its clones are used: other threads may call meanwhile, and show that they do the same.
+void give_way(Lock& lock) {
+  lock.unlock();
+  std::this_thread::yield();
+  lock.lock();
 }
 
 struct Dependencies {
@@ -310,22 +318,31 @@ CUresult cuGraphCreate(CUgraph* graph, unsigned flags) {
   });
 }
 
-CUresult cuGraphDestroy(CUgraph graph) {
-  return with_driver([&](Lock&) {
-    return driver().graphs.erase(reinterpret_cast<Graph*>(graph)) == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+CUresult cuGraphDestroy(CUgraph handle) {
+  return with_driver([&](Lock& lock) {
+    Graph* graph = nullptr;
+    if (const CUresult result = find_graph(handle, graph); result != CUDA_SUCCESS) return result;
+    const Kin::Use own(graph->kin);
+    const Kin::Use originals(graph->kin_of_original.lock());
+    give_way(lock);
+    return driver().graphs.erase(graph) == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   });
 }
 
 CUresult cuGraphClone(CUgraph* made, CUgraph handle) {
   if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
+  return with_driver([&](Lock& lock) {
     Graph* graph = nullptr;
     CUresult result = find_graph(handle, graph);
     if (result != CUDA_SUCCESS) return result;
+    const Kin::Use own(graph->kin);
+    give_way(lock);
     std::unique_ptr<Graph> copy;
     result = clone(*graph, copy);
-    if (result == CUDA_SUCCESS) *made = adopt(std::move(copy));
-    return result;
+    if (result != CUDA_SUCCESS) return result;
+    copy->kin_of_original = graph->kin;
+    *made = adopt(std::move(copy));
+    return CUDA_SUCCESS;
   });
 }
 

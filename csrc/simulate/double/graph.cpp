@@ -1,6 +1,8 @@
 #include "simulate/double/graph.hpp"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <queue>
 
@@ -271,6 +273,18 @@ void describe_side(CopySide& side) {
 Node::Node(CUgraphNodeType of_type) : id(driver().next_id++), type(of_type) { driver().node_index.insert(this); }
 
 Node::~Node() { driver().node_index.erase(this); }
+
+Kin::Use::Use(std::shared_ptr<Kin> of) : of_(std::move(of)) {
+  if (of_ == nullptr) return;
+  if (of_->used_.exchange(true)) {
+    std::fputs("simulated driver: two threads clone or destroy a graph and its clones at the same time\n", stderr);
+    std::abort();
+  }
+}
+
+Kin::Use::~Use() {
+  if (of_ != nullptr) of_->used_.store(false);
+}
 
 Graph::Graph() { driver().graph_index.insert(this); }
 

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -92,6 +93,26 @@ struct Node {
   std::vector<CUgraph> body_handles;                 // likewise
 };
 
+// What a graph shares with its clones. As in driver 580, nothing there is synchronised: where two threads make or
+// destroy a graph's clones, or one of them the graph, at the same time, the process crashes.
+class Kin {
+ public:
+  // For the length of a call. Ends the process where another thread is at it.
+  class Use {
+   public:
+    explicit Use(std::shared_ptr<Kin> of);
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use();
+
+   private:
+    std::shared_ptr<Kin> of_;
+  };
+
+ private:
+  std::atomic<bool> used_{false};
+};
+
 struct Graph {
   Graph();
   Graph(const Graph&) = delete;
@@ -103,6 +124,8 @@ struct Graph {
   Node* owner = nullptr;                   // whose child graph this is
   Holds holds;
   std::unordered_map<std::uint64_t, Node*> clones;  // by the id of the node that each is a clone of
+  std::shared_ptr<Kin> kin = std::make_shared<Kin>();
+  std::weak_ptr<Kin> kin_of_original;  // of a clone
   // Executable graphs of it that live.
   std::shared_ptr<std::uint64_t> executables = std::make_shared<std::uint64_t>(0);
 

@@ -1,8 +1,12 @@
 // What slicing a graph does to it, and what the driver refuses: clones, deletion, edges, memory nodes, user objects.
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "simulate/graph_fixture.hpp"
 
@@ -509,6 +513,40 @@ TEST_F(UserObjectTest, AGraphGivesBackWhatItHolds) {
   EXPECT_EQ(destroyed_.count, 0);
   EXPECT_EQ(cuUserObjectRelease(held, 1), CUDA_SUCCESS);
   EXPECT_EQ(destroyed_.count, 1);
+}
+
+// As in driver 580: what a graph shares with its clones is not synchronised.
+TEST_F(GraphNodesTest, TwoThreadsThatCloneAndDestroyOneGraphsClonesCrash) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto crashes = [&] {
+    const CUgraph original = graph();
+    add(original, 1);
+    const auto clone_and_destroy = [&] {
+      for (int i = 0; i < 100'000; ++i) cuGraphDestroy(cloned(original));
+    };
+    std::thread other(clone_and_destroy);
+    clone_and_destroy();
+    other.join();
+    _exit(0);
+  };
+  EXPECT_EXIT(crashes(), testing::KilledBySignal(SIGABRT), "two threads clone or destroy a graph and its clones");
+}
+
+TEST_F(GraphNodesTest, ACloneOfACloneAndOneWhoseOriginalIsGoneAreFree) {
+  const CUgraph original = graph();
+  add(original, 1);
+  const CUgraph between = cloned(original);
+  const auto clone_and_destroy = [](CUgraph of) {
+    for (int i = 0; i < 2'000; ++i) EXPECT_EQ(cuGraphDestroy(cloned(of)), CUDA_SUCCESS);
+  };
+  std::thread other([&] { clone_and_destroy(between); });
+  clone_and_destroy(original);
+  other.join();
+  const CUgraph clones[] = {cloned(original), cloned(original)};
+  EXPECT_EQ(cuGraphDestroy(original), CUDA_SUCCESS);
+  std::thread last([&] { EXPECT_EQ(cuGraphDestroy(clones[0]), CUDA_SUCCESS); });
+  EXPECT_EQ(cuGraphDestroy(clones[1]), CUDA_SUCCESS);
+  last.join();
 }
 
 }  // namespace
