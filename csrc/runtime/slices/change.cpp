@@ -109,12 +109,12 @@ bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
 }  // namespace
 
 OwnedGraph GivenBack::own(CUgraph graph, const std::shared_ptr<GivenBack>& to, std::uint32_t of) {
-  try {
-    return own(std::make_unique<Place>(Place{graph, of, nullptr}), to);
-  } catch (const std::bad_alloc&) {
+  std::unique_ptr<Place> place(new (std::nothrow) Place{graph, of, nullptr});
+  if (place == nullptr) {
     table().graph_clone_destroy(graph);
-    throw;
+    throw std::bad_alloc();
   }
+  return own(std::move(place), to);
 }
 
 OwnedGraph GivenBack::own(std::unique_ptr<Place> place, const std::shared_ptr<GivenBack>& to) {
@@ -126,7 +126,7 @@ OwnedGraph GivenBack::take(const std::shared_ptr<GivenBack>& from, std::uint32_t
   std::unique_ptr<Place> found;
   {
     const std::scoped_lock lock(from->lock_);
-    for (Place** at = &from->first_; *at != nullptr && found == nullptr; at = &(*at)->next) {
+    for (Place** at = &from->again_; *at != nullptr; at = &(*at)->next) {
       if ((*at)->of != of) continue;
       found.reset(*at);
       *at = found->next;
@@ -138,22 +138,15 @@ OwnedGraph GivenBack::take(const std::shared_ptr<GivenBack>& from, std::uint32_t
 
 void GivenBack::add(Place* place) noexcept {
   const std::scoped_lock lock(lock_);
-  place->next = std::exchange(first_, place);
+  Place*& first = place->of == kOnce ? once_ : again_;
+  place->next = std::exchange(first, place);
 }
 
-void GivenBack::destroy_if(bool all) noexcept {
+void GivenBack::destroy(Place*& first) noexcept {
   Place* going = nullptr;
   {
     const std::scoped_lock lock(lock_);
-    for (Place** at = &first_; *at != nullptr;) {
-      Place* const place = *at;
-      if (!all && place->of != kOnce) {
-        at = &place->next;
-        continue;
-      }
-      *at = place->next;
-      place->next = std::exchange(going, place);
-    }
+    going = std::exchange(first, nullptr);
   }
   while (going != nullptr) {
     const std::unique_ptr<Place> place(std::exchange(going, going->next));

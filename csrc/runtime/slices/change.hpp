@@ -44,8 +44,11 @@ class GivenBack {
   static OwnedGraph take(const std::shared_ptr<GivenBack>& from, std::uint32_t of);
 
   // On the program's thread: those that nobody can use again, or all of them.
-  void destroy() noexcept { destroy_if(false); }
-  void destroy_all() noexcept { destroy_if(true); }
+  void destroy() noexcept { destroy(once_); }
+  void destroy_all() noexcept {
+    destroy(once_);
+    destroy(again_);
+  }
 
  private:
   // What giving back needs is made beforehand.
@@ -57,10 +60,11 @@ class GivenBack {
 
   static OwnedGraph own(std::unique_ptr<Place> place, const std::shared_ptr<GivenBack>& to);
   void add(Place* place) noexcept;
-  void destroy_if(bool all) noexcept;
+  void destroy(Place*& first) noexcept;
 
   SpinLock lock_;
-  Place* first_ = nullptr;
+  Place* once_ = nullptr;
+  Place* again_ = nullptr;
 };
 
 class Change {

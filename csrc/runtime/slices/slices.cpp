@@ -175,16 +175,20 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     sliced->flags = flags;
     sliced->priority = priority;
     sliced->times = times;
-    WholeReason why = clone(*sliced, graph);
-    if (why == WholeReason::kNone &&
-        (!get_nodes(graph, sliced->program_nodes) || !get_nodes(sliced->clone.get(), sliced->clone_nodes) ||
-         !are_paired(sliced->program_nodes, sliced->clone_nodes, sliced->clone.get()))) {
-      why = WholeReason::kCloneDiffers;
-    }
-    if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
-    if (why != WholeReason::kNone) {
-      sliced->clone.reset();
-      note_whole(*sliced, why);
+    {
+      const Driving driving(*this);  // another thread may destroy an earlier clone of this graph
+      WholeReason why = clone(*sliced, graph);
+      if (why == WholeReason::kNone &&
+          (!get_nodes(graph, sliced->program_nodes) || !get_nodes(sliced->clone.get(), sliced->clone_nodes) ||
+           !are_paired(sliced->program_nodes, sliced->clone_nodes, sliced->clone.get()))) {
+        why = WholeReason::kCloneDiffers;
+      }
+      if (why == WholeReason::kNone && !driver::registry().has_slices(exec, sliced.get())) why = WholeReason::kNoMemory;
+      if (why != WholeReason::kNone) {
+        sliced->clone.reset();
+        sliced->given_back->destroy();
+        note_whole(*sliced, why);
+      }
     }
     const std::scoped_lock lock(mutex_);
     all_.insert_or_assign(exec, std::move(sliced));
@@ -244,7 +248,11 @@ void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept 
     told.fits = false;
   }
   if (!told.fits) did_not_follow(*sliced, told);
-  sliced->given_back->destroy();
+  if (sliced->clone_nodes.empty()) {
+    sliced->given_back->destroy_all();  // no change of a child graph is followed any more
+  } else {
+    sliced->given_back->destroy();
+  }
 }
 
 // driving_ is held.

@@ -1,6 +1,7 @@
 // Launches of graphs in slices, over the simulated driver: what the device runs is what the program launched, in its
 // order, whatever the gate does between two slices.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -1638,25 +1640,42 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
   EXPECT_LE(updates, static_cast<std::uint64_t>(with_inner));
 }
 
-// Clones that were made, and graphs of ours that the launcher thread destroyed.
+// Clones that were made, those of them that are alive, and graphs of ours that the launcher thread destroyed.
 struct Clones {
   decltype(driver::Driver::graph_clone) clone = nullptr;
   decltype(driver::Driver::graph_clone_destroy) destroy = nullptr;
   std::atomic<std::uint64_t> made{0};
-  std::atomic<std::uint64_t> destroyed{0};
   std::atomic<std::uint64_t> destroyed_by_launcher{0};
+  std::mutex mutex;
+  std::set<CUgraph> alive;
 };
 Clones clones;
 CUresult note_clone(CUgraph* made, CUgraph of) {
+  const CUresult result = clones.clone(made, of);
   clones.made.fetch_add(1);
-  return clones.clone(made, of);
+  const std::scoped_lock lock(clones.mutex);
+  if (result == CUDA_SUCCESS) clones.alive.insert(*made);
+  return result;
 }
 CUresult note_destroy(CUgraph graph) {
   char name[16] = "";
   pthread_getname_np(pthread_self(), name, sizeof name);
-  clones.destroyed.fetch_add(1);
   if (std::string_view(name) == "cudasched-queue") clones.destroyed_by_launcher.fetch_add(1);
+  {
+    const std::scoped_lock lock(clones.mutex);
+    clones.alive.erase(graph);
+  }
   return clones.destroy(graph);
+}
+void note_clones() {
+  clones.made = clones.destroyed_by_launcher = 0;
+  clones.alive.clear();
+  clones.clone = driver::table().graph_clone;
+  clones.destroy = driver::table().graph_clone_destroy;
+}
+std::size_t clones_alive() {
+  const std::scoped_lock lock(clones.mutex);
+  return clones.alive.size();
 }
 
 // Driver 580 keeps something beside a graph that is cloned: a clone that the launcher thread destroyed crashed there.
@@ -1674,9 +1693,7 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
         call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
   };
   prove(exec, [&] { set_child(120); });
-  clones.made = clones.destroyed = clones.destroyed_by_launcher = 0;
-  clones.clone = driver::table().graph_clone;
-  clones.destroy = driver::table().graph_clone_destroy;
+  note_clones();
   {
     const Replaced cloned(driver::table().graph_clone, &note_clone);
     const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
@@ -1700,7 +1717,7 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
     EXPECT_EQ(clones.destroyed_by_launcher, 0U);
     Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
     EXPECT_EQ(clones.destroyed_by_launcher, 0U);
-    EXPECT_GE(clones.destroyed, clones.made);
+    EXPECT_EQ(clones_alive(), 0U);
   }
 }
 
@@ -1716,9 +1733,7 @@ TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
     Program::check(update(exec, changed));
   };
   prove(exec, [&] { update_to(1); });
-  clones.made = clones.destroyed = clones.destroyed_by_launcher = 0;
-  clones.clone = driver::table().graph_clone;
-  clones.destroy = driver::table().graph_clone_destroy;
+  note_clones();
   const Replaced cloned(driver::table().graph_clone, &note_clone);
   const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
   {
@@ -1736,8 +1751,71 @@ TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
   EXPECT_EQ(ran(), wanted);
   update_to(1);
   EXPECT_EQ(clones.made, 6U);
-  EXPECT_GE(clones.destroyed, 4U);
+  EXPECT_LE(clones_alive(), 2U);
   EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+  Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
+  EXPECT_EQ(clones_alive(), 0U);
+}
+
+// Changes that are not followed any more leave no copies of child graphs behind.
+TEST_F(Changed, CopiesOfChildGraphsGoWhereNoneIsUsedAgain) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const auto outer_of = [&](std::uint64_t value, CUgraphNode& node) {
+    CUgraph inner = new_graph();
+    chain(inner, value, 10);
+    CUgraph graph = new_graph();
+    node = child(graph, inner, {chain(graph, 1, 3).back()});
+    return graph;
+  };
+  CUgraphNode node = nullptr;
+  CUgraphExec exec = instantiate(outer_of(100, node));
+  const auto set_child = [&](std::uint64_t value) {
+    CUgraph changed = new_graph();
+    chain(changed, value, 10);
+    Program::check(
+        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
+  };
+  note_clones();
+  const Replaced cloned(driver::table().graph_clone, &note_clone);
+  const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
+  prove(exec, [&] { set_child(120); });
+  set_child(140);
+  const std::size_t with_copies = clones_alive();
+  ASSERT_GE(clones.made, 1U);
+  CUgraphNode of_another = nullptr;
+  Program::check(update(exec, outer_of(160, of_another)));
+  EXPECT_LE(clones_alive(), with_copies);  // one more of the whole graph, none of a child
+  Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
+  EXPECT_EQ(clones_alive(), 0U);
+}
+
+// A graph that is kept as a template: one thread instantiates it again while another one is done with an earlier one.
+TEST_F(Changed, AGraphIsInstantiatedAgainWhileAnotherThreadDestroysAnEarlierOne) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraph graph = new_graph();
+  chain(graph, 1, 40);
+  std::atomic<CUgraphExec> given{nullptr};
+  std::atomic<bool> all{false};
+  std::thread other([&] {
+    while (true) {
+      const bool last = all.load();
+      if (CUgraphExec exec = given.exchange(nullptr); exec != nullptr) {
+        Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
+      } else if (last) {
+        return;
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    CUgraphExec exec = instantiate(graph);
+    while (given.load() != nullptr) std::this_thread::yield();
+    given.store(exec);
+  }
+  all.store(true);
+  other.join();
+  EXPECT_EQ(given.load(), nullptr);
 }
 
 // A slice gets a child graph's nodes by an update of its executable, which must not undo what that was told before.
