@@ -1,4 +1,4 @@
-"""Each soak for twenty seconds; `python -m tests.soak` is the long one."""
+"""Each soak for twelve seconds, or a few times; `python -m tests.soak` is the long one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,23 @@ from support import PATIENCE_S, ROOT
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["all", "graphs"])
 def test_nothing_is_lost_reordered_or_hung(tmp_path: Path, graphs: bool) -> None:
-    seed = random.SystemRandom().randrange(2**31)
     out = tmp_path / "soak.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.soak", "--minutes", "0.2", "--seed", str(seed), "--out", str(out)]
-        + ["--graphs"] * graphs,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        cwd=ROOT,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"seed {seed}"
-    (row,) = json.loads(out.read_text())["rows"]
-    assert row["launches"] > 100 and row["killed"] > 0
-    assert (row["sliced_launches"] > 0) == graphs
-    assert not any(row[name] for name in ("failed", "hung", "slots_left", "processes_left"))
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        seed = random.SystemRandom().randrange(2**31)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.soak", "--minutes", "0.2", "--seed", str(seed), "--out", str(out)]
+            + ["--graphs"] * graphs,
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+            cwd=ROOT,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"seed {seed}"
+        (row,) = json.loads(out.read_text())["rows"]
+        assert not any(row[name] for name in ("failed", "hung", "slots_left", "processes_left"))
+        assert graphs or not row["sliced_launches"]
+        # On a busy machine few programs come far in twelve seconds, and none may have slices by then.
+        if row["launches"] > 100 and row["killed"] > 0 and (row["sliced_launches"] > 0 or not graphs):
+            return
+        assert time.monotonic() < until, row
