@@ -835,6 +835,14 @@ class Changed : public Sliced {
     ran();
     clear_log();
   }
+
+  // The child graph becomes another chain.
+  void set_child(CUgraphExec exec, CUgraphNode node, std::uint64_t first, std::uint64_t count = 10) {
+    CUgraph changed = new_graph();
+    chain(changed, first, count);
+    Program::check(
+        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
+  }
 };
 
 TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
@@ -1561,14 +1569,8 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
   CUgraphNode const node = child(graph, inner, {first});
   kernel(graph, 4, {node});
   CUgraphExec exec = instantiate(graph);
-  const auto set_child = [&](std::uint64_t value) {
-    CUgraph changed = new_graph();
-    chain(changed, value, 10);
-    Program::check(
-        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
-  };
-  set_child(110);  // before there are slices
-  prove(exec, [&] { set_child(120); });
+  set_child(exec, node, 110);  // before there are slices
+  prove(exec, [&] { set_child(exec, node, 120); });
   const State before = state();
   std::vector<std::uint64_t> wanted;
   {
@@ -1578,7 +1580,7 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
       for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
       for (const std::uint64_t each : numbers(i == 0 ? 120 : 1'000 * i, 10)) wanted.push_back(each);
       wanted.push_back(4);
-      set_child(1'000 * (i + 1));
+      set_child(exec, node, 1'000 * (i + 1));
     }
     EXPECT_EQ(state().slice_launches, before.slice_launches);
   }
@@ -1608,10 +1610,7 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
   CUgraphExec exec = instantiate(graph);
   const auto set_children = [&](std::uint64_t value) {
     for (std::uint64_t i = 0; i < 3; ++i) {
-      CUgraph changed = new_graph();
-      chain(changed, value + 100 * (i + 1), 4);
-      Program::check(call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(
-          exec, children[i], changed));
+      set_child(exec, children[i], value + 100 * (i + 1), 4);
     }
   };
   prove(exec, [&] { set_children(0); });
@@ -1686,13 +1685,7 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
   CUgraph graph = new_graph();
   CUgraphNode const node = child(graph, inner, {chain(graph, 1, 3).back()});
   CUgraphExec exec = instantiate(graph);
-  const auto set_child = [&](std::uint64_t value) {
-    CUgraph changed = new_graph();
-    chain(changed, value, 10);
-    Program::check(
-        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
-  };
-  prove(exec, [&] { set_child(120); });
+  prove(exec, [&] { set_child(exec, node, 120); });
   note_clones();
   {
     const Replaced cloned(driver::table().graph_clone, &note_clone);
@@ -1706,7 +1699,7 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
           ASSERT_EQ(launch(exec), CUDA_SUCCESS);
           for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
           for (const std::uint64_t each : numbers(value, 10)) wanted.push_back(each);
-          set_child(value += 1'000);
+          set_child(exec, node, value += 1'000);
         }
       }
       EXPECT_EQ(ran(), wanted);
@@ -1769,17 +1762,11 @@ TEST_F(Changed, CopiesOfChildGraphsGoWhereNoneIsUsedAgain) {
   };
   CUgraphNode node = nullptr;
   CUgraphExec exec = instantiate(outer_of(100, node));
-  const auto set_child = [&](std::uint64_t value) {
-    CUgraph changed = new_graph();
-    chain(changed, value, 10);
-    Program::check(
-        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
-  };
   note_clones();
   const Replaced cloned(driver::table().graph_clone, &note_clone);
   const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
-  prove(exec, [&] { set_child(120); });
-  set_child(140);
+  prove(exec, [&] { set_child(exec, node, 120); });
+  set_child(exec, node, 140);
   const std::size_t with_copies = clones_alive();
   ASSERT_GE(clones.made, 1U);
   CUgraphNode of_another = nullptr;
@@ -1839,10 +1826,7 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
       set_value(exec, nodes[i], wanted.back());
     }
     set_value(exec, last, 1'000 * round + 500);
-    CUgraph changed = new_graph();
-    chain(changed, 1'000 * round + 100, 10);
-    Program::check(
-        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
+    set_child(exec, node, 1'000 * round + 100);
     for (const std::uint64_t each : numbers(1'000 * round + 100, 10)) wanted.push_back(each);
     wanted.push_back(1'000 * round + 500);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
