@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <queue>
+#include <utility>
 
 #include "simulate/double/driver.hpp"
 
@@ -276,14 +277,14 @@ Node::~Node() { driver().node_index.erase(this); }
 
 Kin::Use::Use(std::shared_ptr<Kin> of) : of_(std::move(of)) {
   if (of_ == nullptr) return;
-  if (of_->used_.exchange(true)) {
+  if (std::exchange(of_->used_, true)) {
     std::fputs("simulated driver: two threads clone or destroy a graph and its clones at the same time\n", stderr);
     std::abort();
   }
 }
 
 Kin::Use::~Use() {
-  if (of_ != nullptr) of_->used_.store(false);
+  if (of_ != nullptr) of_->used_ = false;
 }
 
 Graph::Graph() { driver().graph_index.insert(this); }

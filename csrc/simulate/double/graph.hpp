@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -110,7 +109,7 @@ class Kin {
   };
 
  private:
-  std::atomic<bool> used_{false};
+  bool used_ = false;  // under the driver's lock, which a call that uses it gives up meanwhile
 };
 
 struct Graph {

@@ -1666,11 +1666,17 @@ CUresult note_destroy(CUgraph graph) {
   }
   return clones.destroy(graph);
 }
-void note_clones() {
+auto note_clones() {
+  struct Noted {
+    Replaced<decltype(Clones::clone), decltype(note_clone)> clone{driver::table().graph_clone, &note_clone};
+    Replaced<decltype(Clones::destroy), decltype(note_destroy)> destroy{driver::table().graph_clone_destroy,
+                                                                        &note_destroy};
+  };
   clones.made = clones.destroyed_by_launcher = 0;
   clones.alive.clear();
   clones.clone = driver::table().graph_clone;
   clones.destroy = driver::table().graph_clone_destroy;
+  return Noted{};
 }
 std::size_t clones_alive() {
   const std::scoped_lock lock(clones.mutex);
@@ -1686,32 +1692,28 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
   CUgraphNode const node = child(graph, inner, {chain(graph, 1, 3).back()});
   CUgraphExec exec = instantiate(graph);
   prove(exec, [&] { set_child(exec, node, 120); });
-  note_clones();
-  {
-    const Replaced cloned(driver::table().graph_clone, &note_clone);
-    const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
-    std::uint64_t value = 120;
-    for (int round = 0; round < 4; ++round) {
-      std::vector<std::uint64_t> wanted;
-      {
-        OtherClient other(/*active=*/true);
-        for (int i = 0; i < 5; ++i) {
-          ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-          for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
-          for (const std::uint64_t each : numbers(value, 10)) wanted.push_back(each);
-          set_child(exec, node, value += 1'000);
-        }
+  const auto noted = note_clones();
+  std::uint64_t value = 120;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::uint64_t> wanted;
+    {
+      OtherClient other(/*active=*/true);
+      for (int i = 0; i < 5; ++i) {
+        ASSERT_EQ(launch(exec), CUDA_SUCCESS);
+        for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
+        for (const std::uint64_t each : numbers(value, 10)) wanted.push_back(each);
+        set_child(exec, node, value += 1'000);
       }
-      EXPECT_EQ(ran(), wanted);
-      clear_log();
     }
-    EXPECT_GE(clones.made, 1U);
-    EXPECT_LE(clones.made, 6U);  // as many as were queued at once
-    EXPECT_EQ(clones.destroyed_by_launcher, 0U);
-    Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
-    EXPECT_EQ(clones.destroyed_by_launcher, 0U);
-    EXPECT_EQ(clones_alive(), 0U);
+    EXPECT_EQ(ran(), wanted);
+    clear_log();
   }
+  EXPECT_GE(clones.made, 1U);
+  EXPECT_LE(clones.made, 6U);  // as many as were queued at once
+  EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+  Program::check(call<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy")(exec));
+  EXPECT_EQ(clones.destroyed_by_launcher, 0U);
+  EXPECT_EQ(clones_alive(), 0U);
 }
 
 // Of updates each has a clone of its own, of another graph.
@@ -1726,9 +1728,7 @@ TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
     Program::check(update(exec, changed));
   };
   prove(exec, [&] { update_to(1); });
-  note_clones();
-  const Replaced cloned(driver::table().graph_clone, &note_clone);
-  const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
+  const auto noted = note_clones();
   {
     OtherClient other(/*active=*/true);
     for (std::uint64_t i = 1; i <= 5; ++i) {
@@ -1762,9 +1762,7 @@ TEST_F(Changed, CopiesOfChildGraphsGoWhereNoneIsUsedAgain) {
   };
   CUgraphNode node = nullptr;
   CUgraphExec exec = instantiate(outer_of(100, node));
-  note_clones();
-  const Replaced cloned(driver::table().graph_clone, &note_clone);
-  const Replaced destroyed(driver::table().graph_clone_destroy, &note_destroy);
+  const auto noted = note_clones();
   prove(exec, [&] { set_child(exec, node, 120); });
   set_child(exec, node, 140);
   const std::size_t with_copies = clones_alive();
