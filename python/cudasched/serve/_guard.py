@@ -41,6 +41,10 @@ _HEADERS = {
     b"x-frame-options": b"DENY",
 }
 
+# So much of a body that is too large is received and dropped before it is refused: a connection that is closed with
+# bytes unread is reset, and its sender may never see the answer.
+_RECEIVED_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -227,15 +231,19 @@ class Guard:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The application gets the whole of a body, or hears nothing of the request.
         parts: list[bytes] = []
+        received = 0
         more = True
-        while more:
+        while more and received <= _RECEIVED_BYTES:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            parts.append(message.get("body", b""))
+            part = message.get("body", b"")
             more = message.get("more_body", False)
-            if sum(map(len, parts)) > self._limits.body_bytes:
-                raise _TooLargeError
+            received += len(part)
+            if received <= self._limits.body_bytes:
+                parts.append(part)
+        if received > self._limits.body_bytes:
+            raise _TooLargeError
         whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def receiving() -> Message:
@@ -262,7 +270,7 @@ class Guard:
         if refusal is not None:
             return (429 if refusal.wait_s > 0 else 401), refusal.message, refusal.wait_s
         lengths = headers.get(b"content-length", [b"0"])
-        if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > self._limits.body_bytes:
+        if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > _RECEIVED_BYTES:
             return 413, f"a request has at most {self._limits.body_bytes} bytes"
         return None
 
