@@ -18,12 +18,13 @@ all arms, and the threads of a core are in the same half. One process has them a
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone) and records the servers' requests for the simulator; the second has the rest,
-with the server alone again, so that what is compared was measured together. `--plan` prints the passes with the time
-that each takes, and measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again; `--part I/N`
-takes every Nth server, for a GPU a part (benchmarks/host_bound.sh), and `merge` puts these together. Each outcome
-is saved at once in NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a
-cell failed. Beside the results is NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how
-much its P50 and ratio are off of those that were measured (benchmarks/host_bound/replayed.py).
+with the server alone again, so that what is compared was measured together; the third a server that is a CUDA graph,
+which `harvest` is to leave as it is, under both policies. `--plan` prints the passes with the time that each takes, and
+measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again; `--part I/N` takes every Nth
+server, for a GPU a part (benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in
+NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed. Beside
+the results is NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how much its P50 and ratio
+are off of those that were measured (benchmarks/host_bound/replayed.py).
 """
 
 from __future__ import annotations
@@ -84,10 +85,12 @@ PAIRS = (
     ("bert_eager", "resnet50"),
     ("decode_eager", "resnet50"),
 )
-SERVERS = tuple(dict.fromkeys(server for server, _ in PAIRS))
+#: Servers that `harvest` is to leave as they are: a CUDA graph has no host to wait for.
+GRAPH_PAIRS = (("bert_graph", "transformer"),)
+SERVERS = tuple(dict.fromkeys(server for server, _ in PAIRS + GRAPH_PAIRS))
 HOST_SHARE = 0.35
 #: Requests a second, at most.
-MOST_HZ = {"bert_eager": 60.0}
+MOST_HZ = {"bert_eager": 60.0, "bert_graph": 200.0}
 #: At which it is measured what a request takes: so slow that the longest, a decoder's, do not meet.
 CALIBRATION_HZ = 3.0
 #: On the simulated driver: it is slow, threads that wait for it take the host from one another, and a cell of a second
@@ -106,7 +109,13 @@ RECORDED_OTHERS = 24
 #: What --plan reckons with: a pair's workers to start, a cell beyond its seconds, profiles of both loads.
 PLANNED_START_S, PLANNED_EXTRA_S, PLANNED_PROFILES_S = 35.0, 1.2, 20.0
 #: And for servers that have not run yet: latencies a second.
-USUAL_PER_S = {"bert_eager": 60.0, "resnet50_eager": 50.0, "decode_eager": 75.0, "recommender": 350.0}
+USUAL_PER_S = {
+    "bert_eager": 60.0,
+    "resnet50_eager": 50.0,
+    "decode_eager": 75.0,
+    "recommender": 350.0,
+    "bert_graph": 200.0,
+}
 MODES = ("two_processes", "mps", "one_process")
 ARMS = {
     arm.name: arm
@@ -121,15 +130,17 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Pass:
-    """Arms that are measured together; `records`: profiles of both loads with them.
+    """Arms that are measured together.
 
     Attributes:
         arms: Their names.
         records: Whether the loads' kernels and requests are recorded, too.
+        pairs: Of which loads.
     """
 
     arms: tuple[str, ...]
     records: bool = False
+    pairs: tuple[tuple[str, str], ...] = PAIRS
 
 
 PASSES = (
@@ -145,6 +156,13 @@ PASSES = (
             *("latency_alone", "best_effort_alone", "mps_priority"),
             *(f"cudasched_{mode}_strict" for mode in MODES),
         )
+    ),
+    Pass(
+        (
+            *("latency_alone", "best_effort_alone_hooked"),
+            *(f"cudasched_{mode}{policy}" for mode in ("two_processes", "mps") for policy in ("", "_strict")),
+        ),
+        pairs=GRAPH_PAIRS,
     ),
 )
 
@@ -198,11 +216,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--repeats and --seconds must be above 0")
     servers = part_of(parser, options.part, SERVERS)
-    options.pairs = [(server, beside) for server, beside in PAIRS if server in servers]
+    options.pairs = [(server, beside) for server, beside in PAIRS + GRAPH_PAIRS if server in servers]
     for part in options.only:
         server, beside, arm = [*part.split("/"), "", ""][:3]
-        if not any(server == one and beside in (other, "") for one, other in PAIRS) or (arm and arm not in ARMS):
-            pairs = ", ".join("/".join(pair) for pair in PAIRS)
+        if not any(server == one and beside in (other, "") for one, other in options.pairs) or (
+            arm and arm not in ARMS
+        ):
+            pairs = ", ".join("/".join(pair) for pair in options.pairs)
             parser.error(f"--only {part}: there are {pairs}; arms {', '.join(ARMS)}")
     return options
 
@@ -231,6 +251,11 @@ def wanted(only: Sequence[str], server: str, beside: str, arm: str) -> bool:
     return not only or any(own.startswith(part + "/") for part in only)
 
 
+def pairs_of(one: Pass, options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The pairs of a pass that are in this run's part."""
+    return [pair for pair in one.pairs if pair in options.pairs]
+
+
 def cell_seconds(repeats: int, latencies_per_s: float) -> float:
     """How long a cell is, so that all its repeats have the latencies that a P99 needs."""
     return float(min(MOST_S, max(LEAST_S, math.ceil(POOLED / repeats / latencies_per_s))))
@@ -248,7 +273,7 @@ def print_plan(options: argparse.Namespace) -> int:
     cells = CellFile(path) if path.exists() else None
     total_s = 0.0
     for number, one in enumerate(PASSES):
-        for server, beside in options.pairs:
+        for server, beside in pairs_of(one, options):
             arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
             if not arms:
                 continue
@@ -306,7 +331,7 @@ class Runner:
     def run(self) -> int:
         """Returns the exit status."""
         for number, one in enumerate(PASSES):
-            for server, beside in self.options.pairs:
+            for server, beside in pairs_of(one, self.options):
                 only = self.options.only
                 arms = [arm for arm in one.arms if arm in self.arms and wanted(only, server, beside, arm)]
                 if not arms:

@@ -2,7 +2,8 @@
 
 `bert_eager` is Hugging Face's BERT-base (without transformers the demo's encoder, which is said), `resnet50_eager` the
 demo's ResNet-50 on four images, `decode_eager` 32 tokens of a small GPT, each read by the host before the next, and
-`recommender` the breadth benchmark's. None is a CUDA graph. On the simulated driver they are lists of kernels.
+`recommender` the breadth benchmark's. None of these is a CUDA graph; `bert_graph`, the demo's, is. On the simulated
+driver they are lists of kernels.
 """
 
 # What type checkers see of torch depends on whether and which torch is installed.
@@ -30,7 +31,7 @@ def latency_workload(name: str, own_stream: bool = False) -> Any:
     """Builds a server on the GPU.
 
     Args:
-        name: Of `SIMULATED`.
+        name: Of `SIMULATED`, or `bert_graph`.
         own_stream: On a high-priority stream of its own, for a process that it shares with another role.
 
     Raises:
@@ -54,6 +55,8 @@ def latency_workload(name: str, own_stream: bool = False) -> Any:
         return Requests(model, torch.randint(30_522, (1, 128), device=device), False, own_stream)
     if name == "resnet50_eager":
         return of_the_demo("resnet50_b4", own_stream)
+    if name == "bert_graph":
+        return of_the_demo(name, own_stream)
     if name == "recommender":
         sys.path.insert(0, str(Path(__file__).parents[1] / "breadth"))
         from servers import CopyingRequests, Recommender
@@ -103,7 +106,10 @@ def simulated_workload(name: str, own_stream: bool = False) -> Any:
         ValueError: No such server.
     """
     from simulated import HIGH_PRIORITY, QUARTER_GRID, SimulatedWorkload
+    from simulated import latency_workload as of_the_demo
 
+    if name == "bert_graph":
+        return of_the_demo(name, own_stream)
     if name not in SIMULATED:
         raise ValueError(f"unknown server {name!r}: one of {', '.join(SIMULATED)}")
     durations_us, steps, host_us = SIMULATED[name]

@@ -71,32 +71,38 @@ def test_ratios_are_of_latencies_at_one_pace_of_the_host(tmp_path):
     assert row.latency_ms.p50 == pytest.approx(4.4) and row.alone_ms.p50 == pytest.approx(2.0)  # as they were
 
 
+def measured_row(**other: object) -> ColocationRow:
+    """An eager BERT beside GEMMs under MPS, with what is stated otherwise."""
+    row = {
+        "arm": "cudasched_mps",
+        "mode": "mps",
+        "latency_load": "bert_eager",
+        "best_effort_load": "gemm",
+        "arrivals": "poisson",
+        "rate_hz": 60.0,
+        "policy": "harvest",
+        "lead_us": 20.0,
+        "repeats": 3,
+        "latency_ms": {"p50": 5.1, "p95": 9.0, "p99": 11.0, "mean": 6.0, "n": 1080},
+        "alone_ms": {"p50": 5.0, "p95": 8.0, "p99": 10.0, "mean": 5.5, "n": 1080},
+        "p50_ratio": 1.02,
+        "p99_ratio": 1.1,
+        "bound_p99_ms": None,
+        "best_effort_per_s": 500.0,
+        "best_effort_alone_per_s": 660.0,
+        "duty": 0.3,
+        "best_effort_ratio": 1.0,
+        "best_effort_gpu_ratio": 0.5,
+        "attainment": None,
+    }
+    return ColocationRow.model_validate({**row, **other})
+
+
 def test_the_figures_say_what_is_met_and_what_is_not():
     def row(arm: str, server: str, beside: str, p50: float, kept: float) -> ColocationRow:
-        alone = {"p50": 1.0, "p95": 1.0, "p99": 1.0, "mean": 1.0, "n": 2000}
         mode = "two_processes" if arm == "processes" else arm.removeprefix("cudasched_").removesuffix("_strict")
-        return ColocationRow(
-            arm=arm,
-            mode=mode,
-            latency_load=server,
-            best_effort_load=beside,
-            arrivals="poisson",
-            rate_hz=60.0,
-            policy="harvest",
-            lead_us=20.0,
-            repeats=4,
-            latency_ms=alone,
-            alone_ms=alone,
-            p50_ratio=p50,
-            p99_ratio=1.1,
-            bound_p99_ms=None,
-            best_effort_per_s=1.0,
-            best_effort_alone_per_s=1.0,
-            duty=0.3,
-            best_effort_ratio=1.0,
-            best_effort_gpu_ratio=kept,
-            attainment=None,
-        )
+        loads = {"arm": arm, "mode": mode, "latency_load": server, "best_effort_load": beside}
+        return measured_row(**loads, p50_ratio=p50, best_effort_gpu_ratio=kept)
 
     rows = [
         row("cudasched_mps", "bert_eager", "transformer", 1.02, 0.94),
@@ -109,6 +115,26 @@ def test_the_figures_say_what_is_met_and_what_is_not():
     assert "1.02 (<= 1.05) met | 1.1 (<= 1.15) met | 0.94 (>= 0.95) **missed**" in table
     assert "time slices: **worse in both**" in table
     assert "strict: 0.8 (>= 0.8) met, P50 1.2 (<= 1.224) met" in table
+
+
+@pytest.mark.parametrize(
+    "p50, p99, per_s, said",
+    [
+        (1.02, 1.1, 500, "P50 1 (<= 1.02) met, P99 1 (<= 1.1) met, best effort 1 (>= 0.98) met"),
+        (
+            1.07,
+            1.3,
+            480,
+            "P50 1.05 (<= 1.02) **missed**, P99 1.18 (<= 1.1) **missed**, best effort 0.96 (>= 0.98) **missed**",
+        ),
+    ],
+)
+def test_a_graph_server_is_to_be_as_under_strict(p50: float, p99: float, per_s: float, said: str):
+    graph = {"latency_load": "bert_graph", "best_effort_load": "transformer"}
+    strict = measured_row(arm="cudasched_mps_strict", policy="strict", **graph)
+    ours = measured_row(p50_ratio=p50, p99_ratio=p99, best_effort_per_s=per_s, **graph)
+    assert f"| over strict: {said} |" in table_of(Results(meta=META, rows=[ours, strict]), "figures")
+    assert "over strict" not in table_of(Results(meta=META, rows=[ours]), "figures")
 
 
 def test_the_new_policy_has_the_plain_names_and_strict_a_suffix():
@@ -129,7 +155,7 @@ def test_only_takes_a_server_a_pair_or_a_cell():
 
 def test_a_part_has_all_pairs_of_its_servers():
     parts = [host_bound.parse(["--out", "x.json", "--part", f"{number}/2"]).pairs for number in (1, 2)]
-    assert sorted(parts[0] + parts[1]) == sorted(host_bound.PAIRS)
+    assert sorted(parts[0] + parts[1]) == sorted(host_bound.PAIRS + host_bound.GRAPH_PAIRS)
     assert not {server for server, _ in parts[0]} & {server for server, _ in parts[1]}
     assert parts[0][0] == ("bert_eager", "transformer") and parts[1][0] == ("decode_eager", "transformer")
     for wrong in ("0/2", "3/2", "1", "a/b"):
@@ -185,6 +211,7 @@ def test_the_threads_of_a_core_stay_together(tmp_path):
 def test_every_arm_is_in_a_pass_and_what_is_compared_is_measured_together():
     arms = [arm for one in host_bound.PASSES for arm in one.arms]
     assert set(arms) == set(host_bound.ARMS)
+    assert {pair for one in host_bound.PASSES for pair in one.pairs} == {*host_bound.PAIRS, *host_bound.GRAPH_PAIRS}
     assert all("latency_alone" in one.arms for one in host_bound.PASSES)
     assert host_bound.PAIRS[0] == ("bert_eager", "transformer")
 
@@ -273,28 +300,7 @@ def test_a_replayed_request_takes_what_it_took_beside_the_row():
 def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
     recorded = replayed.packed(recorded_cells(tmp_path))
     replayed.save(recorded, replayed.recording_path(tmp_path / "run.json"))
-    row = ColocationRow(
-        arm="cudasched_mps",
-        mode="mps",
-        latency_load="bert_eager",
-        best_effort_load="gemm",
-        arrivals="poisson",
-        rate_hz=60.0,
-        policy="harvest",
-        lead_us=20.0,
-        repeats=3,
-        latency_ms={"p50": 5.1, "p95": 9.0, "p99": 11.0, "mean": 6.0, "n": 1080},
-        alone_ms={"p50": 5.0, "p95": 8.0, "p99": 10.0, "mean": 5.5, "n": 1080},
-        p50_ratio=1.02,
-        p99_ratio=1.1,
-        bound_p99_ms=None,
-        best_effort_per_s=500.0,
-        best_effort_alone_per_s=660.0,
-        duty=0.3,
-        best_effort_ratio=1.0,
-        best_effort_gpu_ratio=0.5,
-        attainment=None,
-    )
+    row = measured_row()
     out = tmp_path / "run.json"
     Results(meta=META, rows=[row, row.model_copy(update={"arm": "processes", "policy": None})]).write(out)
     assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
