@@ -3,6 +3,7 @@
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --plan
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590 --only bert_eager/transformer
+    python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --limit-s 590 --pass 2
     python -m benchmarks.host_bound --out benchmarks/results/host_bound.json --predict simulated.json   # needs no GPU
     python -m benchmarks.host_bound merge --out benchmarks/results/host_bound.json first.cells second.cells
     python -m benchmarks.host_bound --simulate --out /tmp/rehearsal.json
@@ -17,14 +18,15 @@ Programs are pinned: the server to the first half of the cores that the benchmar
 all arms, and the threads of a core are in the same half. One process has them all.
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
-all modes, time slices, both loads alone) and records the servers' requests for the simulator; the second has the rest,
-with the server alone again, so that what is compared was measured together; the third a server that is a CUDA graph,
-which `harvest` is to leave as it is, under both policies. `--plan` prints the passes with the time that each takes, and
-measures nothing. `--only SERVER[/BESIDE[/ARM]]` takes parts, and may be given again; `--part I/N` takes every Nth
-server, for a GPU a part (benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in
-NAME.cells. The exit status is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed. Beside
-the results is NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how much its P50 and ratio
-are off of those that were measured (benchmarks/host_bound/replayed.py).
+all modes, time slices, both loads alone); the second has the rest, with both loads alone again, so that what is
+compared was measured together; the third a server that is a CUDA graph, which `harvest` is to leave as it is, under
+both policies. The servers' requests are recorded for the simulator where they are not yet. `--plan` prints the passes
+with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only SERVER[/BESIDE[/ARM]]` parts,
+and both may be given again; `--part I/N` takes every Nth server, for a GPU a part (benchmarks/host_bound.sh), and
+`merge` puts these together. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
+result, 3 when time ran out first, 1 when a cell failed. Beside the results is NAME.requests.json.xz, what the simulator
+replays; `--predict FILE` says by how much its P50 and ratio are off of those that were measured
+(benchmarks/host_bound/replayed.py).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +108,8 @@ ALONE_REPEATS = 2
 #: Requests that are recorded for the simulator; a decoder's have some thousand launches each.
 RECORDED = {"decode_eager": 6}
 RECORDED_OTHERS = 24
-#: What --plan reckons with: a pair's workers to start, a cell beyond its seconds, profiles of both loads.
-PLANNED_START_S, PLANNED_EXTRA_S, PLANNED_PROFILES_S = 35.0, 1.2, 20.0
+#: What --plan reckons with: a pair's workers to start, a cell beyond its seconds, the profile of a load.
+PLANNED_START_S, PLANNED_EXTRA_S, PLANNED_PROFILE_S = 35.0, 1.2, 10.0
 #: And for servers that have not run yet: latencies a second.
 USUAL_PER_S = {
     "bert_eager": 60.0,
@@ -134,12 +136,10 @@ class Pass:
 
     Attributes:
         arms: Their names.
-        records: Whether the loads' kernels and requests are recorded, too.
         pairs: Of which loads.
     """
 
     arms: tuple[str, ...]
-    records: bool = False
     pairs: tuple[tuple[str, str], ...] = PAIRS
 
 
@@ -148,12 +148,11 @@ PASSES = (
         (
             *("latency_alone", "best_effort_alone_hooked", "processes"),
             *(f"cudasched_{mode}" for mode in MODES),
-        ),
-        records=True,
+        )
     ),
     Pass(
         (
-            *("latency_alone", "best_effort_alone", "mps_priority"),
+            *("latency_alone", "best_effort_alone", "best_effort_alone_hooked", "mps_priority"),
             *(f"cudasched_{mode}_strict" for mode in MODES),
         )
     ),
@@ -194,6 +193,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
     parser.add_argument("--only", action="append", default=[], metavar="SERVER[/BESIDE[/ARM]]", help="only these cells")
+    parser.add_argument(
+        "--pass", action="append", type=int, dest="passes", metavar="N", help="only this pass, from 1 on"
+    )
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth server, from the Ith on")
     parser.add_argument("--limit-s", type=float, default=None, help="stop before so much time has passed")
     parser.add_argument("--repeats", type=int, default=None, help="of each cell (5; 1 on the simulated driver)")
@@ -215,6 +217,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.seconds = 1.0
     if options.repeats <= 0 or (options.seconds is not None and options.seconds <= 0):
         parser.error("--repeats and --seconds must be above 0")
+    options.passes = options.passes or list(range(1, len(PASSES) + 1))
+    if not set(options.passes) <= set(range(1, len(PASSES) + 1)):
+        parser.error(f"--pass takes 1 to {len(PASSES)}")
     servers = part_of(parser, options.part, SERVERS)
     options.pairs = [(server, beside) for server, beside in PAIRS + GRAPH_PAIRS if server in servers]
     for part in options.only:
@@ -251,9 +256,13 @@ def wanted(only: Sequence[str], server: str, beside: str, arm: str) -> bool:
     return not only or any(own.startswith(part + "/") for part in only)
 
 
-def pairs_of(one: Pass, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The pairs of a pass that are in this run's part."""
-    return [pair for pair in one.pairs if pair in options.pairs]
+def wanted_pairs(options: argparse.Namespace) -> Iterator[tuple[int, str, str, list[str]]]:
+    """The passes and their pairs that were asked for, in order: a pass's number from 0, server, beside, arms."""
+    for number, one in enumerate(PASSES):
+        for server, beside in one.pairs:
+            arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
+            if number + 1 in options.passes and (server, beside) in options.pairs and arms:
+                yield number, server, beside, arms
 
 
 def cell_seconds(repeats: int, latencies_per_s: float) -> float:
@@ -272,26 +281,22 @@ def print_plan(options: argparse.Namespace) -> int:
     path = cells_path(options.out)
     cells = CellFile(path) if path.exists() else None
     total_s = 0.0
-    for number, one in enumerate(PASSES):
-        for server, beside in pairs_of(one, options):
-            arms = [arm for arm in one.arms if wanted(options.only, server, beside, arm)]
-            if not arms:
-                continue
-            seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
-            planned = {(arm, repeat) for arm in arms for repeat in repeats_of(arm, number, options.repeats)}
-            done = {
-                (cell.arm, cell.repeat)
-                for cell, outcome in (cells.outcomes.items() if cells else ())
-                if (cell.latency, cell.best_effort) == (server, beside) and outcome.result is not None
-            }
-            left = len(planned - done)
-            took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + (PLANNED_PROFILES_S if one.records else 0)
-            took_s = took_s if left else 0.0
-            total_s += took_s
-            print(
-                f"pass {number + 1}, {server} beside {beside}: {left} cells of {seconds:g} s, "
-                f"{took_s:.0f} s, {total_s / 60:.1f} min by its end ({', '.join(arms)})"
-            )
+    for number, server, beside, arms in wanted_pairs(options):
+        seconds = options.seconds or cell_seconds(options.repeats, USUAL_PER_S[server])
+        planned = {(arm, repeat) for arm in arms for repeat in repeats_of(arm, number, options.repeats)}
+        known = [
+            cell
+            for cell, outcome in (cells.outcomes.items() if cells else ())
+            if cell.latency in (server, "") and cell.best_effort in (beside, "") and outcome.result is not None
+        ]
+        left = len(planned - {(cell.arm, cell.repeat) for cell in known})
+        profiles = 2 - sum(cell.arm in (KERNELS, BUSY) for cell in known)
+        took_s = left * (seconds + PLANNED_EXTRA_S) + PLANNED_START_S + profiles * PLANNED_PROFILE_S if left else 0.0
+        total_s += took_s
+        print(
+            f"pass {number + 1}, {server} beside {beside}: {left} cells of {seconds:g} s, "
+            f"{took_s:.0f} s, {total_s / 60:.1f} min by its end ({', '.join(arms)})"
+        )
     return 0
 
 
@@ -330,20 +335,17 @@ class Runner:
 
     def run(self) -> int:
         """Returns the exit status."""
-        for number, one in enumerate(PASSES):
-            for server, beside in pairs_of(one, self.options):
-                only = self.options.only
-                arms = [arm for arm in one.arms if arm in self.arms and wanted(only, server, beside, arm)]
-                if not arms:
-                    continue
-                rate = self._rate(server)
-                if rate is None:
-                    return 1 if self.failed else self._out_of_time()
-                planned = self._planned(server, beside, rate, arms, number)
-                if one.records:
-                    planned += [Cell.kernels(beside), Cell.busy(server)]
-                if not self._pair(planned, f"pass {number + 1}, {server} beside {beside}"):
-                    return self._out_of_time()
+        for number, server, beside, arms in wanted_pairs(self.options):
+            arms = [arm for arm in arms if arm in self.arms]
+            if not arms:
+                continue
+            rate = self._rate(server)
+            if rate is None:
+                return 1 if self.failed else self._out_of_time()
+            planned = self._planned(server, beside, rate, arms, number)
+            planned += [Cell.kernels(beside), Cell.busy(server)]
+            if not self._pair(planned, f"pass {number + 1}, {server} beside {beside}"):
+                return self._out_of_time()
         return 1 if self.failed else 0
 
     def _out_of_time(self) -> int:

@@ -226,9 +226,9 @@ def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
     out = tmp_path / "run.json"
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    # Six arms five times, best effort alone twice.
+    # Six arms five times, best effort alone twice, in the second pass with offload, too.
     assert first.startswith("pass 1, bert_eager beside gemm: 27 cells of 4 s") and "cudasched_mps," in first
-    assert second.startswith("pass 2, bert_eager beside gemm: 27 cells") and "cudasched_mps_strict" in second
+    assert second.startswith("pass 2, bert_eager beside gemm: 29 cells") and "cudasched_mps_strict" in second
     cells = CellFile(cells_path(out), META)
     cell = Cell("processes", "bert_eager", "gemm", "poisson", "60", 6.0, 0.0, 1)
     cells.add(Outcome(cell, {"latency": {}}, None, "2026-01-01T00:00:00+00:00"))
@@ -236,6 +236,19 @@ def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
     assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 26 cells")
     assert not out.exists()
+
+
+def test_a_run_may_take_single_passes(tmp_path, capsys):
+    plan = ["--out", str(tmp_path / "run.json"), "--plan"]
+    assert host_bound.main([*plan, "--pass", "2", "--only", "bert_eager/gemm"]) == 0
+    assert capsys.readouterr().out.startswith("pass 2, bert_eager beside gemm: 29 cells of 4 s, 206 s, 3.4 min")
+    assert host_bound.main([*plan, "--pass", "2", "--pass", "3", "--part", "1/5"]) == 0
+    assert [line.split(" beside")[0] for line in capsys.readouterr().out.splitlines()] == ["pass 2, bert_eager"] * 3
+    assert host_bound.main([*plan, "--pass", "3"]) == 0
+    assert capsys.readouterr().out.startswith("pass 3, bert_graph beside transformer: 27 cells of 4 s")
+    for wrong in ("0", "4"):
+        with pytest.raises(SystemExit):
+            host_bound.parse([*plan, "--pass", wrong])
 
 
 def recorded_cells(tmp_path) -> CellFile:
