@@ -167,19 +167,25 @@ def test_a_warm_start_needs_a_part_of_the_evaluations() -> None:
     prior = warm.from_runs(new.problem, {known.problem.key(): other})
     assert prior is not None
 
+    def over_best(given: object, evaluations: int, seed: int = 0) -> list[float]:
+        settings = Settings(evaluations=evaluations, warm=False, seed=seed)
+        tuned = run(Replay(new), settings, prior=given)  # type: ignore[arg-type]
+        return [new.time_us(index) / new.best()[1] for index in tuned.measurements]
+
     def needed(given: object) -> int:
-        tuned = run(Replay(new), Settings(evaluations=80, warm=False), prior=given)  # type: ignore[arg-type]
-        order = list(tuned.measurements)
-        limit = new.best()[1] * 1.05
-        return next((i for i, index in enumerate(order, 1) if new.time_us(index) <= limit), 81)
+        return next((i for i, over in enumerate(over_best(given, 80), 1) if over <= 1.05), 81)
 
     cold = needed(None)
     assert needed(prior) <= cold / 3
     assert prior.shape == (1, len(keys))
-    # A shape that is nearer, and for which the opposite is good, costs a few evaluations and no more.
-    misled = np.vstack([1 / prior, prior])
-    assert needed(misled) <= cold / 2
-    assert needed(1 / prior) <= cold + 16
+    # A shape that is nearer, and for which the opposite is good, costs a few evaluations.
+    assert needed(np.vstack([1 / prior, prior])) <= cold / 2
+
+    # Where there is no other, the search is soon as far as without one; where a single search gets to is chance.
+    def found(given: object) -> float:
+        return statistics.median(min(over_best(given, 40, seed)) for seed in range(5))
+
+    assert found(1 / prior) <= 1.25 * found(None)
 
 
 def test_a_part_of_a_run_is_filled_in_by_trees_and_the_nearest_shape_comes_first() -> None:

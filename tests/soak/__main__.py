@@ -29,6 +29,7 @@ from cudasched import hook
 
 from benchmarks.meta import describe
 from benchmarks.results.schema import Results, SoakRow
+from tests.python.support import OF_LONG_KERNELS, but_for
 
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = Path(__file__).with_name("life.py")
@@ -39,9 +40,6 @@ PROGRAMS = 6
 
 PATIENCE_S = 90
 """Against hangs only: a round takes less than a second on an idle machine."""
-
-OF_THE_MACHINE = "cudasched: warning: a best-effort launch was held for 100 ms in which nothing"
-"""What a program may say where the machine, and so its simulated GPU, stood still."""
 
 CLASSES = ("best_effort", "best_effort", "latency", "both")
 GRAPH_CLASSES = ("graphs", "graphs", "graphs", "best_effort", "latency", "latency")
@@ -127,8 +125,7 @@ class Program:
         assert self.process.stdout is not None and self.process.stdin is not None
         self.process.stdout.close()
         self.process.stdin.close()
-        lines = self._errors.read_text().splitlines(keepends=True)
-        said = "".join(line for line in lines if not line.startswith(OF_THE_MACHINE))
+        said = but_for(OF_LONG_KERNELS, self._errors.read_text())
         code = self.process.returncode
         wrong = said or code not in self.expected
         return f"{self.name} ended with {code} and said: {said}" if wrong else ""
