@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -55,7 +56,11 @@ class OtherClient {
       }
     }
     char slot = -1;
-    if (read(ready[0], &slot, 1) != 1) throw std::runtime_error("the other client did not start");
+    pollfd starts{ready[0], POLLIN, 0};
+    if (poll(&starts, 1, 60'000) != 1 || read(ready[0], &slot, 1) != 1) {
+      kill();
+      throw std::runtime_error("the other client did not start");
+    }
     slot_ = slot;
     close(ready[0]);
     close(ready[1]);
