@@ -89,7 +89,8 @@ PAIRS = (
 )
 #: Servers that `harvest` is to leave as they are: a CUDA graph has no host to wait for.
 GRAPH_PAIRS = (("bert_graph", "transformer"),)
-SERVERS = tuple(dict.fromkeys(server for server, _ in PAIRS + GRAPH_PAIRS))
+ALL_PAIRS = PAIRS + GRAPH_PAIRS
+SERVERS = tuple(dict.fromkeys(server for server, _ in ALL_PAIRS))
 HOST_SHARE = 0.35
 #: Requests a second, at most.
 MOST_HZ = {"bert_eager": 60.0, "bert_graph": 200.0}
@@ -221,13 +222,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not set(options.passes) <= set(range(1, len(PASSES) + 1)):
         parser.error(f"--pass takes 1 to {len(PASSES)}")
     servers = part_of(parser, options.part, SERVERS)
-    options.pairs = [(server, beside) for server, beside in PAIRS + GRAPH_PAIRS if server in servers]
+    options.pairs = [(server, beside) for server, beside in ALL_PAIRS if server in servers]
     for part in options.only:
         server, beside, arm = [*part.split("/"), "", ""][:3]
-        if not any(server == one and beside in (other, "") for one, other in options.pairs) or (
-            arm and arm not in ARMS
-        ):
-            pairs = ", ".join("/".join(pair) for pair in options.pairs)
+        if not any(server == one and beside in (other, "") for one, other in ALL_PAIRS) or (arm and arm not in ARMS):
+            pairs = ", ".join("/".join(pair) for pair in ALL_PAIRS)
             parser.error(f"--only {part}: there are {pairs}; arms {', '.join(ARMS)}")
     return options
 
