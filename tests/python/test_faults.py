@@ -17,7 +17,7 @@ from pathlib import Path
 import cudasched as package
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
-from support import OF_LONG_KERNELS, PATIENCE_S, Run, but_for
+from support import PATIENCE_S, Run, but_for_long_kernels
 
 ONCE = "gpu = Gpu(); gpu.launch(); gpu.synchronize()"
 
@@ -352,7 +352,7 @@ def test_a_program_starts_cudasched_run_again(misbehaving: Run, command: str) ->
 @pytest.mark.parametrize("end", ["sys.exit(5)", "os._exit(5)"])
 def test_exit_with_work_in_flight(misbehaving: Run, cudasched: Run, client_class: str, end: str) -> None:
     done = misbehaving(f"Gpu().launch(50, us=FOREVER_US)\n{end}", client_class)
-    assert (done.returncode, done.stdout, but_for(OF_LONG_KERNELS, done.stderr)) == (5, "", "")
+    assert (done.returncode, done.stdout, but_for_long_kernels(done.stderr)) == (5, "", "")
     assert shown(cudasched) == set()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
-from support import OF_LONG_KERNELS, PATIENCE_S, Run, but_for
+from support import PATIENCE_S, Run, but_for_long_kernels
 
 RING = 4095 - 256
 """Launches that the ring has room for; a sixteenth of it is for what comes between them."""
@@ -341,7 +341,7 @@ def test_work_that_never_ends_does_not_keep_a_program_from_ending(misbehaving: R
     """More of it than the driver takes, so that the launcher stands in the driver."""
     begin = time.monotonic()
     done = misbehaving("log.note(*range(1, 2001), us=FOREVER_US)\nsys.exit(5)")
-    assert (done.returncode, done.stdout, but_for(OF_LONG_KERNELS, done.stderr)) == (5, "", "")
+    assert (done.returncode, done.stdout, but_for_long_kernels(done.stderr)) == (5, "", "")
     assert time.monotonic() - begin < PATIENCE_S / 2
 
 

@@ -397,6 +397,12 @@ def test_a_body_in_pieces_is_bounded(server: Serving) -> None:
     connection.close()
 
 
+def scope_of(address: str = "1.2.3.4", token: bytes | None = b"t" * 32) -> dict[str, Any]:
+    """A request, as the guard gets it."""
+    headers = [(b"host", b"h:1"), *([] if token is None else [(b"authorization", b"Bearer " + token)])]
+    return {"type": "http", "path": "/", "headers": headers, "client": (address, 5)}
+
+
 @pytest.mark.parametrize("parts, received", [(8, 8), (1_000, 257)])
 def test_a_body_that_is_too_large_is_received_before_it_is_refused(parts: int, received: int) -> None:
     # Else the connection is closed with bytes unread, which resets it, and its sender may never see why.
@@ -413,8 +419,7 @@ def test_a_body_that_is_too_large_is_received_before_it_is_refused(parts: int, r
         events.append(message.get("status", "body"))
 
     guard = Guard(behind, Callers("t" * 32, Limits()), hosts=frozenset({"h:1"}))
-    headers = [(b"host", b"h:1"), (b"authorization", b"Bearer " + b"t" * 32)]
-    asyncio.run(guard({"type": "http", "path": "/", "headers": headers, "client": ("1.2.3.4", 5)}, receive, send))
+    asyncio.run(guard(scope_of(), receive, send))
     assert events == ["part"] * received + [413, "body"]
 
 
@@ -428,8 +433,7 @@ def through(guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" *
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b""}
 
-    headers = [(b"host", b"h:1"), *([] if token is None else [(b"authorization", b"Bearer " + token)])]
-    asyncio.run(guard({"type": "http", "path": "/", "headers": headers, "client": (address, 5)}, receive, send))
+    asyncio.run(guard(scope_of(address, token), receive, send))
     return sent[0]
 
 

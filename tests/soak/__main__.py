@@ -29,7 +29,7 @@ from cudasched import hook
 
 from benchmarks.meta import describe
 from benchmarks.results.schema import Results, SoakRow
-from tests.python.support import OF_LONG_KERNELS, but_for
+from tests.python.support import but_for_long_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = Path(__file__).with_name("life.py")
@@ -125,7 +125,7 @@ class Program:
         assert self.process.stdout is not None and self.process.stdin is not None
         self.process.stdout.close()
         self.process.stdin.close()
-        said = but_for(OF_LONG_KERNELS, self._errors.read_text())
+        said = but_for_long_kernels(self._errors.read_text())
         code = self.process.returncode
         wrong = said or code not in self.expected
         return f"{self.name} ended with {code} and said: {said}" if wrong else ""
