@@ -19,8 +19,8 @@ all arms, and the threads of a core are in the same half. One process has them a
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone); the second has the rest, with both loads alone again, so that what is
-compared was measured together; the third a server that is a CUDA graph, which `harvest` is to leave as it is, under
-both policies. The servers' requests are recorded for the simulator where they are not yet. `--plan` prints the passes
+compared was measured together; the third, under both policies, the servers that are to be as they are under `strict`: a
+CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet. `--plan` prints the passes
 with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only SERVER[/BESIDE[/ARM]]` parts,
 and both may be given again; `--part I/N` takes every Nth server, for a GPU a part (benchmarks/host_bound.sh), and
 `merge` puts these together. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
@@ -90,6 +90,8 @@ PAIRS = (
 #: Servers that `harvest` is to leave as they are: a CUDA graph has no host to wait for.
 GRAPH_PAIRS = (("bert_graph", "transformer"),)
 ALL_PAIRS = PAIRS + GRAPH_PAIRS
+#: Servers whose figures are to be those of `strict`.
+AS_STRICT_PAIRS = (*GRAPH_PAIRS, ("recommender", "transformer"))
 SERVERS = tuple(dict.fromkeys(server for server, _ in ALL_PAIRS))
 HOST_SHARE = 0.35
 #: Requests a second, at most.
@@ -160,9 +162,9 @@ PASSES = (
     Pass(
         (
             *("latency_alone", "best_effort_alone_hooked"),
-            *(f"cudasched_{mode}{policy}" for mode in ("two_processes", "mps") for policy in ("", "_strict")),
+            *(f"cudasched_{mode}{policy}" for mode in MODES for policy in ("", "_strict")),
         ),
-        pairs=GRAPH_PAIRS,
+        pairs=AS_STRICT_PAIRS,
     ),
 )
 
