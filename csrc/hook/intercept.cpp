@@ -69,15 +69,15 @@ template <typename Submit>
 CUresult launch(Call& call, Submit&& submit) noexcept {
   runtime::find_site(call.stream, nullptr, call.site);
   runtime::note_stream_use(call);
-  runtime::back_off(call.site);
   CUresult status = CUDA_SUCCESS;
   if (telemetry::tracing()) [[unlikely]]
     call.site.caller.region = runtime::traced_region(runtime::this_thread());
   const std::int64_t traced_ns = call.site.queue == nullptr ? 0 : telemetry::traced_now();
-  if (Offload::push(call, status)) {
-    if (traced_ns != 0) runtime::trace_push(call, traced_ns);
-    return status;
-  }
+  const bool deferred = Offload::push(call, status);
+  if (deferred && traced_ns != 0) runtime::trace_push(call, traced_ns);
+  // Once it is queued: the thread may have waited for room meanwhile.
+  runtime::back_off(call.site);
+  if (deferred) return status;
   status = launch_directly(call, submit);
   if (status == CUDA_SUCCESS && !call.always_direct) learn(call);
   return status;
@@ -190,18 +190,24 @@ CUresult completion_observed(CUresult status) noexcept {
   return status;
 }
 
-// A call that waits for the GPU.
+// A call that waits for the GPU: for a stream, an event, or neither.
 template <typename Wait>
-CUresult waited_for(Wait&& wait) noexcept {
+CUresult waited_for(Wait&& wait, CUstream stream = nullptr, CUevent event = nullptr) noexcept {
   runtime::waits();
-  const CUresult status = wait();
+  CUresult status = CUDA_SUCCESS;
+  {
+    const runtime::HostBackoff::Resting resting(runtime::hot().host_backoff);
+    status = wait();
+  }
   if (status == CUDA_SUCCESS) runtime::waited();
+  runtime::back_off_after_wait(stream, event);
   return status;
 }
 
 template <bool kPerThread>
 CUresult stream_synchronize(CUstream stream) noexcept {
-  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); });
+  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); },
+                    meant_stream<kPerThread>(stream));
 }
 
 template <bool kPerThread>
@@ -210,7 +216,7 @@ CUresult stream_query(CUstream stream) noexcept {
 }
 
 CUresult event_synchronize(CUevent event) noexcept {
-  return waited_for([&] { return table().event_synchronize(event); });
+  return waited_for([&] { return table().event_synchronize(event); }, nullptr, event);
 }
 CUresult event_query(CUevent event) noexcept { return completion_observed(table().event_query(event)); }
 CUresult context_synchronize() noexcept {

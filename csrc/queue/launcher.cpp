@@ -108,12 +108,17 @@ void Launcher::consume(const Operation& operation, bool gated) {
     return ring_.pass();
   }
   const Position position = ring_.passed() + 1;
+  admitted_ns_ = 0;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
     status = operation.kind == Operation::Kind::kGraph ? submit_graph(operation, position, gated)
                                                        : submit(operation, position, gated && operation.is_launch());
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+  if (gated) {
+    const std::int64_t mean_ns = operation_ns();
+    operation_ns_.store(mean_ns + (admitted_ns_ - mean_ns) / kLately, std::memory_order_relaxed);
+  }
   ring_.pass();
 }
 
@@ -121,7 +126,7 @@ void Launcher::consume(const Operation& operation, bool gated) {
 CUresult Launcher::submit(const Operation& operation, Position position, bool at_gate, bool is_first, bool is_last) {
   if (at_gate) {
     at_gate_.store(true, std::memory_order_seq_cst);
-    admission_.admit(operation, position, opening_);
+    admitted_ns_ += admission_.admit(operation, position, opening_);
     at_gate_.store(false, std::memory_order_relaxed);
   }
   begun_.store(position, std::memory_order_release);

@@ -57,8 +57,9 @@ class Opening {
 class Admission {
  public:
   virtual ~Admission() = default;
-  // Returns once the launch may go, at the latest soon after `opening` is open for `position`.
-  virtual void admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
+  // Returns once the launch may go, at the latest soon after `opening` is open for `position`: the GPU time that is
+  // predicted of it, 0 where none is.
+  virtual std::int64_t admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
   // `overlap_follows`: the next operation is a launch that may overlap this one; an event between them would end that.
   virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
   // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() says in how many
@@ -132,6 +133,9 @@ class Launcher {
   // Nothing where there is no thread.
   LauncherTime time() const noexcept;
 
+  // GPU time of one operation, launch or not: the mean of those that passed the gate lately.
+  std::int64_t operation_ns() const noexcept { return operation_ns_.load(std::memory_order_relaxed); }
+
   // Of timed launches: from the program's call to the driver's.
   const Histogram& queue_waits() const noexcept { return queue_waits_; }
 
@@ -141,6 +145,7 @@ class Launcher {
  private:
   enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: it died, and another thread runs what it left
 
+  static constexpr std::int64_t kLately = 64;              // operations that operation_ns() goes by
   static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, at a time
   static constexpr std::int64_t kSpinShare = 8;            // one part in so many of the time, at most,
   static constexpr std::int64_t kSpinSavedNs = 1'000'000;  // of which so much may be saved up
@@ -178,6 +183,8 @@ class Launcher {
 
   Idle idle_ = Idle::kSleeps;  // as the thread finds it
   std::atomic<std::int64_t> driver_ns_{0};
+  std::atomic<std::int64_t> operation_ns_{0};
+  std::int64_t admitted_ns_ = 0;  // of the operation under way
   Histogram queue_waits_;
   std::atomic<Position> begun_{0};  // whose driver call is, or was, under way
   std::int64_t spin_saved_ns_ = kSpinSavedNs;

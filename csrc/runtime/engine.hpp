@@ -215,13 +215,25 @@ inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcep
   if (known != nullptr && known->active()) site.queue = known;
 }
 
-// Host back-off (runtime/host_backoff.hpp), before anything is done for a launch.
+// Host back-off (runtime/host_backoff.hpp).
 inline void back_off(const queue::Site& site) noexcept {
   Hot& state = hot();
   if (!state.host_backoff.requested()) [[likely]]
     return;
   if (site.caller.latency || site.captured) return;
   state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off, site.queue);
+}
+
+// After a call that waited for the GPU, for a stream, an event, or neither.
+inline void back_off_after_wait(CUstream stream, CUevent event) noexcept {
+  if (!hot().host_backoff.requested()) [[likely]]
+    return;
+  queue::Site site;
+  find_site(stream, event, site);
+  Device* const device = site.caller.latency ? nullptr : Engine::current_device(this_thread());
+  if (device == nullptr) return;
+  site.queue = device->queue();
+  back_off(site);
 }
 
 // Before a launch that was not deferred goes to the driver.

@@ -199,12 +199,12 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   const std::int64_t others_ns = ledger.predicted_ns(entry.segment) - found.duration_ns;
   const bool tells = entry.marks && (!found.proven || ledger.segment_launches(entry.segment) == 1);
   sampler_.entered(entry.segment, tells ? key : 0, others_ns);
-  if (!entry.marks) return {};
-
   Pass pass;
+  pass.predicted_ns = found.duration_ns;
+  if (!entry.marks) return pass;
+
   pass.entry = entry.segment;
   pass.generation = markers_.generation();
-  pass.predicted_ns = found.duration_ns;
   const driver::RelaxedCapture relaxed;
   const std::int64_t now = now_ns();
   retire(now);

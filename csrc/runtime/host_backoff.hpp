@@ -1,6 +1,7 @@
-// Host back-off: while a thread of this process is in a latency region, its best-effort threads pause at their next
-// launch, or change of an executable graph. The gate would hold that launch anyway, and preparing it takes the
-// interpreter's lock and the driver's locks from the thread that answers the request.
+// Host back-off: while a thread of this process is in a latency region, its best-effort threads pause once their next
+// launch is queued, or before they change an executable graph, and when they return from a wait for the GPU. The gate
+// would hold what they launch anyway, and preparing it takes the interpreter's lock and the driver's locks from the
+// thread that answers the request.
 //
 // The pause is bounded, because the thread in the region may wait for one that pauses: at most
 // Settings::host_backoff_ns, counted from the entry of the first region that is open. A thread that holds the
@@ -8,9 +9,15 @@
 // whatever GPU they are for: the host is what is shared.
 //
 // Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
-// pauses where that holds enough, for the whole request, and goes on to fill it before it is empty. A request that
+// pauses where that holds enough, many operations or much GPU time, for the whole request, and goes on to fill it
+// before the GPU has nothing left of it. A request that
 // launches and waits again and again, as a decoder does for each token, hardly waits for another thread: the bound
 // counts anew from each of its waits, and one launch is held kMostBounds times as long at most.
+//
+// A thread that waits for the interpreter's lock beside one that launches kernel after kernel does not come to its
+// launch. Each launch releases the lock and wakes it, and has taken the lock again before it runs; the wake-ups are
+// what an eager request is longer by, a sixth. So at the beginning of such a request the lock is released for as long
+// as it takes the best-effort thread to come to its pause (give_way()).
 //
 // Costs a launch one load while no region is open.
 #pragma once
@@ -32,32 +39,67 @@ class HostBackoff {
     while_fed_.store(while_fed, std::memory_order_relaxed);
   }
 
-  // A latency region of the process was entered, or left.
-  void enter() noexcept;
-  void leave() noexcept { open_.fetch_sub(1, std::memory_order_relaxed); }
+  // A latency region of the process was entered: true, if no other was open. Or left, with so many launches in it.
+  bool enter() noexcept;
+  void leave(std::uint64_t launches) noexcept {
+    launches_.store(launches, std::memory_order_relaxed);
+    open_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  // On a thread that has entered a region, for a request that has many launches if it is like the last one: releases
+  // the interpreter's lock until a best-effort thread rests, for kGiveWayNs at most. Does nothing where one does
+  // already, or where none would pause, because `queue` holds too little.
+  void give_way(const queue::Queue* queue) const noexcept;
+
+  // In its scope, the thread waits for the GPU.
+  class Resting {
+   public:
+    explicit Resting(HostBackoff& host_backoff) noexcept : resting_(host_backoff.resting_) { ++resting_; }
+    ~Resting() { --resting_; }
+    Resting(const Resting&) = delete;
+    Resting& operator=(const Resting&) = delete;
+
+   private:
+    std::atomic<int>& resting_;
+  };
 
   // The request under way has launched and waited for it, and goes on (`harvest`).
   void renew(std::int64_t now_ns) noexcept { since_ns_.store(now_ns, std::memory_order_relaxed); }
 
   bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
 
-  // Before a best-effort launch, or change of a graph, of the calling thread, which is to go into `queue` (null: into
-  // none). Adds one to `count` if it pauses.
-  void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept;
+  // On a best-effort thread, whose calls go into `queue` (null: into none). Adds one to `count` if it pauses.
+  void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) noexcept;
 
   // In a forked child: the calling thread has so many regions open, and is the only thread.
-  void reset(int open) noexcept { open_.store(open, std::memory_order_relaxed); }
+  void reset(int open) noexcept {
+    open_.store(open, std::memory_order_relaxed);
+    resting_.store(0, std::memory_order_relaxed);
+  }
 
  private:
   static constexpr std::int64_t kPauseNs = 50'000;
   static constexpr std::int64_t kMostBounds = 10;
-  static constexpr std::uint64_t kFed = 64;     // operations in the ring: enough to pause,
-  static constexpr std::uint64_t kHungry = 16;  // and too few to go on with that
+  // What the ring holds that is enough to pause, and enough to go on with that: one or the other.
+  struct Enough {
+    std::uint64_t operations;
+    std::int64_t gpu_ns;
+
+    bool is_in(const queue::Queue& queue) const noexcept;
+  };
+  static constexpr Enough kFed{64, 2'500'000};
+  static constexpr Enough kHungry{16, 600'000};
+  static constexpr std::uint64_t kEager = 16;  // launches of a request for which it gives way
+  static constexpr std::int64_t kGiveWayNs = 100'000;
+
+  bool rests(const queue::Queue& queue) const noexcept;
 
   std::atomic<int> open_{0};
   std::atomic<std::int64_t> since_ns_{0};
   std::atomic<std::int64_t> longest_ns_{0};
   std::atomic<bool> while_fed_{false};
+  std::atomic<std::uint64_t> launches_{0};  // of the last request
+  std::atomic<int> resting_{0};             // threads
 };
 
 }  // namespace cudasched::runtime

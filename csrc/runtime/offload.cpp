@@ -8,8 +8,8 @@ namespace cudasched::runtime {
 
 using queue::Operation;
 
-void GateAdmission::admit(const Operation& operation, queue::Position position,
-                          const queue::Opening& opening) noexcept {
+std::int64_t GateAdmission::admit(const Operation& operation, queue::Position position,
+                                  const queue::Opening& opening) noexcept {
   queue::Call call{operation.launch.what, operation.stream};
   call.meaning.overlaps_predecessor = operation.launch.overlaps_predecessor;
   call.site.caller.context = operation.context;
@@ -17,6 +17,7 @@ void GateAdmission::admit(const Operation& operation, queue::Position position,
   const Gate::Waiver waiver{&opening, position};
   pass_ = gate_.admit(call, hot().counters.shard(this_thread().index), &waiver);
   traced_ns_ = telemetry::traced_now();
+  return pass_.predicted_ns;
 }
 
 void GateAdmission::submitted(const Operation& operation, CUresult status, bool overlap_follows) noexcept {

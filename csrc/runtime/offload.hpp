@@ -14,7 +14,8 @@ class GateAdmission final : public queue::Admission {
  public:
   explicit GateAdmission(Gate& gate) noexcept : gate_(gate) {}
 
-  void admit(const queue::Operation& launch, queue::Position position, const queue::Opening& opening) noexcept override;
+  std::int64_t admit(const queue::Operation& launch, queue::Position position,
+                     const queue::Opening& opening) noexcept override;
   void submitted(const queue::Operation& launch, CUresult status, bool overlap_follows) noexcept override;
   std::uint32_t begin_graph(const queue::Operation& launch) noexcept override;
   CUgraphExec part(std::uint32_t index) noexcept override;

@@ -143,20 +143,26 @@ std::shared_ptr<Sliced> Slices::find(CUgraphExec exec) noexcept {
   return found == all_.end() ? nullptr : found->second;
 }
 
-WholeReason Slices::clone(Sliced& sliced, CUgraph graph) {
-  driver::ExecFacts facts;
+// What is known without asking the driver.
+WholeReason Slices::why_not_cloned(const Sliced& sliced, driver::ExecFacts& facts) const noexcept {
   if (!driver::registry().find(sliced.exec, facts)) return WholeReason::kNoMemory;
   if ((sliced.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return WholeReason::kDeviceLaunch;
   if ((sliced.flags & ~kKnownFlags) != 0) return WholeReason::kUnknownNode;
   if (sliced.context == nullptr) return WholeReason::kGreenContext;
+  if (!facts.plain) return WholeReason::kNone;  // what its nodes are says more
+  if (facts.nodes <= 1) return WholeReason::kOneNode;
+  // What is predicted of graphs that never ran may be wrong by much.
+  if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
+  return WholeReason::kNone;
+}
+
+// driving_ is held: another thread may destroy an earlier clone of this graph.
+WholeReason Slices::clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts& facts) {
   // Of a plain graph, the builder looks at what is left to be looked at.
   if (!facts.plain) {
     const WholeReason why = why_whole(graph);
     return why == WholeReason::kNone ? WholeReason::kUnknownNode : why;
   }
-  if (facts.nodes <= 1) return WholeReason::kOneNode;
-  // What is predicted of graphs that never ran may be wrong by much.
-  if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
   CUgraph made = nullptr;
   if (table().graph_clone(&made, graph) != CUDA_SUCCESS) return WholeReason::kNotCloned;
   sliced.clone = GivenBack::own(made, sliced.given_back);
@@ -175,9 +181,11 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
     sliced->flags = flags;
     sliced->priority = priority;
     sliced->times = times;
-    {
-      const Driving driving(*this);  // another thread may destroy an earlier clone of this graph
-      WholeReason why = clone(*sliced, graph);
+    driver::ExecFacts facts;
+    WholeReason why = why_not_cloned(*sliced, facts);
+    if (why == WholeReason::kNone) {
+      const Driving driving(*this);
+      why = clone(*sliced, graph, facts);
       if (why == WholeReason::kNone &&
           (!get_nodes(graph, sliced->program_nodes) || !get_nodes(sliced->clone.get(), sliced->clone_nodes) ||
            !are_paired(sliced->program_nodes, sliced->clone_nodes, sliced->clone.get()))) {
@@ -187,9 +195,9 @@ void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std
       if (why != WholeReason::kNone) {
         sliced->clone.reset();
         sliced->given_back->destroy();
-        note_whole(*sliced, why);
       }
     }
+    if (why != WholeReason::kNone) note_whole(*sliced, why);
     const std::scoped_lock lock(mutex_);
     all_.insert_or_assign(exec, std::move(sliced));
   } catch (const std::exception&) {
@@ -311,7 +319,9 @@ void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
       often) {
     return;
   }
-  told.why = clone(sliced, graph);
+  driver::ExecFacts facts;
+  told.why = why_not_cloned(sliced, facts);
+  if (told.why == WholeReason::kNone) told.why = clone(sliced, graph, facts);
   if (told.why == WholeReason::kNone && !driver::registry().has_slices(sliced.exec, &sliced)) {
     told.why = WholeReason::kNoMemory;
   }

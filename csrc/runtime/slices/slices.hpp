@@ -354,7 +354,8 @@ class Slices {
   void drop(Sliced& sliced) noexcept;
   void end(Sliced& sliced) noexcept;
   std::shared_ptr<Sliced> find(CUgraphExec exec) noexcept;
-  graph::WholeReason clone(Sliced& sliced, CUgraph graph);
+  graph::WholeReason why_not_cloned(const Sliced& sliced, driver::ExecFacts& facts) const noexcept;
+  graph::WholeReason clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts& facts);
   template <typename Prepare>
   void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
   std::vector<Untold> find_untold() noexcept;

@@ -294,12 +294,13 @@ class FakeDriver {
 
 class FakeGate : public Admission {
  public:
-  void admit(const Operation&, Position position, const Opening& opening) noexcept override {
+  std::int64_t admit(const Operation&, Position position, const Opening& opening) noexcept override {
     std::unique_lock lock(mutex_);
     ++asked_;
     changed_.notify_all();
     changed_.wait(lock, [&] { return !closed_ || opening.is_open_for(position); });
     if (closed_) ++forced_;
+    return predicted_ns_;
   }
   void submitted(const Operation&, CUresult status, bool overlap_follows) noexcept override {
     const std::scoped_lock lock(mutex_);
@@ -334,6 +335,10 @@ class FakeGate : public Admission {
   void close() {
     const std::scoped_lock lock(mutex_);
     closed_ = true;
+  }
+  void predict(std::int64_t ns) {
+    const std::scoped_lock lock(mutex_);
+    predicted_ns_ = ns;
   }
   void open() {
     const std::scoped_lock lock(mutex_);
@@ -384,6 +389,7 @@ class FakeGate : public Admission {
   bool may_go_whole_ = true;
   std::vector<std::tuple<CUgraphExec, unsigned, int>> changes_;
   std::vector<std::pair<CUgraphExec, CUresult>> ended_;
+  std::int64_t predicted_ns_ = 0;
   int asked_ = 0;
   int forced_ = 0;
   std::vector<CUresult> statuses_;

@@ -107,6 +107,34 @@ TEST_F(QueueTest, OneRingKeepsTheProgramsOrderAcrossStreams) {
 
 // ---- drains
 
+// As a loop does that launches one kernel and records an event behind it.
+TEST_F(QueueTest, WhatIsQueuedTakesTheGpuTimeThatOperationsLikeItTook) {
+  const auto step = [&] {
+    ASSERT_TRUE(launch());
+    ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  };
+  gate_.predict(1'000'000);
+  for (int i = 0; i < 8; ++i) step();
+  finish();
+  EXPECT_EQ(queue().queued_ns(), 0);
+  for (int i = 0; i < 1'000; ++i) {
+    step();
+    finish();
+  }
+  block();
+  for (int i = 0; i < 4; ++i) step();
+  EXPECT_EQ(queue().queued(), 9u);
+  EXPECT_NEAR(static_cast<double>(queue().queued_ns()), 4.5e6, 0.2e6);
+  gate_.predict(10'000);
+  finish();
+  for (int i = 0; i < 1'000; ++i) {
+    step();
+    finish();
+  }
+  block();
+  EXPECT_LT(queue().queued_ns(), 10'000) << "what they are like now";
+}
+
 TEST_F(QueueTest, WithNothingQueuedNothingIsWaitedFor) {
   for (const Scope scope : {Scope::kStream, Scope::kEvent, Scope::kStreamAndEvent, Scope::kTwoEvents, Scope::kEnd}) {
     EXPECT_EQ(queue().before(scope, kStream, kEvent, kOtherEvent), 0U);

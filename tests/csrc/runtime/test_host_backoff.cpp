@@ -5,6 +5,7 @@
 
 #include "base/clock.hpp"
 #include "python.hpp"
+#include "queue/fake_driver.hpp"
 #include "runtime/gate.hpp"
 #include "runtime/host_backoff.hpp"
 
@@ -13,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kForEver = 3'600 * kNsPerSecond;
 
-bool backs_off(const HostBackoff& host_backoff) {
+bool backs_off(HostBackoff& host_backoff) {
   std::atomic<std::uint64_t> count{0};
   host_backoff.back_off(count, nullptr);
   return count == 1;
@@ -24,24 +25,24 @@ TEST(HostBackoff, NoThreadPausesWhileNoRegionIsOpen) {
   host_backoff.configure(kForEver, false);
   EXPECT_FALSE(backs_off(host_backoff));
   host_backoff.enter();
-  host_backoff.leave();
+  host_backoff.leave(0);
   EXPECT_FALSE(backs_off(host_backoff));
 }
 
 TEST(HostBackoff, LastsUntilTheLastRegionIsLeft) {
   HostBackoff host_backoff;
   host_backoff.configure(kForEver, false);
-  host_backoff.enter();
-  host_backoff.enter();
+  EXPECT_TRUE(host_backoff.enter());
+  EXPECT_FALSE(host_backoff.enter());
   std::atomic<std::uint64_t> count{0};
   std::thread best_effort([&] {
     host_backoff.back_off(count, nullptr);
     EXPECT_FALSE(host_backoff.requested());
   });
   while (count == 0) std::this_thread::yield();
-  host_backoff.leave();
+  host_backoff.leave(0);
   EXPECT_TRUE(host_backoff.requested());
-  host_backoff.leave();
+  host_backoff.leave(0);
   best_effort.join();  // or it hangs
 }
 
@@ -54,7 +55,7 @@ TEST(HostBackoff, IsBoundedInARequestThatDoesNotEnd) {
   EXPECT_TRUE(host_backoff.requested());
   // Not once more in the same request.
   EXPECT_FALSE(backs_off(host_backoff));
-  host_backoff.leave();
+  host_backoff.leave(0);
   host_backoff.enter();
   EXPECT_TRUE(backs_off(host_backoff));
   host_backoff.reset(0);
@@ -82,6 +83,110 @@ TEST(HostBackoff, WhereTheRingFeedsTheGpuAThreadThatHasToFillItDoesNotPause) {
   host_backoff.configure(kForEver, /*while_fed=*/true);
   host_backoff.enter();
   EXPECT_FALSE(backs_off(host_backoff));
+}
+
+class FedBackoff : public queue::QueueTest {
+ protected:
+  FedBackoff() : queue::QueueTest(/*slots=*/256) {
+    host_backoff_.configure(kForEver, /*while_fed=*/true);
+    host_backoff_.enter();
+  }
+  // Launches take so long from here on, as far as is known.
+  void take(std::int64_t ns) {
+    gate_.predict(ns);
+    for (int i = 0; i < 1'000; ++i) {
+      ASSERT_TRUE(launch());
+      finish();
+    }
+    block();
+  }
+  void fill(std::uint64_t operations) {
+    while (queue().queued() < operations) ASSERT_TRUE(launch());
+  }
+  // A thread pauses, until the ring is emptied.
+  bool pauses() {
+    const std::uint64_t before = count_;
+    std::thread best_effort([&] { host_backoff_.back_off(count_, &queue()); });
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    while (count_ == before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    finish();
+    best_effort.join();  // or it hangs
+    return count_ != before;
+  }
+  // A request of so many launches ends, and the next one begins on a thread that holds the interpreter's lock.
+  std::int64_t next_request(std::uint64_t launches) {
+    host_backoff_.leave(launches);
+    host_backoff_.enter();
+    test::gil_held() = true;
+    const int before = test::gil_releases;
+    const std::int64_t began = now_ns();
+    host_backoff_.give_way(&queue());
+    const std::int64_t took = now_ns() - began;
+    test::gil_held() = false;
+    return test::gil_releases > before ? took : 0;
+  }
+
+  HostBackoff host_backoff_;
+  std::atomic<std::uint64_t> count_{0};
+};
+
+TEST_F(FedBackoff, ManyOperationsFeedTheGpu) {
+  take(1'000);
+  fill(63);
+  EXPECT_FALSE(pauses());
+  block();
+  fill(64);
+  EXPECT_TRUE(pauses());
+}
+
+// A program that keeps a few long kernels ahead never has many operations queued.
+TEST_F(FedBackoff, AFewLongKernelsFeedTheGpu) {
+  take(1'000'000);
+  fill(2);
+  EXPECT_FALSE(pauses());
+  block();
+  fill(3);
+  EXPECT_TRUE(pauses());
+}
+
+TEST_F(FedBackoff, ARequestOfManyLaunchesGivesWayForABoundedTime) {
+  find_gil_check();
+  take(1'000'000);
+  EXPECT_EQ(next_request(100), 0) << "nothing is queued that would make a thread pause";
+  fill(10);
+  EXPECT_GE(next_request(100), 100'000) << "no thread comes to a pause";
+  EXPECT_EQ(next_request(1), 0) << "a request of one launch releases the lock nearly as long as it takes";
+  EXPECT_GT(next_request(100), 0);
+  {
+    const HostBackoff::Resting resting(host_backoff_);
+    EXPECT_EQ(next_request(100), 0);
+  }
+  std::thread waits([&] { queue().drain(caller_, queue().pushed(), queue::Waiter::For::kSynchronise); });
+  EXPECT_TRUE(queue::eventually([&] { return queue().waiting() > 0; }));
+  EXPECT_EQ(next_request(100), 0);
+  finish();
+  waits.join();
+}
+
+TEST_F(FedBackoff, ARequestGivesWayUntilAThreadPauses) {
+  find_gil_check();
+  take(1'000'000);
+  fill(10);
+  std::atomic<bool> asks{false};
+  std::thread best_effort([&] {
+    // It has the interpreter's lock once the request has released it.
+    for (const int before = test::gil_releases; test::gil_releases == before;) {
+      asks = true;
+      std::this_thread::yield();
+    }
+    host_backoff_.back_off(count_, &queue());
+  });
+  while (!asks) std::this_thread::yield();
+  EXPECT_GT(next_request(100), 0);
+  EXPECT_TRUE(queue::eventually([&] { return count_ == 1; }));
+  EXPECT_EQ(next_request(100), 0);
+  finish();
+  best_effort.join();
 }
 
 TEST(HostBackoff, CanBeSwitchedOff) {
