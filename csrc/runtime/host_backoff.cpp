@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
+
 #include "base/clock.hpp"
 #include "queue/queue.hpp"
 #include "runtime/gil.hpp"
@@ -24,15 +26,19 @@ bool HostBackoff::rests(const queue::Queue& queue) const noexcept {
   return resting_.load(std::memory_order_relaxed) > 0 || queue.waiting() > 0;
 }
 
-void HostBackoff::give_way(const queue::Queue* queue) const noexcept {
-  if (launches_.load(std::memory_order_relaxed) < kEager || longest_ns_.load(std::memory_order_relaxed) == 0) return;
+void HostBackoff::give_way(const queue::Queue* queue) noexcept {
+  const std::uint64_t launches = launches_.load(std::memory_order_relaxed);
+  if (launches < kEager || longest_ns_.load(std::memory_order_relaxed) == 0) return;
   if (queue == nullptr || !kFed.is_in(*queue) || rests(*queue) || !holds_gil()) return;
+  const unsigned in_vain = in_vain_.fetch_add(1, std::memory_order_relaxed);
+  if (in_vain >= kInVain && in_vain % kTries != 0) return;
   const GilReleased others_run;
-  const std::int64_t end = now_ns() + kGiveWayNs;
+  const std::int64_t end = now_ns() + std::min(static_cast<std::int64_t>(launches) * kLostNs, kMostNs);
   while (!rests(*queue) && now_ns() < end) {
     for (int i = 0; i < 16; ++i) _mm_pause();
     sched_yield();
   }
+  if (rests(*queue)) in_vain_.store(0, std::memory_order_relaxed);
 }
 
 void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) noexcept {

@@ -47,9 +47,10 @@ class HostBackoff {
   }
 
   // On a thread that has entered a region, for a request that has many launches if it is like the last one: releases
-  // the interpreter's lock until a best-effort thread rests, for kGiveWayNs at most. Does nothing where one does
-  // already, or where none would pause, because `queue` holds too little.
-  void give_way(const queue::Queue* queue) const noexcept;
+  // the interpreter's lock until a best-effort thread rests, at most for what the request would lose otherwise. Does
+  // nothing where one rests already, or where none would pause, because `queue` holds too little; and seldom where it
+  // was in vain (threads that keep the lock while they launch never pause).
+  void give_way(const queue::Queue* queue) noexcept;
 
   // In its scope, the thread waits for the GPU.
   class Resting {
@@ -89,8 +90,11 @@ class HostBackoff {
   };
   static constexpr Enough kFed{64, 2'500'000};
   static constexpr Enough kHungry{16, 600'000};
-  static constexpr std::uint64_t kEager = 16;  // launches of a request for which it gives way
-  static constexpr std::int64_t kGiveWayNs = 100'000;
+  static constexpr std::uint64_t kEager = 16;       // launches of a request for which it gives way
+  static constexpr std::int64_t kLostNs = 3'000;    // by a launch, to a thread that waits for the interpreter's lock
+  static constexpr std::int64_t kMostNs = 200'000;  // to give way
+  static constexpr unsigned kInVain = 8;            // requests that gave way to nobody; from there on
+  static constexpr unsigned kTries = 16;            // one of so many does
 
   bool rests(const queue::Queue& queue) const noexcept;
 
@@ -100,6 +104,7 @@ class HostBackoff {
   std::atomic<bool> while_fed_{false};
   std::atomic<std::uint64_t> launches_{0};  // of the last request
   std::atomic<int> resting_{0};             // threads
+  std::atomic<unsigned> in_vain_{0};        // requests that gave way, or would have, since one did with success
 };
 
 }  // namespace cudasched::runtime
