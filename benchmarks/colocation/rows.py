@@ -80,6 +80,14 @@ class Repeats:
                 found[outcome.cell.repeat] = Latency.model_validate(summary(at_pace(served, pace_us)))
         return found
 
+    def rate_by_repeat(self, load: str) -> dict[int, float]:
+        """What one best-effort load did in each repeat, items a second."""
+        rates = {
+            outcome.cell.repeat: (outcome.result or {}).get("best_effort_per_s", {}).get(load)
+            for outcome in self.outcomes
+        }
+        return {repeat: rate for repeat, rate in rates.items() if rate}
+
     def counted_share(self, of: str, less: str = "") -> float | None:
         """A count in ns over the time in which it was counted, the median over repeats."""
         known = [outcome.result for outcome in self.outcomes if outcome.result and "counted" in outcome.result]
@@ -209,6 +217,7 @@ def _rows(
         building_ms = repeats.building_ms()
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
         pooled_ms = repeats.pooled(load)
+        strict = named.get(f"{name}_strict") if paired else None
         own_us, alone_us = repeats.pace_us(load), compared.pace_us(load)
         ratios = {
             f"{share}_ratio": getattr(measured, share) / getattr(compared_summary, share)
@@ -260,6 +269,7 @@ def _rows(
                     seconds=seconds,
                     unserved=repeats.unserved(load),
                     host_pace=own_us / alone_us if own_us and alone_us else None,
+                    over_strict=_over_strict(repeats, strict, load, best_effort, alone_us) if strict else None,
                     p99_ms_per_repeat=repeats.p99s_ms(load),
                     best_effort_per_s_per_repeat=done,
                     alone_p99_ms_per_repeat=compared.p99s_ms(load),
@@ -277,6 +287,22 @@ def _paired(these: dict[int, Latency], those: dict[int, Latency]) -> dict[str, f
         if pairs
         else None
         for share in ("p50", "p95", "p99")
+    }
+
+
+def _over_strict(
+    these: Repeats, strict: Repeats, load: str, best_effort: str, pace_us: float | None
+) -> dict[str, list[float]] | None:
+    """An arm's figures over those under `strict`, in each repeat that has both."""
+    latencies, others = these.by_repeat(load, pace_us), strict.by_repeat(load, pace_us)
+    rates, other_rates = these.rate_by_repeat(best_effort), strict.rate_by_repeat(best_effort)
+    both = sorted({*latencies} & {*others} & {*rates} & {*other_rates})
+    if not both:
+        return None
+    return {
+        "p50": [latencies[repeat].p50 / others[repeat].p50 for repeat in both],
+        "p99": [latencies[repeat].p99 / others[repeat].p99 for repeat in both],
+        "best_effort": [rates[repeat] / other_rates[repeat] for repeat in both],
     }
 
 

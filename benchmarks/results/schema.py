@@ -69,6 +69,14 @@ class Latency(Strict):
     n: Annotated[int, Field(gt=0)]
 
 
+class OverStrict(Strict):
+    """An arm's figures over those of the same arm under `strict`, repeat by repeat, which had the same arrivals."""
+
+    p50: list[float]
+    p99: list[float]
+    best_effort: list[float]
+
+
 class ColocationRow(Strict):
     """One latency load in one arm, beside what else runs there.
 
@@ -99,6 +107,7 @@ class ColocationRow(Strict):
         useful_gpu: Share of the time in which the GPU does requests' or best effort's work, by what either takes alone.
         host_pace: What a fixed piece of host work took beside the requests, over what it took beside them alone; where
             it is known, ratios of latencies are of those at one pace of the host.
+        over_strict: Of an arm that was measured under `strict`, too.
     """
 
     arm: str
@@ -138,6 +147,7 @@ class ColocationRow(Strict):
     seconds: Positive | None = None
     unserved: int = 0
     host_pace: Positive | None = None
+    over_strict: OverStrict | None = None
     p99_ms_per_repeat: list[float] = []
     best_effort_per_s_per_repeat: list[float] = []
     alone_p99_ms_per_repeat: list[float] = []
