@@ -45,8 +45,8 @@ def packed(cells: CellFile) -> dict[str, Any]:
     found: dict[str, Any] = {"servers": {}, "beside": {}}
     for cell, outcome in cells.outcomes.items():
         result = outcome.result or {}
-        if cell.arm == BUSY and result.get("launches"):
-            requests = result["launches"]
+        requests = result.get("launches") if cell.arm == BUSY else None
+        if requests and len(requests[0]) > 1:  # a CUDA graph is one launch, and has no host to replay
             found["servers"][cell.latency] = {
                 "gpu_ns": [
                     round(statistics.median(column))
