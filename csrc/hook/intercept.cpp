@@ -194,11 +194,7 @@ CUresult completion_observed(CUresult status) noexcept {
 template <typename Wait>
 CUresult waited_for(Wait&& wait, CUstream stream = nullptr, CUevent event = nullptr) noexcept {
   runtime::waits();
-  CUresult status = CUDA_SUCCESS;
-  {
-    const runtime::HostBackoff::Resting resting(runtime::hot().host_backoff);
-    status = wait();
-  }
+  const CUresult status = wait();
   if (status == CUDA_SUCCESS) runtime::waited();
   runtime::back_off_after_wait(stream, event);
   return status;

@@ -96,7 +96,6 @@ void Queue::stop(std::int64_t longest_ns) noexcept {
 
 void Queue::abandon() noexcept {
   accepting_.store(false, std::memory_order_release);
-  waiting_.store(0, std::memory_order_relaxed);
   ring_.abandon();
   launcher_.abandon();
   lock_.unlock();  // a thread that is not here may have held it
@@ -377,9 +376,7 @@ void Queue::open_for(const Caller& caller, Position position, Waiter::For what) 
 void Queue::drain(const Caller& caller, Position position, Waiter::For what) noexcept {
   if (position <= ring_.passed()) return;
   open_for(caller, position, what);
-  waiting_.fetch_add(1, std::memory_order_relaxed);
   launcher_.drain(position);
-  waiting_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {

@@ -61,8 +61,6 @@ class Queue {
   }
   // The GPU time that they take, about: if they are like those before them.
   std::int64_t queued_ns() const noexcept { return static_cast<std::int64_t>(queued()) * launcher_.operation_ns(); }
-  // Threads that wait for what is queued, or for room.
-  int waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
   // Nothing is deferred from here on, and the gate is open for what is queued: an internal fault.
   void fail() noexcept;
   // At exit: as fail(), then waits for what is queued, at most for `longest_ns`.
@@ -148,7 +146,6 @@ class Queue {
   static constexpr unsigned kAsksThatWait = 1000;  // for one position in a row
   std::atomic<Position> asked_{0};                 // for by the last query that was answered with NOT_READY,
   std::atomic<unsigned> asked_times_{0};           // so often again
-  std::atomic<int> waiting_{0};
   std::atomic<Position> claimed_{0};  // what waits behind the gate only as long as the process has no latency work
 };
 

@@ -25,8 +25,7 @@ struct Region {
   int counted = kUncounted;  // its place in telemetry::RegionCounts, by its name
   std::uint16_t traced = 0;  // the number of its name in traces; 0: nothing was traced when it was entered
   std::uint64_t token = 0;
-  std::uint64_t launches_before = 0;  // latency launches that its thread's counts had
-  std::uint32_t devices = 0;          // bitmap of the device ordinals that count this region as open
+  std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
 };
 
 // The regions that a thread has open, the innermost last.

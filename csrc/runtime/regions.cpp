@@ -30,14 +30,6 @@ RegionStack* region_stack() {
   return regions.get();
 }
 
-// About the thread's own: others may be counted with it.
-std::uint64_t latency_launches(const ThreadState& thread) noexcept {
-  return hot()
-      .counters.shard(thread.index)
-      .launches[static_cast<std::size_t>(Class::kLatency)]
-      .load(std::memory_order_relaxed);
-}
-
 }  // namespace
 
 std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns,
@@ -63,11 +55,7 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   region.token = next_token_.fetch_add(1, std::memory_order_relaxed);
   if (telemetry::tracing()) region.traced = telemetry::trace_region(name, value);
   trace_region(region, telemetry::TraceKind::kRegionBegin);
-  bool begins = false;
-  if (value == Class::kLatency) {
-    region.launches_before = latency_launches(thread);
-    begins = hot().host_backoff.enter();
-  }
+  if (value == Class::kLatency) hot().host_backoff.enter();
   if (value == Class::kBestEffort) {
     hot().marks.entered(region.token);
     hot().carries_origins.store(true, std::memory_order_relaxed);
@@ -75,10 +63,7 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   // The earliest hint there is: best-effort work holds back before the first launch. On a machine with several GPUs the
   // thread's context says which one; without a context the first launch does.
   if (value == Class::kLatency && hot().scheduling.load(std::memory_order_relaxed)) {
-    if (Device* device = Engine::current_device(thread)) {
-      engine().prepare(*device, value, thread);
-      if (begins) hot().host_backoff.give_way(device->queue());
-    }
+    if (Device* device = Engine::current_device(thread)) engine().prepare(*device, value, thread);
   }
   return region.token;
 }
@@ -101,9 +86,7 @@ void Regions::exit(std::uint64_t token) {
 
 void Regions::leave_devices(const Region& region) noexcept {
   trace_region(region, telemetry::TraceKind::kRegionEnd);
-  if (region.region_class == Class::kLatency) {
-    hot().host_backoff.leave(latency_launches(this_thread()) - region.launches_before);
-  }
+  if (region.region_class == Class::kLatency) hot().host_backoff.leave();
   if (region.region_class == Class::kBestEffort) {
     hot().marks.left(region.token);
     if (hot().marks.in_use()) hot().ticker.wake();

@@ -131,6 +131,25 @@ def test_best_effort_threads_back_off_for_a_request_of_their_program(
     ended_well(program)
 
 
+def test_a_best_effort_thread_that_returns_from_a_wait_backs_off_too(stage: Stage) -> None:
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
+    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
+    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    program.call("import ctypes; event, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)")
+    program.call('gpu.call("cuEventCreate", ctypes.byref(event), 0)')
+    program.call('gpu.call("cuEventRecord", event, handle); gpu.synchronize()')
+    waits = ('gpu.call("cuStreamSynchronize", handle)', 'gpu.call("cuEventSynchronize", event)')
+    for paused, wait in enumerate(waits, 1):
+        program.call(ENTER)
+        program.call(wait)  # in the region itself
+        program.call(f"helper = Worker(gpu, lambda: {wait})")
+        eventually(lambda: program.count("backed_off") == paused, "it pauses")  # noqa: B023
+        assert program.call("helper.is_alive()")
+        program.call(LEAVE)
+        program.call("helper.join()")
+    ended_well(program)
+
+
 def test_what_observes_the_end_waits_for_it(stage: Stage) -> None:
     """Each waits behind the closed gate, too: no latency work is in this process."""
     serve, train = server(stage), trainer(stage)
