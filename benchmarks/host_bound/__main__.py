@@ -15,7 +15,7 @@ arrivals, and ratios are medians over the pairs of a repeat. A cell is as long a
 A host that others share is faster and slower by turns: each request has with it what a fixed piece of work takes the
 server's thread then, and ratios are of latencies at one pace. How that differs between the arms is beside them.
 Programs are pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in
-all arms, and the threads of a core are in the same half. One process has them all.
+all arms, and the threads of a core are in the same half. In one process their threads are.
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone); the second has the rest, with both loads alone again, so that what is
@@ -246,9 +246,9 @@ def by_core(threads: Iterable[int], topology: Path = Path("/sys/devices/system/c
 
 
 def halves(cores: list[int]) -> dict[str, list[int]]:
-    """Which hardware threads a worker may use, by its role; with one, all share it."""
+    """Which hardware threads a role's programs, or threads, may use; with one, all share it."""
     middle = max(1, len(cores) // 2)
-    return {"latency": cores[:middle], "best_effort": cores[middle:] or cores, "both": cores}
+    return {"latency": cores[:middle], "best_effort": cores[middle:] or cores}
 
 
 def wanted(only: Sequence[str], server: str, beside: str, arm: str) -> bool:

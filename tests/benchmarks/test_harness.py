@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cudasched import demo
@@ -176,6 +177,21 @@ def test_a_worker_killed_between_runs_is_replaced(backend):
     # Those of the lead-in are served and not counted.
     times = schedule("poisson", 400, (LEAD_IN_S + 0.5) / backend.scale, 0)
     assert len(latency_ms) == sum(at * backend.scale >= LEAD_IN_S for at in times) < len(times)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_threads_of_a_role_have_its_cores_in_one_process_too(backend):
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    backend.cores = {"latency": [first], "best_effort": [second]}
+    (spec,) = workers_of(ARMS["cudasched_one_process"], "mlp", "gemm")
+    with Pool(backend) as pool:
+        assert pool.start([spec], GENEROUS_S) == {}
+        process = pool._workers[spec]._process.pid
+        pool.run([spec], Run(0.5, rates_hz="400"))
+        names = {int(task.name): (task / "comm").read_text().strip() for task in Path(f"/proc/{process}/task").iterdir()}
+        launchers = [number for number, name in names.items() if name == "cudasched-queue"]
+        assert os.sched_getaffinity(process) == {first}, "the thread that serves"
+        assert [os.sched_getaffinity(number) for number in launchers] == [{second}]
 
 
 def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):

@@ -218,8 +218,8 @@ def test_the_script_runs_what_the_benchmark_takes(tmp_path):
 
 
 def test_programs_have_cores_of_their_own_where_there_are_any():
-    assert host_bound.halves([0, 1, 2, 3]) == {"latency": [0, 1], "best_effort": [2, 3], "both": [0, 1, 2, 3]}
-    assert host_bound.halves([5]) == {"latency": [5], "best_effort": [5], "both": [5]}
+    assert host_bound.halves([0, 1, 2, 3]) == {"latency": [0, 1], "best_effort": [2, 3]}
+    assert host_bound.halves([5]) == {"latency": [5], "best_effort": [5]}
 
 
 def test_the_threads_of_a_core_stay_together(tmp_path):

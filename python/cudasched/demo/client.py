@@ -134,6 +134,7 @@ class Client:
         best_effort: What runs in a closed loop, by name.
         scale: Wall-clock seconds that one second of the device takes.
         regions: One for each role, entered around each request and each step.
+        cores: Which cores the threads of a role, `latency` or `best_effort`, may use; all where none are named.
     """
 
     def __init__(
@@ -142,20 +143,29 @@ class Client:
         best_effort: dict[str, Workload],
         scale: float,
         regions: tuple[LatencyRegion, Region],
+        cores: dict[str, list[int]],
     ) -> None:
         self.latency = latency
         self.best_effort = best_effort
         self.scale = scale
         self.latency_region, self.best_effort_region = regions
+        self.cores = cores
+
+    def _use_cores(self, role: str) -> None:
+        """Those of the role, from here on: the calling thread, and those that it starts, as PyTorch's for backward."""
+        if self.cores.get(role):
+            os.sched_setaffinity(0, self.cores[role])
 
     def warm_up(self) -> None:
         """Runs each workload a little: allocations, autotuning and the history of its kernels settle."""
+        self._use_cores("latency")
         for workload in self.latency.values():
             with workload.context():
                 for _ in range(workload.warm_up_steps):
                     with self.latency_region(0.0):
                         workload.step()
                         workload.synchronize()
+        self._use_cores("best_effort")
         for workload in self.best_effort.values():
             with workload.context():
                 for _ in range(workload.warm_up_steps):
@@ -203,8 +213,9 @@ class Client:
         for name, workload in self.best_effort.items():
             tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
 
-        def carry_out(role: str, name: str, drive: Callable[[], Any]) -> None:
-            result[role][name] = drive()
+        def carry_out(kind: str, name: str, drive: Callable[[], Any]) -> None:
+            self._use_cores("latency" if kind == "latency" else "best_effort")
+            result[kind][name] = drive()
 
         threads = [threading.Thread(target=carry_out, args=task, daemon=True) for task in tasks[1:]]
         for thread in threads:
@@ -414,7 +425,8 @@ def build(args: argparse.Namespace) -> Client:
         regions = managed_regions(latency.values(), best_effort.values())
     if shared:
         sys.setswitchinterval(1e-4)  # else any thread may hold the interpreter for 5 ms
-    return Client(latency, best_effort, args.time_scale, regions)
+    own_cores = {"latency": args.latency_cores, "best_effort": args.best_effort_cores}
+    return Client(latency, best_effort, args.time_scale, regions, own_cores)
 
 
 def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -456,6 +468,11 @@ def take_protocol() -> Callable[[dict[str, Any]], None]:
     return answer
 
 
+def cores(text: str) -> list[int]:
+    """Of an option."""
+    return [int(number) for number in text.split(",")]
+
+
 def main() -> int:
     """Entry point of the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -465,7 +482,9 @@ def main() -> int:
     parser.add_argument("--managed", action="store_true", help="schedule the roles of this process with regions")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     parser.add_argument("--loads", help="a Python file that builds the latency loads instead")
-    parser.add_argument("--cores", help="which cores to use, by commas; all that there are by default")
+    for role in ("latency", "best-effort"):
+        words = f"which cores {role} loads may use, by commas; all that there are by default"
+        parser.add_argument(f"--{role}-cores", type=cores, default=[], help=words)
     parser.add_argument("--probe", action="store_true", help="say what there is to run on, and stop")
     args = parser.parse_args()
     answer = take_protocol()
@@ -474,8 +493,8 @@ def main() -> int:
         return 0
     if not (args.latency or args.best_effort):
         parser.error("name a --latency load, a --best-effort load, or both")
-    if args.cores:
-        os.sched_setaffinity(0, map(int, args.cores.split(",")))
+    if args.latency_cores or args.best_effort_cores:
+        os.sched_setaffinity(0, {*args.latency_cores, *args.best_effort_cores})
     began = time.monotonic()
     client = build(args)
     client.warm_up()

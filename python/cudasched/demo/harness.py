@@ -235,7 +235,8 @@ class Backend:
         settings: Environment of every worker, over this process's own.
         scratch: Where the simulated device lies, in the way of no other run.
         loads: A file with other latency loads than the demo's (client.py); None: none.
-        cores: Which cores a worker may use that has loads of the role `latency`, `best_effort` or `both`; else all.
+        cores: Which cores loads of the role `latency` or `best_effort` may use, in a worker that has both roles, too;
+            else all.
     """
 
     name: str = "torch"
@@ -440,9 +441,9 @@ class Worker(Child):
             environment["CUDASCHED_GRAPH_SLICES"] = "off"
         if backend.loads:
             command += ["--loads", str(backend.loads)]
-        role = "both" if spec.latency and spec.best_effort else "latency" if spec.latency else "best_effort"
-        if backend.cores.get(role):
-            command += ["--cores", ",".join(map(str, backend.cores[role]))]
+        for role in (role for role, loads in (("latency", spec.latency), ("best_effort", spec.best_effort)) if loads):
+            if backend.cores.get(role):
+                command += [f"--{role.replace('_', '-')}-cores", ",".join(map(str, backend.cores[role]))]
         if spec.history_only:
             environment["CUDASCHED_MODEL"] = "off"
         if spec.policy:
