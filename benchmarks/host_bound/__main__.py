@@ -20,10 +20,10 @@ all arms, and the threads of a core are in the same half. In one process their t
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
 all modes, time slices, both loads alone); the second has the rest, with both loads alone again, so that what is
 compared was measured together; the third, under both policies, the servers that are to be as they are under `strict`: a
-CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet. `--plan` prints the passes
-with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only SERVER[/BESIDE[/ARM]]` parts,
-and both may be given again; `--part I/N` takes every Nth server, for a GPU a part (benchmarks/host_bound.sh), and
-`merge` puts these together. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
+CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet. `--plan`
+prints the passes with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only
+SERVER[/BESIDE[/ARM]]` parts, and both may be given again; `--part I/N` takes every Nth server, for a GPU a part
+(benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
 result, 3 when time ran out first, 1 when a cell failed. Beside the results is NAME.requests.json.xz, what the simulator
 replays; `--predict FILE` says by how much its P50 and ratio are off of those that were measured
 (benchmarks/host_bound/replayed.py).

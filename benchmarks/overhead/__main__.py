@@ -8,6 +8,9 @@ what is added is the median over rounds of the difference of medians. It does so
 2.8 us is noisy, and on a null driver whose calls return at once, which leaves the hook's own time alone. The same is
 done for `x.add_(1)` in PyTorch, and for the CPU time of a process that sleeps. Clients' tables lie in a directory of
 this run, so nothing else is on the device.
+
+What a launch takes beside another thread that launches in the same context (launch_beside.c, bare) is what sharing a
+process costs whatever the hook does.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ CLASSES = (BARE, "normal", "latency", "best-effort")
 KERNELS = {"empty": "no parameters", "ten": "10 parameters"}
 #: What the launch loop prints: ns a launch of each kernel, and CPU ns of the process in a second of sleep.
 LOOP = {**KERNELS, "idle": "idle for a second"}
+#: What launch_beside.c prints, and what rows call it.
+COMPANY = {
+    "launching": "beside a thread that launches each 40 us in the same context",
+    "marking": "beside one that also records an event behind each launch and asks for it twice",
+}
 TIMEOUT_S = 120
 
 
@@ -91,24 +99,42 @@ class Bench:
         command = [*CUDASCHED, "run", "--class", client_class, "--", *self.command] if hooked else self.command
         environment = self.backend.environment(hooked)
         environment.setdefault("CUDASCHED_RUN_DIR", str(run_directory))
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise HarnessError(f"{self.label}, {client_class}: no answer within {TIMEOUT_S} s") from error
-        if done.returncode != 0:
-            raise HarnessError(f"{self.label}, {client_class}: status {done.returncode}\n{done.stderr[-2000:]}")
-        found = {}
-        for line in done.stdout.splitlines():
-            name, *values = line.split()
-            if name in self.names:
-                found[name] = [float(value) for value in values]
-        if set(found) != set(self.names):
-            raise HarnessError(
-                f"{self.label}, {client_class}: expected {', '.join(self.names)}, got {done.stdout[:500]!r}"
-            )
-        return found
+        return printed(f"{self.label}, {client_class}", command, environment, list(self.names))
+
+
+def printed(label: str, command: list[str], environment: dict[str, str], names: list[str]) -> dict[str, list[float]]:
+    """What a program prints of these names: ns a call for each batch.
+
+    Raises:
+        HarnessError: It failed, or prints something else.
+    """
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"{label}: no answer within {TIMEOUT_S} s") from error
+    if done.returncode != 0:
+        raise HarnessError(f"{label}: status {done.returncode}\n{done.stderr[-2000:]}")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {line[0]: [float(value) for value in line[1:]] for line in lines if line and line[0] in names}
+    if set(found) != set(names):
+        raise HarnessError(f"{label}: expected {', '.join(names)}, got {done.stdout[:500]!r}")
+    return found
+
+
+def beside(label: str, program: Path, backend: Backend, options: argparse.Namespace) -> list[OverheadRow]:
+    """What a launch takes beside another thread's, over what it takes alone.
+
+    Raises:
+        HarnessError: The program failed.
+    """
+    names = ["alone", *COMPANY]
+    series = {name: Series() for name in names}
+    command = [str(program), str(max(options.batches // 4, 1)), str(options.launches)]
+    for _ in range(options.rounds):
+        for name, batches in printed(label, command, backend.environment(False), names).items():
+            series[name].rounds.append(batches)
+    what = f"{label}, no parameters, one each 20 us"
+    return [_row(f"{what}: {words}", series[name], series["alone"]) for name, words in COMPANY.items()]
 
 
 def rows(bench: Bench, series: dict[tuple[str, str], Series]) -> list[OverheadRow]:
@@ -138,16 +164,17 @@ def _row(what: str, series: Series, baseline: Series) -> OverheadRow:
     )
 
 
-def build(directory: Path) -> tuple[Path, Path]:
-    """Compiles the launch loop and the null driver with the system's C compiler.
+def build(directory: Path) -> tuple[Path, Path, Path]:
+    """Compiles the programs and the null driver with the system's C compiler.
 
     Returns:
-        The program, and the null driver's libcuda.so.1 in a directory of its own.
+        The launch loop, what launches beside a thread, and the null driver's libcuda.so.1 in a directory of its own.
 
     Raises:
         HarnessError: There is no compiler, or it failed.
     """
-    program = compile_c(directory / "launch_loop", HERE / "launch_loop.c")
+    loop = compile_c(directory / "launch_loop", HERE / "launch_loop.c")
+    company = compile_c(directory / "launch_beside", HERE / "launch_beside.c", options=("-pthread",))
     null = HERE / "null_driver.c"
     own = set(_functions(null.read_text()))
     listed = subprocess.run([sys.executable, ENTRY_POINTS, "symbols"], capture_output=True, text=True, check=True)
@@ -157,7 +184,7 @@ def build(directory: Path) -> tuple[Path, Path]:
     driver = directory / "null" / "libcuda.so.1"
     driver.parent.mkdir()
     options = ("-shared", "-fPIC", "-fno-builtin", "-Wl,-soname,libcuda.so.1")
-    return program, compile_c(driver, null, generated, options=options)
+    return loop, company, compile_c(driver, null, generated, options=options)
 
 
 def _functions(source: str) -> list[str]:
@@ -184,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="cudasched-overhead-") as scratch:
         try:
             described = meta.describe(options.simulate, options.commit, torch_needed=False)
-            program, null_driver = build(Path(scratch))
+            program, company, null_driver = build(Path(scratch))
             device = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
             for bench in _benches(options, program, null_driver, device, described.torch is not None):
                 try:
@@ -193,6 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except HarnessError as error:
                     failed = True
                     print(f"overhead: {error}", file=sys.stderr)
+            label = "simulated driver" if options.simulate else "driver"
+            made += beside(label, company, device, options)
             if not options.simulate:
                 described.sm_clock_mhz = meta.sm_clock_mhz()
         except HarnessError as error:

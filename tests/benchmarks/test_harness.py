@@ -188,7 +188,9 @@ def test_the_threads_of_a_role_have_its_cores_in_one_process_too(backend):
         assert pool.start([spec], GENEROUS_S) == {}
         process = pool._workers[spec]._process.pid
         pool.run([spec], Run(0.5, rates_hz="400"))
-        names = {int(task.name): (task / "comm").read_text().strip() for task in Path(f"/proc/{process}/task").iterdir()}
+        names = {
+            int(task.name): (task / "comm").read_text().strip() for task in Path(f"/proc/{process}/task").iterdir()
+        }
         launchers = [number for number, name in names.items() if name == "cudasched-queue"]
         assert os.sched_getaffinity(process) == {first}, "the thread that serves"
         assert [os.sched_getaffinity(number) for number in launchers] == [{second}]

@@ -10,16 +10,21 @@ from benchmarks.results.schema import load
 
 
 def test_the_launch_loop_runs_on_the_null_driver(tmp_path):
-    program, driver = overhead.build(tmp_path)
+    program, company, driver = overhead.build(tmp_path)
     environment = {"LD_LIBRARY_PATH": str(driver.parent)}
     done = subprocess.run([program, "3", "10"], env=environment, capture_output=True, text=True, timeout=60, check=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[0] for line in lines] == list(overhead.LOOP)
     assert all(len(line) == 4 and all(float(value) >= 0 for value in line[1:]) for line in lines)
+    names = ["alone", *overhead.COMPANY]
+    found = overhead.printed("beside", [str(company), "3", "10"], environment, names)
+    assert list(found) == names and all(len(batches) == 3 and min(batches) > 0 for batches in found.values())
+    with pytest.raises(overhead.HarnessError, match="beside: status 2\nlaunch_beside: BATCHES"):
+        overhead.printed("beside", [str(company), "0", "10"], environment, names)
 
 
 def test_the_null_driver_has_every_symbol_of_the_shim(tmp_path):
-    _, driver = overhead.build(tmp_path)
+    _, _, driver = overhead.build(tmp_path)
     exported = subprocess.run(["nm", "-D", "--defined-only", driver], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in exported.splitlines()}
     listed = subprocess.run(
@@ -43,6 +48,6 @@ def test_overhead_rehearses_every_class(tmp_path):
     options = ["--simulate", "--rounds", "1", "--batches", "5", "--launches", "20", "--out", str(out)]
     assert overhead.main(options) == 0
     rows = load(out).rows
-    # Two drivers: two kernels in three classes and at the gate, a sleep in three classes.
-    assert len(rows) == 2 * (2 * 4 + 3)
+    # Two drivers: two kernels in three classes and at the gate, a sleep in three classes. And one beside a thread.
+    assert len(rows) == 2 * (2 * 4 + 3) + len(overhead.COMPANY)
     assert all(row.ns_median > 0 for row in rows if "idle" not in row.what)
