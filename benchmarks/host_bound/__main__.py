@@ -23,10 +23,10 @@ compared was measured together; the third, under both policies, the servers that
 CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet. `--plan`
 prints the passes with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only
 SERVER[/BESIDE[/ARM]]` parts, and both may be given again; `--part I/N` takes every Nth server, for a GPU a part
-(benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in NAME.cells. The exit status is 0 when all cells have a
-result, 3 when time ran out first, 1 when a cell failed. Beside the results is NAME.requests.json.xz, what the simulator
-replays; `--predict FILE` says by how much its P50 and ratio are off of those that were measured
-(benchmarks/host_bound/replayed.py).
+(benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in NAME.cells. The exit
+status is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed. Beside the results is
+NAME.requests.json.xz, what the simulator replays; `--predict FILE` says by how much its P50 and ratio are off of those
+that were measured (benchmarks/host_bound/replayed.py).
 """
 
 from __future__ import annotations
