@@ -43,6 +43,7 @@ LOOP = {**KERNELS, "idle": "idle for a second"}
 COMPANY = {
     "launching": "beside a thread that launches each 40 us in the same context",
     "marking": "beside one that also records an event behind each launch and asks for it twice",
+    "in_turns": "the same, where both spin until the other one is out of the driver",
 }
 TIMEOUT_S = 120
 

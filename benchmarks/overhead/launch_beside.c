@@ -8,7 +8,8 @@
  *
  *   alone       no other thread
  *   launching   one that launches each 40 us, as a launcher thread does whose kernels take so long
- *   marking     one that also records an event behind each launch and asks for it twice */
+ *   marking     one that also records an event behind each launch and asks for it twice
+ *   in_turns    as marking, where both spin until the other one is out of the driver */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,9 +19,9 @@
 #include "benchmarks/c_program.h"
 
 enum { kWarmUpBatches = 5, kOwnNs = 20000, kOtherNs = 40000 };
-enum Company { kAlone, kLaunching, kMarking, kCompanies };
+enum Company { kAlone, kLaunching, kMarking, kInTurns, kCompanies };
 
-static const char* const kNames[] = {"alone", "launching", "marking"};
+static const char* const kNames[] = {"alone", "launching", "marking", "in_turns"};
 static const char kPtx[] =
     ".version 7.0\n.target sm_50\n.address_size 64\n"
     ".visible .entry empty() { ret; }\n";
@@ -40,10 +41,18 @@ static int (*event_query)(void*);
 static void* function;
 static void* context;
 static _Atomic int company = kAlone;
+static atomic_flag in_driver = ATOMIC_FLAG_INIT;
 
 static void spin_until(int64_t end) {
   while (now_ns() < end) {
   }
+}
+
+static void enter_driver(int now) {
+  while (now == kInTurns && atomic_flag_test_and_set_explicit(&in_driver, memory_order_acquire)) __builtin_ia32_pause();
+}
+static void leave_driver(int now) {
+  if (now == kInTurns) atomic_flag_clear_explicit(&in_driver, memory_order_release);
 }
 
 static int launch_on(void* stream) { return launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL); }
@@ -62,10 +71,14 @@ static void* keep_company(void* unused) {
       next = now_ns();
       continue;
     }
+    enter_driver(now);
     check("cuLaunchKernel", launch_on(stream));
-    if (now == kMarking) {
-      check("cuEventRecord", event_record(event, stream));
-      for (int i = 0; i < 2; ++i) (void)event_query(event);
+    if (now != kLaunching) check("cuEventRecord", event_record(event, stream));
+    leave_driver(now);
+    for (int i = 0; now != kLaunching && i < 2; ++i) {
+      enter_driver(now);
+      (void)event_query(event);
+      leave_driver(now);
     }
     next += kOtherNs;
     spin_until(next);
@@ -110,7 +123,9 @@ int main(int argc, char** argv) {
       int64_t in_calls = 0;
       for (int i = 0; i < launches; ++i) {
         const int64_t began = now_ns();
+        enter_driver(now);
         failures |= launch_on(stream);
+        leave_driver(now);
         in_calls += now_ns() - began;
         spin_until(began + kOwnNs);
       }
