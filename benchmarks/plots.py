@@ -1,13 +1,17 @@
-"""The plot of many programs beside one server: a line a program, a mark an arm; P99 on the left, throughput right."""
+"""Plots of many pairs of programs: a line a pair, a mark an arm; latency on the left, best effort on the right."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudasched._output import Output
 
 from benchmarks.results.schema import ColocationRow, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: The arms that are drawn, in this order: what the legend calls them, their mark and colour.
 ARMS: Mapping[str, tuple[str, str, str]] = {
@@ -17,8 +21,21 @@ ARMS: Mapping[str, tuple[str, str, str]] = {
     "cudasched_mps": ("under MPS", "D", "#4dac26"),
     "cudasched_one_process": ("one process", "^", "#762a83"),
 }
+#: The same of host-bound servers.
+HOST_BOUND_ARMS: Mapping[str, tuple[str, str, str]] = {
+    "processes": ("time slices", "x", "#b2182b"),
+    "mps_priority": ("MPS, low priority", "+", "#b2182b"),
+    "cudasched_two_processes_strict": ("two processes, strict", "o", "#92c5de"),
+    "cudasched_two_processes": ("two processes, harvest", "o", "#2166ac"),
+    "cudasched_mps_strict": ("under MPS, strict", "D", "#b8e186"),
+    "cudasched_mps": ("under MPS, harvest", "D", "#4dac26"),
+    "cudasched_one_process": ("one process, harvest", "^", "#762a83"),
+}
 #: Between the marks of a program's arms, of the distance between two programs.
 APART = 0.16
+HOST_BOUND_APART = 0.11
+RATIOS = (1, 1.25, 1.5, 2, 3, 4, 5, 6, 8)
+HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6)
 
 
 def servers(results: Results) -> list[str]:
@@ -60,21 +77,72 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
     right.set_xlim(left=min(90.0, right.get_xlim()[0]))
     left.set_yticks(range(len(programs)), [program.replace("_", " ") for program in programs])
     left.set_ylim(len(programs) - 0.5, -0.5)
-    left.set_xscale("log")
-    ticks = [1, 1.25, 1.5, 2, 3, 4, 5, 6, 8]
-    left.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    left.minorticks_off()
-    left.set_xlabel("P99 / alone")
+    _show_ratios(left, "P99 / alone", RATIOS)
     right.set_xlabel("best effort, % of alone x (1 - latency duty)")
     for axes, whole in ((left, 1.0), (right, 100.0)):
-        axes.axvline(whole, color="#888888", linewidth=0.8)
-        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        for place in range(1, len(programs)):
-            axes.axhline(place - 0.5, color="#eeeeee", linewidth=0.6)
+        _rule(axes, whole, len(programs))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     figure.suptitle(f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}", fontsize=11)
     output = Output(path, parents=True)
     with output.replacing() as temporary:
         figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")
     return True
+
+
+def plot_host_bound(results: Results, path: Path) -> bool:
+    """Draws P50 and P99 over alone and best effort of the GPU time left, of each pair in each arm that it has.
+
+    Returns:
+        False where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm in HOST_BOUND_ARMS]
+    pairs = list(dict.fromkeys((row.latency_load, row.best_effort_load) for row in rows))
+    figure = Figure(figsize=(12, 0.72 * len(pairs) + 1.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 3, sharey=True)
+    for number, (arm, (name, marker, color)) in enumerate(HOST_BOUND_ARMS.items()):
+        own = [row for row in rows if row.arm == arm]
+        offset = HOST_BOUND_APART * (number - (len(HOST_BOUND_ARMS) - 1) / 2)
+        places = [pairs.index((row.latency_load, row.best_effort_load)) + offset for row in own]
+        kept = [None if row.best_effort_gpu_ratio is None else 100 * row.best_effort_gpu_ratio for row in own]
+        figures = [row.p50_ratio for row in own], [row.p99_ratio for row in own], kept
+        for axes, values in zip(panels, figures, strict=True):
+            shown = [(value, place) for value, place in zip(values, places, strict=True) if value is not None]
+            axes.plot(*zip(*shown, strict=True), marker, color=color, label=name, markersize=5) if shown else None
+    panels[0].set_yticks(range(len(pairs)), [f"{server}\n{beside}".replace("_", " ") for server, beside in pairs])
+    panels[0].set_ylim(len(pairs) - 0.5, -0.5)
+    _show_ratios(panels[0], "P50 / alone, at one pace of the host", HOST_BOUND_RATIOS)
+    _show_ratios(panels[1], "P99 / alone, at one pace of the host", HOST_BOUND_RATIOS)
+    panels[2].set_xlabel("best effort, % of the GPU time that requests leave")
+    for axes, whole in zip(panels, (1.0, 1.0, 100.0), strict=True):
+        _rule(axes, whole, len(pairs))
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    figure.suptitle(f"eager servers beside other programs, {results.meta.gpu}", fontsize=11)
+    output = Output(path, parents=True)
+    with output.replacing() as temporary:
+        figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")
+    return True
+
+
+def _show_ratios(axes: Axes, label: str, ratios: Sequence[float]) -> None:
+    """On a logarithmic axis."""
+    axes.set_xscale("log")
+    axes.set_xticks(ratios, [f"{ratio:g}" for ratio in ratios])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def _rule(axes: Axes, whole: float, lines: int) -> None:
+    """A line where nothing is lost, and between the lines of the plot."""
+    axes.axvline(whole, color="#888888", linewidth=0.8)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    for place in range(1, lines):
+        axes.axhline(place - 0.5, color="#eeeeee", linewidth=0.6)

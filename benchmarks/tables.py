@@ -31,7 +31,7 @@ from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadt
 from benchmarks.figures import figures_table
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
-from benchmarks.plots import plot_programs, servers
+from benchmarks.plots import plot_host_bound, plot_programs, servers
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -429,6 +429,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--graphs-picture", type=Path, help="write that of programs of graphs to this file (docs/images/graphs.png)"
     )
+    parser.add_argument(
+        "--host-bound-picture", type=Path, help="write that of eager servers to this file (docs/images/host_bound.png)"
+    )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
     stale = []
@@ -459,6 +462,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot_programs(load(RESULTS / "breadth.json"), "bert_graph", options.breadth_picture)
     if options.graphs_picture:
         plot_programs(load(RESULTS / "graphs.json"), "bert_graph", options.graphs_picture)
+    if options.host_bound_picture:
+        plot_host_bound(load(RESULTS / "host_bound.json"), options.host_bound_picture)
     if options.picture:
         picture(load(RESULTS / "scheduler.json"), options.picture)
     if options.check and stale:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import plots
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import __main__ as host_bound
 from benchmarks.host_bound import replayed
 from benchmarks.results.schema import ColocationRow, FigureRow, Latency, Meta, Results, load
-from benchmarks.tables import table_of
+from benchmarks.tables import RESULTS, table_of
 
 META = Meta(
     gpu="some GPU",
@@ -154,6 +155,23 @@ def test_some_servers_are_to_be_as_under_strict(over_strict: dict[str, list[floa
     ours = measured_row(over_strict=over_strict, **graph)
     assert f"| over strict: {said} |" in table_of(Results(meta=META, rows=[ours]), "figures")
     assert "over strict" not in table_of(Results(meta=META, rows=[measured_row(**graph)]), "figures")
+
+
+def test_the_plot_has_a_line_a_pair_and_a_mark_an_arm(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    made = load(RESULTS / "host_bound.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure.Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch()))
+        assert plots.plot_host_bound(made, tmp_path / "host_bound.png")
+    pairs = {(row.latency_load, row.best_effort_load) for row in made.rows}
+    assert pairs == set(host_bound.ALL_PAIRS)
+    for axes, figure_of in zip(drawn[0].axes[:3], ("p50_ratio", "p99_ratio", "best_effort_gpu_ratio"), strict=True):
+        assert len(axes.get_yticks()) == len(pairs)
+        marks = {line.get_label(): len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() != "None"}
+        for arm, (name, _, _) in plots.HOST_BOUND_ARMS.items():
+            rows = [row for row in made.rows if row.arm == arm and getattr(row, figure_of) is not None]
+            assert marks[name] == len(rows) >= len(host_bound.PAIRS)
 
 
 def test_the_new_policy_has_the_plain_names_and_strict_a_suffix():
