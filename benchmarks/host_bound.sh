@@ -6,7 +6,7 @@
 #     DRY=1 benchmarks/host_bound.sh OUT                       # only says what it would run
 #
 # OUT/*.cells has what is done, and another run on as many GPUs goes on from there; it is put together in
-# OUT/host_bound.json. COMMIT may be set where there is no clone to ask, and PYTHON. 63 minutes on one GPU, half of that
+# OUT/host_bound.json. COMMIT may be set where there is no clone to ask, and PYTHON. 66 minutes on one GPU, half of that
 # on two.
 set -euo pipefail
 cd "$(dirname "$0")/.."

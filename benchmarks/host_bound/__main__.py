@@ -8,20 +8,21 @@
     python -m benchmarks.host_bound merge --out benchmarks/results/host_bound.json first.cells second.cells
     python -m benchmarks.host_bound --simulate --out /tmp/rehearsal.json
 
-Eager servers beside training and GEMMs: alone, in time slices, under MPS with a low priority, and under cudasched with
-the policies `harvest` and `strict` (`_strict`). A server's requests come at a rate that keeps its host busy for 35% of
-the time (BERT: at most 60 a second); it is measured once and kept with the cells. The arms of a repeat have equal
-arrivals, and ratios are medians over the pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take.
-A host that others share is faster and slower by turns: each request has with it what a fixed piece of work takes the
-server's thread then, and ratios are of latencies at one pace. How that differs between the arms is beside them.
-Programs are pinned: the server to the first half of the cores that the benchmark may use, best effort to the other, in
-all arms, and the threads of a core are in the same half. In one process their threads are.
+Eager servers beside training and GEMMs: alone, in time slices, under MPS with a low priority, as threads of one process
+on streams with priorities, and under cudasched with the policies `harvest` and `strict` (`_strict`). A server's
+requests come at a rate that keeps its host busy for 35% of the time (BERT: at most 60 a second); it is measured once
+and kept with the cells. The arms of a repeat have equal arrivals, and ratios are medians over the pairs of a repeat. A
+cell is as long as 1,000 latencies in all repeats take. A host that others share is faster and slower by turns: each
+request has with it what a fixed piece of work takes the server's thread then, and ratios are of latencies at one pace.
+How that differs between the arms is beside them. Programs are pinned: the server to the first half of the cores that
+the benchmark may use, best effort to the other, in all arms, and the threads of a core are in the same half. In one
+process their threads are.
 
 The most important cells come first: the first pass, over all pairs, has what the figures are made of (the new policy in
-all modes, time slices, both loads alone); the second has the rest, with both loads alone again, so that what is
-compared was measured together; the third, under both policies, the servers that are to be as they are under `strict`: a
-CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet. `--plan`
-prints the passes with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only
+all modes, time slices, priorities, both loads alone); the second has the rest, with both loads alone again, so that
+what is compared was measured together; the third, under both policies, the servers that are to be as they are under
+`strict`: a CUDA graph and a recommender. The servers' requests are recorded for the simulator where they are not yet.
+`--plan` prints the passes with the time that each takes, and measures nothing. `--pass N` takes one of them, `--only
 SERVER[/BESIDE[/ARM]]` parts, and both may be given again; `--part I/N` takes every Nth server, for a GPU a part
 (benchmarks/host_bound.sh), and `merge` puts these together. Each outcome is saved at once in NAME.cells. The exit
 status is 0 when all cells have a result, 3 when time ran out first, 1 when a cell failed. Beside the results is
@@ -126,7 +127,7 @@ ARMS = {
     arm.name: arm
     for arm in (
         *(COLOCATION_ARMS[name] for name in ("latency_alone", "best_effort_alone", "best_effort_alone_hooked")),
-        *(COLOCATION_ARMS[name] for name in ("processes", "mps_priority")),
+        *(COLOCATION_ARMS[name] for name in ("processes", "mps_priority", "one_process_priority")),
         *(Arm(f"cudasched_{mode}", mode, managed=True, policy="harvest") for mode in MODES),
         *(Arm(f"cudasched_{mode}_strict", mode, managed=True) for mode in MODES),
     )
@@ -149,7 +150,7 @@ class Pass:
 PASSES = (
     Pass(
         (
-            *("latency_alone", "best_effort_alone_hooked", "processes"),
+            *("latency_alone", "best_effort_alone_hooked", "processes", "one_process_priority"),
             *(f"cudasched_{mode}" for mode in MODES),
         )
     ),

@@ -267,14 +267,14 @@ def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     # Six arms five times, best effort alone twice, in the second pass with offload, too.
-    assert first.startswith("pass 1, bert_eager beside gemm: 27 cells of 4 s") and "cudasched_mps," in first
+    assert first.startswith("pass 1, bert_eager beside gemm: 32 cells of 4 s") and "cudasched_mps," in first
     assert second.startswith("pass 2, bert_eager beside gemm: 29 cells") and "cudasched_mps_strict" in second
     cells = CellFile(cells_path(out), META)
     cell = Cell("processes", "bert_eager", "gemm", "poisson", "60", 6.0, 0.0, 1)
     cells.add(Outcome(cell, {"latency": {}}, None, "2026-01-01T00:00:00+00:00"))
     cells.save()
     assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
-    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 26 cells")
+    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 31 cells")
     assert not out.exists()
 
 
