@@ -184,7 +184,7 @@ class Changing final : public runtime::Slices::Behind {
   void drain() noexcept override { Offload::drain_changed(exec_); }
 
  private:
-  // As before a launch: dozens of changes may come before that, each of which takes the interpreter's lock.
+  // As a launch does: dozens of changes may come before that, each of which takes the interpreter's lock.
   void back_off() const noexcept {
     if (!runtime::hot().host_backoff.requested()) [[likely]]
       return;

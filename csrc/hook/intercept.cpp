@@ -75,7 +75,7 @@ CUresult launch(Call& call, Submit&& submit) noexcept {
   const std::int64_t traced_ns = call.site.queue == nullptr ? 0 : telemetry::traced_now();
   const bool deferred = Offload::push(call, status);
   if (deferred && traced_ns != 0) runtime::trace_push(call, traced_ns);
-  // Once it is queued: the thread may have waited for room meanwhile.
+  // Behind the push, which may have waited for room.
   runtime::back_off(call.site);
   if (deferred) return status;
   status = launch_directly(call, submit);
@@ -190,20 +190,19 @@ CUresult completion_observed(CUresult status) noexcept {
   return status;
 }
 
-// A call that waits for the GPU: for a stream, an event, or neither.
+// A call that waits for the GPU.
 template <typename Wait>
-CUresult waited_for(Wait&& wait, CUstream stream = nullptr, CUevent event = nullptr) noexcept {
+CUresult waited_for(Wait&& wait) noexcept {
   runtime::waits();
   const CUresult status = wait();
   if (status == CUDA_SUCCESS) runtime::waited();
-  runtime::back_off_after_wait(stream, event);
+  runtime::back_off_after_wait();
   return status;
 }
 
 template <bool kPerThread>
 CUresult stream_synchronize(CUstream stream) noexcept {
-  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); },
-                    meant_stream<kPerThread>(stream));
+  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); });
 }
 
 template <bool kPerThread>
@@ -212,7 +211,7 @@ CUresult stream_query(CUstream stream) noexcept {
 }
 
 CUresult event_synchronize(CUevent event) noexcept {
-  return waited_for([&] { return table().event_synchronize(event); }, nullptr, event);
+  return waited_for([&] { return table().event_synchronize(event); });
 }
 CUresult event_query(CUevent event) noexcept { return completion_observed(table().event_query(event)); }
 CUresult context_synchronize() noexcept {

@@ -102,19 +102,23 @@ CUresult Launcher::make_current(CUcontext context) noexcept {
 }
 
 void Launcher::consume(const Operation& operation, bool gated) {
-  if (operation.made) return ring_.pass();
+  admitted_ns_ = 0;
+  if (operation.made) return pass(gated);
   if (operation.kind == Operation::Kind::kChange) {
     admission_.change_graph(operation);
-    return ring_.pass();
+    return pass(gated);
   }
   const Position position = ring_.passed() + 1;
-  admitted_ns_ = 0;
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
     status = operation.kind == Operation::Kind::kGraph ? submit_graph(operation, position, gated)
                                                        : submit(operation, position, gated && operation.is_launch());
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+  pass(gated);
+}
+
+void Launcher::pass(bool gated) noexcept {
   if (gated) {
     const std::int64_t mean_ns = operation_ns();
     operation_ns_.store(mean_ns + (admitted_ns_ - mean_ns) / kLately, std::memory_order_relaxed);

@@ -159,6 +159,7 @@ class Launcher {
   void work();
   void await_work();
   void consume(const Operation& operation, bool gated);
+  void pass(bool gated) noexcept;
   CUresult submit(const Operation& operation, Position position, bool at_gate, bool is_first = true,
                   bool is_last = true);
   CUresult submit_graph(const Operation& operation, Position position, bool at_gate);

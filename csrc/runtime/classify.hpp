@@ -11,6 +11,10 @@
 
 #include "base/class.hpp"
 
+namespace cudasched::queue {
+class Queue;
+}
+
 namespace cudasched::runtime {
 
 class Device;
@@ -48,6 +52,7 @@ struct ThreadState {
   std::uint64_t noted_epoch = 0;        // and in which activity
   const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
+  const queue::Queue* feeds = nullptr;  // what its last launch went into; null: none, or it has backed off after a wait
   bool normal_registered = false;
   bool empties_cache = false;  // for a latency client that waits for memory: what it drains passes the gate
 

@@ -215,25 +215,25 @@ inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcep
   if (known != nullptr && known->active()) site.queue = known;
 }
 
-// Host back-off (runtime/host_backoff.hpp).
+// Host back-off (runtime/host_backoff.hpp), of a launch or a change of a graph.
 inline void back_off(const queue::Site& site) noexcept {
   Hot& state = hot();
+  this_thread().feeds = site.queue;
   if (!state.host_backoff.requested()) [[likely]]
     return;
   if (site.caller.latency || site.captured) return;
   state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off, site.queue);
 }
 
-// After a call that waited for the GPU, for a stream, an event, or neither.
-inline void back_off_after_wait(CUstream stream, CUevent event) noexcept {
-  if (!hot().host_backoff.requested()) [[likely]]
+// The same of a call that has waited for the GPU: once for what the thread has launched since the last one.
+inline void back_off_after_wait() noexcept {
+  Hot& state = hot();
+  if (!state.host_backoff.requested()) [[likely]]
     return;
-  queue::Site site;
-  find_site(stream, event, site);
-  Device* const device = site.caller.latency ? nullptr : Engine::current_device(this_thread());
-  if (device == nullptr) return;
-  site.queue = device->queue();
-  back_off(site);
+  ThreadState& thread = this_thread();
+  const queue::Queue* const queue = std::exchange(thread.feeds, nullptr);
+  if (queue == nullptr || in_latency_region(thread)) return;
+  state.host_backoff.back_off(state.counters.shard(thread.index).backed_off, queue, /*bounds=*/1);
 }
 
 // Before a launch that was not deferred goes to the driver.

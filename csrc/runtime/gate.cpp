@@ -191,16 +191,16 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   traced.ends(call, ordinal_);
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
+  Pass pass;
+  pass.predicted_ns = found.duration_ns;
   if (entry.segment < 0) {
     count.untracked.fetch_add(1, std::memory_order_relaxed);
-    return {};
+    return pass;
   }
   due_ns_[static_cast<std::size_t>(entry.segment)] = kNotDueNs;
   const std::int64_t others_ns = ledger.predicted_ns(entry.segment) - found.duration_ns;
   const bool tells = entry.marks && (!found.proven || ledger.segment_launches(entry.segment) == 1);
   sampler_.entered(entry.segment, tells ? key : 0, others_ns);
-  Pass pass;
-  pass.predicted_ns = found.duration_ns;
   if (!entry.marks) return pass;
 
   pass.entry = entry.segment;

@@ -16,7 +16,8 @@ bool HostBackoff::Enough::is_in(const queue::Queue& queue) const noexcept {
   return queue.queued() >= operations || queue.queued_ns() >= gpu_ns;
 }
 
-void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept {
+void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue,
+                           std::int64_t bounds) const noexcept {
   const std::int64_t longest_ns = longest_ns_.load(std::memory_order_relaxed);
   const bool while_fed = while_fed_.load(std::memory_order_relaxed);
   const auto wanted = [&](std::int64_t now, const Enough& enough) {
@@ -28,7 +29,7 @@ void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue
   count.fetch_add(1, std::memory_order_relaxed);
   constexpr timespec kPause{0, kPauseNs};
   // Polled: a wake-up would cost the thread that leaves the region a system call.
-  for (std::int64_t now = begin; now < begin + kMostBounds * longest_ns && wanted(now, kHungry); now = now_ns()) {
+  for (std::int64_t now = begin; now < begin + bounds * longest_ns && wanted(now, kHungry); now = now_ns()) {
     nanosleep(&kPause, nullptr);
   }
 }

@@ -1,5 +1,5 @@
 // Host back-off: while a thread of this process is in a latency region, its best-effort threads pause once their next
-// launch is queued, or before they change an executable graph, and when they return from a wait for the GPU. The gate
+// launch is queued, before they change an executable graph, and where they return from a wait for the GPU. The gate
 // would hold what they launch anyway, and preparing it takes the interpreter's lock and the driver's locks from the
 // thread that answers the request.
 //
@@ -12,9 +12,11 @@
 // pauses where that holds enough, many operations or much GPU time, for the whole request, and goes on to fill it
 // before the GPU has nothing left of it. A request that launches and waits again and again, as a decoder does for each
 // token, hardly waits for another thread: the bound counts anew from each of its waits, and one launch is held
-// kMostBounds times as long at most.
+// kMostBounds times as long at most. A thread that returns from a wait may hold a lock of the program's, as PyTorch's
+// allocator does when it waits for its events one by one: it pauses once for what it has launched before, and for one
+// bound.
 //
-// Costs a launch one load while no region is open.
+// Costs a launch, and a wait, a load while no region is open.
 #pragma once
 
 #include <atomic>
@@ -43,15 +45,18 @@ class HostBackoff {
 
   bool requested() const noexcept { return open_.load(std::memory_order_relaxed) > 0; }
 
-  // On a best-effort thread, whose calls go into `queue` (null: into none). Adds one to `count` if it pauses.
-  void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue) const noexcept;
+  static constexpr std::int64_t kMostBounds = 10;
+
+  // On a best-effort thread, whose calls go into `queue` (null: into none), for so many bounds at most. Adds one to
+  // `count` if it pauses.
+  void back_off(std::atomic<std::uint64_t>& count, const queue::Queue* queue,
+                std::int64_t bounds = kMostBounds) const noexcept;
 
   // In a forked child: the calling thread has so many regions open, and is the only thread.
   void reset(int open) noexcept { open_.store(open, std::memory_order_relaxed); }
 
  private:
   static constexpr std::int64_t kPauseNs = 50'000;
-  static constexpr std::int64_t kMostBounds = 10;
   // What the ring holds that is enough to pause, and enough to go on with that: one or the other.
   struct Enough {
     std::uint64_t operations;

@@ -51,7 +51,7 @@ struct cudasched_counts {
   uint64_t offloaded_launches;   /* best-effort launches that the launcher thread made */
   uint64_t untracked_launches;   /* gated launches whose completion could not be followed */
   uint64_t gate_exceptions;      /* launches that were held because of what was in flight, and went */
-  uint64_t backed_off;           /* best-effort launches that let a request of their own program go first on the host */
+  uint64_t backed_off;           /* best-effort launches, and waits, that let a request of their own program go first */
   uint64_t graph_launches;       /* of the best-effort ones, those of graphs */
   uint64_t sliced_launches;      /* launches of graphs that were submitted in slices, */
   uint64_t slice_launches;       /* and in how many; each counts as a launch */

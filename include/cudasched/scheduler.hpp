@@ -183,7 +183,7 @@ struct Metrics {
   std::uint64_t gated_launches = 0;      // of the best-effort ones, those that found the gate on
   std::uint64_t gate_waits = 0;          // of the gated ones, those that waited
   std::chrono::nanoseconds gate_wait{0};
-  std::uint64_t backed_off = 0;          // best-effort launches that let a request of this program go first
+  std::uint64_t backed_off = 0;          // best-effort launches, and waits, that let a request of this program go first
   std::uint64_t untracked_launches = 0;  // gated, and their completion not seen
   std::uint64_t gate_exceptions = 0;     // held because of what was in flight, and went: it may have waited for them
   std::chrono::nanoseconds launcher_cpu{0};     // CPU time of the launcher threads,

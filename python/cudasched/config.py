@@ -70,8 +70,8 @@ class Config:
             earliest first).
         node_priority: Whether graphs that latency clients instantiate get the highest priority for their kernel nodes,
             and best-effort ones the lowest.
-        host_backoff_ms: How long best-effort threads of a program pause at their next launch, or change of a graph,
-            while another thread of it is in a latency region, ms; 0: they do not.
+        host_backoff_ms: How long best-effort threads of a program pause at their next launch, change of a graph, or
+            return from a wait for the GPU, while another thread of it is in a latency region, ms; 0: they do not.
         graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
             ``auto`` (beside latency clients), the default, ``ahead`` (likewise, but slices are built before one is
             there), ``always`` or ``off``.

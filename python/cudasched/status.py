@@ -224,7 +224,7 @@ class State:
         gate_waits: Of these, those that waited.
         gate_wait_ns: Time they waited, ns.
         offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
-        backed_off: Best-effort launches that let a request of their own program go first on the host.
+        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
         untracked_launches: Gated launches whose completion could not be followed.
         gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
             them.

@@ -131,22 +131,65 @@ def test_best_effort_threads_back_off_for_a_request_of_their_program(
     ended_well(program)
 
 
-def test_a_best_effort_thread_that_returns_from_a_wait_backs_off_too(stage: Stage) -> None:
+WAITS = (
+    'gpu.call("cuStreamSynchronize", handle)',
+    'gpu.call("cuEventSynchronize", event)',
+    "gpu.synchronize()",
+)
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_best_effort_thread_that_returns_from_a_wait_backs_off_too(stage: Stage, wait: str) -> None:
+    """Once for what it has launched: it may hold a lock of the program's, as an allocator does that waits for many."""
     program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
     program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
     program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
-    program.call("import ctypes; event, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)")
+    program.call("import ctypes, threading; event, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)")
     program.call('gpu.call("cuEventCreate", ctypes.byref(event), 0)')
-    program.call('gpu.call("cuEventRecord", event, handle); gpu.synchronize()')
-    waits = ('gpu.call("cuStreamSynchronize", handle)', 'gpu.call("cuEventSynchronize", event)')
-    for paused, wait in enumerate(waits, 1):
-        program.call(ENTER)
-        program.call(wait)  # in the region itself
-        program.call(f"helper = Worker(gpu, lambda: {wait})")
-        eventually(lambda: program.count("backed_off") == paused, "it pauses")  # noqa: B023
-        assert program.call("helper.is_alive()")
-        program.call(LEAVE)
-        program.call("helper.join()")
+    program.call('gpu.call("cuEventRecord", event, handle); gpu.synchronize(); go = threading.Event()')
+    helper = f"gpu.launch(stream=stream); go.wait(); {wait}; {wait}"
+    program.call(f"helper = Worker(gpu, lambda: [{helper.replace('; ', ', ')}])")
+    eventually(lambda: program.count("offloaded_launches") == 2, "it has launched, as before")
+    program.call(ENTER)
+    program.call(f"{wait}; go.set()")  # in the region itself
+    eventually(lambda: program.count("backed_off") == 1, "it pauses")
+    assert program.call("helper.is_alive()")
+    program.call(LEAVE)
+    program.call("helper.join()")
+    assert program.count("backed_off") == 1
+    ended_well(program)
+
+
+@pytest.mark.parametrize("launches", ["[]", "[gpu.launch(stream=stream), gpu.launch(stream=served)]"])
+def test_a_thread_that_waits_for_other_work_does_not_back_off(stage: Stage, launches: str) -> None:
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
+    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
+    program.call("cudasched.bind_stream(served := gpu.stream(), 'latency')")
+    program.call("gpu.launch(2, stream=stream); gpu.launch(stream=served); gpu.synchronize()")
+    program.call("import threading; go = threading.Event()")
+    program.call(f"helper = Worker(gpu, lambda: [{launches}, go.wait(), gpu.synchronize()])")
+    program.call("gpu.synchronize()")
+    program.call(ENTER)
+    program.call("go.set(); helper.join()")
+    program.call(LEAVE)
+    assert program.count("backed_off") == 0
+    ended_well(program)
+
+
+def test_a_best_effort_thread_backs_off_behind_its_launch(stage: Stage) -> None:
+    """The GPU may go on with it, and one that had to wait for room does not go on to the next."""
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
+    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
+    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    before = program.count("offloaded_launches")
+    program.call(ENTER)
+    program.call("helper = Worker(gpu, lambda: gpu.launch(stream=stream))")
+    eventually(lambda: program.count("backed_off") == 1, "it pauses")
+    program.call("gpu.synchronize()")  # the gate opens for it
+    assert program.count("offloaded_launches") == before + 1
+    assert program.call("helper.is_alive()")
+    program.call(LEAVE)
+    program.call("helper.join()")
     ended_well(program)
 
 

@@ -375,7 +375,7 @@ class Slices {
   void note_last(Sliced& sliced, CUstream stream, CUcontext context, bool ordered) noexcept;
   void order(Sliced& sliced, CUstream stream, CUcontext context) noexcept;
 
-  SliceSettings settings_;
+  SliceSettings settings_;  // written before the program's first call alone
   std::mutex mutex_;
   std::condition_variable wanted_changed_;
   std::unordered_map<CUgraphExec, std::shared_ptr<Sliced>> all_;

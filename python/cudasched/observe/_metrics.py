@@ -182,7 +182,7 @@ class Metrics:
         untracked_launches: Gated launches whose completion could not be followed.
         gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
             them.
-        backed_off: Best-effort launches that let a request of their own program go first on the host.
+        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
         graph_launches: Of the best-effort launches, those of graphs.
         sliced_launches: Of these, those that were submitted in slices, so that the gate could close between two.
         slice_launches: In how many slices; each counts as a launch.

@@ -323,7 +323,7 @@ EXPORTED: tuple[Exported, ...] = (
     _of_process(
         "cudasched_backed_off_launches",
         "",
-        "Best-effort launches that let a request of their own program go first on the host.",
+        "Best-effort launches, and waits, that let a request of their own program go first on the host.",
         lambda m: m.backed_off,
     ),
     _of_process(

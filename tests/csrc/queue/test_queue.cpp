@@ -114,9 +114,6 @@ TEST_F(QueueTest, WhatIsQueuedTakesTheGpuTimeThatOperationsLikeItTook) {
     ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
   };
   gate_.predict(1'000'000);
-  for (int i = 0; i < 8; ++i) step();
-  finish();
-  EXPECT_EQ(queue().queued_ns(), 0);
   for (int i = 0; i < 1'000; ++i) {
     step();
     finish();

@@ -106,15 +106,22 @@ class FedBackoff : public queue::QueueTest {
   // A thread pauses, until the ring is emptied.
   bool pauses() {
     const std::uint64_t before = count_;
-    std::thread best_effort([&] { host_backoff_.back_off(count_, &queue()); });
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-    while (count_ == before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    std::atomic<bool> returned{false};
+    std::thread best_effort([&] {
+      host_backoff_.back_off(count_, &queue());
+      returned = true;
+    });
+    EXPECT_TRUE(queue::eventually([&] { return count_ != before || returned; }));
     finish();
     best_effort.join();  // or it hangs
     return count_ != before;
   }
+  // All but so many of what is queued goes.
+  void leave(std::uint64_t operations) {
+    queue().drain(latency_, queue().pushed() - operations, queue::Waiter::For::kSynchronise);
+    ASSERT_EQ(queue().queued(), operations);
+  }
 
- private:
   HostBackoff host_backoff_;
   std::atomic<std::uint64_t> count_{0};
 };
@@ -126,6 +133,25 @@ TEST_F(FedBackoff, ManyOperationsFeedTheGpu) {
   block();
   fill(64);
   EXPECT_TRUE(pauses());
+}
+
+TEST_F(FedBackoff, AThreadThatPausesGoesOnBeforeTheRingIsEmpty) {
+  take(1'000);
+  fill(100);
+  std::atomic<bool> returned{false};
+  std::thread best_effort([&] {
+    host_backoff_.back_off(count_, &queue());
+    returned = true;
+  });
+  ASSERT_TRUE(queue::eventually([&] { return count_ == 1; }));
+  leave(16);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(returned);
+  leave(15);
+  EXPECT_TRUE(queue::eventually([&] { return returned.load(); }));
+  EXPECT_TRUE(host_backoff_.requested());
+  finish();
+  best_effort.join();
 }
 
 // A program that keeps a few long kernels ahead never has many operations queued.

@@ -651,6 +651,27 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
   EXPECT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
 }
 
+// Most graphs of a program may be: none of them waits for the builder's step.
+TEST_F(Sliced, AGraphThatIsNeverClonedIsInstantiatedBesideABuild) {
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  CUgraphExec exec = chains({1}).front();
+  CUgraph one = new_graph();
+  kernel(one, 101);
+  Program::check(program_.launch(0));
+  std::atomic<bool> made{false};
+  std::thread instantiates;
+  {
+    const AtTheFirstStep step(slices(), exec, program_.stream());
+    instantiates = std::thread([&] {
+      program_.use_on_this_thread();
+      instantiate(one);
+      made = true;
+    });
+    EXPECT_TRUE(eventually([&] { return made.load(); }));
+  }
+  instantiates.join();
+}
+
 // cuGraphExecDestroy has come as far as the registry, and waits for the builder: what is missing there is no fault.
 TEST_F(Sliced, AGraphThatIsBeingDestroyedWhileItIsBuiltIsNoFailure) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
