@@ -147,7 +147,7 @@ def labelled(selector: str, text: str) -> str:
 
 def chosen(parameter: str) -> str:
     """JavaScript of how many values of a range are taken."""
-    return f"{multiselect(parameter)}.innerText.trim().split(/\\s+/).length - 1"
+    return f"({multiselect(parameter)}?.innerText ?? '').trim().split(/\\s+/).length - 1"
 
 
 def multiselect(parameter: str) -> str:

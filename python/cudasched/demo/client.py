@@ -143,13 +143,13 @@ class Client:
         best_effort: dict[str, Workload],
         scale: float,
         regions: tuple[LatencyRegion, Region],
-        cores: dict[str, list[int]],
+        cores: dict[str, list[int]] | None = None,
     ) -> None:
         self.latency = latency
         self.best_effort = best_effort
         self.scale = scale
         self.latency_region, self.best_effort_region = regions
-        self.cores = cores
+        self.cores = cores or {}
 
     def _use_cores(self, role: str) -> None:
         """Those of the role, from here on: the calling thread, and those that it starts, as PyTorch's for backward."""
