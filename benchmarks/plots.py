@@ -12,6 +12,7 @@ from benchmarks.results.schema import ColocationRow, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: The arms that are drawn, in this order: what the legend calls them, their mark and colour.
 ARMS: Mapping[str, tuple[str, str, str]] = {
@@ -50,17 +51,13 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
     Returns:
         False where matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
     rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.latency_load == server]
     rows = [row for row in rows if row.arm in ARMS and row.p99_ratio]
     programs = list(dict.fromkeys(row.best_effort_load for row in rows))
     arms = [arm for arm in ARMS if any(row.arm == arm for row in rows)]
-    figure = Figure(figsize=(11, 0.42 * len(programs) + 1.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(11, 0.42 * len(programs) + 1.9)
+    if figure is None:
+        return False
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for number, arm in enumerate(arms):
         own = [row for row in rows if row.arm == arm]
@@ -79,13 +76,8 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
     left.set_ylim(len(programs) - 0.5, -0.5)
     _show_ratios(left, "P99 / alone", RATIOS)
     right.set_xlabel("best effort, % of alone x (1 - latency duty)")
-    for axes, whole in ((left, 1.0), (right, 100.0)):
-        _rule(axes, whole, len(programs))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    figure.suptitle(f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}", fontsize=11)
-    output = Output(path, parents=True)
-    with output.replacing() as temporary:
-        figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")
+    title = f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}"
+    _finish(figure, (1.0, 100.0), len(programs), 6, title, path)
     return True
 
 
@@ -95,15 +87,11 @@ def plot_host_bound(results: Results, path: Path) -> bool:
     Returns:
         False where matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
     rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm in HOST_BOUND_ARMS]
     pairs = list(dict.fromkeys((row.latency_load, row.best_effort_load) for row in rows))
-    figure = Figure(figsize=(12, 0.72 * len(pairs) + 1.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(12, 0.72 * len(pairs) + 1.6)
+    if figure is None:
+        return False
     panels = figure.subplots(1, 3, sharey=True)
     for number, (arm, (name, marker, color)) in enumerate(HOST_BOUND_ARMS.items()):
         own = [row for row in rows if row.arm == arm]
@@ -113,22 +101,28 @@ def plot_host_bound(results: Results, path: Path) -> bool:
         figures = [row.p50_ratio for row in own], [row.p99_ratio for row in own], kept
         for axes, values in zip(panels, figures, strict=True):
             shown = [(value, place) for value, place in zip(values, places, strict=True) if value is not None]
-            axes.plot(*zip(*shown, strict=True), marker, color=color, label=name, markersize=5) if shown else None
+            if shown:
+                axes.plot(*zip(*shown, strict=True), marker, color=color, label=name, markersize=5)
     panels[0].set_yticks(range(len(pairs)), [f"{server}\n{beside}".replace("_", " ") for server, beside in pairs])
     panels[0].set_ylim(len(pairs) - 0.5, -0.5)
     _show_ratios(panels[0], "P50 / alone, at one pace of the host", HOST_BOUND_RATIOS)
     _show_ratios(panels[1], "P99 / alone, at one pace of the host", HOST_BOUND_RATIOS)
     panels[2].set_xlabel("best effort, % of the GPU time that requests leave")
-    for axes, whole in zip(panels, (1.0, 1.0, 100.0), strict=True):
-        _rule(axes, whole, len(pairs))
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
-    )
-    figure.suptitle(f"eager servers beside other programs, {results.meta.gpu}", fontsize=11)
-    output = Output(path, parents=True)
-    with output.replacing() as temporary:
-        figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")
+    title = f"eager servers beside other programs, {results.meta.gpu}"
+    _finish(figure, (1.0, 1.0, 100.0), len(pairs), 4, title, path)
     return True
+
+
+def _figure(width: float, height: float) -> Figure | None:
+    """An empty one; None where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _show_ratios(axes: Axes, label: str, ratios: Sequence[float]) -> None:
@@ -139,10 +133,16 @@ def _show_ratios(axes: Axes, label: str, ratios: Sequence[float]) -> None:
     axes.set_xlabel(label)
 
 
-def _rule(axes: Axes, whole: float, lines: int) -> None:
-    """A line where nothing is lost, and between the lines of the plot."""
-    axes.axvline(whole, color="#888888", linewidth=0.8)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    for place in range(1, lines):
-        axes.axhline(place - 0.5, color="#eeeeee", linewidth=0.6)
+def _finish(figure: Figure, wholes: Sequence[float], lines: int, columns: int, title: str, path: Path) -> None:
+    """Draws where nothing is lost in each panel, and between the lines; adds legend and title; writes the plot."""
+    for axes, whole in zip(figure.axes, wholes, strict=True):
+        axes.axvline(whole, color="#888888", linewidth=0.8)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        for place in range(1, lines):
+            axes.axhline(place - 0.5, color="#eeeeee", linewidth=0.6)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=11)
+    with Output(path, parents=True).replacing() as temporary:
+        figure.savefig(temporary, dpi=120, format=None if path.suffix else "png")

@@ -122,7 +122,7 @@ def printed(label: str, command: list[str], environment: dict[str, str], names: 
     return found
 
 
-def beside(label: str, program: Path, backend: Backend, options: argparse.Namespace) -> list[OverheadRow]:
+def beside(program: Path, backend: Backend, options: argparse.Namespace) -> list[OverheadRow]:
     """What a launch takes beside another thread's, over what it takes alone.
 
     Raises:
@@ -132,9 +132,9 @@ def beside(label: str, program: Path, backend: Backend, options: argparse.Namesp
     series = {name: Series() for name in names}
     command = [str(program), str(max(options.batches // 4, 1)), str(options.launches)]
     for _ in range(options.rounds):
-        for name, batches in printed(label, command, backend.environment(False), names).items():
+        for name, batches in printed(options.driver, command, backend.environment(False), names).items():
             series[name].rounds.append(batches)
-    what = f"{label}, no parameters, one each 20 us"
+    what = f"{options.driver}, no parameters, one each 20 us"
     return [_row(f"{what}: {words}", series[name], series["alone"]) for name, words in COMPANY.items()]
 
 
@@ -204,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulated-driver", type=Path, help="its libcuda.so.1, if not the installed one")
     parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
     options = parser.parse_args(arguments)
+    options.driver = "simulated driver" if options.simulate else "driver"
     options.rounds = options.rounds or (2 if options.simulate else 7)
     options.batches = options.batches or (40 if options.simulate else 400)
     made: list[OverheadRow] = []
@@ -221,8 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except HarnessError as error:
                     failed = True
                     print(f"overhead: {error}", file=sys.stderr)
-            label = "simulated driver" if options.simulate else "driver"
-            made += beside(label, company, device, options)
+            made += beside(company, device, options)
             if not options.simulate:
                 described.sm_clock_mhz = meta.sm_clock_mhz()
         except HarnessError as error:
@@ -247,7 +247,7 @@ def _benches(
     null = Backend("torch", null_driver, settings={"LAUNCH_LOOP_IMAGE": "ptx"})
     benches = [
         Bench("null driver", loop, null, LOOP, options.rounds),
-        Bench("simulated driver" if options.simulate else "driver", loop, device, LOOP, options.rounds),
+        Bench(options.driver, loop, device, LOOP, options.rounds),
     ]
     if not options.simulate and has_torch and options.torch_rounds:
         command = [sys.executable, str(HERE / "torch_loop.py"), str(options.batches), str(options.launches)]

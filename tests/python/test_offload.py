@@ -109,13 +109,19 @@ def test_launches_are_offloaded_without_a_latency_client(stage: Stage) -> None:
     ended_well(train)
 
 
+def sharing(stage: Stage, host_backoff_ms: str = "3600000") -> Program:
+    """A program with a best-effort stream on which it has launched, and threads that back off for so long."""
+    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS=host_backoff_ms)
+    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
+    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    return program
+
+
 @pytest.mark.parametrize(("host_backoff_ms", "backs_off"), [("3600000", True), ("0", False)])
 def test_best_effort_threads_back_off_for_a_request_of_their_program(
     stage: Stage, host_backoff_ms: str, backs_off: bool
 ) -> None:
-    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS=host_backoff_ms)
-    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
-    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    program = sharing(stage, host_backoff_ms)
     program.call(ENTER)
     program.call("gpu.launch(3, stream=stream)")  # in the region itself: of the thread that all wait for
     program.call("helper = Worker(gpu, lambda: gpu.launch(3, stream=stream))")
@@ -141,14 +147,11 @@ WAITS = (
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_best_effort_thread_that_returns_from_a_wait_backs_off_too(stage: Stage, wait: str) -> None:
     """Once for what it has launched: it may hold a lock of the program's, as an allocator does that waits for many."""
-    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
-    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
-    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    program = sharing(stage)
     program.call("import ctypes, threading; event, handle = ctypes.c_void_p(), ctypes.c_void_p(stream)")
     program.call('gpu.call("cuEventCreate", ctypes.byref(event), 0)')
     program.call('gpu.call("cuEventRecord", event, handle); gpu.synchronize(); go = threading.Event()')
-    helper = f"gpu.launch(stream=stream); go.wait(); {wait}; {wait}"
-    program.call(f"helper = Worker(gpu, lambda: [{helper.replace('; ', ', ')}])")
+    program.call(f"helper = Worker(gpu, lambda: [gpu.launch(stream=stream), go.wait(), {wait}, {wait}])")
     eventually(lambda: program.count("offloaded_launches") == 2, "it has launched, as before")
     program.call(ENTER)
     program.call(f"{wait}; go.set()")  # in the region itself
@@ -162,10 +165,8 @@ def test_a_best_effort_thread_that_returns_from_a_wait_backs_off_too(stage: Stag
 
 @pytest.mark.parametrize("launches", ["[]", "[gpu.launch(stream=stream), gpu.launch(stream=served)]"])
 def test_a_thread_that_waits_for_other_work_does_not_back_off(stage: Stage, launches: str) -> None:
-    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
-    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
-    program.call("cudasched.bind_stream(served := gpu.stream(), 'latency')")
-    program.call("gpu.launch(2, stream=stream); gpu.launch(stream=served); gpu.synchronize()")
+    program = sharing(stage)
+    program.call("cudasched.bind_stream(served := gpu.stream(), 'latency'); gpu.launch(stream=served)")
     program.call("import threading; ready, go = threading.Event(), threading.Event()")
     program.call(f"helper = Worker(gpu, lambda: [{launches}, ready.set(), go.wait(), gpu.synchronize()])")
     program.call("ready.wait(); gpu.synchronize()")
@@ -178,9 +179,7 @@ def test_a_thread_that_waits_for_other_work_does_not_back_off(stage: Stage, laun
 
 def test_a_best_effort_thread_backs_off_behind_its_launch(stage: Stage) -> None:
     """The GPU may go on with it, and one that had to wait for room does not go on to the next."""
-    program = stage.importing(**PATIENT, **HOLDING, CUDASCHED_HOST_BACKOFF_MS="3600000")
-    program.call("gpu = Gpu(); cudasched.bind_stream(stream := gpu.stream(), 'best_effort')")
-    program.call("gpu.launch(2, stream=stream); gpu.synchronize()")
+    program = sharing(stage)
     before = program.count("offloaded_launches")
     program.call(ENTER)
     program.call("helper = Worker(gpu, lambda: gpu.launch(stream=stream))")
