@@ -38,9 +38,6 @@ struct RegionStack {
   std::array<Region, kCapacity> regions{};
 };
 
-// Does a thread run Python code, and takes the interpreter's lock for it? (runtime/host_backoff.hpp)
-enum class Interpreter : std::uint8_t { kUnknown, kUsed, kUnused };
-
 // What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The
 // space for that is what the loader sets aside for all libraries that are loaded late, so this stays small; the regions
 // themselves are where the first region entry of a thread puts them.
@@ -57,7 +54,6 @@ struct ThreadState {
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
   const queue::Queue* feeds = nullptr;  // what its last launch went into; null: none, or it has backed off after a wait
   bool normal_registered = false;
-  Interpreter interpreter = Interpreter::kUnknown;
   bool empties_cache = false;  // for a latency client that waits for memory: what it drains passes the gate
 
   Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }

@@ -1,32 +1,12 @@
 #include "runtime/host_backoff.hpp"
 
-#include <pthread.h>
 #include <time.h>
-
-#include <array>
-#include <string_view>
 
 #include "base/clock.hpp"
 #include "queue/queue.hpp"
-#include "runtime/classify.hpp"
-#include "runtime/gil.hpp"
+#include "runtime/gate.hpp"
 
 namespace cudasched::runtime {
-namespace {
-
-// PyTorch's threads for backward run C++, all but the backward of functions that are written in Python or compiled to
-// it: such a thread is known by a launch with the lock in its hands.
-bool uses_interpreter(ThreadState& thread) noexcept {
-  if (thread.interpreter == Interpreter::kUnknown) {
-    std::array<char, 16> name{};
-    const bool known = pthread_getname_np(pthread_self(), name.data(), name.size()) == 0;
-    const bool backward = known && std::string_view(name.data()).starts_with("pt_autograd_");
-    thread.interpreter = backward ? Interpreter::kUnused : Interpreter::kUsed;
-  }
-  return thread.interpreter == Interpreter::kUsed;
-}
-
-}  // namespace
 
 void HostBackoff::enter() noexcept {
   if (open_.fetch_add(1, std::memory_order_relaxed) == 0) since_ns_.store(now_ns(), std::memory_order_relaxed);
@@ -45,13 +25,7 @@ void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue
            (!while_fed || (queue != nullptr && enough.is_in(*queue)));
   };
   const std::int64_t begin = now_ns();
-  if (!wanted(begin, kFed)) return;
-  ThreadState& thread = this_thread();
-  if (holds_gil()) {
-    thread.interpreter = Interpreter::kUsed;
-    return;
-  }
-  if (queue != nullptr && !uses_interpreter(thread)) return;
+  if (!wanted(begin, kFed) || holds_gil()) return;
   count.fetch_add(1, std::memory_order_relaxed);
   constexpr timespec kPause{0, kPauseNs};
   // Polled: a wake-up would cost the thread that leaves the region a system call.

@@ -5,10 +5,8 @@
 //
 // The pause is bounded, because the thread in the region may wait for one that pauses: at most
 // Settings::host_backoff_ns, counted from the entry of the first region that is open. A thread that holds the
-// interpreter's lock, or that is in a latency region itself, never pauses, nor does PyTorch's thread for backward while
-// the ring takes what it launches: it runs no Python, so that it takes neither lock from the request, and half of the
-// work of a training's host is done meanwhile. Regions count for the whole process, whatever GPU they are for: the host
-// is what is shared.
+// interpreter's lock, or that is in a latency region itself, never pauses. Regions count for the whole process,
+// whatever GPU they are for: the host is what is shared.
 //
 // Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
 // pauses where that holds enough, many operations or much GPU time, for the whole request, and goes on to fill it

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <thread>
@@ -163,45 +162,6 @@ TEST_F(FedBackoff, AFewLongKernelsFeedTheGpu) {
   block();
   fill(3);
   EXPECT_TRUE(pauses());
-}
-
-// What runs no Python takes nothing from a request that it needs; the ring takes what it launches.
-class BackwardThread : public FedBackoff {
- protected:
-  // Is one that PyTorch has named so, and says whether it pauses for `queue`.
-  bool pauses_for(const queue::Queue* queue, bool after_a_launch_with_the_lock = false) {
-    const std::uint64_t before = count_;
-    host_backoff_.configure(20 * kNsPerMs, queue != nullptr);
-    host_backoff_.renew(now_ns());
-    std::thread([&] {
-      pthread_setname_np(pthread_self(), "pt_autograd_0");
-      if (after_a_launch_with_the_lock) {
-        test::gil_held() = true;
-        host_backoff_.back_off(count_, queue);
-        test::gil_held() = false;
-        EXPECT_EQ(count_, before);
-      }
-      host_backoff_.back_off(count_, queue);
-    }).join();
-    return count_ != before;
-  }
-};
-
-TEST_F(BackwardThread, GoesOnWhileTheRingTakesItsLaunches) {
-  find_gil_check();
-  take(1'000);
-  fill(100);
-  EXPECT_FALSE(pauses_for(&queue()));
-  EXPECT_TRUE(pauses_for(nullptr)) << "the driver takes them, with its locks";
-  finish();
-}
-
-TEST_F(BackwardThread, ThatRunsPythonPauses) {
-  find_gil_check();
-  take(1'000);
-  fill(100);
-  EXPECT_TRUE(pauses_for(&queue(), /*after_a_launch_with_the_lock=*/true));
-  finish();
 }
 
 TEST(HostBackoff, CanBeSwitchedOff) {
