@@ -30,6 +30,7 @@ HOST_BOUND_ARMS: Mapping[str, tuple[str, str, str]] = {
     "cudasched_two_processes": ("two processes, harvest", "o", "#2166ac"),
     "cudasched_mps_strict": ("under MPS, strict", "D", "#b8e186"),
     "cudasched_mps": ("under MPS, harvest", "D", "#4dac26"),
+    "one_process_priority": ("one process, priorities", "1", "#b2182b"),
     "cudasched_one_process": ("one process, harvest", "^", "#762a83"),
 }
 #: Between the marks of a program's arms, of the distance between two programs.

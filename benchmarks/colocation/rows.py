@@ -225,10 +225,14 @@ def _rows(
             else None
             for share in ("p50", "p95", "p99")
         }
+        p50_ratios: list[float] = []
         if paired and measured and compared_summary:
             measured = measured.model_copy(update={"p99": percentile(repeats.pooled(load), 0.99)})
             compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
-            ratios = _paired(repeats.by_repeat(load, alone_us), compared.by_repeat(load, alone_us))
+            these, those = repeats.by_repeat(load, alone_us), compared.by_repeat(load, alone_us)
+            pairs = [(figures, those[repeat]) for repeat, figures in these.items() if repeat in those]
+            ratios = {f"{share}_ratio": _median_ratio(pairs, share) for share in ("p50", "p95")}
+            p50_ratios = _ratios(pairs, "p50")
             p99_ms, alone_p99_ms = (percentile(each.pooled(load, alone_us), 0.99) for each in (repeats, compared))
             ratios["p99_ratio"] = p99_ms / alone_p99_ms
         rows.append(
@@ -270,6 +274,7 @@ def _rows(
                     unserved=repeats.unserved(load),
                     host_pace=own_us / alone_us if own_us and alone_us else None,
                     over_strict=_over_strict(repeats, strict, load, best_effort, alone_us) if strict else None,
+                    p50_ratio_per_repeat=p50_ratios,
                     p99_ms_per_repeat=repeats.p99s_ms(load),
                     best_effort_per_s_per_repeat=done,
                     alone_p99_ms_per_repeat=compared.p99s_ms(load),
@@ -279,15 +284,14 @@ def _rows(
     return rows
 
 
-def _paired(these: dict[int, Latency], those: dict[int, Latency]) -> dict[str, float | None]:
-    """Medians over repeats of one arm's figures over another's, which had the same arrivals."""
-    pairs = [(these[repeat], those[repeat]) for repeat in these if repeat in those]
-    return {
-        f"{share}_ratio": statistics.median(getattr(one, share) / getattr(other, share) for one, other in pairs)
-        if pairs
-        else None
-        for share in ("p50", "p95", "p99")
-    }
+def _ratios(pairs: Iterable[tuple[Latency, Latency]], share: str) -> list[float]:
+    """One arm's figure over another's, of each repeat, in which both had the same arrivals."""
+    return [getattr(one, share) / getattr(other, share) for one, other in pairs]
+
+
+def _median_ratio(pairs: Iterable[tuple[Latency, Latency]], share: str) -> float | None:
+    ratios = _ratios(pairs, share)
+    return statistics.median(ratios) if ratios else None
 
 
 def _over_strict(

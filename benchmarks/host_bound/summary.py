@@ -60,7 +60,7 @@ def host_bound_figures(results: Results) -> str:
                 continue
             wanted = goal(mode, server, beside)
             cells = [
-                _cell(row.p50_ratio, wanted.p50),
+                _cell(row.p50_ratio, wanted.p50) + _range(row.p50_ratio_per_repeat),
                 _cell(row.p99_ratio, wanted.p99),
                 _cell(row.best_effort_gpu_ratio, wanted.kept, at_least=True),
                 _cell(row.host_pace, None),
@@ -74,6 +74,11 @@ def _cell(measured: float | None, target: float | None, at_least: bool = False) 
     if target is None:
         return f"{measured:.3g}" if measured is not None else ""
     return judged(measured, target, at_least)
+
+
+def _range(repeats: list[float]) -> str:
+    """The least and the most of them."""
+    return f", {min(repeats):.3g} to {max(repeats):.3g}" if len(repeats) > 1 else ""
 
 
 def _compared(row: ColocationRow, slices: ColocationRow | None) -> str:

@@ -108,6 +108,7 @@ class ColocationRow(Strict):
         host_pace: What a fixed piece of host work took beside the requests, over what it took beside them alone; where
             it is known, ratios of latencies are of those at one pace of the host.
         over_strict: Of an arm that was measured under `strict`, too.
+        p50_ratio_per_repeat: What `p50_ratio` is the median of, where repeats are paired.
     """
 
     arm: str
@@ -148,6 +149,7 @@ class ColocationRow(Strict):
     unserved: int = 0
     host_pace: Positive | None = None
     over_strict: OverStrict | None = None
+    p50_ratio_per_repeat: list[float] = []
     p99_ms_per_repeat: list[float] = []
     best_effort_per_s_per_repeat: list[float] = []
     alone_p99_ms_per_repeat: list[float] = []
