@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.results.schema import ColocationRow, Mode, OverheadRow, Results
@@ -61,13 +61,18 @@ class Rows:
         return self.find(f"cudasched_{mode}{suffix}", beside, **scene)  # type: ignore[arg-type]
 
 
-def judged(measured: float | None, target: float, at_least: bool = False) -> str:
-    """A measured figure beside its target."""
-    wanted = f"{'>=' if at_least else '<='} {target:g}"
+def judged(measured: float | None, target: float, at_least: bool = False, repeats: Sequence[float] = ()) -> str:
+    """A measured figure, the least and the most of several repeats, and its target."""
+    wanted = "; ".join([*spread(repeats), f"{'>=' if at_least else '<='} {target:g}"])
     if measured is None:
         return f"? ({wanted})"
     met = measured >= target if at_least else measured <= target
     return f"{measured:.3g} ({wanted}) {'met' if met else '**missed**'}"
+
+
+def spread(repeats: Sequence[float]) -> list[str]:
+    """The least and the most of several repeats; of fewer than two, nothing."""
+    return [f"{min(repeats):.3g} to {max(repeats):.3g}"] if len(repeats) > 1 else []
 
 
 def worst(values: Iterable[float | None], at_least: bool = False) -> float | None:

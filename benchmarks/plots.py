@@ -37,7 +37,7 @@ HOST_BOUND_ARMS: Mapping[str, tuple[str, str, str]] = {
 APART = 0.16
 HOST_BOUND_APART = 0.11
 RATIOS = (1, 1.25, 1.5, 2, 3, 4, 5, 6, 8)
-HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6)
+HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 18)
 
 
 def servers(results: Results) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import judged
+from benchmarks.figures import judged, spread
 from benchmarks.results.schema import ColocationRow, Mode, Results
 
 #: Servers whose figures `harvest` is to leave as they are under `strict`: a CUDA graph, and one that waits each 0.2 ms.
@@ -60,7 +61,7 @@ def host_bound_figures(results: Results) -> str:
                 continue
             wanted = goal(mode, server, beside)
             cells = [
-                _cell(row.p50_ratio, wanted.p50) + _range(row.p50_ratio_per_repeat),
+                _cell(row.p50_ratio, wanted.p50, repeats=row.p50_ratio_per_repeat),
                 _cell(row.p99_ratio, wanted.p99),
                 _cell(row.best_effort_gpu_ratio, wanted.kept, at_least=True),
                 _cell(row.host_pace, None),
@@ -70,15 +71,10 @@ def host_bound_figures(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(measured: float | None, target: float | None, at_least: bool = False) -> str:
-    if target is None:
-        return f"{measured:.3g}" if measured is not None else ""
-    return judged(measured, target, at_least)
-
-
-def _range(repeats: list[float]) -> str:
-    """The least and the most of them."""
-    return f", {min(repeats):.3g} to {max(repeats):.3g}" if len(repeats) > 1 else ""
+def _cell(measured: float | None, target: float | None, at_least: bool = False, repeats: Sequence[float] = ()) -> str:
+    if target is not None:
+        return judged(measured, target, at_least, repeats)
+    return " ".join([f"{measured:.3g}", *(f"({told})" for told in spread(repeats))]) if measured is not None else ""
 
 
 def _compared(row: ColocationRow, slices: ColocationRow | None) -> str:
