@@ -63,16 +63,18 @@ class Rows:
 
 def judged(measured: float | None, target: float, at_least: bool = False, repeats: Sequence[float] = ()) -> str:
     """A measured figure, the least and the most of several repeats, and its target."""
-    wanted = "; ".join([*spread(repeats), f"{'>=' if at_least else '<='} {target:g}"])
+    wanted = f"{'>=' if at_least else '<='} {target:g}"
+    if len(repeats) > 1:
+        wanted = f"{spread(repeats)}; {wanted}"
     if measured is None:
         return f"? ({wanted})"
     met = measured >= target if at_least else measured <= target
     return f"{measured:.3g} ({wanted}) {'met' if met else '**missed**'}"
 
 
-def spread(repeats: Sequence[float]) -> list[str]:
-    """The least and the most of several repeats; of fewer than two, nothing."""
-    return [f"{min(repeats):.3g} to {max(repeats):.3g}"] if len(repeats) > 1 else []
+def spread(repeats: Sequence[float]) -> str:
+    """The least and the most of them."""
+    return f"{min(repeats):.3g} to {max(repeats):.3g}"
 
 
 def worst(values: Iterable[float | None], at_least: bool = False) -> float | None:

@@ -231,8 +231,9 @@ def _rows(
             compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
             these, those = repeats.by_repeat(load, alone_us), compared.by_repeat(load, alone_us)
             pairs = [(figures, those[repeat]) for repeat, figures in these.items() if repeat in those]
-            ratios = {f"{share}_ratio": _median_ratio(pairs, share) for share in ("p50", "p95")}
-            p50_ratios = _ratios(pairs, "p50")
+            by_share = {share: _ratios(pairs, share) for share in ("p50", "p95")}
+            ratios = {f"{share}_ratio": statistics.median(by) if by else None for share, by in by_share.items()}
+            p50_ratios = by_share["p50"]
             p99_ms, alone_p99_ms = (percentile(each.pooled(load, alone_us), 0.99) for each in (repeats, compared))
             ratios["p99_ratio"] = p99_ms / alone_p99_ms
         rows.append(
@@ -289,11 +290,6 @@ def _ratios(pairs: Iterable[tuple[Latency, Latency]], share: str) -> list[float]
     return [getattr(one, share) / getattr(other, share) for one, other in pairs]
 
 
-def _median_ratio(pairs: Iterable[tuple[Latency, Latency]], share: str) -> float | None:
-    ratios = _ratios(pairs, share)
-    return statistics.median(ratios) if ratios else None
-
-
 def _over_strict(
     these: Repeats, strict: Repeats, load: str, best_effort: str, pace_us: float | None
 ) -> dict[str, list[float]] | None:
@@ -303,9 +299,10 @@ def _over_strict(
     both = sorted({*latencies} & {*others} & {*rates} & {*other_rates})
     if not both:
         return None
+    pairs = [(latencies[repeat], others[repeat]) for repeat in both]
     return {
-        "p50": [latencies[repeat].p50 / others[repeat].p50 for repeat in both],
-        "p99": [latencies[repeat].p99 / others[repeat].p99 for repeat in both],
+        "p50": _ratios(pairs, "p50"),
+        "p99": _ratios(pairs, "p99"),
         "best_effort": [rates[repeat] / other_rates[repeat] for repeat in both],
     }
 

@@ -74,7 +74,9 @@ def host_bound_figures(results: Results) -> str:
 def _cell(measured: float | None, target: float | None, at_least: bool = False, repeats: Sequence[float] = ()) -> str:
     if target is not None:
         return judged(measured, target, at_least, repeats)
-    return " ".join([f"{measured:.3g}", *(f"({told})" for told in spread(repeats))]) if measured is not None else ""
+    if measured is None:
+        return ""
+    return f"{measured:.3g} ({spread(repeats)})" if len(repeats) > 1 else f"{measured:.3g}"
 
 
 def _compared(row: ColocationRow, slices: ColocationRow | None) -> str:
@@ -99,5 +101,5 @@ def _over_strict(row: ColocationRow) -> str:
 
 def _over(name: str, pairs: list[float], sign: int) -> str:
     worse = min(pair * sign for pair in pairs) > sign
-    told = f"{name} {statistics.median(pairs):.3g} ({min(pairs):.3g} to {max(pairs):.3g})"
+    told = f"{name} {statistics.median(pairs):.3g} ({spread(pairs)})"
     return f"{told} **worse**" if worse else told

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -23,3 +27,12 @@ def simulated_driver() -> Path:
         return installed_simulated_driver()
     except HarnessError as error:
         pytest.skip(f"the package is not built: {error}")
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The plots that are written from here on; their files are empty."""
+    figure = pytest.importorskip("matplotlib.figure")
+    made: list[Figure] = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **_: (made.append(self), path.touch()))
+    return made

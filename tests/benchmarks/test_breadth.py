@@ -8,6 +8,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cudasched.demo.harness import Backend, HarnessError
@@ -40,6 +41,9 @@ from benchmarks.breadth.summary import (
 )
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.results.schema import RESULTS, ColocationRow, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DATE = "2026-11-22T00:00:00+00:00"
 TRIES = 5
@@ -284,14 +288,10 @@ def test_cells_far_below_what_is_left_are_listed_with_what_a_request_costs_them(
     assert line.endswith("| not kept | 25% | not kept |")
 
 
-def test_the_plot_of_programs_has_a_line_a_program_and_a_mark_an_arm(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    drawn = []
+def test_the_plot_of_programs_has_a_line_a_program_and_a_mark_an_arm(tmp_path: Path, drawn: list[Figure]) -> None:
     made = load(RESULTS / "breadth.json")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure.Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch()))
-        assert plots.servers(made) == ["bert_graph", "vit_graph", "bert_eager", "recommender"]
-        assert plots.plot_programs(made, "bert_graph", tmp_path / "breadth.png")
+    assert plots.servers(made) == ["bert_graph", "vit_graph", "bert_eager", "recommender"]
+    assert plots.plot_programs(made, "bert_graph", tmp_path / "breadth.png")
     left, right = drawn[0].axes[:2]
     programs = {row.best_effort_load for row in made.rows if isinstance(row, ColocationRow)}
     assert len(left.get_yticks()) == len(programs) == 15

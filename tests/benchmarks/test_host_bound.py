@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +16,11 @@ from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import __main__ as host_bound
 from benchmarks.host_bound import replayed
-from benchmarks.results.schema import ColocationRow, FigureRow, Latency, Meta, Results, load
-from benchmarks.tables import RESULTS, table_of
+from benchmarks.results.schema import RESULTS, ColocationRow, FigureRow, Latency, Meta, Results, load
+from benchmarks.tables import table_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 META = Meta(
     gpu="some GPU",
@@ -162,13 +166,9 @@ def test_some_servers_are_to_be_as_under_strict(over_strict: dict[str, list[floa
     assert "over strict" not in table_of(Results(meta=META, rows=[measured_row(**graph)]), "figures")
 
 
-def test_the_plot_has_a_line_a_pair_and_a_mark_an_arm(tmp_path: Path) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
-    drawn = []
+def test_the_plot_has_a_line_a_pair_and_a_mark_an_arm(tmp_path: Path, drawn: list[Figure]) -> None:
     made = load(RESULTS / "host_bound.json")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure.Figure, "savefig", lambda self, path, **_: (drawn.append(self), path.touch()))
-        assert plots.plot_host_bound(made, tmp_path / "host_bound.png")
+    assert plots.plot_host_bound(made, tmp_path / "host_bound.png")
     pairs = {(row.latency_load, row.best_effort_load) for row in made.rows}
     assert pairs == set(host_bound.ALL_PAIRS)
     for axes, figure_of in zip(drawn[0].axes[:3], ("p50_ratio", "p99_ratio", "best_effort_gpu_ratio"), strict=True):
