@@ -146,6 +146,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("memory_refusals", &cudasched_client::memory_refusals)
       .def_property_readonly("process_class", [](const cudasched_client& c) { return class_name(c.process_class); })
       .def_readonly("weight_milli", &cudasched_client::weight_milli)
+      .def_readonly("time_slice_us", &cudasched_client::time_slice_us)
+      .def_readonly("time_slice_state", &cudasched_client::time_slice_state)
       .def_property_readonly("policy", [](const cudasched_client& c) { return std::string(c.policy); })
       .def_property_readonly(
           "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })

@@ -525,6 +525,7 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
       cudasched::log::info("works behind " + limits);
     }
     cudasched::runtime::engine().lifecycle().attach(real_driver, real_driver_path);
+    cudasched::runtime::engine().watch_driver(real_driver);
     using cudasched::hook::Offload;
     const bool can_defer =
         Offload::connect(real_driver, &cudasched_loader_find,

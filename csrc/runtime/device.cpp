@@ -1,5 +1,6 @@
 #include "runtime/device.hpp"
 
+#include <bit>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -107,8 +108,9 @@ void Device::register_client(Class client_class, const Settings& settings, const
   client.name = settings.name.empty() ? program_name() : settings.name;
   if (client_class == Class::kBestEffort) client.job = job;
   const int slot = table_->claim(client);
+  mps_.store(driver::under_mps(handle_), std::memory_order_relaxed);
   if (client_class == Class::kLatency) {
-    latency.register_client(table_.get(), slot, settings, driver::under_mps(handle_));
+    latency.register_client(table_.get(), slot, settings, under_mps());
   }
   if (client_class == Class::kBestEffort) {
     latency.note_own_best_effort(slot);
@@ -122,6 +124,11 @@ void Device::register_client(Class client_class, const Settings& settings, const
   slots_[static_cast<std::size_t>(client_class)].store(slot, std::memory_order_release);
   int none = -1;
   counts_class_.compare_exchange_strong(none, static_cast<int>(client_class));
+}
+
+schedule::SliceView Device::slice_view() noexcept {
+  const std::uint64_t best_effort = table_->layout().best_effort.load(std::memory_order_relaxed);
+  return {.best_effort_clients = std::popcount(best_effort)};
 }
 
 void Device::publish(const arbiter::Counts& counts) noexcept {

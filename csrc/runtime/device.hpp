@@ -22,6 +22,7 @@
 #include "runtime/latency/latency_activity.hpp"
 #include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
+#include "schedule/slice_length.hpp"
 
 namespace cudasched::runtime {
 
@@ -63,6 +64,10 @@ class Device {
   }
 
   int ordinal() const noexcept { return ordinal_; }
+  // Its processes are clients of MPS. Once a client is registered.
+  bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
+  // By what the time slices of this process go. The ticker's.
+  schedule::SliceView slice_view() noexcept;
   arbiter::Table& table() noexcept { return *table_; }
 
   LatencyActivity latency;
@@ -72,6 +77,7 @@ class Device {
  private:
   CUdevice handle_;
   int ordinal_;
+  std::atomic<bool> mps_{false};
   std::unique_ptr<arbiter::Table> table_;
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it

@@ -30,6 +30,7 @@
 #include "runtime/lifecycle.hpp"
 #include "runtime/regions.hpp"
 #include "runtime/settings.hpp"
+#include "runtime/slice_keeper.hpp"
 #include "runtime/slices/slices.hpp"
 #include "runtime/stream_use.hpp"
 #include "runtime/ticker.hpp"
@@ -103,6 +104,9 @@ class Engine {
     graphs_.forget(exec);
   }
   Slices& slices() noexcept { return slices_; }
+  SliceKeeper& slice_keeper() noexcept { return slice_keeper_; }
+  // The driver's library is loaded, and the program's first call of it waits.
+  void watch_driver(void* real_driver) noexcept { slice_keeper_.watch(real_driver, settings_); }
   const Graphs& graphs() const noexcept { return graphs_; }
   bool note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
     return graphs_.note_priority(exec, priority);
@@ -172,6 +176,7 @@ class Engine {
   std::unique_ptr<predict::Allocations> allocations_;  // made before the program's first CUDA call goes on
   Graphs graphs_;
   Slices slices_;
+  SliceKeeper slice_keeper_;
   OffloadHooks offload_;
 };
 

@@ -105,6 +105,8 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.process = table.counts(index).process();
   client.process_class = static_cast<std::int32_t>(slot.process_class.load());
   client.weight_milli = slot.weight_milli.load();
+  client.time_slice_us = slot.time_slice_us.load();
+  client.time_slice_state = slot.time_slice_state.load();
   const auto policies = cudasched::schedule::policies();
   const std::uint32_t policy = slot.policy.load();
   copy_text(client.policy, sizeof client.policy,

@@ -223,6 +223,7 @@ void Lifecycle::after_fork_in_child() noexcept {
   driver::registry().reset_in_child();
   engine_.graphs_.reset_in_child();
   engine_.slices_.reset_in_child();
+  engine_.slice_keeper_.reset_in_child();
   partitions().reset_in_child();
   memory().reset_in_child();
   started_ = false;

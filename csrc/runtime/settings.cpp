@@ -46,6 +46,13 @@ std::int64_t duration(const std::string& value, std::int64_t unit_ns, double lea
   return static_cast<std::int64_t>(number(value, least, most, wanted.data()) * unit);
 }
 
+std::uint32_t whole(const std::string& value, std::uint32_t least, std::uint32_t most, const Problem& wanted) {
+  std::uint32_t result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc() || end != value.data() + value.size() || result < least || result > most) throw wanted;
+  return result;
+}
+
 std::int32_t priority(const std::string& value) {
   std::int32_t result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
@@ -172,6 +179,12 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_STALE_HEARTBEAT_MS",
      [](Settings& s, const std::string& value) { s.stale_heartbeat_ns = duration(value, kNsPerMs, 1); }},
     {"CUDASCHED_TURN_MS", [](Settings& s, const std::string& value) { s.turn_ns = duration(value, kNsPerMs, 0.1); }},
+    {"CUDASCHED_TIME_SLICE_US",
+     [](Settings& s, const std::string& value) {
+       s.time_slice_us = value == "auto"  ? std::nullopt
+                         : value == "off" ? std::optional(0U)
+                                          : std::optional(whole(value, 1, 100'000, "auto, off, or a whole number of us, from 1 to 100000"));
+     }},
     {"CUDASCHED_GRAPH_SLICES", [](Settings& s, const std::string& value) { s.slices.when = when_sliced(value); }},
     {"CUDASCHED_GRAPH_SLICE_US",
      [](Settings& s, const std::string& value) { s.slices.slice_ns = duration(value, kNsPerUs, 10); }},

@@ -38,6 +38,7 @@ struct Settings {
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS
   std::int64_t stale_heartbeat_ns = 100 * kNsPerMs;  // CUDASCHED_STALE_HEARTBEAT_MS
   std::int64_t turn_ns = 3 * kNsPerMs;               // CUDASCHED_TURN_MS
+  std::optional<std::uint32_t> time_slice_us;        // CUDASCHED_TIME_SLICE_US; none ("auto"): found on line, 0: off
   std::uint64_t memory_limit = 0;                    // CUDASCHED_MEMORY_LIMIT, of each GPU; 0: none
   std::int64_t give_back_ns = 1000 * kNsPerMs;       // CUDASCHED_GIVE_BACK_MS, 0: off
   SliceSettings slices;                              // of CUDA graphs

@@ -38,6 +38,7 @@ Status Device::create_context(int* context) noexcept {
     Context& candidate = contexts_[slot];
     if (candidate.used != 0) continue;
     candidate.run_ns = 0;
+    candidate.slice_ns = kSliceNs;
     prepare_lists(slot);
     order_stores();
     candidate.used = 1;
@@ -61,6 +62,10 @@ void Device::destroy_context(int context) noexcept {
 
 bool Device::context_used(int context) const noexcept {
   return context >= 0 && context < kContextCount && contexts_[context].used != 0;
+}
+
+void Device::set_slice(int context, std::int64_t slice_ns) noexcept {
+  if (context_used(context) && slice_ns > 0) contexts_[context].slice_ns = slice_ns;
 }
 
 Status Device::create_stream(int context, int* stream) noexcept {
@@ -160,7 +165,7 @@ std::int64_t Device::next_event_ns() const noexcept {
   std::int64_t next = switch_until_ns_;
   if (copying_ != kNone) next = std::min(next, ops_[copying_].finish_ns);
   if (active_ == kNone || switch_until_ns_ != kNever) return next;
-  next = std::min(next, slice_end_ns_);
+  if (slice_end_ns_ != kNever && next_context() != kNone) next = std::min(next, std::max(now_ns_, slice_end_ns_));
   if (contexts_[active_].cohorts == 0) return next;
   std::int64_t first_end = kNever;
   for (std::size_t word = 0; word < used_cohorts_.size(); ++word) {
@@ -398,25 +403,35 @@ void Device::schedule() noexcept {
   if (active_ != kNone && switch_until_ns_ == kNever) dispatch();
 }
 
+// The next one, by slot, that has kernels for the GPU.
+int Device::next_context() const noexcept {
+  for (int step = 1; step <= kContextCount; ++step) {
+    const int candidate = (std::max(active_, 0) + step) % kContextCount;
+    if (candidate != active_ && has_kernels(candidate)) return candidate;
+  }
+  return kNone;
+}
+
 void Device::choose_context() noexcept {
   if (switch_until_ns_ != kNever) return;
   const bool busy = active_ != kNone && has_kernels(active_);
-  if (busy && slice_end_ns_ == kNever) slice_end_ns_ = now_ns_ + kSliceNs;
-  if (busy && now_ns_ < slice_end_ns_) return;
-  int next = kNone;
-  for (int step = 1; step <= kContextCount && next == kNone; ++step) {
-    const int candidate = (std::max(active_, 0) + step) % kContextCount;
-    if (candidate != active_ && has_kernels(candidate)) next = candidate;
+  if (busy) {
+    const std::int64_t slice_ns = contexts_[active_].slice_ns;
+    if (slice_end_ns_ == kNever) slice_end_ns_ = now_ns_ + slice_ns;
+    // Slices of a context that was alone have renewed meanwhile.
+    if (now_ns_ > slice_end_ns_) slice_end_ns_ += (now_ns_ - slice_end_ns_ + slice_ns - 1) / slice_ns * slice_ns;
+    if (now_ns_ < slice_end_ns_) return;
   }
+  const int next = next_context();
   if (next == kNone) {
-    slice_end_ns_ = busy ? now_ns_ + kSliceNs : kNever;
+    slice_end_ns_ = busy ? now_ns_ + contexts_[active_].slice_ns : kNever;
     return;
   }
   slice_end_ns_ = kNever;
   if (active_ == kNone) {
     active_ = next;
     active_since_ns_ = now_ns_;
-    slice_end_ns_ = now_ns_ + kSliceNs;
+    slice_end_ns_ = now_ns_ + contexts_[active_].slice_ns;
     load_sms();
     return;
   }

@@ -12,7 +12,7 @@
 //              Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all
 //              blocks of every kernel before it have been dispatched. Resident blocks are never pushed out by a
 //              priority.
-//   Contexts   the blocks of one context run at a time. A context whose slice (2 ms) is over while another has kernels
+//   Contexts   the blocks of one context run at a time. A context whose slice (2.048 ms unless it is set) is over while another has kernels
 //              ready is stopped at once: its resident blocks freeze and later go on where they stopped. Switching to
 //              another context costs 0.13 ms in which no block runs. A context without kernels yields at once; the
 //              slice of a context that is alone renews. Turns go round by slot number.
@@ -44,7 +44,7 @@ inline constexpr int kContextCount = 64;
 inline constexpr int kStreamsPerContext = 256;
 inline constexpr int kOpsPerContext = 1024;
 inline constexpr int kCohortCount = 1024;
-inline constexpr std::int64_t kSliceNs = 2'000'000;
+inline constexpr std::int64_t kSliceNs = 2'048'000;
 inline constexpr std::int64_t kSwitchNs = 130'000;
 inline constexpr std::int64_t kCopyLatencyNs = 1'000;
 inline constexpr std::int64_t kCopyBytesPerNs = 50;
@@ -86,6 +86,8 @@ class Device {
   // Its operations, streams and resident blocks vanish at once; waits for them are over. Nothing happens if it is free.
   void destroy_context(int context) noexcept;
   bool context_used(int context) const noexcept;
+  // From the context's next slice on; over 0.
+  void set_slice(int context, std::int64_t slice_ns) noexcept;
 
   Status create_stream(int context, int* stream) noexcept;
   // Operations already in the stream still run; its place is free again when the last is complete.
@@ -162,6 +164,7 @@ class Device {
   struct Context {
     std::uint32_t used;
     std::int64_t run_ns;  // time that its blocks have run, up to active_since_ns_
+    std::int64_t slice_ns;
     // Made anew by rebuild:
     std::int32_t first_free, first_ready, first_done, last_done;
     std::int32_t op_count;
@@ -180,6 +183,7 @@ class Device {
   Ticket ticket_of(int op) const noexcept;
   int find(Ticket ticket) const noexcept;
   bool has_kernels(int context) const noexcept;
+  int next_context() const noexcept;
   std::int64_t run_ns(int context) const noexcept;
 
   void push_pending(int stream) noexcept;

@@ -137,6 +137,18 @@ CUDASCHED_EXPORT int cudasched_use_cache(cudasched_release_cache release, void* 
 CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
 CUDASCHED_EXPORT int cudasched_coverage_flush(void);
 
+/* Whether the kernels of a best-effort client are interrupted for other processes, and why not. */
+enum cudasched_time_slice_state {
+  CUDASCHED_TIME_SLICE_UNUSED = 0,  /* it is not best effort */
+  CUDASCHED_TIME_SLICE_ON = 1,      /* its contexts have time slices of cudasched_client::time_slice_us */
+  CUDASCHED_TIME_SLICE_OFF = 2,     /* its setting time_slice_us is off */
+  CUDASCHED_TIME_SLICE_MPS = 3,     /* all clients of MPS share one */
+  CUDASCHED_TIME_SLICE_SHARED = 4,  /* its process has latency work, too */
+  CUDASCHED_TIME_SLICE_UNSEEN = 5,  /* its contexts were not seen: another driver, or CUDA was begun before cudasched */
+  CUDASCHED_TIME_SLICE_REFUSED = 6, /* by the driver */
+  CUDASCHED_TIME_SLICE_LOST = 7     /* the program has closed files of the driver */
+};
+
 /* One client of one table, as `cudasched status` shows it. */
 struct cudasched_client {
   int32_t slot;
@@ -169,6 +181,8 @@ struct cudasched_client {
   uint64_t memory_refusals;           /* times that it was asked, and could not */
   int32_t process_class;              /* of launches of its process that no region and no stream decides */
   uint32_t weight_milli;              /* of its share among best-effort clients, in thousandths */
+  uint32_t time_slice_us;             /* of its contexts on the GPU; 0: libcuda's own, 2048 */
+  uint32_t time_slice_state;          /* enum cudasched_time_slice_state */
   char policy[16];                    /* "strict", ...; "own": the program's; "": not known */
   char name[64];
   char version[32];

@@ -82,6 +82,8 @@ class Config:
         max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
+        time_slice_us: How long the GPU runs a best-effort process before it interrupts a kernel of it for another
+            process, us: a whole number; ``auto``: as suits the other processes; ``off``: as the driver has it, 2,048.
         job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
             ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
             name: the processes that have the same; ``off``: each GPU by itself.
@@ -123,6 +125,7 @@ class Config:
     max_idle_hold_ms: float = 5.0
     stale_heartbeat_ms: float = 100.0
     turn_ms: float = 3.0
+    time_slice_us: int | Literal["auto", "off"] = "auto"
     job: str = "auto"
     memory_limit: int = 0
     give_back_ms: float = 1000.0
@@ -246,6 +249,15 @@ def _integer(least: int, most: int) -> Setting:
     return Setting(parse)
 
 
+def _time_slice(value: object, text: bool) -> object:
+    if value in ("auto", "off"):
+        return value
+    try:
+        return _integer(1, 100_000).parse(value, text)
+    except ValueError:
+        raise ValueError("must be auto, off, or a whole number of us, from 1 to 100000") from None
+
+
 def _choice(*words: str) -> Setting:
     quoted = [f"'{word}'" for word in words]
 
@@ -307,6 +319,7 @@ SETTINGS: Mapping[str, Setting] = {
     "max_idle_hold_ms": _time("ms", 0.1),
     "stale_heartbeat_ms": _time("ms", 1),
     "turn_ms": _time("ms", 0.1),
+    "time_slice_us": Setting(_time_slice),
     "job": Setting(_text),
     "memory_limit": Setting(parse_size),
     "give_back_ms": _number("ms", 0, 60_000),

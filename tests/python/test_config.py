@@ -42,6 +42,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "max_idle_hold_ms": st.floats(0.1, 3_600_000),
     "stale_heartbeat_ms": st.floats(1, 3_600_000),
     "turn_ms": st.floats(0.1, 3_600_000),
+    "time_slice_us": st.integers(1, 100_000) | st.sampled_from(["auto", "off"]),
     "memory_limit": st.integers(2**20, 2**60) | st.just(0),
     "give_back_ms": st.floats(0, 60_000),
     "job": st.just("auto") | st.just("off") | st.just("resnet 8"),

@@ -11,6 +11,7 @@
 //   CUDASCHED_SIM_MIG      1: the devices are MIG instances, which show by their name
 //   CUDASCHED_SIM_MEMORY_MB  memory of a device in MiB, 1 to 1048576; default 65536. The process that opens a device
 //                          first decides for all, and all share it: a context holds what it allocates until it ends.
+//   CUDASCHED_SIM_TIME_SLICES  how the kernel module takes calls about time slices (resource_manager.hpp)
 //   CUDASCHED_SIM_KILL_AT  THREAD:STEP: the process dies of SIGKILL at that step of the threads of that name (as in
 //                          /proc/PID/task/TID/comm), counted from 1, two a call: on its way in and on its way out
 // A value that cannot be read makes cuInit fail with CUDA_ERROR_INVALID_VALUE.

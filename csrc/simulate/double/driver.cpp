@@ -13,6 +13,7 @@
 
 #include "base/clock.hpp"
 #include "simulate/double/capture.hpp"
+#include "simulate/double/resource_manager.hpp"
 
 namespace cudasched::simulate {
 namespace {
@@ -232,6 +233,7 @@ CUresult activate_context(Context& context) {
       return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
     }
   }
+  make_channel_group(context);
   context.sticky = CUDA_SUCCESS;
   context.pending.assign(kOpsPerContext, {});
   return make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0, context.legacy);
@@ -277,6 +279,7 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
     if (ours(allocation.context)) addresses.push_back(address);
   }
   for (const std::uintptr_t address : addresses) release_memory(address);
+  free_channel_group(*context);
   SharedDevice& shared = shared_of(*context);
   {
     SharedDevice::Guard device(shared);

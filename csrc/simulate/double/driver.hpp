@@ -121,6 +121,7 @@ struct Context {
   unsigned flags = 0;
   unsigned retained = 0;
   std::uint64_t id = 0;
+  std::uint32_t group = 0;  // its channels' (resource_manager.hpp)
   CUresult sticky = CUDA_SUCCESS;
   std::shared_ptr<Stream> legacy;
   std::map<std::uint64_t, std::shared_ptr<Stream>> per_thread;

@@ -14,7 +14,7 @@ namespace cudasched::simulate {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x314d'4953'4344'5543;  // "CUDCSIM1"
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::int64_t kReapPeriodNs = kNsPerMs;
 
 // What a lock on a byte of the file says.

@@ -111,6 +111,13 @@ def run(
             metavar="US|auto", help="Best-effort GPU time in flight at the next submission, us; auto: found on line."
         ),
     ] = None,
+    time_slice_us: Annotated[
+        str | None,
+        typer.Option(
+            metavar="US|auto|off",
+            help="How long the GPU runs a best-effort program before it interrupts a kernel for another process, us.",
+        ),
+    ] = None,
     job: Annotated[
         str | None,
         typer.Option(
@@ -148,6 +155,7 @@ def run(
         "priority": priority,
         "policy": policy,
         "lead_us": lead_us,
+        "time_slice_us": time_slice_us,
         "job": job,
         "memory_limit": memory_limit,
         "name": name,

@@ -18,7 +18,7 @@ from cudasched.errors import HookError
 __all__ = ["configure", "plain", "preload", "run_program"]
 
 _OPTIONS = {"client_class": "--class"}
-_PLAIN = ("client_class", "slo_ms", "priority", "policy", "lead_us", "job", "memory_limit", "name")
+_PLAIN = ("client_class", "slo_ms", "priority", "policy", "lead_us", "time_slice_us", "job", "memory_limit", "name")
 _LIMITERS = ("libvgpu.so", "libvgpu-control.so")
 """Libraries that limit what a program gets of a GPU, by standing in front of the driver: HAMi-core, vgpu-manager."""
 

@@ -1,0 +1,77 @@
+// The hardware time slices of this process's contexts. While a context's slice lasts, the GPU runs nothing of another
+// process's context; when it is over and another one has work, the GPU stops what runs, at an instruction, and goes on
+// with it later. libcuda gives each context 2,048 us. A best-effort process with 1 us gives way to any other process
+// within a context switch, 0.13 ms, whatever its kernels are; alone on the GPU it loses nothing.
+//
+// Mechanism only: how long is decided by schedule/slice_length.hpp. The calls act on channel groups of this process
+// alone, need no privilege, and go through the files that libcuda has opened for them. A call that sets a slice takes
+// 0.3 ms, in the driver's locks, one that reads it 15 us: none is on the launch path.
+//
+// Whatever it does not know turns it off for the process, once: the program goes on as without it. Not thread-safe but
+// for watch(), which comes first, and state(): the ticker's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "preempt/door.hpp"
+#include "preempt/groups.hpp"
+
+namespace cudasched::preempt {
+
+// As `cudasched status` shows it (cudasched_time_slice_state).
+enum class State : std::uint32_t {
+  kUnused = 0,   // nothing of the process is best effort
+  kOn = 1,       // each of its contexts has the length that was asked for
+  kSetOff = 2,   // time_slice_us = off
+  kMps = 3,      // the contexts of all MPS clients share one slice
+  kShared = 4,   // the process has latency work, too: a slice is of all that it runs
+  kUnseen = 5,   // libcuda's contexts were not seen: another driver, or CUDA was begun before cudasched
+  kRefused = 6,  // the driver refuses the call, or answers what is not known here
+  kLost = 7,     // the program has closed the file that the driver had opened
+};
+
+class TimeSlices {
+ public:
+  // Before the program's first driver call goes on. False: the contexts of this driver cannot be seen.
+  bool watch(void* driver) noexcept { return watches_ = door_.watch(driver, groups_); }
+
+  // Gives each context `us`; 0: what libcuda had given it. Looks now and then whether it still has it: libcuda sets
+  // its own 0.1 s after it has made a context. Returns true if a call was made.
+  bool keep(std::uint32_t us, std::int64_t now_ns) noexcept;
+
+  // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
+  State state() const noexcept { return state_.load(std::memory_order_relaxed); }
+  std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
+  // Of kRefused: what was called, and what came of it. The ticker's.
+  const std::string& why() const noexcept { return why_; }
+  // Calls that set a slice, ever.
+  std::uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
+
+  void reset_in_child() noexcept;
+
+ private:
+  // libcuda has set its own by then; and between two looks while it may not have, and later.
+  static constexpr std::int64_t kSettlesNs = 1'000'000'000;
+  static constexpr std::int64_t kLookNs = 20'000'000;
+  static constexpr std::int64_t kLookLaterNs = 1'000'000'000;
+
+  bool give(const Group& group, std::uint32_t us) noexcept;
+  std::uint32_t control(const Group& group, std::uint32_t command, std::uint64_t& us) noexcept;
+  void turn_off(const Group& group, State why, const char* call, std::uint32_t status) noexcept;
+
+  Door door_;
+  Groups groups_;
+  bool watches_ = false;
+  std::atomic<State> state_{State::kUnused};
+  std::atomic<std::uint32_t> us_{0};
+  std::atomic<std::uint64_t> calls_{0};
+  std::uint64_t own_us_ = 0;  // that libcuda had given
+  std::uint64_t made_ = 0;
+  std::int64_t made_ns_ = 0;   // when the newest group was first seen
+  std::int64_t next_look_ns_ = 0;
+  std::string why_;
+};
+
+}  // namespace cudasched::preempt

@@ -1,0 +1,81 @@
+#include "runtime/slice_keeper.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <string>
+
+#include "base/log.hpp"
+#include "runtime/engine.hpp"
+#include "schedule/slice_length.hpp"
+
+namespace cudasched::runtime {
+
+using preempt::State;
+
+void SliceKeeper::watch(void* real_driver, const Settings& settings) noexcept {
+  setting_ = settings.time_slice_us;
+  if (setting_ != 0U) slices_.watch(real_driver);
+}
+
+// 0: libcuda's own; state_ says why, where best effort is there.
+std::uint32_t SliceKeeper::wanted(Engine& engine) noexcept {
+  bool best_effort = false;
+  bool latency = false;
+  bool mps = false;
+  std::uint32_t longest_us = 0;
+  engine.for_each_device([&](Device& device) {
+    latency = latency || device.registered(Class::kLatency);
+    if (!device.registered(Class::kBestEffort)) return;
+    best_effort = true;
+    mps = mps || device.under_mps();
+    longest_us = std::max(longest_us, schedule::slice_us(device.slice_view()));
+  });
+  state_ = !best_effort       ? State::kUnused
+           : setting_ == 0U   ? State::kSetOff
+           : mps              ? State::kMps
+           : latency          ? State::kShared
+                              : State::kOn;
+  return state_ == State::kOn ? setting_.value_or(longest_us) : 0;
+}
+
+void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
+  const std::uint32_t us = wanted(engine);
+  const std::uint32_t before = slices_.us();
+  slices_.keep(us, now);
+  if (us != 0) state_ = slices_.state();
+  try {
+    if (us != 0 && state_ == State::kOn && slices_.us() != before) {
+      log::info("the time slice of this program's contexts is " + std::to_string(us) +
+                " us: kernels of other programs interrupt what it runs");
+    }
+    if (state_ == State::kRefused && !std::exchange(said_, true)) {
+      log::warning("the driver does not let this program set its time slice (" + slices_.why() +
+                   "): what it runs is not interrupted for others, and the gate alone holds it back");
+    }
+    if (state_ == State::kLost && !std::exchange(said_, true)) {
+      log::warning(
+          "this program has closed files of the NVIDIA driver: what it runs is not interrupted for others, and the "
+          "gate alone holds it back");
+    }
+  } catch (const std::exception&) {  // no memory for a message
+  }
+  engine.for_each_device([&](Device& device) {
+    for (int i = 0; i < kClassCount; ++i) {
+      const int index = device.slot(static_cast<Class>(i));
+      if (index < 0) continue;
+      arbiter::Slot& slot = device.table().slot(index);
+      const bool tells = static_cast<Class>(i) == Class::kBestEffort;
+      slot.time_slice_us.store(tells ? this->us() : 0, std::memory_order_relaxed);
+      slot.time_slice_state.store(static_cast<std::uint32_t>(tells ? state_ : State::kUnused),
+                                  std::memory_order_relaxed);
+    }
+  });
+}
+
+void SliceKeeper::reset_in_child() noexcept {
+  slices_.reset_in_child();
+  state_ = State::kUnused;
+}
+
+}  // namespace cudasched::runtime

@@ -1,0 +1,33 @@
+// Has the time slices of this process (preempt/time_slices.hpp) be as long as schedule/slice_length.hpp says, and tells
+// other processes of it, by its slots. The ticker's, but for watch(), which the driver's loading calls.
+#pragma once
+
+#include <cstdint>
+
+#include "preempt/time_slices.hpp"
+#include "runtime/settings.hpp"
+
+namespace cudasched::runtime {
+
+class Engine;
+
+class SliceKeeper {
+ public:
+  // Before the program's first driver call goes on.
+  void watch(void* real_driver, const Settings& settings) noexcept;
+  void tick(Engine& engine, std::int64_t now_ns) noexcept;
+  // In each slot of the process: its length and state.
+  preempt::State state() const noexcept { return state_; }
+  std::uint32_t us() const noexcept { return state_ == preempt::State::kOn ? slices_.us() : 0; }
+  void reset_in_child() noexcept;
+
+ private:
+  std::uint32_t wanted(Engine& engine) noexcept;
+
+  preempt::TimeSlices slices_;
+  std::optional<std::uint32_t> setting_;  // none: found on line; 0: off
+  preempt::State state_ = preempt::State::kUnused;
+  bool said_ = false;
+};
+
+}  // namespace cudasched::runtime

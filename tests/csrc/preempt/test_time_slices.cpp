@@ -1,0 +1,190 @@
+// Time slices of the own contexts, over the simulated driver: its kernel module takes the calls, and like libcuda it
+// sets a slice of its own 0.1 s after a context was made.
+#include "preempt/time_slices.hpp"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "preempt/wire.hpp"
+#include "private_directory.hpp"
+
+namespace cudasched::preempt {
+namespace {
+
+using std::chrono::milliseconds;
+
+class TimeSlicesTest : public ::testing::Test {
+ protected:
+  // `mode`: of CUDASCHED_SIM_TIME_SLICES.
+  void begin(const char* mode = "on") {
+    static const auto made = test::PrivateDirectory::in_memory();
+    setenv("CUDASCHED_SIM_DIR", made.path().c_str(), 1);
+    setenv("CUDASCHED_SIM_TIME_SLICES", mode, 1);
+    driver_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
+    if (driver_ == nullptr) throw std::runtime_error(dlerror());
+    ASSERT_TRUE(slices_.watch(driver_));
+    ASSERT_EQ(call<decltype(cuInit)>("cuInit")(0), CUDA_SUCCESS);
+  }
+  template <typename Function>
+  Function* call(const char* name) const {
+    return reinterpret_cast<Function*>(dlsym(driver_, name));
+  }
+  CUcontext new_context() {
+    CUcontext context = nullptr;
+    EXPECT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0)), CUDA_SUCCESS);
+    return context;
+  }
+  void destroy(CUcontext context) {
+    EXPECT_EQ((call<CUresult(CUcontext)>("cuCtxDestroy_v2")(context)), CUDA_SUCCESS);
+  }
+  // As the ticker does, for so long.
+  void keep(std::uint32_t us, milliseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    do {
+      slices_.keep(us, now_ns());
+      std::this_thread::sleep_for(milliseconds(5));
+    } while (std::chrono::steady_clock::now() < end);
+  }
+
+  void* driver_ = nullptr;
+  TimeSlices slices_;
+};
+
+TEST_F(TimeSlicesTest, AreSetAndSetAgainAfterLibcudasOwn) {
+  begin();
+  new_context();
+  EXPECT_EQ(slices_.state(), State::kUnused);
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kOn);
+  EXPECT_EQ(slices_.us(), 1U);
+  EXPECT_EQ(slices_.calls(), 1U);
+  keep(1, milliseconds(250));
+  EXPECT_EQ(slices_.calls(), 2U);  // libcuda's own came between
+  EXPECT_EQ(slices_.state(), State::kOn);
+}
+
+TEST_F(TimeSlicesTest, OfEachContextThatIsThereAndNoneThatIsGone) {
+  begin();
+  CUcontext const first = new_context();
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.calls(), 2U);
+  destroy(first);
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.calls(), 3U);
+  EXPECT_EQ(slices_.state(), State::kOn);
+}
+
+TEST_F(TimeSlicesTest, AnotherLengthIsSetAtOnceAndNoneGivesBackLibcudasOwn) {
+  begin();
+  new_context();
+  std::this_thread::sleep_for(milliseconds(110));
+  slices_.keep(1, now_ns());
+  slices_.keep(500, now_ns());
+  EXPECT_EQ(slices_.us(), 500U);
+  EXPECT_EQ(slices_.calls(), 2U);
+  slices_.keep(0, now_ns());
+  EXPECT_EQ(slices_.us(), 0U);
+  EXPECT_EQ(slices_.state(), State::kUnused);
+  EXPECT_EQ(slices_.calls(), 3U);
+  slices_.keep(0, now_ns());
+  EXPECT_EQ(slices_.calls(), 3U);
+}
+
+TEST_F(TimeSlicesTest, WithoutAContextThatWasSeenNothingIsCalled) {
+  begin("unknown");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kUnseen);
+  EXPECT_EQ(slices_.us(), 0U);
+  EXPECT_EQ(slices_.calls(), 0U);
+}
+
+// Each ends in no time slices, for good, and says why.
+TEST_F(TimeSlicesTest, ADriverThatRefusesTurnsThemOff) {
+  begin("refused");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kRefused);
+  EXPECT_EQ(slices_.why(), "SET_TIMESLICE was answered with status 0x1b");
+  slices_.keep(1, now_ns() + kNsPerSecond);
+  EXPECT_EQ(slices_.calls(), 1U);
+}
+
+TEST_F(TimeSlicesTest, ADriverThatHasNoneTurnsThemOff) {
+  begin("unsupported");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kRefused);
+  EXPECT_EQ(slices_.why(), "GET_TIMESLICE was answered with status 0x56");
+  EXPECT_EQ(slices_.calls(), 0U);
+}
+
+TEST_F(TimeSlicesTest, AKernelThatForbidsTheCallTurnsThemOff) {
+  begin("forbidden");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kRefused);
+  EXPECT_EQ(slices_.why(), "GET_TIMESLICE failed with errno 1");
+}
+
+TEST_F(TimeSlicesTest, AClosedFileTurnsThemOffAndIsNeverCalled) {
+  begin("closed");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kLost);
+  EXPECT_EQ(slices_.calls(), 0U);
+}
+
+TEST_F(TimeSlicesTest, AForkedChildKnowsNothingOfItsParentsContexts) {
+  begin();
+  new_context();
+  slices_.keep(1, now_ns());
+  slices_.reset_in_child();
+  slices_.keep(1, now_ns() + 1);
+  EXPECT_EQ(slices_.state(), State::kUnseen);
+  EXPECT_EQ(slices_.calls(), 1U);
+}
+
+TEST_F(TimeSlicesTest, ADriverIsWatchedOnceAndALibraryWithoutIoctlNotAtAll) {
+  begin();
+  TimeSlices others;
+  EXPECT_FALSE(others.watch(driver_));
+  EXPECT_FALSE(others.watch(nullptr));
+  EXPECT_FALSE(others.watch(dlopen("libm.so.6", RTLD_NOW)));
+}
+
+// Contexts come and go on threads of their own while the lengths are kept: no call is made that the kernel module does
+// not know, or they would be off.
+TEST_F(TimeSlicesTest, ContextsComeAndGoMeanwhile) {
+  begin();
+  std::atomic<bool> done{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) destroy(new_context());
+    });
+  }
+  std::thread keeper([&] {
+    for (std::int64_t now = now_ns(); !done.load(); now += kNsPerSecond) {
+      slices_.keep(1, now);
+      EXPECT_NE(slices_.state(), State::kRefused) << slices_.why();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  keeper.join();
+}
+
+}  // namespace
+}  // namespace cudasched::preempt
