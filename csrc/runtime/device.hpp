@@ -66,8 +66,8 @@ class Device {
   int ordinal() const noexcept { return ordinal_; }
   // Its processes are clients of MPS. Once a client is registered.
   bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
-  // By what the time slices of this process go. The ticker's.
-  schedule::SliceView slice_view() noexcept;
+  // How long the time slices of this process are to be for this GPU's sake. The ticker's.
+  schedule::SliceLength::Choice choose_slice(std::int64_t now_ns) noexcept;
   arbiter::Table& table() noexcept { return *table_; }
 
   LatencyActivity latency;
@@ -78,6 +78,7 @@ class Device {
   CUdevice handle_;
   int ordinal_;
   std::atomic<bool> mps_{false};
+  schedule::SliceLength slice_length_;
   std::unique_ptr<arbiter::Table> table_;
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it

@@ -37,6 +37,7 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   sampler_.use_graphs(graphs);
   admission_.join(table, slot, driver::under_mps(device), settings);
   unbounded_ = settings.policy == "open";
+  strict_ = settings.policy == "strict";
   launcher_sleep_ = schedule::SleepPlan(settings.launcher_spins);
   configure(settings);
   slot_.store(slot, std::memory_order_release);
@@ -77,6 +78,7 @@ void Gate::use_policy(const schedule::Decider& policy) noexcept {
   const std::scoped_lock lock(lock_);
   admission_.use_policy(policy);
   unbounded_ = policy.name() == "open";
+  strict_ = policy.name() == "strict";
 }
 
 bool Gate::try_use_policy(const schedule::Decider& policy) noexcept {
@@ -84,6 +86,7 @@ bool Gate::try_use_policy(const schedule::Decider& policy) noexcept {
   if (!lock.owns_lock()) return false;
   admission_.use_policy(policy);
   unbounded_ = policy.name() == "open";
+  strict_ = policy.name() == "strict";
   return true;
 }
 
@@ -490,6 +493,7 @@ void Gate::report_overdue(std::int64_t now) noexcept {
     if (current.ok()) retire(now);
     due = earliest_due_ns();
   }
+  progress_ = {markers_.ledger().completions(), markers_.ledger().launches() > 0};
   table_->slot(slot_.load(std::memory_order_relaxed))
       .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }

@@ -127,6 +127,19 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
+  // What was complete when the ticker last looked, ever, and whether anything was in flight then.
+  struct Progress {
+    std::uint64_t completions = 0;
+    bool in_flight = false;
+  };
+  Progress progress() const noexcept { return progress_; }
+
+  // Kernels of this process are interrupted for latency clients of others, and the policy is the default one: the gate
+  // need not hold them. The ticker's.
+  void step_aside(bool aside) noexcept {
+    aside_.store(aside && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
   // A latency client is there: launches are held.
   bool beside_latency() const noexcept { return registered() && latency_clients(); }
 
@@ -191,14 +204,17 @@ class Gate {
   std::unique_lock<SpinLock> lock_soon() noexcept;
   bool is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept;
 
-  // On this GPU, or another one of the job.
+  // That launches are held for: on this GPU, or another one of the job.
   bool latency_clients() const noexcept {
+    if (aside_.load(std::memory_order_relaxed)) return false;
     return table_->latency_clients() != 0 || (peers_ != nullptr && peers_->latency_clients());
   }
 
   arbiter::Table* table_ = nullptr;
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
+  std::atomic<bool> aside_{false};
+  std::atomic<bool> strict_{false};  // the policy, the default one
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of a kernel of which nothing is known
   int ordinal_ = 0;
@@ -218,6 +234,7 @@ class Gate {
   std::array<std::int64_t, schedule::Ledger::kMarkers> due_ns_{};  // when each segment was predicted to end
   std::atomic<std::uint32_t> without_room_{0};                     // as last read
   std::atomic<std::int64_t> gpu_ns_{0};
+  Progress progress_;  // the ticker's
   std::atomic<bool> backstop_used_{false};
   std::atomic<bool> backstop_told_{false};
 };

@@ -19,28 +19,31 @@ void SliceKeeper::watch(void* real_driver, const Settings& settings) noexcept {
 }
 
 // 0: libcuda's own; state_ says why, where best effort is there.
-std::uint32_t SliceKeeper::wanted(Engine& engine) noexcept {
+std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
   bool best_effort = false;
   bool latency = false;
   bool mps = false;
-  std::uint32_t longest_us = 0;
+  std::uint32_t us = 0;
+  const bool slices_on = state_ == State::kOn;  // as of the last tick
   engine.for_each_device([&](Device& device) {
     latency = latency || device.registered(Class::kLatency);
     if (!device.registered(Class::kBestEffort)) return;
     best_effort = true;
     mps = mps || device.under_mps();
-    longest_us = std::max(longest_us, schedule::slice_us(device.slice_view()));
+    const schedule::SliceLength::Choice choice = device.choose_slice(now);
+    us = std::max(us, choice.us);
+    device.gate.step_aside(slices_on && !setting_ && !choice.gate);
   });
   state_ = !best_effort       ? State::kUnused
            : setting_ == 0U   ? State::kSetOff
            : mps              ? State::kMps
            : latency          ? State::kShared
                               : State::kOn;
-  return state_ == State::kOn ? setting_.value_or(longest_us) : 0;
+  return state_ == State::kOn ? setting_.value_or(us) : 0;
 }
 
 void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
-  const std::uint32_t us = wanted(engine);
+  const std::uint32_t us = wanted(engine, now);
   const std::uint32_t before = slices_.us();
   slices_.keep(us, now);
   if (us != 0) state_ = slices_.state();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "preempt/time_slices.hpp"
 #include "runtime/settings.hpp"
@@ -22,7 +23,7 @@ class SliceKeeper {
   void reset_in_child() noexcept;
 
  private:
-  std::uint32_t wanted(Engine& engine) noexcept;
+  std::uint32_t wanted(Engine& engine, std::int64_t now_ns) noexcept;
 
   preempt::TimeSlices slices_;
   std::optional<std::uint32_t> setting_;  // none: found on line; 0: off

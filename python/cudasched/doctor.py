@@ -204,6 +204,24 @@ def _mps() -> Iterator[Check]:
         )
 
 
+def _time_slices() -> Iterator[Check]:
+    from cudasched.status import status
+
+    told = {client.time_slice: client for device in status() for client in device.clients if client.time_slice}
+    refused = [client for state, client in told.items() if state in ("refused", "closed", "unseen")]
+    if refused:
+        why = f"{refused[0].name} ({refused[0].pid}): {refused[0].time_slice}"
+        remedy = "its gate alone holds it back (docs/design.md, Who stops what)"
+        yield Check("time slices", "note", f"kernels of best-effort programs are not interrupted: {why}", remedy)
+    elif client := told.get("on"):
+        yield Check("time slices", "ok", f"{client.time_slice_us} us for {client.name} ({client.pid})")
+    elif Path("/dev/dxg").exists():
+        remedy = "WSL has no channel groups to set: the gate alone holds best-effort programs back"
+        yield Check("time slices", "note", "not on WSL: kernels are not interrupted", remedy)
+    else:
+        yield Check("time slices", "ok", "shown while a best-effort program runs")
+
+
 def _version_of(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
@@ -247,6 +265,7 @@ _CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "run directory": _run_directory,
     "settings": _settings,
     "MPS": _mps,
+    "time slices": _time_slices,
     "PyTorch": _pytorch,
     "CUPTI": _cupti,
     "extras": _extras,

@@ -98,6 +98,10 @@ def kernels_of(counts: stub.Counts) -> Kernels:
     return Kernels(count, occupancy, sm_utilisation, block_efficiency, dict(zip(LEVELS, counts.kernels, strict=True)))
 
 
+TIME_SLICES = ("", "on", "off", "mps", "shared", "unseen", "refused", "closed")
+"""What a client may say of its time slices; an empty one that it is not best effort (`Client.time_slice`)."""
+
+
 @dataclass(frozen=True)
 class Client:
     """One process on one GPU in one class.
@@ -141,6 +145,11 @@ class Client:
         weight: Multiplies its share among best-effort clients.
         policy: What decides over its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
             program brings; empty: not known.
+        time_slice: Whether the GPU interrupts its kernels for other processes: ``on``; ``off`` (its setting); ``mps``
+            (all MPS clients share one slice); ``shared`` (its process has latency work, too); ``unseen`` (its contexts
+            were not seen: another driver, or CUDA was begun before cudasched); ``refused`` by the driver; ``closed``
+            (the program has closed the driver's files); empty: it is not best effort.
+        time_slice_us: How long the GPU runs it before it interrupts it, us; None: as the driver has it, 2,048.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
         kernels: What the best-effort kernels of its process, on all of its GPUs, make of the GPU.
         active_since_s: When it last began to be active, s, as `time.monotonic` counts; None: it never was.
@@ -178,6 +187,8 @@ class Client:
     process_class: str = "normal"
     weight: float = 1.0
     policy: str = ""
+    time_slice: str = ""
+    time_slice_us: int | None = None
     whole_graphs: Mapping[str, WholeGraphs] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
     active_since_s: float | None = None
@@ -377,6 +388,8 @@ def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
         process_class=seen.process_class,
         weight=seen.weight_milli / 1000,
         policy=seen.policy,
+        time_slice=TIME_SLICES[seen.time_slice_state] if seen.time_slice_state < len(TIME_SLICES) else "",
+        time_slice_us=seen.time_slice_us or None,
         whole_graphs={name: WholeGraphs(count, ns / _NS_PER_MS, nodes) for name, (count, ns, nodes) in whole.items()},
         kernels=kernels_of(counts) if counts else Kernels(),
     )

@@ -11,7 +11,8 @@ import pytest
 from cudasched import doctor, hook
 from support import Run
 
-NAMES = ["installation", "hook", "driver", "GPU", "run directory", "settings", "MPS", "PyTorch", "CUPTI", "extras"]
+NAMES = ["installation", "hook", "driver", "GPU", "run directory", "settings", "MPS"]
+NAMES += ["time slices", "PyTorch", "CUPTI", "extras"]
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,8 @@ RAW = {
     "memory_refusals": 0,
     "process_class": "latency",
     "weight_milli": 1500,
+    "time_slice_us": 0,
+    "time_slice_state": 0,
     "policy": "strict",
     "name": "serve.py",
     "version": "0.1.0",
@@ -104,7 +106,9 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = device.clients
     assert (first.slot, first.slo_ms, first.deadline_in_ms, first.coverage) == (0, None, None, None)
     assert asdict(second) == {
-        **{key: value for key, value in RAW.items() if not key.endswith(("_ns", "_milli"))},
+        **{key: value for key, value in RAW.items() if not key.endswith(("_ns", "_milli", "_state"))},
+        "time_slice": "",
+        "time_slice_us": None,
         "weight": 1.5,
         "slo_ms": 5.0,
         "age_s": 2.5,

@@ -30,7 +30,7 @@ _OVERDUE_S = 1.0
 _CLASSES = {
     "latency": "latency: the others make way while it is active",
     "normal": "normal: passes at once and holds nobody back",
-    "best_effort": "best_effort: waits at the gate while latency work is active",
+    "best_effort": "best_effort: is interrupted for the others, or waits at the gate while latency work is active",
 }
 
 
@@ -80,6 +80,12 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
         targets = [f"{client.slo_ms:g}" for client in process if client.slo_ms is not None]
         return targets[0] if targets else "-"
 
+    def time_slice(process: Sequence[Client]) -> str:
+        told = [client for client in process if client.time_slice]
+        if not told:
+            return "-"
+        return told[0].time_slice if told[0].time_slice_us is None else f"{told[0].time_slice_us} us"
+
     def coverage(process: Sequence[Client]) -> str:
         known = [client.coverage for client in process if client.coverage is not None]
         return f"{100 * min(known):.2f} %" if known else "-"
@@ -100,6 +106,7 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
         Column("state", [_each(process, [_state(client) for client in process]) for process in processes]),
         Column("gate wait", [waits(process) for process in processes], 10, is_number=True),
         Column("memory", [memory(process) for process in processes], 9, is_number=True),
+        Column("time slice", [time_slice(process) for process in processes], 11, is_number=True),
         Column("SLO ms", [slo(process) for process in processes], 9, is_number=True),
         Column(
             "in flight ms",
@@ -210,6 +217,25 @@ def _whole_graphs(devices: Sequence[Device]) -> list[RenderableType]:
     return lines
 
 
+_NOT_INTERRUPTED = {
+    "off": "its setting time_slice_us is off",
+    "mps": "all MPS clients share one time slice",
+    "shared": "its process has latency work, too",
+    "unseen": "its contexts were not seen: start it with `cudasched run`, or import cudasched before CUDA begins",
+    "refused": "the driver refuses it",
+    "closed": "the program has closed files of the driver",
+}
+
+
+def _time_slices(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each best-effort process whose kernels the GPU does not interrupt for others."""
+    clients = [client for device in devices for client in device.clients if client.time_slice in _NOT_INTERRUPTED]
+    return [
+        _line(f"{name} ({pid}): its kernels are not interrupted for others: {_NOT_INTERRUPTED[client.time_slice]}")
+        for (_, pid, name), client in {(each.process, each.pid, each.name): each for each in clients}.items()
+    ]
+
+
 def _kernels(devices: Sequence[Device]) -> list[RenderableType]:
     """A line for each process with best-effort kernels: what they make of the GPU."""
     lines: list[RenderableType] = []
@@ -244,6 +270,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
         parts.append(
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
+    parts += _time_slices(devices)
     parts += _kernels(devices)
     parts += _lost_class(devices)
     parts += _whole_graphs(devices)

@@ -263,6 +263,12 @@ EXPORTED: tuple[Exported, ...] = (
         lambda c: c.overdue_s,
     ),
     _of_client(
+        "cudasched_client_time_slice_seconds",
+        "seconds",
+        "How long the GPU runs the client before it interrupts its kernels for others; none where it does not.",
+        lambda c: None if c.time_slice_us is None else c.time_slice_us / 1e6,
+    ),
+    _of_client(
         "cudasched_client_memory_bytes",
         "bytes",
         "What the client has asked the driver for and not freed, caches included.",

@@ -127,6 +127,38 @@ TEST(Device, CopiesGoOneAtATimeOldestFirst) {
   EXPECT_EQ(finished.at(second), 2 * (kCopyLatencyNs + 1000));
 }
 
+TEST(Device, AContextWithAShortSliceGivesWayAtOnceAndLosesNothingAlone) {
+  auto device = make_device();
+  const int a = make_context(*device);
+  const int b = make_context(*device);
+  device->set_slice(a, 1 * kUs);
+  const Ticket long_a = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 3000));
+  device->advance(500 * kUs);
+  const Ticket short_b = submit(*device, b, make_stream(*device, b), kernel(kSmCount, 1, 100));
+  device->advance(100'000'000);
+  const std::int64_t b_done = take_all(*device, b).at(short_b);
+  EXPECT_EQ(b_done, 500 * kUs + kSwitchNs + 100 * kUs);
+  EXPECT_EQ(take_all(*device, a).at(long_a), b_done + kSwitchNs + 2500 * kUs);
+  const Ticket alone = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 3000));
+  const std::int64_t began = device->now_ns();
+  device->advance(200'000'000);
+  EXPECT_EQ(take_all(*device, a).at(alone), began + 3000 * kUs);
+}
+
+// It has a slice of the other's each time that it has had its own.
+TEST(Device, AShortSliceBesideOneThatNeverYieldsGetsNextToNothing) {
+  auto device = make_device();
+  const int a = make_context(*device);
+  const int b = make_context(*device);
+  device->set_slice(a, 1 * kUs);
+  const Ticket starved = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 100));
+  submit(*device, b, make_stream(*device, b), kernel(kSmCount, 1, 1'000'000));
+  device->advance(200'000'000);  // 99 us of its 100 take 99 rounds of 2.3 ms
+  EXPECT_FALSE(device->is_complete(starved));
+  device->advance(300'000'000);
+  EXPECT_TRUE(device->is_complete(starved));
+}
+
 TEST(Device, ContextsTakeTurnsAndAnIdleOneYields) {
   auto device = make_device();
   const int a = make_context(*device);
