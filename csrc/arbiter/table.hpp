@@ -52,12 +52,12 @@ struct alignas(64) Slot {
   std::atomic<std::int32_t> pid;       // for display only
   std::atomic<std::uint32_t> regions;  // regions open now
   std::atomic<std::uint32_t> hook_attached;
-  std::atomic<std::uint32_t> process_class;  // Class of the process's launches that no region and no stream decides
-  std::atomic<std::uint32_t> policy;         // its place in schedule::policies(); kOwnPolicy: the program's own
-  std::atomic<std::uint32_t> weight_milli;   // of its share among best-effort clients, in thousandths
-  std::atomic<std::uint32_t> time_slice_us;  // of its contexts on the GPU; 0: libcuda's own
+  std::atomic<std::uint32_t> process_class;     // Class of the process's launches that no region and no stream decides
+  std::atomic<std::uint32_t> policy;            // its place in schedule::policies(); kOwnPolicy: the program's own
+  std::atomic<std::uint32_t> weight_milli;      // of its share among best-effort clients, in thousandths
+  std::atomic<std::uint32_t> time_slice_us;     // of its contexts on the GPU; 0: libcuda's own
   std::atomic<std::uint32_t> time_slice_state;  // preempt::State
-  std::atomic<std::uint64_t> control;        // changes that other processes ask for: all write (control.hpp)
+  std::atomic<std::uint64_t> control;           // changes that other processes ask for: all write (control.hpp)
   std::atomic<std::int64_t> claimed_ns;
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::int64_t> slo_ns;  // the client's own target, 0: none

@@ -99,8 +99,8 @@ void TimeSlices::turn_off(const Group& gone, State why, const char* call, std::u
   try {
     std::array<char, 96> text{};
     const bool failed = (status & 0x8000'0000U) != 0;
-    std::snprintf(text.data(), text.size(), failed ? "%s failed with errno %u" : "%s was answered with status 0x%x", call,
-                  status & 0x7FFF'FFFFU);
+    std::snprintf(text.data(), text.size(), failed ? "%s failed with errno %u" : "%s was answered with status 0x%x",
+                  call, status & 0x7FFF'FFFFU);
     why_ = text.data();
   } catch (const std::exception&) {  // no memory for it
   }

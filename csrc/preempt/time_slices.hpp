@@ -69,7 +69,7 @@ class TimeSlices {
   std::atomic<std::uint64_t> calls_{0};
   std::uint64_t own_us_ = 0;  // that libcuda had given
   std::uint64_t made_ = 0;
-  std::int64_t made_ns_ = 0;   // when the newest group was first seen
+  std::int64_t made_ns_ = 0;  // when the newest group was first seen
   std::int64_t next_look_ns_ = 0;
   std::string why_;
 };

@@ -16,11 +16,11 @@ inline constexpr std::uint32_t kControl = 0x2A;
 inline constexpr std::uint32_t kAlloc = 0x2B;
 inline constexpr std::uint32_t kTransfer = 211;
 
-inline constexpr std::uint32_t kChannelGroup = 0xA06C;          // KEPLER_CHANNEL_GROUP_A
-inline constexpr std::uint32_t kSetTimeSlice = 0xA06C0103;      // NVA06C_CTRL_CMD_SET_TIMESLICE
-inline constexpr std::uint32_t kGetTimeSlice = 0xA06C0104;      // NVA06C_CTRL_CMD_GET_TIMESLICE
-inline constexpr std::uint32_t kFirstGraphics = 1;              // NV2080_ENGINE_TYPE_GR0: the engines that run kernels
-inline constexpr std::uint32_t kLastGraphics = 8;               // NV2080_ENGINE_TYPE_GR7
+inline constexpr std::uint32_t kChannelGroup = 0xA06C;      // KEPLER_CHANNEL_GROUP_A
+inline constexpr std::uint32_t kSetTimeSlice = 0xA06C0103;  // NVA06C_CTRL_CMD_SET_TIMESLICE
+inline constexpr std::uint32_t kGetTimeSlice = 0xA06C0104;  // NVA06C_CTRL_CMD_GET_TIMESLICE
+inline constexpr std::uint32_t kFirstGraphics = 1;          // NV2080_ENGINE_TYPE_GR0: the engines that run kernels
+inline constexpr std::uint32_t kLastGraphics = 8;           // NV2080_ENGINE_TYPE_GR7
 inline constexpr std::uint32_t kNoStatus = 0xFFFF'FFFF;
 
 struct Free {  // NVOS00

@@ -157,6 +157,7 @@ schedule::SliceLength::Choice Device::choose_slice(std::int64_t now) noexcept {
   const Gate::Progress progress = gate.progress();
   seen.completions = progress.completions;
   seen.in_flight = progress.in_flight;
+  seen.latency_active = (table_->active() & table_->latency_clients()) != 0;
   return slice_length_.look(seen);
 }
 

@@ -181,9 +181,11 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_TURN_MS", [](Settings& s, const std::string& value) { s.turn_ns = duration(value, kNsPerMs, 0.1); }},
     {"CUDASCHED_TIME_SLICE_US",
      [](Settings& s, const std::string& value) {
-       s.time_slice_us = value == "auto"  ? std::nullopt
-                         : value == "off" ? std::optional(0U)
-                                          : std::optional(whole(value, 1, 100'000, "auto, off, or a whole number of us, from 1 to 100000"));
+       s.time_slice_us =
+           value == "auto" ? std::nullopt
+           : value == "off"
+               ? std::optional(0U)
+               : std::optional(whole(value, 1, 100'000, "auto, off, or a whole number of us, from 1 to 100000"));
      }},
     {"CUDASCHED_GRAPH_SLICES", [](Settings& s, const std::string& value) { s.slices.when = when_sliced(value); }},
     {"CUDASCHED_GRAPH_SLICE_US",

@@ -34,11 +34,11 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     us = std::max(us, choice.us);
     device.gate.step_aside(slices_on && !setting_ && !choice.gate);
   });
-  state_ = !best_effort       ? State::kUnused
-           : setting_ == 0U   ? State::kSetOff
-           : mps              ? State::kMps
-           : latency          ? State::kShared
-                              : State::kOn;
+  state_ = !best_effort     ? State::kUnused
+           : setting_ == 0U ? State::kSetOff
+           : mps            ? State::kMps
+           : latency        ? State::kShared
+                            : State::kOn;
   return state_ == State::kOn ? setting_.value_or(us) : 0;
 }
 

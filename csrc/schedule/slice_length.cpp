@@ -29,17 +29,20 @@ double SliceLength::host_bound_share(const Look& seen) noexcept {
 }
 
 bool SliceLength::starves(const Look& seen) noexcept {
-  if (!seen.in_flight || seen.completions != completions_ || progress_ns_ == 0) {
-    completions_ = seen.completions;
-    progress_ns_ = seen.now_ns;
+  if (!seen.in_flight || seen.completions != completions_ || looked_ns_ == 0) {
+    without_ns_ = 0;
+  } else if (!seen.latency_active) {
+    without_ns_ += std::max<std::int64_t>(0, seen.now_ns - looked_ns_);
   }
+  completions_ = seen.completions;
+  looked_ns_ = seen.now_ns;
   if (seen.now_ns < relief_until_ns_) return true;
   // Since the relief has ended, it went well for longer than the relief was.
   if (relief_until_ns_ != 0 && seen.now_ns - relief_until_ns_ > relief_ns_) relief_ns_ = kReliefNs;
-  if (seen.now_ns - progress_ns_ <= kStarvedNs) return false;
+  if (without_ns_ <= kStarvedNs) return false;
   if (relief_until_ns_ != 0) relief_ns_ = std::min(2 * relief_ns_, kMostReliefNs);
   relief_until_ns_ = seen.now_ns + relief_ns_;
-  progress_ns_ = seen.now_ns;
+  without_ns_ = 0;
   return true;
 }
 
@@ -47,7 +50,8 @@ SliceLength::Choice SliceLength::look(const Look& seen) noexcept {
   const double share = host_bound_share(seen);
   host_bound_ = share > (host_bound_ ? kNotHostBoundShare : kHostBoundShare);
   const bool starving = starves(seen);
-  const bool hints = std::any_of(seen.servers.begin(), seen.servers.end(), [](const Server& each) { return each.hints; });
+  const bool hints =
+      std::any_of(seen.servers.begin(), seen.servers.end(), [](const Server& each) { return each.hints; });
   const Choice choice{.us = host_bound_       ? kHostBoundUs
                             : seen.others > 0 ? kSharedUs
                             : starving        ? kStarvingUs

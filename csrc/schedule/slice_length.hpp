@@ -3,14 +3,16 @@
 // While the slice lasts, a request of another process waits. When it is over and that process has work, the GPU changes
 // to its context, which takes kContextSwitchNs, and back where the request leaves it idle.
 //
-//   shortest  1 us: what runs gives way at once, to any process. Alone on the GPU it costs nothing. Beside requests that
+//   shortest  1 us: what runs gives way at once, to any process. Alone on the GPU it costs nothing. Beside requests
+//   that
 //             keep the GPU busy it is all that is needed: the gate lets everything go.
 //   host-bound requests  leave the GPU idle between their kernels; each such gap costs two changes of context, and best
-//             effort gets nothing done in it. Where such requests take much of the time, the gate holds best effort back
-//             for a whole request, and slices are long enough for what is in flight to end undisturbed.
+//             effort gets nothing done in it. Where such requests take much of the time, the gate holds best effort
+//             back for a whole request, and slices are long enough for what is in flight to end undisturbed.
 //   shared    several best-effort processes with work change places at the end of each slice.
 //   starving  a process that never leaves the GPU idle gives a slice of 1 us next to nothing. Best effort that gets
-//             nothing done for half a second has longer slices for a while, a tenth of the GPU's time.
+//             nothing done for half a second has longer slices for a while, a tenth of the GPU's time; not where it is
+//             latency work that it waits for.
 //
 // Changes are at least kLeastChangeNs apart: setting a slice takes 0.3 ms in the driver's locks. Pure, told the time;
 // not thread-safe.
@@ -51,9 +53,10 @@ class SliceLength {
 
   struct Look {
     std::int64_t now_ns = 0;
-    int others = 0;                // best-effort processes of the GPU, beside this one, that had work lately
+    int others = 0;                 // best-effort processes of the GPU, beside this one, that had work lately
     std::uint64_t completions = 0;  // of this one, ever
-    bool in_flight = false;         // it has work on the GPU, or in its way there
+    bool in_flight = false;         // it has work on the GPU
+    bool latency_active = false;
     std::span<const Server> servers;
   };
   struct Choice {
@@ -82,7 +85,8 @@ class SliceLength {
   std::array<Before, kSlots> before_{};
   double share_ = 0;
   std::uint64_t completions_ = 0;
-  std::int64_t progress_ns_ = 0;  // when something of ours was last complete, or nothing in flight
+  std::int64_t looked_ns_ = 0;
+  std::int64_t without_ns_ = 0;  // how long nothing of ours was complete, beside no latency work
   std::int64_t relief_until_ns_ = 0;
   std::int64_t relief_ns_ = kReliefNs;
 };

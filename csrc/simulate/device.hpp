@@ -12,7 +12,8 @@
 //              Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all
 //              blocks of every kernel before it have been dispatched. Resident blocks are never pushed out by a
 //              priority.
-//   Contexts   the blocks of one context run at a time. A context whose slice (2.048 ms unless it is set) is over while another has kernels
+//   Contexts   the blocks of one context run at a time. A context whose slice (2.048 ms unless it is set) is over while
+//   another has kernels
 //              ready is stopped at once: its resident blocks freeze and later go on where they stopped. Switching to
 //              another context costs 0.13 ms in which no block runs. A context without kernels yields at once; the
 //              slice of a context that is alone renews. Turns go round by slot number.

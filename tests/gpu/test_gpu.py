@@ -30,14 +30,19 @@ def test_the_hook_sees_every_launch(start: Start, client_class: str) -> None:
     "model",
     ["attention", "convolution", "attention_graph", "convolution_graph", "compiled", "side_streams", "ddp"],
 )
-def test_ten_steps_beside_requests_have_the_bits_of_ten_steps_alone(start: Start, model: str) -> None:
+@pytest.mark.parametrize("time_slice_us", ["auto", "off"])
+def test_ten_steps_beside_requests_have_the_bits_of_ten_steps_alone(
+    start: Start, model: str, time_slice_us: str
+) -> None:
     """Losses, parameters and buffers, of two models with graphs, one compiled, one on two GPUs, and others."""
     if model == "ddp" and gpus() < 2:
         pytest.skip("needs two GPUs")
     bare = finish(start("checksums.py", model))
     server = start("server.py", "100000", client_class="latency")
     line_of(server, "ready")
-    managed = finish(start("checksums.py", model, client_class="best-effort"))
+    managed = finish(
+        start("checksums.py", model, client_class="best-effort", options=("--time-slice-us", time_slice_us))
+    )
     assert server.poll() is None
     assert said(bare, model) == said(managed, model)
     assert int(said(managed, "offloaded")) > 0

@@ -38,7 +38,11 @@ def test_sliced_graphs_have_the_bits_of_whole_ones(start: Start, bare: str, slic
     slice_us = {"short": 40, "long": 150, "random": random.randint(20, 300)}[slices]
     server = start("server.py", "100000", client_class="latency")
     line_of(server, "ready")
-    settings = {"CUDASCHED_GRAPH_SLICES": "always", "CUDASCHED_GRAPH_SLICE_US": str(slice_us)}
+    settings = {
+        "CUDASCHED_GRAPH_SLICES": "always",
+        "CUDASCHED_GRAPH_SLICE_US": str(slice_us),
+        "CUDASCHED_TIME_SLICE_US": "off",  # or the gate would step aside
+    }
     managed = finish(start("graph_bits.py", *NAMES, client_class="best-effort", settings=settings))
     assert server.poll() is None
     for name in NAMES:

@@ -92,7 +92,7 @@ def test_the_defaults_are_the_same(field: str) -> None:
         assert (ours == "deadline") is engines
     elif field == "model":  # what the package ships, which the engine is told of
         assert engines is None
-    elif ours is None or ours == "auto" and field != "graph_slices" and field != "job":
+    elif ours is None or (ours == "auto" and field != "graph_slices" and field != "job"):
         assert not engines
     elif unit is not None:
         assert isinstance(ours, float)

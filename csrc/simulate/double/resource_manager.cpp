@@ -25,7 +25,7 @@ constexpr std::uint32_t kClient = 0xC1D0'0001;
 constexpr std::uint32_t kDevice = 0x5C00'0001;  // and so on
 constexpr std::uint32_t kFirstGroup = 0x5C00'0100;
 constexpr std::uint32_t kOwnUs = 2'048;
-constexpr std::uint32_t kFirstUs = 1'024;                // until libcuda sets its own,
+constexpr std::uint32_t kFirstUs = 1'024;              // until libcuda sets its own,
 constexpr std::int64_t kSetsOwnAfterNs = 100'000'000;  // so long after the group was made
 // Of the kernel module (nvstatuscodes.h).
 constexpr std::uint32_t kInsufficientPermissions = 0x1B, kInvalidArgument = 0x1F, kInvalidClient = 0x23,
@@ -124,8 +124,10 @@ void free_channel_group(Context& context) {
     const std::scoped_lock lock(rm.mutex);
     rm.groups.erase(context.group);
   }
-  wire::Free call{
-      .client = kClient, .parent = kDevice + static_cast<std::uint32_t>(context.device), .object = context.group, .status = 0};
+  wire::Free call{.client = kClient,
+                  .parent = kDevice + static_cast<std::uint32_t>(context.device),
+                  .object = context.group,
+                  .status = 0};
   ioctl(rm.descriptor, wire::request(wire::kFree, sizeof call), &call);
 }
 

@@ -1,6 +1,6 @@
-// The kernel module's side of libcuda's ioctl(2), as far as csrc/preempt reads and uses it: each context has one channel
-// group, whose time slice can be read and set through the file that allocated its client. Like libcuda, the double sets
-// a slice of its own 0.1 s after it has made a context, over what was set before.
+// The kernel module's side of libcuda's ioctl(2), as far as csrc/preempt reads and uses it: each context has one
+// channel group, whose time slice can be read and set through the file that allocated its client. Like libcuda, the
+// double sets a slice of its own 0.1 s after it has made a context, over what was set before.
 //
 // Its calls go through ioctl of libc, where libcuda's do, so that what stands in front of that sees them; the file is
 // /dev/null, where the call fails and changes nothing if nobody does. CUDASCHED_SIM_TIME_SLICES: `on`, the default;
@@ -21,4 +21,5 @@ void free_channel_group(Context& context);
 }  // namespace cudasched::simulate
 
 // What the kernel module does. Any thread.
-extern "C" __attribute__((visibility("default"))) int cudasched_simulated_ioctl(int descriptor, unsigned long request, ...);
+extern "C" __attribute__((visibility("default"))) int cudasched_simulated_ioctl(int descriptor, unsigned long request,
+                                                                                ...);

@@ -1,6 +1,4 @@
 // What is learned of channel groups from libcuda's calls of the kernel module.
-#include "preempt/groups.hpp"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "preempt/groups.hpp"
 #include "preempt/wire.hpp"
 
 namespace cudasched::preempt {

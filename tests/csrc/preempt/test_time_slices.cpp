@@ -1,7 +1,5 @@
 // Time slices of the own contexts, over the simulated driver: its kernel module takes the calls, and like libcuda it
 // sets a slice of its own 0.1 s after a context was made.
-#include "preempt/time_slices.hpp"
-
 #include <cuda.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "preempt/time_slices.hpp"
 #include "preempt/wire.hpp"
 #include "private_directory.hpp"
 
@@ -43,9 +42,7 @@ class TimeSlicesTest : public ::testing::Test {
     EXPECT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0)), CUDA_SUCCESS);
     return context;
   }
-  void destroy(CUcontext context) {
-    EXPECT_EQ((call<CUresult(CUcontext)>("cuCtxDestroy_v2")(context)), CUDA_SUCCESS);
-  }
+  void destroy(CUcontext context) { EXPECT_EQ((call<CUresult(CUcontext)>("cuCtxDestroy_v2")(context)), CUDA_SUCCESS); }
   // As the ticker does, for so long.
   void keep(std::uint32_t us, milliseconds time) {
     const auto end = std::chrono::steady_clock::now() + time;

@@ -1,12 +1,12 @@
 // How long time slices are to be, and when the gate is needed beside them.
-#include "schedule/slice_length.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <random>
 #include <span>
 #include <vector>
+
+#include "schedule/slice_length.hpp"
 
 namespace cudasched::schedule {
 namespace {
@@ -26,7 +26,7 @@ class SliceLengthTest : public ::testing::Test {
         server.requests = static_cast<std::uint64_t>(requests_);
         server.launches = static_cast<std::uint64_t>(requests_ * launches_);
       }
-      choice = length_.look({now_, others_, completions_, in_flight_, servers_});
+      choice = length_.look({now_, others_, completions_, in_flight_, latency_active_, servers_});
     }
     return choice;
   }
@@ -37,6 +37,7 @@ class SliceLengthTest : public ::testing::Test {
   std::uint64_t completions_ = 0;
   bool progresses_ = true;
   bool in_flight_ = true;
+  bool latency_active_ = false;
   std::vector<Server> servers_;
   double requests_ = 0;
   double rate_ = 60;
@@ -102,6 +103,12 @@ TEST_F(SliceLengthTest, BestEffortThatGetsNothingDoneHasLongerSlicesForAWhileAnd
   EXPECT_EQ(pass(3).us, SliceLength::kShortestUs);
 }
 
+TEST_F(SliceLengthTest, WhatWaitsForLatencyWorkDoesNotStarve) {
+  progresses_ = false;
+  latency_active_ = true;
+  EXPECT_EQ(pass(10).us, SliceLength::kShortestUs);
+}
+
 TEST_F(SliceLengthTest, WhatHasNothingOnTheGpuDoesNotStarve) {
   progresses_ = false;
   in_flight_ = false;
@@ -122,8 +129,8 @@ TEST_F(SliceLengthTest, ChangesAreASecondApart) {
       for (std::size_t i = 0; i < random() % 4; ++i) {
         servers.push_back({random() % 80, random(), random(), static_cast<std::int64_t>(random()), random() % 9 == 0});
       }
-      const SliceLength::Choice choice =
-          length.look({now, static_cast<int>(random() % 3), random() % 4, random() % 2 == 0, servers});
+      const SliceLength::Choice choice = length.look(
+          {now, static_cast<int>(random() % 3), random() % 4, random() % 2 == 0, random() % 2 == 0, servers});
       ASSERT_TRUE(choice.us == SliceLength::kShortestUs || choice.us == SliceLength::kHostBoundUs ||
                   choice.us == SliceLength::kSharedUs || choice.us == SliceLength::kStarvingUs);
       if (step > 0 && (choice.us != last.us || choice.gate != last.gate)) {

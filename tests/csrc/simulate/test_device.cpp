@@ -169,7 +169,8 @@ TEST(Device, ContextsTakeTurnsAndAnIdleOneYields) {
   device->advance(100'000'000);
   const std::int64_t b_done = take_all(*device, b).at(short_b);
   EXPECT_EQ(b_done, kSliceNs + kSwitchNs + 100 * kUs);
-  EXPECT_EQ(take_all(*device, a).at(long_a), b_done + kSwitchNs + (3000 * kUs - kSliceNs)) << "b had nothing more and yielded";
+  EXPECT_EQ(take_all(*device, a).at(long_a), b_done + kSwitchNs + (3000 * kUs - kSliceNs))
+      << "b had nothing more and yielded";
 }
 
 TEST(Device, BusyContextsGetEqualTime) {
