@@ -176,12 +176,14 @@ class Fleet:
         modes: How processes may run.
         script: What runs a program.
         options: What every program's script is told, beside its name.
+        start_timeout_s: For a process's imports, and for what it builds.
         programs: All that there are, in the order in which loads of the simulated driver stand for them.
     """
 
     modes: Mapping[str, Mode] = {"plain": Mode(managed=False), "two_processes": Mode(), "mps": Mode(mps=True)}
     script = HERE / "program.py"
     options: Sequence[str] = ()
+    start_timeout_s = START_TIMEOUT_S
     programs: Sequence[str] = tuple(PROGRAMS)
 
     def __init__(self, backend: Backend) -> None:
@@ -230,12 +232,12 @@ class Fleet:
         child = self._running[place] = self._prepared.pop(place, None) or self._start(place)
 
         def wait() -> dict[str, Any]:
-            ready = child.answer(START_TIMEOUT_S, "ready")
+            ready = child.answer(self.start_timeout_s, "ready")
             if self.modes[place.mode].mps and self._mps and not self._mps.server_runs():
                 raise HarnessError(f"worker [{child.name}] runs, but no MPS server does: MPS does not work here")
             return ready
 
-        child.answer(START_TIMEOUT_S, "imported")
+        child.answer(self.start_timeout_s, "imported")
         child.tell("build")
         return wait
 
@@ -258,9 +260,17 @@ class Fleet:
         return place in self._running and self._running[place].alive
 
     def ask(self, place: Place, command: str, **arguments: Any) -> dict[str, Any]:
-        """Sends a command and waits for its answer."""
-        self._running[place].tell(command, **arguments)
-        return self._running[place].answer(ANSWER_S)
+        """Sends a command and waits for its answer; a process that gives none is ended: nothing waits for it again.
+
+        Raises:
+            HarnessError: It gave none.
+        """
+        try:
+            self._running[place].tell(command, **arguments)
+            return self._running[place].answer(ANSWER_S)
+        except HarnessError:
+            self.retire(place, grace_s=0.0)
+            raise
 
     def retire(self, place: Place, grace_s: float = 5.0) -> None:
         """Ends a process in the background."""
@@ -526,9 +536,9 @@ class Runner:
             return _without_event(self.fleet.ask(processes[0], "kernels"))
         served = self._servers(cell)
         fresh = any(server not in self.fleet for server in served)
-        for process in processes:
-            self.fleet.ask(process, "start")
         try:
+            for process in processes:
+                self.fleet.ask(process, "start")
             servers = [self._server(server) for server in served]
             if served and processes and not fresh:
                 time.sleep(self.settle_s)
@@ -546,7 +556,8 @@ class Runner:
         finally:
             for process in processes:
                 if process in self.fleet:
-                    self.fleet.ask(process, "pause")
+                    with contextlib.suppress(HarnessError):  # it is ended then, which its next cell says
+                        self.fleet.ask(process, "pause")
             if not self.options.keep_servers:
                 for server in served:
                     if self.fleet.modes[server.mode].managed:
@@ -577,11 +588,7 @@ class Runner:
                 result["latency"] = self._served(cell, servers, start_ns, seconds, keep_due)
             time.sleep(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
         for process in processes:
-            try:
-                found = self.fleet.ask(process, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
-            except HarnessError:
-                self.fleet.retire(process, grace_s=0.0)
-                raise
+            found = self.fleet.ask(process, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
             result["best_effort_per_s"][process.name] = per_second(found) * scale
             result["readings"] = len(found)
         return result
