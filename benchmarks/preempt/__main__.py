@@ -141,6 +141,7 @@ class PreemptFleet(Fleet):
     }
     script = HERE / "programs.py"
     options = ("--warm-up", "4")
+    start_timeout_s = 100.0
     programs = tuple(PROGRAMS)
     #: What puts a server outside; found out when the first one starts.
     _outside: Sequence[str] | None = None
@@ -157,7 +158,7 @@ class PreemptFleet(Fleet):
 
 
 def outside() -> Sequence[str]:
-    """What to put before a command that is to run outside: with a root of its own, or at least as another user.
+    """What to put before this Python to run it outside: with a root of its own, or at least as another user.
 
     Raises:
         HarnessError: This machine allows neither.
@@ -165,7 +166,7 @@ def outside() -> Sequence[str]:
     ways = (("unshare", "-m", "--", "sh", "-c", OUTSIDE, "sh", str(ROOT)), OTHER_USER)
     problems = []
     for way in ways:
-        done = subprocess.run([*way, "true"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*way, sys.executable, "-c", ""], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode == 0:
             return way
         problems.append(f"{way[0]}: {done.stderr.strip()}")
