@@ -38,7 +38,7 @@ from cudasched.demo.harness import HEAD_START_S, Backend, HarnessError
 
 from benchmarks.breadth.__main__ import SERVER_S, Fleet, Mode, Place, Runner, split_choices
 from benchmarks.colocation.__main__ import configured_lead_us
-from benchmarks.colocation.cells import Cell, CellFile
+from benchmarks.colocation.cells import Cell, CellFile, cells_path
 from benchmarks.colocation.frame import merge_cells, merge_parser, part_of, report, run_cells
 from benchmarks.preempt.programs import PROGRAMS
 from benchmarks.preempt.summary import arms_of, figures, preempt_table, results
@@ -255,23 +255,25 @@ class PreemptRunner(Runner):
                     if servers:
                         yield program, servers
 
+    def _todo(self) -> tuple[int, list[Cell]]:
+        """How often processes are built, and the missing cells."""
+        units = [[self.missing(server, program) for server in servers] for program, servers in self.plan()]
+        return len(units), list(dict.fromkeys(cell for unit in units for cells in unit for cell in cells))
+
     def estimate_s(self) -> float:
         """How long the missing cells take, about."""
-        cells = [self.missing(server, program) for program, servers in self.plan() for server in servers]
-        units = sum(1 for _ in self.plan())
-        return SERVERS_S * bool(units) + BUILD_S * units + sum(map(self._needed_s, cells))
+        units, cells = self._todo()
+        return SERVERS_S * bool(units) + BUILD_S * units + sum(cell.seconds + EXTRA_S for cell in cells)
 
     def estimate(self) -> str:
         """The same in words."""
-        count = sum(len(self.missing(server, program)) for program, servers in self.plan() for server in servers)
-        return f"{count} cells are missing: about {self.estimate_s():.0f} s, limit {self.options.limit_s or 0:.0f} s"
+        limit = "" if self.options.limit_s is None else f", limit {self.options.limit_s:.0f} s"
+        return f"{len(self._todo()[1])} cells are missing: about {self.estimate_s():.0f} s{limit}"
 
     # ---- doing it ----
 
     def run(self) -> int:
         """Returns the exit status."""
-        if self.options.dry:
-            return 0
         ahead = PreemptRunner(self.fleet, self.cells, self.options, self.lead_us)
         following = ahead.plan()
         next(following, None)
@@ -294,9 +296,8 @@ class PreemptRunner(Runner):
         processes = self._programs(program, servers)
         needed = list(dict.fromkeys([*processes, *(server for cell in cells for server in self._servers(cell))]))
         self.fleet.settle()
-        self.fleet.prepare(needed)
+        self.fleet.prepare([*needed, *following])
         broken = self._build(needed, first_ahead=any(PROGRAMS[name].compiles for name in program.split("+")))
-        self.fleet.prepare(following)
         self.say("  built")
         try:
             for server in servers:
@@ -335,6 +336,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parser.parse_args(arguments[1:])
         return merge_cells("preempt", chosen, lambda cells: finish(cells, chosen.out, chosen.bits))
     options = parse(arguments)
+    if options.dry:
+        with PreemptFleet(backend := Backend()) as fleet:
+            known = CellFile(cells_path(options.out))
+            print(PreemptRunner(fleet, known, options, configured_lead_us(backend)).estimate())
+        return 0
 
     def measure(backend: Backend, cells: CellFile) -> int:
         with PreemptFleet(backend) as fleet:

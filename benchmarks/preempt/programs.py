@@ -82,7 +82,7 @@ def torch_llama_layers(tiny: bool) -> Steps:
     with torch.device(device):
         model = nn.Sequential(Layer(), Layer()).to(dtype)
         inputs = torch.randn(batch, length, width, dtype=dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     while True:
         loss = functional.mse_loss(model(inputs), inputs)
         loss.backward()

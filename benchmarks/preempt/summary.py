@@ -59,7 +59,7 @@ def results(cells: CellFile) -> Results:
     if cells.meta is None:
         raise ValueError(f"{cells.path}: no meta")
     alone: dict[tuple[str, int, str], Outcome] = {}
-    groups: dict[tuple[str, int, str, str], list[Outcome]] = {}
+    groups: dict[tuple[str, int, str, str, str], list[Outcome]] = {}
     for outcome in cells.outcomes.values():
         cell = outcome.cell
         if outcome.result is None:
@@ -67,9 +67,10 @@ def results(cells: CellFile) -> Results:
         if cell.arm == "best_effort_alone":
             alone[cell.scene, cell.repeat, cell.best_effort] = outcome
         else:
-            groups.setdefault((cell.scene, cell.repeat, cell.best_effort, cell.latency), []).append(outcome)
+            key = cell.scene, cell.repeat, cell.best_effort, cell.latency, cell.rates_hz
+            groups.setdefault(key, []).append(outcome)
     rows: list[ColocationRow] = []
-    for (scene, repeat, programs, _), outcomes in groups.items():
+    for (scene, repeat, programs, _, _), outcomes in groups.items():
         spread = CellFile(cells.path.with_suffix(".spread"), cells.meta)
         like = outcomes[0].cell
         singles = [alone.get((scene, repeat, name)) for name in programs.split("+")]
@@ -102,7 +103,7 @@ def groups_of(results: Results, *scenes: str) -> list[Group]:
     found: dict[tuple[object, ...], dict[str, ColocationRow]] = {}
     for row in results.rows:
         if isinstance(row, ColocationRow) and row.scene in scenes:
-            key = row.scene, row.repeat, row.best_effort_load, row.latency_load, row.other_latency
+            key = row.scene, row.repeat, row.best_effort_load, row.latency_load, row.other_latency, row.rate_hz
             found.setdefault(key, {})[row.arm] = row
     return list(found.values())
 
