@@ -217,20 +217,31 @@ def figures(results: Results, bits: Path | None = None) -> Results:
     return Results(meta=results.meta, rows=made)
 
 
-def preempt_table(results: Results, server: str | None = None) -> str:
+def every_table(results: Results) -> str:
+    """The tables of all scenes and servers."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    pairs = dict.fromkeys((row.latency_load, row.scene) for row in rows)
+    return "\n".join(f"{scene}: {preempt_table(results, server, scene)}" for server, scene in pairs)
+
+
+def preempt_table(results: Results, server: str | None = None, scene: str | None = None) -> str:
     """A line a program beside one server: P50 and P99 in each arm, and best effort of time slices'; medians of repeats.
 
+    Args:
+        results: The rows.
+        server: Beside which; the first by default.
+        scene: Of which; by default the main one, or the first of a file without it.
+
     Raises:
-        ValueError: There is no such server.
+        ValueError: There is no such server in the scene.
     """
-    scenes = list(dict.fromkeys(row.scene for row in results.rows if isinstance(row, ColocationRow)))
-    scene = "main" if "main" in scenes else scenes[0]
-    groups = groups_of(results, scene)
+    scenes = [row.scene for row in results.rows if isinstance(row, ColocationRow)]
+    groups = groups_of(results, scene or ("main" if "main" in scenes else scenes[0]))
     servers = list(dict.fromkeys(next(iter(group.values())).latency_load for group in groups))
-    server = server or servers[0]
-    own = [group for group in groups if next(iter(group.values())).latency_load == server]
+    own = [group for group in groups if next(iter(group.values())).latency_load == (server or servers[0])]
     if not own:
         raise ValueError(f"there are no rows of the server {server}, only of {', '.join(servers)}")
+    server = next(iter(own[0].values())).latency_load
     arms = list(dict.fromkeys([*SHOWN, *(arm for group in own for arm in group)]))
     arms = [arm for arm in arms if arm != "best_effort_alone" and any(arm in group for group in own)]
     kept = [arm for arm in arms if arm not in ("latency_alone", "processes")]
