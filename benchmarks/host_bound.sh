@@ -23,19 +23,16 @@ else
   list_gpus
   mkdir -p "$out"
 fi
-mapfile -t cores < <("$python" -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
-each=$((${#cores[@]} / ${#gpus[@]}))
-[ "$each" -ge 1 ] || { echo "$0: ${#cores[@]} cores for ${#gpus[@]} GPUs" >&2; exit 2; }
+share_cores
 
 # measure I OPTION...: the part of the Ith GPU, from 0; its lines carry its number.
 measure() {
-  local i=$1 own
+  local i=$1
   shift
-  own=$(IFS=,; echo "${cores[*]:i * each:each}")
   local -a command=("$python" -m benchmarks.host_bound --no-plots --out "$out/host_bound-$((i + 1)).json"
     --part "$((i + 1))/${#gpus[@]}" --limit-s "${LIMIT_S:-590}" ${COMMIT:+--commit "$COMMIT"} "$@")
   if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
-  CUDA_VISIBLE_DEVICES=${gpus[i]} taskset -c "$own" "${command[@]}" 2>&1 | sed -u "s|^|$((i + 1))/${#gpus[@]}: |"
+  CUDA_VISIBLE_DEVICES=${gpus[i]} taskset -c "${cores_of[i]}" "${command[@]}" 2>&1 | sed -u "s|^|$((i + 1))/${#gpus[@]}: |"
 }
 
 status=0

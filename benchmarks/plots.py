@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cudasched._output import Output
 
+from benchmarks.preempt.summary import groups_of, share
 from benchmarks.results.schema import ColocationRow, Results
 
 if TYPE_CHECKING:
@@ -33,10 +34,19 @@ HOST_BOUND_ARMS: Mapping[str, tuple[str, str, str]] = {
     "one_process_priority": ("one process, priorities", "1", "#b2182b"),
     "cudasched_one_process": ("one process, harvest", "^", "#762a83"),
 }
+#: The same beside long kernels.
+PREEMPT_ARMS: Mapping[str, tuple[str, str, str]] = {
+    "processes": ("time slices", "x", "#b2182b"),
+    "mps_priority": ("MPS, priority", "+", "#762a83"),
+    "before": ("both under cudasched, before", "s", "#f4a582"),
+    "slices": ("slices: best effort alone under cudasched", "o", "#4dac26"),
+    "cudasched": ("both under cudasched", "D", "#2166ac"),
+}
 #: Between the marks of a program's arms, of the distance between two programs.
 APART = 0.16
 HOST_BOUND_APART = 0.11
 RATIOS = (1, 1.25, 1.5, 2, 3, 4, 5, 6, 8)
+PREEMPT_RATIOS = (0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)
 HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 18)
 
 
@@ -111,6 +121,33 @@ def plot_host_bound(results: Results, path: Path) -> bool:
     panels[2].set_xlabel("best effort, % of the GPU time that requests leave")
     title = f"eager servers beside other programs, {results.meta.gpu}"
     _finish(figure, (1.0, 1.0, 100.0), len(pairs), 4, title, path)
+    return True
+
+
+def plot_preempt(results: Results, path: Path) -> bool:
+    """Draws P99 over alone against best effort of that in time slices: a mark for each program, server and repeat.
+
+    Returns:
+        False where matplotlib is not installed.
+    """
+    groups = groups_of(results, "main")
+    figure = _figure(9, 6)
+    if figure is None:
+        return False
+    axes = figure.subplots()
+    for arm, (name, marker, color) in PREEMPT_ARMS.items():
+        both = [(group[arm].p99_ratio, share(group, arm)) for group in groups if arm in group]
+        known = [(ratio, 100 * kept) for ratio, kept in both if ratio and kept]
+        if known:
+            axes.plot(*zip(*known, strict=True), marker, color=color, label=name, markersize=5)
+    axes.axhline(100.0, color="#888888", linewidth=0.8)
+    axes.set_ylabel("best effort, % of that in time slices")
+    ratios = [line.get_xdata() for line in axes.get_lines() if line.get_marker() != "None"]
+    most = max((float(value) for values in ratios for value in values), default=1.0)
+    _show_ratios(axes, "P99 / alone", [ratio for ratio in PREEMPT_RATIOS if ratio <= 1.5 * most])
+    loads = {row.latency_load for group in groups for row in group.values()}
+    title = f"{', '.join(sorted(loads))} beside programs of long kernels, {results.meta.gpu}"
+    _finish(figure, (1.0,), 1, 3, title, path)
     return True
 
 

@@ -6,14 +6,15 @@ A document asks for a table by a marker, and what stands between it and the end 
     <!-- end -->
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
-(figures.py; breadth/summary.py; graphs/summary.py), `table:breadth:limits` what the cells with the least best effort
+(figures.py; breadth/summary.py; graphs/summary.py), `table:preempt:SERVER` is long kernels beside one server, by
+default the first, `table:breadth:limits` what the cells with the least best effort
 lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
 (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of
 the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but
 a line that says so. `--plots DIR` also writes a plot of each pair of loads, every arm in it, in the files of the
 colocation and graphs benchmarks, one of all programs for each server in those of the breadth and graphs benchmarks,
-and of the figures of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these write them beside
-theirs.
+one of preempt.json, and of the figures of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these
+write them beside theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadt
 from benchmarks.figures import figures_table
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
-from benchmarks.plots import plot_host_bound, plot_programs, servers
+from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs, servers
+from benchmarks.preempt.summary import is_preempt, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -140,6 +142,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     """
     if any(isinstance(row, FigureRow) for row in results.rows):
         return f"{core_table(results)}\n{origins(results)}\n"
+    if is_preempt(results):
+        return f"{preempt_table(results, kind)}\n{origin(results.meta)}\n"
     if is_graphs(results):
         made = graphs_figures(results) if kind == "figures" else graphs_table(results)
         return f"{made}\n{origin(results.meta)}\n"
@@ -432,6 +436,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--host-bound-picture", type=Path, help="write that of eager servers to this file (docs/images/host_bound.png)"
     )
+    parser.add_argument(
+        "--preempt-picture", type=Path, help="write that of long kernels to this file (docs/images/preempt.png)"
+    )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
     stale = []
@@ -453,6 +460,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot_figures(load(RESULTS / "kernels.json"), options.plots)
         for path in sorted(RESULTS.glob("*.json")):
             results = load(path)
+            if is_preempt(results):
+                plot_preempt(results, options.plots / f"{path.stem}.png")
+                continue
             if not is_breadth(results):
                 write_plots(results, options.plots / path.name)
             if is_breadth(results) or is_graphs(results):
@@ -464,6 +474,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot_programs(load(RESULTS / "graphs.json"), "bert_graph", options.graphs_picture)
     if options.host_bound_picture:
         plot_host_bound(load(RESULTS / "host_bound.json"), options.host_bound_picture)
+    if options.preempt_picture:
+        plot_preempt(load(RESULTS / "preempt.json"), options.preempt_picture)
     if options.picture:
         picture(load(RESULTS / "scheduler.json"), options.picture)
     if options.check and stale:

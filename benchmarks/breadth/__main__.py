@@ -27,14 +27,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cudasched import mps
 from cudasched.demo.harness import ARMS as ALL_ARMS
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, Child, HarnessError
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Arm, Backend, Child, HarnessError
 
 from benchmarks import meta
 from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
@@ -61,7 +62,7 @@ MODES = {
 }
 #: On the simulated driver, these stand for programs and servers.
 SIMULATED_PROGRAMS = ("transformer", "resnet50", "elementwise", "bert_training")
-SIMULATED_SERVERS = {"vit_graph": "bert_graph", "recommender": "resnet50_b4"}
+SIMULATED_SERVERS = {"vit_graph": "mlp", "recommender": "resnet50_b4", "decode_short": "gpt_decode"}
 #: The server alone is measured before each so many programs, and at the end.
 ALONE_EVERY = 5
 #: A cell is long enough for so many readings of the loss, and no longer than the second figure.
@@ -145,7 +146,7 @@ class Place:
     Attributes:
         role: `program` or `server`.
         name: Which.
-        mode: `plain`, `two_processes` or `mps`, the latter two under cudasched.
+        mode: A name in the modes of its fleet.
     """
 
     role: str
@@ -153,8 +154,37 @@ class Place:
     mode: str
 
 
+@dataclass(frozen=True)
+class Mode:
+    """How processes run. Those of one mode meet in a table of cudasched's that no other mode has.
+
+    Attributes:
+        managed: Under `cudasched run`.
+        mps: Clients of the fleet's MPS daemon; without cudasched, programs have the lower priority.
+        environment: Beside what all have.
+    """
+
+    managed: bool = True
+    mps: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 class Fleet:
-    """The processes, from their imports to their end. Prepared ones wait for `build` and have not touched the GPU."""
+    """The processes, from their imports to their end. Prepared ones wait for `build` and have not touched the GPU.
+
+    Attributes:
+        modes: How processes may run.
+        script: What runs a program.
+        options: What every program's script is told, beside its name.
+        start_timeout_s: For a process's imports, and for what it builds.
+        programs: All that there are, in the order in which loads of the simulated driver stand for them.
+    """
+
+    modes: Mapping[str, Mode] = {"plain": Mode(managed=False), "two_processes": Mode(), "mps": Mode(mps=True)}
+    script = HERE / "program.py"
+    options: Sequence[str] = ()
+    start_timeout_s = START_TIMEOUT_S
+    programs: Sequence[str] = tuple(PROGRAMS)
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -202,12 +232,12 @@ class Fleet:
         child = self._running[place] = self._prepared.pop(place, None) or self._start(place)
 
         def wait() -> dict[str, Any]:
-            ready = child.answer(START_TIMEOUT_S, "ready")
-            if place.mode == "mps" and self._mps and not self._mps.server_runs():
+            ready = child.answer(self.start_timeout_s, "ready")
+            if self.modes[place.mode].mps and self._mps and not self._mps.server_runs():
                 raise HarnessError(f"worker [{child.name}] runs, but no MPS server does: MPS does not work here")
             return ready
 
-        child.answer(START_TIMEOUT_S, "imported")
+        child.answer(self.start_timeout_s, "imported")
         child.tell("build")
         return wait
 
@@ -230,9 +260,17 @@ class Fleet:
         return place in self._running and self._running[place].alive
 
     def ask(self, place: Place, command: str, **arguments: Any) -> dict[str, Any]:
-        """Sends a command and waits for its answer."""
-        self._running[place].tell(command, **arguments)
-        return self._running[place].answer(ANSWER_S)
+        """Sends a command and waits for its answer; a process that gives none is ended: nothing waits for it again.
+
+        Raises:
+            HarnessError: It gave none.
+        """
+        try:
+            self._running[place].tell(command, **arguments)
+            return self._running[place].answer(ANSWER_S)
+        except HarnessError:
+            self.retire(place, grace_s=0.0)
+            raise
 
     def retire(self, place: Place, grace_s: float = 5.0) -> None:
         """Ends a process in the background."""
@@ -243,47 +281,60 @@ class Fleet:
                 thread.start()
                 self._leaving.append(thread)
 
+    def retire_all(self) -> None:
+        """Ends all that run, in the background."""
+        for place in list(self._running):
+            self.retire(place)
+
     def settle(self) -> None:
         """Waits until all that were retired are gone."""
         while self._leaving:
             self._leaving.pop().join()
 
     def _command(self, place: Place) -> list[str]:
-        script = HERE / ("program.py" if place.role == "program" else "server.py")
-        command = [sys.executable, str(script)]
+        mode = self.modes[place.mode]
+        command = [sys.executable, str(self.script if place.role == "program" else HERE / "server.py")]
         if self.backend.name == "simulated":
             if place.role == "program":
-                number = list(PROGRAMS).index(place.name)
-                command += [SIMULATED_PROGRAMS[number % len(SIMULATED_PROGRAMS)], "--simulate"]
+                command += [self._stand_in(place.name), "--simulate"]
             else:
                 command += [SIMULATED_SERVERS.get(place.name, place.name), "--simulate"]
                 command += ["--time-scale", f"{self.backend.scale:g}"]
         else:
             command.append(place.name)
-        if place.mode == "plain":
+        if place.role == "program":
+            command += self.options
+        if not mode.managed:
             return command
         client_class = "latency" if place.role == "server" else "best-effort"
-        mps_option = ["--mps"] if place.mode == "mps" else []
-        return [*CUDASCHED, "run", *mps_option, "--class", client_class, "--", *command]
+        return [*CUDASCHED, "run", *["--mps"] * mode.mps, "--class", client_class, "--", *command]
+
+    def _stand_in(self, program: str) -> str:
+        """The load of the simulated driver that stands for a program."""
+        return SIMULATED_PROGRAMS[self.programs.index(program) % len(SIMULATED_PROGRAMS)]
 
     def _environment(self, place: Place) -> dict[str, str]:
-        environment = self.backend.environment(hooked=place.mode != "plain")
+        mode = self.modes[place.mode]
+        environment = self.backend.environment(hooked=mode.managed)
         cache = self.scratch / "jax"
         environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-        if place.mode == "plain":
-            return environment
+        environment.update(mode.environment)
         table = self.scratch / place.mode
-        table.mkdir(mode=0o700, exist_ok=True)
-        environment["CUDASCHED_RUN_DIR"] = str(table)
-        environment["CUDASCHED_NAME"] = f"{place.name} {place.mode}"[:63]
-        if place.mode == "mps" and self._mps is None:
+        if mode.mps and self._mps is None:
             # Held here too, so that the daemon does not end and start again between two programs.
             try:
                 self._mps = mps.join(table, os.environ.get("CUDA_VISIBLE_DEVICES"))
             except mps.MpsError as error:
                 raise HarnessError(str(error)) from error
+        if mode.managed:
+            table.mkdir(mode=0o700, exist_ok=True)
+            environment["CUDASCHED_RUN_DIR"] = str(table)
+            environment["CUDASCHED_NAME"] = f"{place.name} {place.mode}"[:63]
+        elif self._mps and mode.mps:
+            environment.update(self._mps.environment)
+            environment["CUDA_MPS_CLIENT_PRIORITY"] = "1" if place.role == "program" else "0"
         return environment
 
 
@@ -292,11 +343,19 @@ class Runner:
 
     Attributes:
         known: The programs.
+        arms: What the names of arms mean.
         modes: Which of a program's processes an arm runs.
+        server_modes: Which of a server's, where that is another mode.
+        rates: Requests a second of each server.
+        settle_s: A program that is not measured at once runs so long before its cell: predictions, clocks.
     """
 
     known: Mapping[str, Program] = PROGRAMS
+    arms: Mapping[str, Arm] = ALL_ARMS
     modes: Mapping[str, str] = MODES
+    server_modes: Mapping[str, str] = {}
+    rates: Mapping[str, float] = SERVERS
+    settle_s = SETTLE_S
 
     def __init__(self, fleet: Fleet, cells: CellFile, options: argparse.Namespace, lead_us: float | str) -> None:
         self.fleet, self.cells, self.options, self.lead_us = fleet, cells, options, lead_us
@@ -308,9 +367,9 @@ class Runner:
 
     def cell(self, arm: str, server: str, program: str, repeat: int = 0) -> Cell:
         """The cell of an arm; the server alone stands for all programs of this run."""
-        lead_us = self.lead_us if ALL_ARMS[arm].managed else 0.0
+        lead_us = self.lead_us if self.arms[arm].managed else 0.0
         beside = "+".join(self.options.programs) if arm == "latency_alone" else program
-        rate = f"{SERVERS[server]:g}"
+        rate = f"{self.rates[server]:g}"
         return Cell(arm, server, beside, "poisson", rate, self.options.seconds, lead_us, repeat)
 
     def missing(self, server: str, program: str) -> list[Cell]:
@@ -343,7 +402,7 @@ class Runner:
                 if missing:
                     total += COMPILE_S if self.known[program].compiles else BUILD_S
                 managed = sum(cell.arm.startswith("cudasched") for cell in measured)
-                total += managed * (SETTLE_S if self.options.keep_servers else SERVER_S)
+                total += managed * (self.settle_s if self.options.keep_servers else SERVER_S)
         return total
 
     def estimate(self) -> str:
@@ -383,7 +442,7 @@ class Runner:
         for cell in self.alone_missing(server, place):
             if self._left_s() < cell.seconds + CELL_EXTRA_S + SERVER_S:
                 return False
-            self._measure(cell, lambda cell=cell: self._window(cell, None, self._server(plain)))
+            self._measure(cell, lambda cell=cell: self._window(cell, [], [self._server(plain)]))
         return True
 
     def _unit(self, server: str, program: str, following: tuple[str, str] | None) -> bool:
@@ -394,38 +453,57 @@ class Runner:
             return False
         self.say(f"{program} beside {server}: {len(missing)} cells")
         self.fleet.settle()
-        processes = [Place("program", program, mode) for mode in modes]
+        processes = self._places(server, program)
         # What is needed next imports its libraries meanwhile, and is done with that before much is measured.
         self.fleet.prepare(processes)
         self.fleet.prepare(Place("server", server, mode) for mode in modes if mode != "plain")
         if following:
             self.fleet.prepare(self._places(*following))
-        broken = self._build(processes, one_by_one=self.known[program].compiles)
+        broken = self._build(processes, first_ahead=self.known[program].compiles)
         try:
-            for cell in missing:
-                needed_s = KERNELS_S if cell.arm == KERNELS else cell.seconds + CELL_EXTRA_S + SERVER_S
-                if self._left_s() < needed_s:
-                    return False
-                process = Place("program", program, self.modes.get(cell.arm, "plain"))
-                if process in broken:
-                    self._keep(cell, None, str(broken[process]))
-                    continue
-                try:
-                    self._measure(cell, lambda cell=cell, process=process: self._cell(cell, process))
-                finally:
-                    if process not in self.fleet:
-                        broken[process] = HarnessError(f"the program's process of the mode {process.mode} is gone")
+            return self._measured(missing, broken)
         finally:
             for process in processes:
                 self.fleet.retire(process)
+
+    def _measured(self, missing: Sequence[Cell], broken: dict[Place, HarnessError]) -> bool:
+        """Cells of programs that are built; False when time ran out. Processes that end are broken from then on."""
+        for cell in missing:
+            needed_s = KERNELS_S if cell.arm == KERNELS else cell.seconds + CELL_EXTRA_S + SERVER_S
+            if self._left_s() < needed_s:
+                return False
+            processes = self._processes(cell)
+            servers = [] if cell.arm == KERNELS else self._servers(cell)
+            failed = [str(broken[place]) for place in (*processes, *servers) if place in broken]
+            if failed:
+                self._keep(cell, None, failed[0])
+                continue
+            try:
+                self._measure(cell, lambda cell=cell, processes=processes: self._cell(cell, processes))
+            finally:
+                for process in processes:
+                    if process not in self.fleet:
+                        broken[process] = HarnessError(f"the program's process of the mode {process.mode} is gone")
         return True
 
-    def _places(self, server: str, program: str) -> list[Place]:
-        modes = dict.fromkeys(self.modes.get(cell.arm, "plain") for cell in self.missing(server, program))
-        return [Place("program", program, mode) for mode in modes]
+    def _processes(self, cell: Cell) -> list[Place]:
+        """The programs of a cell, those that it names joined by +; none where a server is measured alone."""
+        mode = self.modes.get(cell.arm, "plain")
+        names = [] if cell.arm == "latency_alone" else cell.best_effort.split("+")
+        return [Place("program", name, mode) for name in names]
 
-    def _build(self, processes: list[Place], one_by_one: bool) -> dict[Place, HarnessError]:
-        """Builds a program's processes at once, or one by one where they find each other's compiled kernels."""
+    def _servers(self, cell: Cell) -> list[Place]:
+        """The servers of a cell, likewise."""
+        mode = self.server_modes.get(cell.arm, self.modes.get(cell.arm, "plain"))
+        names = cell.latency.split("+") if self.arms[cell.arm].latency else []
+        return [Place("server", name, mode) for name in names]
+
+    def _places(self, server: str, program: str) -> list[Place]:
+        cells = self.missing(server, program)
+        return list(dict.fromkeys(process for cell in cells for process in self._processes(cell)))
+
+    def _build(self, processes: Sequence[Place], first_ahead: bool) -> dict[Place, HarnessError]:
+        """Builds processes at once, or the first one ahead of the others, which find the kernels that it compiled."""
         broken: dict[Place, HarnessError] = {}
         waits: list[tuple[Place, Callable[[], dict[str, Any]]]] = []
 
@@ -446,36 +524,51 @@ class Runner:
                 broken[process] = error
                 self.fleet.retire(process, grace_s=0.0)
                 self.say(str(error))
-            if one_by_one:
+            if first_ahead:
                 collect()
+                first_ahead = False
         collect()
         return broken
 
-    def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
-        """One cell of a program that is built and paused; it is paused again afterwards."""
+    def early_s(self, cell: Cell) -> float:
+        """For so long a cell's requests come before those that are measured, beside its programs."""
+        del cell
+        return 0.0
+
+    def _cell(self, cell: Cell, processes: Sequence[Place]) -> dict[str, Any]:
+        """One cell of programs that are built and paused; they are paused again afterwards."""
         if cell.arm == KERNELS:
-            return _without_event(self.fleet.ask(process, "kernels"))
-        served = Place("server", cell.latency, process.mode)
-        beside = cell.arm != "best_effort_alone"
-        fresh = beside and served not in self.fleet
-        self.fleet.ask(process, "start")
+            return _without_event(self.fleet.ask(processes[0], "kernels"))
+        served = self._servers(cell)
+        fresh = any(server not in self.fleet for server in served)
         try:
-            if beside:
-                server = self._server(served)
-                if not fresh:
-                    time.sleep(SETTLE_S)
-            if process.mode == "plain":
-                return self._window(cell, process, server if beside else None)
-            before, began = self.fleet.ask(process, "state"), time.monotonic()
-            result = self._window(cell, process, server)
-            result["counted_s"] = time.monotonic() - began
-            result["counted"] = counted(before, self.fleet.ask(process, "state"))
+            for process in processes:
+                self.fleet.ask(process, "start")
+            servers = [self._server(server) for server in served]
+            if served and processes and not fresh:
+                time.sleep(self.settle_s)
+            if early_s := self.early_s(cell):
+                self._window(dataclasses.replace(cell, seconds=early_s), [], servers)
+            managed = [process for process in processes if self.fleet.modes[process.mode].managed]
+            before, began = [self.fleet.ask(process, "state") for process in managed], time.monotonic()
+            result = self._window(cell, processes, servers)
+            if managed:
+                result["counted_s"] = time.monotonic() - began
+                after = [self.fleet.ask(process, "state") for process in managed]
+                sums = Counter[str]()
+                for each in map(counted, before, after):
+                    sums.update(each)
+                result["counted"] = dict(sums)
             return result
         finally:
-            if process in self.fleet:
-                self.fleet.ask(process, "pause")
-            if beside and process.mode != "plain" and not self.options.keep_servers:
-                self.fleet.retire(served)
+            for process in processes:
+                if process in self.fleet:
+                    with contextlib.suppress(HarnessError):  # it is ended then, which its next cell says
+                        self.fleet.ask(process, "pause")
+            if not self.options.keep_servers:
+                for server in served:
+                    if self.fleet.modes[server.mode].managed:
+                        self.fleet.retire(server)
 
     def _server(self, place: Place) -> Place:
         if place not in self.fleet:
@@ -488,52 +581,54 @@ class Runner:
         return place
 
     def _window(
-        self, cell: Cell, process: Place | None, server: Place | None, keep_due: bool = False
+        self, cell: Cell, processes: Sequence[Place], servers: Sequence[Place], keep_due: bool = False
     ) -> dict[str, Any]:
         """Measures for a cell's seconds, longer for a program whose steps are long."""
         scale = self.fleet.backend.scale
-        seconds = cell.seconds
-        if process:
-            period_s = self.step_ms.get(process.name, 0.0) / 1e3 * self._read_every()
-            seconds = max(seconds, min(LONGEST_S, READINGS * period_s))
+        periods_s = [self.step_ms.get(process.name, 0.0) / 1e3 * self._read_every() for process in processes]
+        seconds = max(cell.seconds, min(LONGEST_S, READINGS * max(periods_s, default=0.0)))
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}, "seconds": seconds}
         with self.fleet.held():
             start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
             until_ns = start_ns + int(seconds * 1e9)
-            if server:
-                result["latency"][cell.latency] = self._served(cell, server, start_ns, seconds, keep_due)
+            if servers:
+                result["latency"] = self._served(cell, servers, start_ns, seconds, keep_due)
             time.sleep(max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
-        if process:
-            try:
-                found = self.fleet.ask(process, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
-            except HarnessError:
-                self.fleet.retire(process, grace_s=0.0)
-                raise
-            result["best_effort_per_s"][cell.best_effort] = per_second(found) * scale
+        for process in processes:
+            found = self.fleet.ask(process, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
+            result["best_effort_per_s"][process.name] = per_second(found) * scale
             result["readings"] = len(found)
         return result
 
-    def _served(self, cell: Cell, server: Place, start_ns: int, seconds: float, keep_due: bool) -> dict[str, Any]:
-        """What a server's requests took."""
-        loaded = SIMULATED_SERVERS.get(cell.latency, cell.latency) if self._simulated else cell.latency
-        child = self.fleet[server]
+    def _served(
+        self, cell: Cell, servers: Sequence[Place], start_ns: int, seconds: float, keep_due: bool
+    ) -> dict[str, Any]:
+        """What the requests of servers took, which come at once."""
+        names = cell.latency.split("+")
+        loads = [SIMULATED_SERVERS.get(name, name) if self._simulated else name for name in names]
+        rates_hz = {load: self.rates[name] for load, name in zip(loads, names, strict=True)}
+        result = {}
         try:
-            child.tell(
-                "run",
-                start_ns=start_ns,
-                seconds=seconds,
-                seed=1 + cell.repeat,
-                rates_hz={loaded: SERVERS[cell.latency]},
-                arrivals=cell.arrivals,
-                hint_ms=0.0,
-                slo_ms=0.0,
-                keep_due=keep_due,
-            )
-            answer = child.answer(seconds + ANSWER_S)
+            for server in servers:
+                self.fleet[server].tell(
+                    "run",
+                    start_ns=start_ns,
+                    seconds=seconds,
+                    seed=1 + cell.repeat,
+                    rates_hz=rates_hz,
+                    arrivals=cell.arrivals,
+                    hint_ms=0.0,
+                    slo_ms=0.0,
+                    keep_due=keep_due,
+                )
+            for server, load, name in zip(servers, loads, names, strict=True):
+                answer = self.fleet[server].answer(seconds + ANSWER_S)
+                result[name] = dict(answer["latency"][load])
         except HarnessError:
-            self.fleet.retire(server, grace_s=0.0)
+            for server in servers:
+                self.fleet.retire(server, grace_s=0.0)
             raise
-        return dict(answer["latency"][loaded])
+        return result
 
     def _read_every(self) -> int:
         return 2 if self._simulated else 50

@@ -40,7 +40,6 @@ from typing import Any
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 #: Steps before it is ready: allocations, autotuning and lazy loading are over then.
 WARM_UP_STEPS = 8
-TIMED_STEPS = 8
 PROFILED_STEPS = 3
 #: A program that began anew runs so long, so that what it makes slices of is cut meanwhile.
 ANEW_S = 1.0
@@ -63,16 +62,16 @@ class Loop:
         self.count = 0
         self.readings: list[tuple[int, int]] = []
 
-    def warm_up(self) -> float:
-        """Runs a few steps; returns ms a step of the last of them."""
-        for _ in range(WARM_UP_STEPS):
+    def warm_up(self, steps: int = WARM_UP_STEPS) -> float:
+        """Runs a few steps, and as many again; returns ms a step of the latter."""
+        for _ in range(steps):
             loss = next(self.steps)
         self.read(loss)
         began = time.monotonic()
-        for _ in range(TIMED_STEPS):
+        for _ in range(steps):
             loss = next(self.steps)
         self.read(loss)
-        return (time.monotonic() - began) * 1e3 / TIMED_STEPS
+        return (time.monotonic() - began) * 1e3 / steps
 
     def run(self) -> None:
         """Steps until `pausing` is set; all are done then."""
@@ -209,6 +208,7 @@ def main(
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="small shapes")
     parser.add_argument("--read-every", type=int, help="steps from one reading of the loss to the next")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP_STEPS, help="steps, and as many are timed then")
     if beside:
         parser.add_argument("--beside", help="a server that runs in this process")
         parser.add_argument(
@@ -231,11 +231,12 @@ def main(
         steps, read, profile = simulated(args.name)
         read_every = args.read_every or 2
     else:
-        from programs import PROGRAMS, READ_EVERY
+        from programs import PROGRAMS
 
-        make = lambda: (known or PROGRAMS)[args.name].steps(args.tiny)  # noqa: E731
+        one = (known or PROGRAMS)[args.name]
+        make = lambda: one.steps(args.tiny)  # noqa: E731
         steps, read = make(), float
-        read_every = args.read_every or READ_EVERY
+        read_every = args.read_every or one.read_every
         profile = lambda steps: kernels(loop, steps)  # noqa: E731
     loop = Loop(steps, read, read_every)
     builds = Builds()
@@ -288,7 +289,7 @@ def main(
         if name == "build":
             if server:
                 server.build()
-            answer("ready", step_ms=round(loop.warm_up(), 3))
+            answer("ready", step_ms=round(loop.warm_up(args.warm_up), 3))
         elif name == "start":
             gc.collect()
             answer()

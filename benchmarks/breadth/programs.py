@@ -36,11 +36,13 @@ class Program:
         steps: Makes its generator; the argument is `tiny`.
         compiles: It compiles and tunes its kernels when it starts, so its first process fills a cache for the others.
         only_in_core: Not for the breadth benchmark but for benchmarks/core.
+        read_every: Steps from one reading of its loss to the next, where that is not `READ_EVERY`.
     """
 
     steps: Callable[[bool], Steps]
     compiles: bool = False
     only_in_core: bool = False
+    read_every: int = READ_EVERY
 
 
 def torch_device() -> str:

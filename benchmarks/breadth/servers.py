@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from workloads import SEED, Block, Requests, default_device, latency_workload
+from workloads import SEED, Block, Decoder, Decoding, Requests, default_device, latency_workload
 
 
 class VisionTransformer(nn.Module):
@@ -65,11 +65,17 @@ class CopyingRequests(Requests):
             self.scores.copy_(self.model(*inputs), non_blocking=True)
 
 
+class ShortDecoding(Decoding):
+    """A request of eight tokens, each handed to the host before the next begins."""
+
+    TOKENS = 8
+
+
 def server(name: str, tiny: bool = False) -> Requests:
     """Builds a server.
 
     Args:
-        name: `vit_graph`, `recommender`, or a latency load of the demo.
+        name: `vit_graph`, `recommender`, `decode_short` (a small GPT, eagerly), or a latency load of the demo.
         tiny: Shapes for a test.
 
     Raises:
@@ -83,6 +89,11 @@ def server(name: str, tiny: bool = False) -> Requests:
         with torch.device(device):
             model = VisionTransformer(layers, width, heads, side).to(half)
             return Requests(model, torch.randn(1, 3, side, side, dtype=half), graph=True, own_stream=False)
+    if name == "decode_short":
+        half = torch.float16 if device.type == "cuda" else torch.float32
+        sizes = (2, 32, 2, 64, 16) if tiny else (4, 512, 8, 50_257, 512)
+        with torch.device(device):
+            return ShortDecoding(Decoder(*sizes).to(half), torch.zeros(1, 1, dtype=torch.long), False, False)
     if name == "recommender":
         tables, rows, batch = (3, 100, 4) if tiny else (8, 500_000, 512)
         with torch.device(device):

@@ -31,6 +31,7 @@ class Cell:
         lead_us: cudasched's, or `auto`; 0 where no cudasched is in it.
         repeat: Which.
         slo_ms: Latency target that the regions of requests are given; 0: none.
+        scene: Where the same loads and arms are measured in several surroundings, which of them.
     """
 
     arm: str
@@ -42,6 +43,7 @@ class Cell:
     lead_us: float | str
     repeat: int
     slo_ms: float = 0.0
+    scene: str = ""
 
     @classmethod
     def kernels(cls, best_effort: str) -> Cell:

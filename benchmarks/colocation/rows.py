@@ -53,7 +53,7 @@ class Repeats:
         each = [summary(values) for values in self.latencies_ms(load)]
         if not each:
             return None
-        figures = {name: statistics.median(one[name] for one in each) for name in ("p50", "p95", "p99", "mean")}
+        figures = {name: statistics.median(one[name] for one in each) for name in ("p50", "p95", "p99", "max", "mean")}
         return Latency.model_validate({**figures, "n": sum(one["n"] for one in each)})
 
     def p99s_ms(self, load: str) -> list[float]:

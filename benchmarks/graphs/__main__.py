@@ -20,15 +20,15 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cudasched.demo.harness import ARMS as ALL_ARMS
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Backend, HarnessError, percentile
+from cudasched.demo.harness import HEAD_START_S, Backend, HarnessError, percentile
 
 from benchmarks.breadth import __main__ as breadth
-from benchmarks.breadth.__main__ import ANSWER_S, SETTLE_S, Fleet, Place, Runner, finish, merge, results, split_choices
+from benchmarks.breadth.__main__ import ANSWER_S, Fleet, Mode, Place, Runner, finish, merge, results, split_choices
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile
 from benchmarks.colocation.frame import run_cells
@@ -37,6 +37,7 @@ from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
 
 HERE = Path(__file__).parent
+CUT = {"CUDASCHED_GRAPH_SLICES": "auto"}
 SERVER = "bert_graph"
 ARMS = (
     "latency_alone",
@@ -75,26 +76,21 @@ BEGINNING_S = 2.0
 class GraphFleet(Fleet):
     """The processes, with two modes more: graphs are not cut, and program and server are one process."""
 
+    modes: Mapping[str, Mode] = {
+        **{name: dataclasses.replace(mode, environment=CUT) for name, mode in Fleet.modes.items()},
+        "whole": Mode(environment={"CUDASCHED_GRAPH_SLICES": "off"}),
+        "one_process": Mode(environment=CUT),
+    }
+    script = HERE / "program.py"
+
     def _command(self, place: Place) -> list[str]:
-        if place.role == "server":
-            return super()._command(dataclasses.replace(place, mode=_process_mode(place.mode)))
-        simulated = self.backend.name == "simulated"
-        command = [sys.executable, str(HERE / "program.py"), place.name, *["--simulate"] * simulated]
+        command = super()._command(place)
         if place.mode == "one_process":
             command += ["--beside", SERVER, "--time-scale", f"{self.backend.scale:g}"]
-        if place.mode == "plain":
-            return command
-        return [*CUDASCHED, "run", *["--mps"] * (place.mode == "mps"), "--class", "best-effort", "--", *command]
+        return command
 
-    def _environment(self, place: Place) -> dict[str, str]:
-        environment = super()._environment(place)
-        environment["CUDASCHED_GRAPH_SLICES"] = "off" if place.mode == "whole" else "auto"
-        return environment
-
-
-def _process_mode(mode: str) -> str:
-    """Under whom a server of this mode runs."""
-    return "two_processes" if mode == "whole" else mode
+    def _stand_in(self, program: str) -> str:
+        return program
 
 
 class GraphRunner(Runner):
@@ -130,9 +126,10 @@ class GraphRunner(Runner):
         """A cell of requests beside what is measured; in a rehearsal it is no longer than the others."""
         return dataclasses.replace(cell, seconds=min(seconds, cell.seconds) if self._simulated else seconds)
 
-    def _cell(self, cell: Cell, process: Place) -> dict[str, Any]:
+    def _cell(self, cell: Cell, processes: Sequence[Place]) -> dict[str, Any]:
+        (process,) = processes
         if cell.arm == KERNELS or process.mode == "plain":
-            return super()._cell(cell, process)
+            return super()._cell(cell, processes)
         if not ALL_ARMS[cell.arm].latency:
             return self._alone_cell(cell, process)
         own = process.mode == "one_process"
@@ -140,9 +137,9 @@ class GraphRunner(Runner):
         self.fleet.ask(process, "start")
         try:
             server = served if own else self._server(served)
-            early = self._window(self._beside(cell, EARLY_S), None, server)
+            early = self._window(self._beside(cell, EARLY_S), [], [server])
             before, began = self.fleet.ask(process, "state"), time.monotonic()
-            result = self._window(cell, process, server)
+            result = self._window(cell, [process], [server])
             result["counted_s"] = time.monotonic() - began
             result["counted"] = breadth.counted(before, self.fleet.ask(process, "state"))
             result["early_p99_ms"] = percentile(early["latency"][cell.latency]["latency_ms"], 0.99)
@@ -171,7 +168,7 @@ class GraphRunner(Runner):
             while not told["done"]:
                 if time.monotonic() > until:
                     raise HarnessError(f"{process.name} has not begun anew within {ANSWER_S:.0f} s")
-                requests = self._window(short, None, server, keep_due=True)["latency"][cell.latency]
+                requests = self._window(short, [], [server], keep_due=True)["latency"][cell.latency]
                 served += zip(requests["due_ns"], requests["latency_ms"], strict=True)
                 told = self.fleet.ask(process, "builds")
             builds += len(told["builds"])
@@ -186,8 +183,8 @@ class GraphRunner(Runner):
             self.fleet.settle()
         self.fleet.ask(process, "start")
         try:
-            time.sleep(SETTLE_S)
-            return self._window(cell, process, None)
+            time.sleep(self.settle_s)
+            return self._window(cell, [process], [])
         finally:
             if process in self.fleet:
                 self.fleet.ask(process, "pause")

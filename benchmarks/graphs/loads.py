@@ -113,13 +113,13 @@ class Gpt:
         return torch.nn.functional.cross_entropy(scores.float().view(-1, self.vocabulary), wanted.view(-1))
 
 
-def whole_step_training(tiny: bool, updated: bool) -> Steps:
+def whole_step_training(tiny: bool, updated: bool, layers: int = 24) -> Steps:
     """Forward, backward and optimizer of a transformer in one graph, fed from pinned memory."""
     import torch
 
     yield
     device = torch_device()
-    layers, width, heads, vocabulary = (2, 32, 2, 128) if tiny else (24, 1024, 16, 32_000)
+    layers, width, heads, vocabulary = (2, 32, 2, 128) if tiny else (layers, 1024, 16, 32_000)
     batch, length = (2, 8) if tiny else (8, 512)
     gpt = Gpt(device, layers, width, heads, vocabulary, length)
     fast = device == "cuda"

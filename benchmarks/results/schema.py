@@ -26,11 +26,12 @@ LatencyLoad = Literal[
     "gpt_decode",
     "decode_eager",
     "mlp",
+    "decode_short",
     "vit_graph",
     "recommender",
 ]
 #: Loads of the colocation benchmark, and programs of the breadth benchmark, which begin with their library.
-_PROGRAM = r"(torch|torchvision|transformers|cupy|jax)_\w+"
+_PROGRAM = r"(torch|torchvision|transformers|cupy|jax|triton)_\w+"
 #: Programs of the graphs benchmark.
 _GRAPHS = "compiled_inference|compiled_training|(whole_step|jax|decode|piecewise)(_updated)?"
 _BEST_EFFORT = f"(bert_training|bert_varying|transformer|resnet50|gemm|elementwise|{_GRAPHS}|{_PROGRAM})"
@@ -65,6 +66,7 @@ class Latency(Strict):
     p50: Positive
     p95: Positive
     p99: Positive
+    max: Positive | None = None
     mean: Positive
     n: Annotated[int, Field(gt=0)]
 
@@ -88,6 +90,8 @@ class ColocationRow(Strict):
     Attributes:
         latency_load: The load whose requests this row is about.
         other_latency: Latency loads that run at once, joined by +.
+        scene: Where the same loads and arms are measured in several surroundings, which of them.
+        repeat: Which, where each repeat has rows of its own.
         bound_p99_ms: The physical bound (bound.py).
         bound_from: What the remainder of a kernel is added to: requests of the hinted arm, or of the arm alone.
         best_effort_per_s: Items a second; of several loads, the seconds of GPU time in a second's items.
@@ -115,6 +119,8 @@ class ColocationRow(Strict):
     mode: Mode
     latency_load: LatencyLoad
     other_latency: str = ""
+    scene: str = ""
+    repeat: int | None = None
     best_effort_load: BestEffortLoads
     arrivals: ArrivalKind
     rate_hz: Positive

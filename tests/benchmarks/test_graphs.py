@@ -291,10 +291,11 @@ def test_alone_under_mps_is_measured_without_a_server(tmp_path: Path, monkeypatc
     options = parse(["--out", str(tmp_path / "graphs.json"), "--only", "decode"])
     runner = GraphRunner(Processes(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
     monkeypatch.setattr("benchmarks.graphs.__main__.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(runner, "_window", lambda cell, process, server: {"server": server, "mode": process.mode})
+    monkeypatch.setattr(runner, "_window", lambda cell, programs, servers: {"of": [*programs, *servers]})
     alone = runner.cell("best_effort_alone_mps", SERVER, "decode")
     assert alone.lead_us == 20.0
-    assert runner._cell(alone, Place("program", "decode", "mps")) == {"server": None, "mode": "mps"}
+    program = Place("program", "decode", "mps")
+    assert runner._cell(alone, [program]) == {"of": [program]}
     assert done == [("retire", "server"), ("start", "mps"), ("pause", "mps")]
 
 

@@ -654,11 +654,12 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def summary(values_ms: list[float]) -> dict[str, float | int]:
-    """P50, P95, P99, mean and number of latencies in ms."""
+    """P50, P95, P99, the most, mean and number of latencies in ms."""
     return {
         "p50": percentile(values_ms, 0.50),
         "p95": percentile(values_ms, 0.95),
         "p99": percentile(values_ms, 0.99),
+        "max": max(values_ms),
         "mean": sum(values_ms) / len(values_ms),
         "n": len(values_ms),
     }

@@ -1,0 +1,269 @@
+"""What the preemption benchmark's cells say: rows, a table of a server, and the figures that are promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from cudasched.demo.harness import ARMS as ALL_ARMS
+from cudasched.demo.harness import Arm
+
+from benchmarks.colocation import rows as colocation_rows
+from benchmarks.colocation.cells import Cell, CellFile, Outcome
+from benchmarks.preempt.programs import LONG_KERNELS
+from benchmarks.results.schema import ColocationRow, FigureRow, Results
+
+#: The arms of the table and the plot, and what they are called there.
+SHOWN = {
+    "latency_alone": "alone",
+    "processes": "time slices",
+    "mps_priority": "MPS, priority",
+    "before": "before",
+    "slices": "slices",
+    "cudasched": "cudasched",
+}
+#: The arms that figures are promised of.
+PROMISED = ("slices", "cudasched")
+#: A server whose P99 alone is longer, ms, is held to ratios, too; a smaller excess of `before` is none to compare with.
+LONG_MS, LEAST_EXCESS_MS = 1.0, 0.05
+#: Both worse by more than this is worse in both: what two equal cells differ by.
+NOISE = 0.02
+#: Why a figure misses its goal, by its name.
+LIMITED_BY: dict[str, str] = {}
+
+Group = Mapping[str, ColocationRow]
+"""The rows of one program, server and repeat by their arms."""
+Value = Callable[[Group, str], float | None]
+
+
+def arms_of(names: Iterable[str]) -> dict[str, Arm]:
+    """What the names of arms mean: those of the colocation benchmark, else two processes under cudasched."""
+    policies = {name: name.removeprefix("slices_") for name in names}
+    return {
+        name: ALL_ARMS.get(name)
+        or Arm(name, "two_processes", managed=True, policy=policy if policy in ("open", "harvest") else "strict")
+        for name, policy in policies.items()
+    }
+
+
+def results(cells: CellFile) -> Results:
+    """A row for each arm of each program, server and repeat: `alone` is of the same repeat.
+
+    Raises:
+        ValueError: The cells say nothing of where they come from.
+    """
+    if cells.meta is None:
+        raise ValueError(f"{cells.path}: no meta")
+    alone: dict[tuple[str, int, str], Outcome] = {}
+    groups: dict[tuple[str, int, str, str, str], list[Outcome]] = {}
+    for outcome in cells.outcomes.values():
+        cell = outcome.cell
+        if outcome.result is None:
+            continue
+        if cell.arm == "best_effort_alone":
+            alone[cell.scene, cell.repeat, cell.best_effort] = outcome
+        else:
+            key = cell.scene, cell.repeat, cell.best_effort, cell.latency, cell.rates_hz
+            groups.setdefault(key, []).append(outcome)
+    rows: list[ColocationRow] = []
+    for (scene, repeat, programs, _, _), outcomes in groups.items():
+        spread = CellFile(cells.path.with_suffix(".spread"), cells.meta)
+        like = outcomes[0].cell
+        singles = [alone.get((scene, repeat, name)) for name in programs.split("+")]
+        known = [each for each in singles if each is not None and each.result is not None]
+        rates = {name: rate for each in known for name, rate in (each.result or {})["best_effort_per_s"].items()}
+        for outcome in outcomes:
+            spread.add(outcome)
+        if len(known) == len(singles):
+            cell = dataclasses.replace(like, arm="best_effort_alone", lead_us=0.0)
+            spread.add(dataclasses.replace(known[0], cell=cell, result={"latency": {}, "best_effort_per_s": rates}))
+        if len(singles) > 1:  # what several do together is counted in the time that a step of each takes alone
+            for name, rate in rates.items():
+                took = {"kernel_us": [[1e6 / rate, 1]], "per_item_us": 1e6 / rate}
+                spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
+        order = sorted({each.arm for each in spread.outcomes}, key=lambda arm: (arm not in SHOWN, arm))
+        made = colocation_rows.results(spread, arms=arms_of(order)).rows
+        rows += [
+            row.model_copy(update={"scene": scene, "repeat": repeat}) for row in made if isinstance(row, ColocationRow)
+        ]
+    return Results(meta=cells.meta, rows=rows)
+
+
+def is_preempt(results: Results) -> bool:
+    """Whether these are the preemption benchmark's rows."""
+    return any(isinstance(row, ColocationRow) and row.scene for row in results.rows)
+
+
+def groups_of(results: Results, *scenes: str) -> list[Group]:
+    """The rows of some scenes by program, server and repeat."""
+    found: dict[tuple[object, ...], dict[str, ColocationRow]] = {}
+    for row in results.rows:
+        if isinstance(row, ColocationRow) and row.scene in scenes:
+            key = row.scene, row.repeat, row.best_effort_load, row.latency_load, row.other_latency, row.rate_hz
+            found.setdefault(key, {})[row.arm] = row
+    return list(found.values())
+
+
+def share(group: Group, arm: str, of: str = "processes") -> float | None:
+    """What best effort does in an arm, of what it does in another."""
+    ours, theirs = (group[each].best_effort_per_s if each in group else None for each in (arm, of))
+    return ours / theirs if ours and theirs else None
+
+
+def excess(group: Group, arm: str, percentile: Literal["p50", "p99"] = "p99") -> float | None:
+    """By how much a percentile is above the server's alone, ms."""
+    row = group.get(arm)
+    if row is None or row.latency_ms is None or row.alone_ms is None:
+        return None
+    return float(getattr(row.latency_ms, percentile) - getattr(row.alone_ms, percentile))
+
+
+def p99_of(group: Group, arm: str, of: str) -> float | None:
+    """An arm's P99 over another's."""
+    ours, theirs = (group[each].latency_ms if each in group else None for each in (arm, of))
+    return ours.p99 / theirs.p99 if ours and theirs else None
+
+
+def long_ratio(group: Group, arm: str) -> float | None:
+    """P99 over alone, of a server that is long enough for a ratio."""
+    row = group.get(arm)
+    return row.p99_ratio if row and row.alone_ms and row.alone_ms.p99 > LONG_MS else None
+
+
+def of_before(group: Group, arm: str) -> float | None:
+    """The excess of P99 over alone, of the same excess of `before`; beside long kernels, where there was one."""
+    ours, theirs = excess(group, arm), excess(group, "before")
+    beside = next(iter(group.values())).best_effort_load
+    if beside not in LONG_KERNELS or ours is None or theirs is None or theirs < LEAST_EXCESS_MS:
+        return None
+    return ours / theirs
+
+
+def worse_in_both(group: Group, arm: str) -> float | None:
+    """1 where P99 and best effort are both worse than in time slices, else 0."""
+    latency, kept = p99_of(group, arm, "processes"), share(group, arm)
+    return None if latency is None or kept is None else float(latency > 1 + NOISE and kept < 1 - NOISE)
+
+
+def figures(results: Results, bits: Path | None = None) -> Results:
+    """The figures that are promised, as far as their cells were measured.
+
+    Args:
+        results: The rows.
+        bits: A JSON file with `failed` and `n`: programs whose checksums differ from those of an undisturbed run.
+    """
+    made: list[FigureRow] = []
+
+    def figure(
+        name: str,
+        cells: Sequence[float | None],
+        goal: float,
+        better: Literal["less", "more"] = "less",
+        take: Callable[[Sequence[float]], float] = statistics.median,
+    ) -> None:
+        known = [value for value in cells if value is not None]
+        if known:
+            made.append(
+                FigureRow.judged(
+                    figure=name,
+                    value=take(known),
+                    goal=goal,
+                    better=better,
+                    low=min(known),
+                    high=max(known),
+                    n=len(known),
+                    limited_by=LIMITED_BY.get(name, ""),
+                )
+            )
+
+    def each(groups: Iterable[Group], value: Value, arm: str) -> list[float | None]:
+        return [value(group, arm) for group in groups]
+
+    main, eager = groups_of(results, "main"), groups_of(results, "eager")
+    for arm in PROMISED:
+        figure(f"{arm}_p99_excess_ms_median", each(main, excess, arm), 0.30)
+        figure(f"{arm}_p99_excess_ms_worst", each(main, excess, arm), 0.60, take=max)
+        figure(f"{arm}_p99_ratio_median", each(main, long_ratio, arm), 1.25)
+        figure(f"{arm}_p99_ratio_worst", each(main, long_ratio, arm), 1.4, take=max)
+        p50 = [excess(group, arm, "p50") for group in main]
+        figure(f"{arm}_p50_excess_ms_median", p50, 0.15)
+        figure(f"{arm}_p50_excess_ms_worst", p50, 0.25, take=max)
+        figure(f"{arm}_best_effort_median", each(main, share, arm), 0.99, "more")
+        figure(f"{arm}_best_effort_worst", each(main, share, arm), 0.96, "more", min)
+        figure(f"{arm}_excess_of_before", each(main, of_before, arm), 0.3)
+        sliced = [p99_of(group, arm, "processes") for group in eager]
+        figure(f"{arm}_eager_p99_of_time_slices_median", sliced, 0.9)
+        figure(f"{arm}_eager_p99_of_time_slices_worst", sliced, 1.15, take=max)
+        figure(f"{arm}_eager_best_effort_worst", each(eager, share, arm), 0.95, "more", min)
+        figure(f"{arm}_eager_worse_in_both", each(eager, worse_in_both, arm), 0.0, take=sum)
+    by_arm = [row for row in made if row.figure.endswith("_excess_of_before")]
+    if by_arm:
+        worst = max(by_arm, key=lambda row: row.value)
+        made.append(FigureRow.judged(**worst.model_dump(exclude={"kind", "figure"}), figure="excess_of_before"))
+    outside = [p99_of(group, "slices", "slices_inside") for group in groups_of(results, "outside")]
+    figure("outside_p99_ratio", outside, 1.1)
+    several = groups_of(results, "several")
+    figure(
+        "several_best_effort", [*each(several, share, "slices"), *each(several, share, "cudasched")], 0.95, "more", min
+    )
+    if bits is not None:
+        told = json.loads(bits.read_text())
+        figure("bits_failed", [told["failed"]], 0.0, take=max)
+        made[-1] = made[-1].model_copy(update={"n": told["n"]})
+    return Results(meta=results.meta, rows=made)
+
+
+def every_table(results: Results) -> str:
+    """The tables of all scenes and servers."""
+    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    pairs = dict.fromkeys((row.latency_load, row.scene) for row in rows)
+    return "\n".join(f"{scene}: {preempt_table(results, server, scene)}" for server, scene in pairs)
+
+
+def preempt_table(results: Results, server: str | None = None, scene: str | None = None) -> str:
+    """A line a program beside one server: P50 and P99 in each arm, and best effort of time slices'; medians of repeats.
+
+    Args:
+        results: The rows.
+        server: Beside which; the first by default.
+        scene: Of which; by default the main one, or the first of a file without it.
+
+    Raises:
+        ValueError: There is no such server in the scene.
+    """
+    scenes = [row.scene for row in results.rows if isinstance(row, ColocationRow)]
+    groups = groups_of(results, scene or ("main" if "main" in scenes else scenes[0]))
+    servers = list(dict.fromkeys(next(iter(group.values())).latency_load for group in groups))
+    own = [group for group in groups if next(iter(group.values())).latency_load == (server or servers[0])]
+    if not own:
+        raise ValueError(f"there are no rows of the server {server}, only of {', '.join(servers)}")
+    server = next(iter(own[0].values())).latency_load
+    arms = list(dict.fromkeys([*SHOWN, *(arm for group in own for arm in group)]))
+    arms = [arm for arm in arms if arm != "best_effort_alone" and any(arm in group for group in own)]
+    kept = [arm for arm in arms if arm not in ("latency_alone", "processes")]
+    names = [SHOWN.get(arm, arm.replace("_", " ")) for arm in arms]
+    first = next(iter(own[0].values()))
+    lines = [
+        f"`{server}`, {first.arrivals} {first.rate_hz:g}/s: P50/P99 ms, then best effort of that in time slices.",
+        "",
+        f"| beside | {' | '.join(names)} | {' | '.join(f'best effort, {SHOWN.get(arm, arm)}' for arm in kept)} |",
+        f"|---|{'---|' * (len(arms) + len(kept))}",
+    ]
+    for program in dict.fromkeys(next(iter(group.values())).best_effort_load for group in own):
+        repeats = [group for group in own if next(iter(group.values())).best_effort_load == program]
+        cells = [_latency([group[arm] for group in repeats if arm in group]) for arm in arms]
+        shares = [[value for group in repeats if (value := share(group, arm))] for arm in kept]
+        cells += [f"{statistics.median(values):.1%}" if values else "" for values in shares]
+        lines.append(f"| {program} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _latency(rows: Sequence[ColocationRow]) -> str:
+    known = [row.latency_ms for row in rows if row.latency_ms]
+    if not known:
+        return ""
+    return "/".join(f"{statistics.median(values):.2f}" for values in ([k.p50 for k in known], [k.p99 for k in known]))

@@ -1,0 +1,319 @@
+"""benchmarks/preempt: a rehearsal, its parts, and figures that can be met and missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cudasched.demo.arrivals import schedule
+from cudasched.demo.harness import Backend, HarnessError
+from test_cells import META, served
+
+from benchmarks import plots, tables
+from benchmarks.breadth.__main__ import Place
+from benchmarks.colocation.__main__ import TIME_RAN_OUT
+from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
+from benchmarks.preempt.__main__ import ABLATION, BARE, SCENES, PreemptFleet, PreemptRunner, main, outside, parse
+from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS
+from benchmarks.preempt.summary import PROMISED, SHOWN, arms_of, figures, is_preempt, preempt_table, results
+from benchmarks.results.schema import ColocationRow, FigureRow, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "preempt.sh"
+DATE = "2026-11-27T00:00:00+00:00"
+TRIES = 5
+#: Requests begin so long before those that count (cudasched/demo/client.py).
+LEAD_IN_S = 0.5
+ON_THE_CPU = [name for name in PROGRAMS if name.startswith(("torch", "whole")) and name != "torch_conditional_graph"]
+
+
+def runner_of(tmp_path: Path, *given: str) -> PreemptRunner:
+    chosen = parse(["--out", str(tmp_path / "preempt.json"), *given])
+    return PreemptRunner(PreemptFleet(Backend()), CellFile(tmp_path / "preempt.cells", META), chosen, "auto")
+
+
+def add(cells: CellFile, scene: str, arm: str, pair: tuple[str, str], ms: float, per_s: float, repeat: int = 0) -> None:
+    program, server = pair
+    names = [] if arm == "best_effort_alone" else server.split("+")
+    rates = "+".join("150" for _ in names)
+    lead = "auto" if arms_of([arm])[arm].managed else 0.0
+    cell = Cell(arm, "+".join(names), program, "poisson", rates, 7.0, lead, repeat, scene=scene)
+    done = {} if arm == "latency_alone" else {name: per_s for name in program.split("+")}
+    result = {"latency": {name: served(ms) for name in names}, "best_effort_per_s": done}
+    cells.add(Outcome(cell, result, None, DATE))
+
+
+def filled(path: Path, slices_ms: float, kept: float) -> CellFile:
+    """Cells of each scene: under cudasched a P99 of `slices_ms` for 2.0 alone, best effort `kept` of time slices'."""
+    cells = CellFile(path, META)
+    scenes = {
+        "main": [("torch_attention", "bert_graph"), ("torch_lstm", "vit_graph")],
+        "eager": [("torch_resnet50", "bert_eager")],
+        "outside": [("torch_resnet50", "bert_graph")],
+        "several": [("torch_resnet50+torch_long_kernels", "bert_graph"), ("torch_resnet50", "bert_graph+vit_graph")],
+    }
+    for scene, pairs in scenes.items():
+        for pair in pairs:
+            for program in pair[0].split("+"):
+                add(cells, scene, "best_effort_alone", (program, pair[1]), 0.0, 10.0)
+            add(cells, scene, "latency_alone", pair, 2.0, 0.0)
+            add(cells, scene, "processes", pair, 6.0, 9.0)
+            add(cells, scene, "before", pair, 4.0, 9.0)
+            add(cells, scene, "slices_inside", pair, 2.2, 9.0)
+            for arm in PROMISED:
+                add(cells, scene, arm, pair, slices_ms, 9.0 * kept)
+    return cells
+
+
+def test_programs_and_arms_are_those_of_the_results_form() -> None:
+    pattern = ColocationRow.model_fields["best_effort_load"].metadata[0].pattern
+    assert len(PROGRAMS) == 12 and set(LONG_KERNELS) < set(PROGRAMS)
+    for name, program in PROGRAMS.items():
+        assert re.fullmatch(pattern, name) and program.steps.__name__ == name and program.steps.__doc__
+    for scene in SCENES.values():
+        assert {program for pair in scene.pairs for program in pair[0].split("+")} <= set(PROGRAMS)
+        assert {BARE.get(arm, arm) for arm in scene.arms} | set(scene.server_modes.values()) <= set(PreemptFleet.modes)
+    assert len(SCENES["main"].pairs) == 36 and set(SHOWN) <= set(SCENES["main"].arms)
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_a_program_of_small_shapes_runs_without_a_gpu(name: str) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    steps = PROGRAMS[name].steps(True)
+    assert next(steps) is None
+    assert float(next(steps)) == pytest.approx(float(next(steps)), abs=10.0)
+
+
+def test_every_cell_of_the_first_repeats_has_a_thousand_requests(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path)
+    for server, repeat in ((server, repeat) for server in ("bert_graph", "decode_short") for repeat in range(5)):
+        runner.repeat = repeat
+        cell = runner.cell("processes", server, "torch_lstm", repeat)
+        arrivals = schedule("poisson", float(cell.rates_hz), LEAD_IN_S + cell.seconds, 1 + repeat)
+        assert sum(at >= LEAD_IN_S for at in arrivals) >= 1000
+
+
+def test_parts_are_all_pairs_once_and_share_what_is_missing(tmp_path: Path) -> None:
+    whole = SCENES["main"].pairs
+    parts = [runner_of(tmp_path, "--part", f"{part}/4").parts["main", 0] for part in range(1, 5)]
+    assert [pair for part in parts for pair in part] == list(whole) and {len(part) for part in parts} == {9}
+    cells = CellFile(tmp_path / "preempt.cells", META)
+    runner = runner_of(tmp_path)
+    for pair in whole[:12]:
+        runner.turns = runner.turns_of("main")[0]
+        for cell in runner.missing(pair[1], pair[0]):
+            cells.add(Outcome(cell, {"latency": {}, "best_effort_per_s": {}}, None, DATE))
+    cells.save()
+    parts = [runner_of(tmp_path, "--part", f"{part}/4").parts["main", 0] for part in range(1, 5)]
+    assert [pair for part in parts for pair in part] == list(whole[12:]) and {len(part) for part in parts} == {6}
+
+
+def test_a_pair_is_done_before_the_next_and_processes_of_arms_are_few(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "--scene", "eager,ablation", "--lengths", "1,100,300,600,1000")
+    assert 0 < runner.estimate_s() < 2 * 3600 and "cells are missing" in runner.estimate()
+    for program, servers in runner.plan():
+        assert len(runner._programs(program, servers)) <= 5
+        for server in servers:
+            assert len({cell.latency for cell in runner.missing(server, program)} - {""}) == 1
+    runner = runner_of(tmp_path, "--programs", "torch_lstm")
+    (unit,) = runner.plan()
+    assert unit == ("torch_lstm", ["bert_graph", "vit_graph", "recommender"])
+
+
+def test_arms_differ_in_who_is_under_cudasched_and_in_settings(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "--scene", "eager", "--lengths", "300")
+    fleet = runner.fleet
+    with fleet:
+        runner.name = "main"
+
+        def both(arm: str) -> list[Place]:
+            cell = runner.cell(arm, "bert_graph", "torch_lstm")
+            return [*runner._processes(cell), *runner._servers(cell)]
+
+        managed = {arm: ["run" in fleet._command(place) for place in both(arm)] for arm in SCENES["main"].arms}
+        assert managed["slices"] == [True, False] and managed["cudasched"] == managed["before"] == [True, True]
+        assert managed["processes"] == managed["mps_priority"] == [False, False]
+        assert (managed["latency_alone"], managed["best_effort_alone"]) == ([False], [False])
+        before = [fleet._environment(place) for place in both("before")]
+        assert all(environment["CUDASCHED_TIME_SLICE_US"] == "off" for environment in before)
+        assert before[0]["CUDASCHED_RUN_DIR"] == before[1]["CUDASCHED_RUN_DIR"]
+        program, server = (fleet._environment(place) for place in both("slices_300"))
+        assert program["CUDASCHED_TIME_SLICE_US"] == "300" and "CUDASCHED_RUN_DIR" not in server
+        tables_of = {fleet._environment(both(arm)[0])["CUDASCHED_RUN_DIR"] for arm in ("slices", "cudasched")}
+        assert len(tables_of) == 2, "an idle server of another arm is no client of this one"
+        runner.name = "ablation"
+        assert {place.mode for arm in ABLATION for place in both(arm)} == set(ABLATION)
+        runner.name = "outside"
+        assert [both(arm)[-1].mode for arm in ("processes", "slices", "slices_inside")] == [
+            "outside",
+            "outside",
+            "plain",
+        ]
+
+
+def test_a_server_outside_has_another_user_and_root_or_says_why_not() -> None:
+    try:
+        way = outside()
+    except HarnessError as error:
+        assert "no server can be outside here: unshare: " in str(error)
+        return
+    command = [sys.executable, "-c", "import os; print(os.getuid(), *os.listdir('/tmp'))"]
+    said = subprocess.run([*way, *command], capture_output=True, text=True, check=True).stdout.split()
+    assert said == ["65534", "repo"] if way[0] == "unshare" else said[0] == "65534"
+
+
+def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
+    for wrong in (
+        ["--programs", "nothing"],
+        ["--scene", "nothing"],
+        ["--servers", "bert_eager"],
+        ["--arms", "slices_300"],
+        ["--part", "3/2"],
+        ["--rate", "0"],
+        ["--lengths", "short"],
+    ):
+        with pytest.raises(SystemExit):
+            parse(["--out", str(tmp_path / "preempt.json"), *wrong])
+    assert "mps_priority" not in parse(["--out", str(tmp_path / "preempt.json"), "--rehearse"]).arms
+
+
+def test_figures_are_met_and_missed(tmp_path: Path) -> None:
+    good = figures(results(filled(tmp_path / "good.cells", 2.1, 1.0)))
+    bad = figures(results(filled(tmp_path / "bad.cells", 6.9, 0.9)))
+    met = {row.figure: row for row in good.rows if isinstance(row, FigureRow)}
+    missed = {row.figure: row for row in bad.rows if isinstance(row, FigureRow)}
+    assert met.keys() == missed.keys() and {"excess_of_before", "outside_p99_ratio", "several_best_effort"} <= set(met)
+    assert [name for name, row in met.items() if not row.met] == []
+    assert [name for name, row in missed.items() if row.met] == []
+    assert met["slices_p99_excess_ms_median"].value == pytest.approx(0.1) and met["slices_p99_excess_ms_worst"].n == 2
+    assert met["excess_of_before"].value == pytest.approx(0.05) and met["excess_of_before"].n == 1, "LSTM's are short"
+    assert missed["cudasched_eager_worse_in_both"].value == 1
+    assert missed["several_best_effort"].value == pytest.approx(0.9) and missed["several_best_effort"].n == 6
+
+
+def test_a_missed_figure_says_what_limits_it_and_checksums_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.preempt.summary.LIMITED_BY", {"bits_failed": "a reason"})
+    made = results(filled(tmp_path / "good.cells", 2.1, 1.0))
+    for failed in (0, 2):
+        (tmp_path / "bits.json").write_text(json.dumps({"failed": failed, "n": 9}))
+        row = next(row for row in figures(made, tmp_path / "bits.json").rows if row.figure == "bits_failed")
+        assert (row.value, row.n, row.limited_by) == (failed, 9, "a reason" if failed else "")
+
+
+def test_each_repeat_has_rows_of_its_own_and_several_programs_count_together(tmp_path: Path) -> None:
+    cells = filled(tmp_path / "preempt.cells", 2.1, 1.0)
+    add(cells, "main", "latency_alone", ("torch_lstm", "vit_graph"), 3.0, 0.0, repeat=1)
+    add(cells, "main", "slices", ("torch_lstm", "vit_graph"), 3.3, 8.0, repeat=1)
+    made = results(cells)
+    own = [row for row in made.rows if (row.scene, row.best_effort_load) == ("main", "torch_lstm")]
+    rows = {(row.arm, row.repeat): row for row in own}
+    row = rows["slices", 1]
+    assert row.alone_ms.p99 == 3.0 and row.p99_ratio == pytest.approx(1.1) and row.best_effort_per_s == 8.0
+    assert row.latency_ms.max == 3.3 and rows["slices", 0].alone_ms.p99 == 2.0
+    several = next(row for row in made.rows if row.arm == "slices" and "+" in row.best_effort_load)
+    assert several.best_effort_per_s == pytest.approx(1.8), "either runs for nine tenths of the time that it has alone"
+    made.write(tmp_path / "preempt.json")
+    assert is_preempt(load(tmp_path / "preempt.json"))
+
+
+def test_the_table_is_of_one_server_and_the_plot_has_a_mark_a_cell(tmp_path: Path, drawn: list[Figure]) -> None:
+    made = results(filled(tmp_path / "preempt.cells", 2.1, 0.98))
+    table = preempt_table(made)
+    assert "| torch_attention | 2.00/2.00 | 6.00/6.00 | 4.00/4.00 | 2.10/2.10 | 2.10/2.10 | " in table
+    assert "98.0%" in table and "torch_lstm" not in table
+    assert "torch_lstm" in tables.table_of(made, "vit_graph")
+    with pytest.raises(ValueError, match="no rows of the server nothing, only of bert_graph, vit_graph"):
+        preempt_table(made, "nothing")
+    assert plots.plot_preempt(made, tmp_path / "preempt.png")
+    lines = [line for line in drawn[0].axes[0].get_lines() if line.get_marker() in ("x", "s", "o", "D")]
+    assert [len(line.get_xdata()) for line in lines] == [2, 2, 2, 2]
+
+
+def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
+    tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "preempt.json"
+    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
+    one = ["--programs", "cupy_persistent", "--servers", "bert_graph"]
+    assert main([*common, *one, "--limit-s", "20"]) == TIME_RAN_OUT
+    assert not cells_path(out).exists() or not CellFile(cells_path(out)).outcomes, "a pair is measured whole or not"
+    # A busy machine starves a program until no two readings are in a cell; that cell is tried again.
+    assert 0 in (main([*common, *one]) for _ in range(TRIES))
+    rows = {row.arm: row for row in load(out).rows}
+    assert set(rows) == set(SCENES["main"].arms) - {"mps_priority"}
+    assert all(row.scene == "main" and row.repeat == 0 for row in rows.values())
+    assert rows["cudasched"].p99_ratio and rows["slices"].best_effort_per_s and rows["latency_alone"].latency_ms.max
+    assert load(tmp_path / "preempt_figures.json").rows
+    before = cells_path(out).read_text()
+    assert main([*common, *one]) == 0
+    assert json.loads(cells_path(out).read_text())["cells"] == json.loads(before)["cells"]
+
+
+def test_a_program_that_fails_costs_its_own_cells_alone(
+    tmp_path: Path, simulated_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.breadth.__main__.SIMULATED_PROGRAMS", ("nothing", "transformer"))
+    out = tmp_path / "preempt.json"
+    given = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
+    programs = ["--programs", ",".join(list(PROGRAMS)[:2]), "--servers", "vit_graph", "--arms", "latency_alone,slices"]
+    assert main([*given, *programs]) == 1
+    outcomes = {(each.best_effort, each.arm): outcome for each, outcome in CellFile(cells_path(out)).outcomes.items()}
+    first, second = list(PROGRAMS)[:2]
+    assert "ended with status" in str(outcomes[first, "slices"].error)
+    assert outcomes[second, "slices"].result and outcomes[first, "latency_alone"].result
+
+
+@pytest.mark.parametrize("failing", ["", "2/2"])
+def test_each_gpu_has_a_part_and_cores_and_what_is_there_is_put_together(tmp_path: Path, failing: str) -> None:
+    tools, log, out = tmp_path / "tools", tmp_path / "log", tmp_path / "out"
+    tools.mkdir()
+    out.mkdir()
+    (out / "preempt-3.cells").write_text("of a run that was killed")
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
+    (tools / "taskset").write_text('#!/bin/sh\necho "cores $2" >> $LOG\nshift 2\nexec "$@"\n')
+    (tools / "python").write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = -c ]; then echo 0; echo 1; echo 2; echo 3; exit; fi\n'
+        'echo "${CUDA_VISIBLE_DEVICES:-all} $*" >> $LOG\n'
+        'case "$*" in\n'
+        '*" merge "*) while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done; touch "${out%.json}.cells";;\n'
+        f'*"--part {failing or "nothing"}"*) exit 3;;\nesac\n'
+    )
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python", "LOG": str(log)}
+    done = subprocess.run(
+        [str(SCRIPT), str(out), "--scene", "eager"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (3 if failing else 0), done.stderr
+    lines = log.read_text().splitlines()
+    merges = [line for line in lines if " merge " in line]
+    assert len(merges) == 2 and merges[0].endswith("preempt-3.cells")
+    merged = [Path(part).name for part in merges[1].split() if part.endswith(".cells")]
+    assert merged == ["preempt.cells", "preempt-1.cells", "preempt-2.cells"]
+    assert sorted(line for line in lines if line.startswith("cores")) == ["cores 0,1", "cores 2,3"]
+    runs = sorted(line for line in lines if "--part" in line)
+    assert [line.split()[0] for line in runs] == ["GPU-a", "GPU-b"] and all("--scene eager" in line for line in runs)
+    assert sorted(path.name for path in out.iterdir()) == ["log", "preempt.cells"]
+
+
+def test_the_script_only_says_what_it_would_run() -> None:
+    environment = os.environ | {"DRY": "1", "LIMIT_S": "500"}
+    done = subprocess.run([str(SCRIPT), "out", "--scene", "several"], env=environment, capture_output=True, text=True)
+    assert re.search(
+        r"-m benchmarks\.preempt --out out/preempt-1\.json --part 1/1 --limit-s (500|49\d) --scene several", done.stdout
+    )
+    assert subprocess.run([str(SCRIPT)], capture_output=True, check=False).returncode == 2
