@@ -59,19 +59,12 @@ BUILD_S, SERVERS_S, EXTRA_S = 14.0, 15.0, HEAD_START_S + 0.4
 #: Requests of an eager server come so long before those that are measured.
 EARLY_S = 3.0
 OFF = {"CUDASCHED_TIME_SLICE_US": "off"}
-#: With a length of its own the gate is at work, too: `auto` has it step aside where slices are enough.
-GATED = {"CUDASCHED_TIME_SLICE_US": "1"}
-#: Arms of the ablation and their environment.
+#: Arms of the ablation and their environment: the gate steps aside only where the length is found on line.
 ABLATION: dict[str, dict[str, str]] = {
     "slices": {},
-    "slices_strict": GATED,
-    "slices_open": {**GATED, "CUDASCHED_POLICY": "open"},
-    "slices_harvest": {**GATED, "CUDASCHED_POLICY": "harvest"},
-    "slices_no_linger": {**GATED, "CUDASCHED_LINGER_US": "0"},
-    "slices_no_long": {**GATED, "CUDASCHED_LONG_US": "10000000"},
-    "slices_lead_1ms": {**GATED, "CUDASCHED_LEAD_US": "1000"},
-    "slices_whole_graphs": {**GATED, "CUDASCHED_GRAPH_SLICES": "off"},
-    "slices_no_offload": {**GATED, "CUDASCHED_OFFLOAD": "off"},
+    "slices_no_offload": {"CUDASCHED_OFFLOAD": "off"},
+    "slices_strict": {"CUDASCHED_TIME_SLICE_US": "1"},
+    "slices_strict_200": {"CUDASCHED_TIME_SLICE_US": "200"},
     "before": OFF,
 }
 #: Makes a server another user's, with a root of its own in which nothing of /tmp and /dev/shm is; $1 is the repository.

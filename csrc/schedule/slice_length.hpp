@@ -41,7 +41,7 @@ class SliceLength {
   static constexpr std::uint32_t kSharedUs = 1'200;
   static constexpr std::uint32_t kStarvingUs = 200;
   // A request with so many launches leaves the GPU idle between them,
-  static constexpr double kHostBoundLaunches = 8;
+  static constexpr double kHostBoundLaunches = 64;
   // and where such requests take so much of the time, they are what best effort is arranged for; less, no more.
   static constexpr double kHostBoundShare = 0.12;
   static constexpr double kNotHostBoundShare = 0.08;
