@@ -1,9 +1,8 @@
 #include "runtime/device.hpp"
 
-#include <array>
+#include <atomic>
 #include <bit>
 #include <exception>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -128,37 +127,37 @@ void Device::register_client(Class client_class, const Settings& settings, const
   counts_class_.compare_exchange_strong(none, static_cast<int>(client_class));
 }
 
-schedule::SliceLength::Choice Device::choose_slice(std::int64_t now) noexcept {
-  constexpr std::int64_t kLatelyNs = kNsPerSecond;
+namespace {
+
+// A word of shared memory that says a time: was that within the last second, or is it soon?
+bool lately(const std::atomic<std::int64_t>& word, std::int64_t now) noexcept {
+  const std::int64_t at_ns = word.load(std::memory_order_relaxed);
+  return at_ns > now - kNsPerSecond && at_ns < now + 60 * kNsPerSecond;
+}
+
+}  // namespace
+
+std::uint32_t Device::slice_us(std::int64_t now) noexcept {
   const arbiter::Layout& layout = table_->layout();
-  const auto lately = [&](const std::atomic<std::int64_t>& word) {
-    const std::int64_t at_ns = word.load(std::memory_order_relaxed);
-    return at_ns > now - kLatelyNs && at_ns < now + 60 * kNsPerSecond;
-  };
   const int own = slot(Class::kBestEffort);
   schedule::SliceLength::Look seen;
   seen.now_ns = now;
   for (std::uint64_t rest = layout.best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
     const int other = std::countr_zero(rest);
-    if (other != own && lately(table_->slot(other).in_flight_until_ns)) ++seen.others;
+    if (other != own && lately(table_->slot(other).in_flight_until_ns, now)) ++seen.others;
   }
-  std::array<schedule::Server, arbiter::kSlotCount> servers;
-  std::size_t count = 0;
-  for (std::uint64_t rest = table_->latency_clients(); rest != 0; rest &= rest - 1) {
-    const auto slot = static_cast<std::size_t>(std::countr_zero(rest));
-    const arbiter::Slot& client = table_->slot(static_cast<int>(slot));
-    servers[count++] = {.slot = slot,
-                        .launches = client.launches.load(std::memory_order_relaxed),
-                        .requests = client.requests.load(std::memory_order_relaxed),
-                        .request_ns = client.request_ns.load(std::memory_order_relaxed),
-                        .hints = lately(client.hint_until_ns)};
-  }
-  seen.servers = std::span(servers).first(count);
   const Gate::Progress progress = gate.progress();
   seen.completions = progress.completions;
   seen.in_flight = progress.in_flight;
   seen.latency_active = (table_->active() & table_->latency_clients()) != 0;
   return slice_length_.look(seen);
+}
+
+bool Device::announced(std::int64_t now) noexcept {
+  for (std::uint64_t rest = table_->latency_clients(); rest != 0; rest &= rest - 1) {
+    if (lately(table_->slot(std::countr_zero(rest)).hint_until_ns, now)) return true;
+  }
+  return false;
 }
 
 void Device::publish(const arbiter::Counts& counts) noexcept {

@@ -67,7 +67,9 @@ class Device {
   // Its processes are clients of MPS. Once a client is registered.
   bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
   // How long the time slices of this process are to be for this GPU's sake. The ticker's.
-  schedule::SliceLength::Choice choose_slice(std::int64_t now_ns) noexcept;
+  std::uint32_t slice_us(std::int64_t now_ns) noexcept;
+  // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
+  bool announced(std::int64_t now_ns) noexcept;
   arbiter::Table& table() noexcept { return *table_; }
 
   LatencyActivity latency;

@@ -30,9 +30,9 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     if (!device.registered(Class::kBestEffort)) return;
     best_effort = true;
     mps = mps || device.under_mps();
-    const schedule::SliceLength::Choice choice = device.choose_slice(now);
-    us = std::max(us, choice.us);
-    device.gate.step_aside(slices_on && !setting_ && !choice.gate);
+    us = std::max(us, device.slice_us(now));
+    // Where requests are announced, the gate has the GPU clear when they come.
+    device.gate.step_aside(slices_on && !setting_ && !device.announced(now));
   });
   state_ = !best_effort     ? State::kUnused
            : setting_ == 0U ? State::kSetOff

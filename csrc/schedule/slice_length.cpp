@@ -4,30 +4,6 @@
 
 namespace cudasched::schedule {
 
-// Counted once a second; a running mean in which the latest is a third.
-double SliceLength::host_bound_share(const Look& seen) noexcept {
-  const std::int64_t passed_ns = seen.now_ns - counted_ns_;
-  if (counted_ns_ != 0 && passed_ns < kLeastChangeNs) return share_;
-  const bool first = counted_ns_ == 0;
-  counted_ns_ = seen.now_ns;
-  share_ = 0;
-  for (const Server& server : seen.servers) {
-    Before& before = before_[server.slot % kSlots];
-    // Less than before: another client has the slot.
-    const bool known = !first && server.launches >= before.launches && server.requests > before.requests;
-    double share = 0;
-    if (known) {
-      const auto requests = static_cast<double>(server.requests - before.requests);
-      const auto launches = static_cast<double>(server.launches - before.launches);
-      const auto took_ns = static_cast<double>(std::clamp<std::int64_t>(server.request_ns, 0, passed_ns));
-      if (launches >= kHostBoundLaunches * requests) share = std::min(1.0, requests * took_ns / double(passed_ns));
-    }
-    before = {server.launches, server.requests, before.share + (share - before.share) / 3};
-    share_ += before.share;
-  }
-  return share_;
-}
-
 bool SliceLength::starves(const Look& seen) noexcept {
   if (!seen.in_flight || seen.completions != completions_ || looked_ns_ == 0) {
     without_ns_ = 0;
@@ -46,23 +22,13 @@ bool SliceLength::starves(const Look& seen) noexcept {
   return true;
 }
 
-SliceLength::Choice SliceLength::look(const Look& seen) noexcept {
-  const double share = host_bound_share(seen);
-  host_bound_ = share > (host_bound_ ? kNotHostBoundShare : kHostBoundShare);
+std::uint32_t SliceLength::look(const Look& seen) noexcept {
   const bool starving = starves(seen);
-  const bool hints =
-      std::any_of(seen.servers.begin(), seen.servers.end(), [](const Server& each) { return each.hints; });
-  const Choice choice{.us = host_bound_       ? kHostBoundUs
-                            : seen.others > 0 ? kSharedUs
-                            : starving        ? kStarvingUs
-                                              : kShortestUs,
-                      .gate = host_bound_ || hints};
-  const bool changes = choice.us != choice_.us || choice.gate != choice_.gate;
-  if (chosen_ && (!changes || seen.now_ns - changed_ns_ < kLeastChangeNs)) return choice_;
-  if (changes || !chosen_) changed_ns_ = seen.now_ns;
-  chosen_ = true;
-  choice_ = choice;
-  return choice_;
+  const std::uint32_t us = seen.others > 0 ? kSharedUs : starving ? kStarvingUs : kShortestUs;
+  if (us_ != 0 && (us == us_ || seen.now_ns - changed_ns_ < kLeastChangeNs)) return us_;
+  changed_ns_ = seen.now_ns;
+  us_ = us;
+  return us_;
 }
 
 }  // namespace cudasched::schedule
