@@ -273,4 +273,17 @@ CurrentContext::~CurrentContext() {
   if (pushed_) table().context_pop(&popped);
 }
 
+void synchronize_primary(CUdevice device) noexcept {
+  unsigned flags = 0;
+  int active = 0;
+  CUcontext context = nullptr;
+  if (table().primary_context_get_state(device, &flags, &active) != CUDA_SUCCESS || active == 0) return;
+  if (table().primary_context_retain(&context, device) != CUDA_SUCCESS) return;
+  {
+    const CurrentContext current(context);
+    if (current.ok()) table().context_synchronize();
+  }
+  table().primary_context_release(device);
+}
+
 }  // namespace cudasched::driver

@@ -249,6 +249,9 @@ class CurrentContext {
   bool pushed_;
 };
 
+// Waits for what runs in the device's primary context, on whichever thread, if there is one.
+void synchronize_primary(CUdevice device) noexcept;
+
 // The program has made a green context.
 inline constinit std::atomic<bool> green_contexts_exist{false};
 

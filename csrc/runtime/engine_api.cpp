@@ -218,6 +218,8 @@ int cudasched_get_counts(cudasched_counts* counts) {
   return guarded([&] { cudasched::runtime::gather_counts(*counts); });
 }
 
+void cudasched_finish(void) { cudasched::runtime::engine().lifecycle().finish(); }
+
 int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority, double slo_ms) {
   return guarded([&] {
     cudasched::runtime::engine().set_process_class(checked_class(client_class), priority, checked_slo_ns(slo_ms));

@@ -26,12 +26,15 @@ class Ticker {
   // In a forked child, which has no such thread.
   void reset_in_child() noexcept {
     running_.store(false);
+    finish_.store(kRuns);
     new (&publishing_) std::mutex;  // the parent's thread may hold it
   }
   // What the process counts, for others to read. Also at exit.
   void publish_counts() noexcept;
   // A policy is in use that has not been refused.
   void policy_changed() noexcept { said_policy_refused_ = false; }
+  // The process is about to end without exit handlers: has the thread do their work, and waits for it. Takes no lock.
+  void finish(std::int64_t patience_ns) noexcept;
 
  private:
   void run() noexcept;
@@ -41,7 +44,10 @@ class Ticker {
   void watch_policy(Device& device, std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
 
+  enum Finish : std::uint32_t { kRuns, kAsked, kEnded };
+
   std::atomic<bool> running_{false};
+  std::atomic<std::uint32_t> finish_{kRuns};
   // What was said already.
   std::atomic<bool> said_policy_refused_{false};
   bool said_contested_ = false;

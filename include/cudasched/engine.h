@@ -43,6 +43,11 @@ struct cudasched_override {
  * through). */
 CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path);
 
+/* Before the process ends by _exit(), which runs no exit handlers: does what these would have done, on a thread of the
+ * engine's, and waits for that, for at most 5 s. May be called in a signal handler, in a forked child and in one of
+ * vfork(); where the engine has not begun in the calling process, or has done it, it does nothing. */
+CUDASCHED_EXPORT void cudasched_finish(void);
+
 /* ---- for programs and for Python ------------------------------------------------------------------------------- */
 
 /* Where the real driver is, searching as ldconfig would; CUDASCHED_DRIVER overrides. Returns 0 and fills `path`, or
