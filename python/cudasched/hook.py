@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Files", "install", "installed", "load_core", "locate", "switched_off"]
 
 _ENGINE_NAME = "libcudasched.so"
+_DRIVER = re.compile(r"libcuda\.so[.\d]*")
+_SHIMS = ("/hook/libcuda.so.1", "/hook/libcuda.so")
 
 
 class _Core(Protocol):
@@ -133,6 +136,14 @@ def _mapped_libraries() -> list[str]:
             if len(columns) == 6 and columns[5].startswith("/"):
                 paths[columns[5].removesuffix(" (deleted)")] = None
     return list(paths)
+
+
+def driver_past_the_shim() -> str:
+    """The driver that this process has opened by its path, where no call has gone through the shim; "" if none."""
+    for path in _mapped_libraries():
+        if _DRIVER.fullmatch(os.path.basename(path)) and not path.endswith(_SHIMS) and "/stubs/" not in path:
+            return path
+    return ""
 
 
 def _same(path: str, other: Path) -> bool:
