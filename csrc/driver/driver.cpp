@@ -179,6 +179,7 @@ void Driver::load(void* handle) {
   optional(handle, graph_host_node_get, "cuGraphHostNodeGetParams");
   optional(handle, graph_kernel_node_copy_attributes, "cuGraphKernelNodeCopyAttributes");
   optional(handle, memory_get_info, "cuMemGetInfo_v2");
+  optional(handle, device_total_memory, "cuDeviceTotalMem_v2");
   optional(handle, stream_wait_event, "cuStreamWaitEvent");
 
   optional(handle, device_get_resource, "cuDeviceGetDevResource");

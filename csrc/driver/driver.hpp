@@ -171,6 +171,7 @@ struct Driver {
   decltype(cuGraphHostNodeGetParams)* graph_host_node_get = nullptr;
   decltype(cuGraphKernelNodeCopyAttributes)* graph_kernel_node_copy_attributes = nullptr;  // 11.0 and later
   decltype(cuMemGetInfo)* memory_get_info = nullptr;
+  decltype(cuDeviceTotalMem)* device_total_memory = nullptr;
   decltype(cuStreamWaitEvent)* stream_wait_event = nullptr;
 
   // Green contexts: 12.4 and later, their streams 12.5.
