@@ -238,8 +238,8 @@ static bool settle(void) {
 
 /* ---- the end -----------------------------------------------------------------------------------------------------
  * What is called by _exit() may interrupt anything, be in a forked child whose parent's threads held locks, or in the
- * memory of its parent (vfork): it takes no lock, allocates nothing, and reads the kernel's list of libraries instead of
- * the loader's. */
+ * memory of its parent (vfork): it takes no lock, allocates nothing, and reads the kernel's list of libraries, not the
+ * loader's. */
 
 enum { kLineBytes = PATH_MAX + 128 };
 
@@ -317,9 +317,11 @@ static void say_if_past(void) {
   snprintf(list, sizeof list, "/proc/%d/maps", (int)getppid());
   read_mapped(list, &parents);
   if (strcmp(own.driver, parents.driver) == 0) return;
-  warn("process %d has opened the driver by its path, %s, past cudasched: its launches were not scheduled, and no memory "
-       "limit held for it; let it open libcuda.so.1 by that name, or %s",
-       (int)getpid(), own.driver, own.shim[0] != '\0' ? own.shim : "cudasched's hook/libcuda.so.1");
+  warn(
+      "process %d has opened the driver by its path, %s, past cudasched: its launches were not scheduled, and no "
+      "memory "
+      "limit held for it; let it open libcuda.so.1 by that name, or %s",
+      (int)getpid(), own.driver, own.shim[0] != '\0' ? own.shim : "cudasched's hook/libcuda.so.1");
 }
 
 static void (*next_exit)(int status);
@@ -340,7 +342,8 @@ CUDASCHED_EXPORT void _Exit(int status) __attribute__((alias("leave"), noreturn)
 __attribute__((constructor)) static void find_next_exit(void) { *(void**)&next_exit = dlsym(RTLD_NEXT, "_exit"); }
 __attribute__((destructor)) static void at_exit(void) { say_if_past(); }
 
-/* ---- a call -------------------------------------------------------------------------------------------------------- */
+/* ---- a call --------------------------------------------------------------------------------------------------------
+ */
 
 /* Where the call of function `index` goes: called by trampolines.S while the slot has not been filled. */
 void* cudasched_hook_resolve(uint32_t index) {
