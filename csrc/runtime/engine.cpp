@@ -94,12 +94,11 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       memory().start_givers();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
-    if (launch_class == Class::kLatency && thread.depth > 0) {
-      Region& region = thread.innermost();
+    if (Region* const region = thread.innermost(); launch_class == Class::kLatency && region != nullptr) {
       const std::uint32_t bit = 1U << device.ordinal();
-      if (region.region_class == Class::kLatency && (region.devices & bit) == 0) {
-        region.devices |= bit;
-        device.latency.enter_region(region);
+      if (region->region_class == Class::kLatency && (region->devices & bit) == 0) {
+        region->devices |= bit;
+        device.latency.enter_region(*region);
       }
     }
     return true;

@@ -252,6 +252,14 @@ int cudasched_region_exit(std::uint64_t token) {
   return guarded([&] { cudasched::runtime::engine().regions().exit(token); });
 }
 
+int cudasched_region_may_move(std::uint64_t token) {
+  return guarded([&] { cudasched::runtime::engine().regions().may_move(token); });
+}
+
+int cudasched_region_end_elsewhere(std::uint64_t token) {
+  return guarded([&] { cudasched::runtime::engine().regions().end_elsewhere(token); });
+}
+
 int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class) {
   return guarded([&] { cudasched::runtime::engine().bind_stream(stream, checked_class(client_class)); });
 }

@@ -102,6 +102,11 @@ CUDASCHED_EXPORT int cudasched_region_enter_until(int32_t client_class, int32_t 
 
 CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
 
+/* A region of the calling thread may be ended by another one, with cudasched_region_end_elsewhere in place of
+ * cudasched_region_exit: what its thread launches from then on is not in it. */
+CUDASCHED_EXPORT int cudasched_region_may_move(uint64_t token);
+CUDASCHED_EXPORT int cudasched_region_end_elsewhere(uint64_t token);
+
 /* Binds a CUstream to a class, whichever thread launches on it; unbind forgets it. At most 256 streams. */
 CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class);
 CUDASCHED_EXPORT int cudasched_unbind_stream(uint64_t stream);

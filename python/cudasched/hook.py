@@ -44,6 +44,9 @@ class _Core(Protocol):
     def region_enter_named(self, client_class: str, priority: int, slo_ms: float, name: str) -> int: ...
     def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int: ...
     def region_exit(self, token: int) -> None: ...
+    def region_may_move(self, token: int) -> None: ...
+    def region_end_elsewhere(self, token: int) -> None: ...
+    def to_its_end(self, function: Callable[..., Any]) -> Any: ...
     def expect(self, within_ms: float) -> None: ...
     def order(self, stream: int, ahead: tuple[int, ...], yields: bool) -> None: ...
     def is_idle(self, stream: int) -> bool: ...
@@ -184,6 +187,13 @@ def _refuse_second_engine(files: Files, mapped: Sequence[str]) -> None:
             )
 
 
+def _in_subinterpreter() -> bool:
+    """Whether there is another interpreter that the process began with: pybind11's modules load in that one alone."""
+    here, main = ctypes.pythonapi.PyInterpreterState_Get, ctypes.pythonapi.PyInterpreterState_Main
+    here.restype = main.restype = ctypes.c_void_p
+    return bool(here() != main())
+
+
 def load_core() -> _Core:
     """Imports ``cudasched._core``, and the engine with it.
 
@@ -198,6 +208,8 @@ def load_core() -> _Core:
         return _core
     with _lock:
         if _core is None:
+            if _in_subinterpreter():
+                raise HookError("cudasched works in a process's main interpreter alone, and this is a sub-interpreter")
             files = locate()
             _refuse_second_engine(files, _mapped_libraries())
             try:
