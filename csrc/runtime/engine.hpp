@@ -147,7 +147,9 @@ class Engine {
 
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
-  bool wants_offload() const noexcept;
+  // Null: best-effort launches are offloaded.
+  const char* why_no_offload() const noexcept;
+  bool wants_offload() const noexcept { return why_no_offload() == nullptr; }
 
   std::mutex mutex_;  // lifecycle, registration, settings
   Settings settings_;

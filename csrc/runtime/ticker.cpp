@@ -210,6 +210,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
       device.table().reap(reaps_all ? ~std::uint64_t{0} : device.table().latency_clients() | device.table().active());
     }
   });
+  decisions_.say(now);
   engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
   memory().start_givers();

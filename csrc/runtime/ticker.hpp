@@ -14,6 +14,7 @@
 #include <new>
 
 #include "arbiter/counters.hpp"
+#include "runtime/decisions.hpp"
 
 namespace cudasched::runtime {
 
@@ -60,6 +61,7 @@ class Ticker {
   std::int64_t traced_ns_ = 0;
   std::mutex publishing_;
   arbiter::Counts counts_{};  // under publishing_
+  Decisions decisions_;
 };
 
 }  // namespace cudasched::runtime
