@@ -474,7 +474,8 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.regions: list[_Entry] = []
         self.suspended: list[region] = []
-        self.followed: set[object] = set()  # what `_tasks` has told to say when tasks take turns
+        self.traces_greenlets = False  # `_tasks` hears when they take turns,
+        self.trio_run: object = None  # and of this run's tasks
 
 
 _thread = _Thread()

@@ -22,15 +22,15 @@ def follow(thread: Any) -> None:
         thread: `cudasched._region`'s of it.
     """
     greenlet = sys.modules.get("greenlet")
-    if greenlet is not None and "greenlet" not in thread.followed:
-        thread.followed.add("greenlet")
+    if greenlet is not None and not thread.traces_greenlets:
+        thread.traces_greenlets = True
         _trace_greenlets(greenlet, _Turns(thread))
     lowlevel = getattr(sys.modules.get("trio"), "lowlevel", None)
     if lowlevel is not None:
         with contextlib.suppress(RuntimeError):  # not in a run
             run = lowlevel.current_trio_token()
-            if run not in thread.followed:
-                thread.followed.add(run)
+            if run is not thread.trio_run:
+                thread.trio_run = run
                 lowlevel.add_instrument(_Instrument(_Turns(thread)))
 
 
