@@ -5,6 +5,9 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+/* glibc's alone. A program of another C library, into which the shim may be preloaded, starts without it. */
+#pragma weak dlvsym
+
 typedef void* find_function(void* handle, const char* name);
 
 /* By handle, not by name: a library that stands in front of dlsym is found first in every search by name. */
@@ -13,6 +16,7 @@ static find_function* c_library_dlsym(void) {
     const char* library;
     const char* version;
   } kPlaces[] = {{"libc.so.6", "GLIBC_2.34"}, {"libdl.so.2", "GLIBC_2.2.5"}};
+  if (dlvsym == NULL) return dlsym;
   for (size_t i = 0; i < sizeof kPlaces / sizeof kPlaces[0]; ++i) {
     void* library = dlopen(kPlaces[i].library, RTLD_LAZY | RTLD_NOLOAD);
     if (library == NULL) continue;

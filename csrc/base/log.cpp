@@ -177,6 +177,8 @@ std::size_t format(char* line, std::size_t room, Level level, std::string_view m
   return bytes;
 }
 
+bool writes(Level level) noexcept { return level <= least_level(); }
+
 void write(Level level, std::string_view message) noexcept {
   if (level > least_level()) return;
   Limit& limit = limits[static_cast<std::size_t>(level)];

@@ -23,6 +23,9 @@ enum class Level { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
 void write(Level level, std::string_view message) noexcept;
 
+// Whether lines of that level are written: for lines that cost something to make.
+bool writes(Level level) noexcept;
+
 // The least level by its name. Throws ConfigError.
 void set_level(std::string_view name);
 

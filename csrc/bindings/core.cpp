@@ -56,6 +56,34 @@ std::pair<std::string, std::vector<cudasched_client>> read_table(const std::stri
   return {device_name.data(), clients};
 }
 
+// Calls function(begun, *arguments) with an empty list, and where that raises once more with what it has put there: an
+// exception of a signal handler may come at any bytecode, and the first error goes on.
+PyObject* call_to_its_end(PyObject* function, PyObject* const* arguments, Py_ssize_t count) {
+  std::array<PyObject*, 8> all{};
+  if (static_cast<std::size_t>(count) >= all.size()) return PyErr_Format(PyExc_TypeError, "too many arguments");
+  const py::list begun;
+  all[0] = begun.ptr();
+  std::copy_n(arguments, count, all.begin() + 1);
+  const auto again = [&] {
+    return py::reinterpret_steal<py::object>(
+        PyObject_Vectorcall(function, all.data(), static_cast<std::size_t>(count + 1), nullptr));
+  };
+  py::object result = again();
+  if (!result) {
+    const py::error_scope first;
+    if (!again()) PyErr_Clear();
+  }
+  return result.release().ptr();
+}
+
+// A method that does so.
+py::object to_its_end(const py::function& function) {
+  static PyMethodDef definition{"to_its_end", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_to_its_end)),
+                                METH_FASTCALL, nullptr};
+  const auto call = py::reinterpret_steal<py::object>(PyCFunction_New(&definition, function.ptr()));
+  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(call.ptr()));
+}
+
 using Clients = std::pair<std::string, std::vector<std::pair<cudasched_client, std::optional<cudasched_counts>>>>;
 
 Clients read_counts(const std::string& path) {
@@ -274,6 +302,11 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("name"), py::arg("priority"), py::arg("deadline_ns"));
   module.def("region_exit", [](std::uint64_t token) { check(cudasched_region_exit(token)); }, py::arg("token"));
+  module.def("region_may_move", [](std::uint64_t token) { check(cudasched_region_may_move(token)); }, py::arg("token"));
+  module.def(
+      "region_end_elsewhere", [](std::uint64_t token) { check(cudasched_region_end_elsewhere(token)); },
+      py::arg("token"));
+  module.def("to_its_end", &to_its_end, py::arg("function"));
   module.def("expect", [](double within_ms) { check(cudasched_expect(within_ms)); }, py::arg("within_ms"));
   module.def(
       "bind_stream",

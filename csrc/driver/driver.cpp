@@ -179,6 +179,7 @@ void Driver::load(void* handle) {
   optional(handle, graph_host_node_get, "cuGraphHostNodeGetParams");
   optional(handle, graph_kernel_node_copy_attributes, "cuGraphKernelNodeCopyAttributes");
   optional(handle, memory_get_info, "cuMemGetInfo_v2");
+  optional(handle, device_total_memory, "cuDeviceTotalMem_v2");
   optional(handle, stream_wait_event, "cuStreamWaitEvent");
 
   optional(handle, device_get_resource, "cuDeviceGetDevResource");
@@ -271,6 +272,19 @@ CurrentContext::CurrentContext(CUcontext context) noexcept : pushed_(table().con
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;
   if (pushed_) table().context_pop(&popped);
+}
+
+void synchronize_primary(CUdevice device) noexcept {
+  unsigned flags = 0;
+  int active = 0;
+  CUcontext context = nullptr;
+  if (table().primary_context_get_state(device, &flags, &active) != CUDA_SUCCESS || active == 0) return;
+  if (table().primary_context_retain(&context, device) != CUDA_SUCCESS) return;
+  {
+    const CurrentContext current(context);
+    if (current.ok()) table().context_synchronize();
+  }
+  table().primary_context_release(device);
 }
 
 }  // namespace cudasched::driver

@@ -171,6 +171,7 @@ struct Driver {
   decltype(cuGraphHostNodeGetParams)* graph_host_node_get = nullptr;
   decltype(cuGraphKernelNodeCopyAttributes)* graph_kernel_node_copy_attributes = nullptr;  // 11.0 and later
   decltype(cuMemGetInfo)* memory_get_info = nullptr;
+  decltype(cuDeviceTotalMem)* device_total_memory = nullptr;
   decltype(cuStreamWaitEvent)* stream_wait_event = nullptr;
 
   // Green contexts: 12.4 and later, their streams 12.5.
@@ -248,6 +249,9 @@ class CurrentContext {
  private:
   bool pushed_;
 };
+
+// Waits for what runs in the device's primary context, on whichever thread, if there is one.
+void synchronize_primary(CUdevice device) noexcept;
 
 // The program has made a green context.
 inline constinit std::atomic<bool> green_contexts_exist{false};

@@ -287,9 +287,11 @@ CUresult retain_physical(CUmemGenericAllocationHandle* handle, void* address) no
 }
 
 CUresult release_physical(CUmemGenericAllocationHandle handle) noexcept {
-  const int device = holdings().release_physical(handle);
+  const Holdings::Released released = holdings().release_physical(handle);
   const CUresult status = table().memory_release(handle);
-  runtime::memory().publish(device);
+  if (status != CUDA_SUCCESS) holdings().put_back(released);
+  if (status == CUDA_SUCCESS) holdings().is_gone(released);
+  runtime::memory().publish(released.held.device);
   return status;
 }
 
@@ -301,9 +303,13 @@ CUresult map_physical(CUdeviceptr address, std::size_t bytes, std::size_t offset
 }
 
 CUresult unmap_physical(CUdeviceptr address, std::size_t bytes) noexcept {
-  const int device = holdings().unmap_physical(address, bytes);
+  const Holdings::Unmapped unmapped = holdings().unmap_physical(address, bytes);
   const CUresult status = table().memory_unmap(address, bytes);
-  runtime::memory().publish(device);
+  if (status != CUDA_SUCCESS) {
+    holdings().put_back(unmapped);
+    return status;
+  }
+  runtime::memory().publish(holdings().is_gone(unmapped));
   return status;
 }
 
@@ -375,6 +381,14 @@ CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
   const std::uint64_t held = holdings().held(driver::current_device());
   *free = std::min<std::size_t>(*free, limit > held ? limit - held : 0);
   *total = std::min<std::size_t>(*total, limit);
+  return status;
+}
+
+// By which programs size what they keep: PyTorch's fractions, caches of servers.
+CUresult total_memory(std::size_t* bytes, CUdevice device) noexcept {
+  const CUresult status = table().device_total_memory(bytes, device);
+  const std::uint64_t limit = holdings().limit();
+  if (status == CUDA_SUCCESS && limit != 0) *bytes = std::min<std::size_t>(*bytes, limit);
   return status;
 }
 
@@ -459,6 +473,7 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuArrayDestroy", address(&destroy_array)},
       TakenOver{"cuMipmappedArrayDestroy", address(&destroy_mipmapped_array)},
       TakenOver{"cuMemGetInfo_v2", address(&get_info)},
+      TakenOver{"cuDeviceTotalMem_v2", address(&total_memory)},
       TakenOver{"cuArrayCreate_v2", address(&create_array)},
       TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},
       TakenOver{"cuMipmappedArrayCreate", address(&create_mipmapped_array)},

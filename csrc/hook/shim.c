@@ -1,5 +1,5 @@
 /* libcuda.so.1, cudasched's: every entry point of the driver, each a jump (trampolines.py) through a table that this
- * file fills. Loading it does nothing; it needs libc alone. The program's first cu* call, on whichever thread, opens
+ * file fills. Loading it looks one function up; it needs libc alone. The program's first cu* call, on any thread, opens
  * the real driver and then libcudasched.so, which may take over some entry points (include/cudasched/engine.h); every
  * other slot is filled from the real driver when it is first called. Whatever goes wrong with libcudasched.so is said
  * in one line, and every call passes through.
@@ -8,10 +8,14 @@
  * cuGetErrorString know the codes that can come up, everything else returns CUDA_ERROR_NOT_INITIALIZED. A function that
  * the real driver lacks returns CUDA_ERROR_NOT_SUPPORTED. None of these touches any other argument.
  *
- * No lock is held while a call is under way. One thread attaches, others wait for it; see settle(). */
+ * No lock is held while a call is under way. One thread attaches, others wait for it; see settle().
+ *
+ * At the process's end, by exit() or, where the shim is preloaded or linked, by _exit(), it says so if the program went
+ * past it: if a real driver is mapped and no call came here. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -166,6 +170,9 @@ static bool engine_path(char* path, size_t bytes) {
   return length > 0 && (size_t)length < bytes;
 }
 
+/* The engine's cudasched_finish, once it is attached. */
+static _Atomic(__typeof__(&cudasched_finish)) finish_engine;
+
 static void attach_engine(const struct driver* driver) {
   if (cudasched_switch(getenv("CUDASCHED_OFF")) == 1) return;
   char path[PATH_MAX];
@@ -185,6 +192,7 @@ static void attach_engine(const struct driver* driver) {
     return;
   }
   take_over(attach(driver->handle, driver->path));
+  atomic_store_explicit(&finish_engine, cudasched_loader_find(engine, "cudasched_finish"), memory_order_release);
 }
 
 /* ---- the first call ---------------------------------------------------------------------------------------------- */
@@ -227,6 +235,115 @@ static bool settle(void) {
   }
   return true;
 }
+
+/* ---- the end -----------------------------------------------------------------------------------------------------
+ * What is called by _exit() may interrupt anything, be in a forked child whose parent's threads held locks, or in the
+ * memory of its parent (vfork): it takes no lock, allocates nothing, and reads the kernel's list of libraries, not the
+ * loader's. */
+
+enum { kLineBytes = PATH_MAX + 128 };
+
+static bool ends_with(const char* text, const char* end) {
+  const size_t length = strlen(text);
+  return length >= strlen(end) && strcmp(text + length - strlen(end), end) == 0;
+}
+
+struct mapped {
+  char driver[PATH_MAX]; /* a driver that is no shim; empty: there is none */
+  char shim[PATH_MAX];
+};
+
+static void note_mapped(char* line, struct mapped* found) {
+  char* const path = strchr(line, '/');
+  if (path == NULL || strlen(path) >= PATH_MAX) return;
+  const char* const name = strrchr(path, '/') + 1;
+  static const char kName[] = "libcuda.so";
+  if (strncmp(name, kName, sizeof kName - 1) != 0) return;
+  if (name[strspn(name + sizeof kName - 1, ".0123456789") + sizeof kName - 1] != '\0') return;
+  if (ends_with(path, "/hook/libcuda.so") || strstr(path, "/stubs/") != NULL) return;
+  strcpy(ends_with(path, "/hook/libcuda.so.1") ? found->shim : found->driver, path);
+}
+
+/* `list`: /proc/PID/maps. */
+static void read_mapped(const char* list, struct mapped* found) {
+  found->driver[0] = found->shim[0] = '\0';
+  const int file = open(list, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return;
+  char line[kLineBytes];
+  size_t length = 0;
+  char bytes[4096];
+  for (ssize_t got; (got = read(file, bytes, sizeof bytes)) > 0;) {
+    for (ssize_t i = 0; i < got; ++i) {
+      if (bytes[i] != '\n') {
+        if (length < sizeof line - 1) line[length++] = bytes[i];
+        continue;
+      }
+      line[length] = '\0';
+      length = 0;
+      note_mapped(line, found);
+    }
+  }
+  close(file);
+}
+
+/* For `cudasched run --check-coverage`, as Lifecycle::write_coverage_report. */
+static void report_past(const char* driver) {
+  const char* directory = getenv("CUDASCHED_COVERAGE_DIR");
+  if (directory == NULL || directory[0] == '\0' || strpbrk(driver, "\"\\") != NULL) return;
+  char text[PATH_MAX + 256];
+  if ((size_t)snprintf(text, sizeof text, "%s/coverage-%d.json", directory, (int)getpid()) >= sizeof text) return;
+  const int file = open(text, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  const int length = snprintf(text, sizeof text,
+                              "{\"pid\": %d, \"name\": \"?\", \"hook_launches\": 0, \"device_launches\": 0, "
+                              "\"coverage\": 0, \"error\": \"it opened the driver by its path, %s\"}\n",
+                              (int)getpid(), driver);
+  const ssize_t ignored = write(file, text, (size_t)length);
+  (void)ignored;
+  close(file);
+}
+
+/* A program that opened the driver by its path never comes here, so nobody could say it before. */
+static void say_if_past(void) {
+  static atomic_bool looked;
+  if (atomic_load_explicit(&progress, memory_order_acquire) != 0 || atomic_exchange(&looked, true)) return;
+  if (cudasched_switch(getenv("CUDASCHED_OFF")) == 1) return;
+  struct mapped own, parents;
+  read_mapped("/proc/self/maps", &own);
+  if (own.driver[0] == '\0') return;
+  report_past(own.driver);
+  /* Workers that are forked from a process that has opened it: that process says it. */
+  char list[64];
+  snprintf(list, sizeof list, "/proc/%d/maps", (int)getppid());
+  read_mapped(list, &parents);
+  if (strcmp(own.driver, parents.driver) == 0) return;
+  warn(
+      "process %d has opened the driver by its path, %s, past cudasched: its launches were not scheduled, and no "
+      "memory "
+      "limit held for it; let it open libcuda.so.1 by that name, or %s",
+      (int)getpid(), own.driver, own.shim[0] != '\0' ? own.shim : "cudasched's hook/libcuda.so.1");
+}
+
+static void (*next_exit)(int status);
+
+static __attribute__((noreturn)) void leave(int status) {
+  say_if_past();
+  const __typeof__(&cudasched_finish) finish = atomic_load_explicit(&finish_engine, memory_order_acquire);
+  if (finish != NULL) finish();
+  /* A library that has it look functions up may find this one behind itself. */
+  if (next_exit != NULL && next_exit != leave) next_exit(status);
+  for (;;) syscall(SYS_exit_group, status);
+}
+
+/* Exit handlers do not run then, and children of fork that Python's multiprocessing makes end so. */
+CUDASCHED_EXPORT void _exit(int status) __attribute__((alias("leave"), noreturn));
+CUDASCHED_EXPORT void _Exit(int status) __attribute__((alias("leave"), noreturn));
+
+__attribute__((constructor)) static void find_next_exit(void) { *(void**)&next_exit = dlsym(RTLD_NEXT, "_exit"); }
+__attribute__((destructor)) static void at_exit(void) { say_if_past(); }
+
+/* ---- a call --------------------------------------------------------------------------------------------------------
+ */
 
 /* Where the call of function `index` goes: called by trampolines.S while the slot has not been filled. */
 void* cudasched_hook_resolve(uint32_t index) {

@@ -157,7 +157,7 @@ extern const char* const cudasched_hook_names[kSymbolCount];
 
 def exports(names: list[str]) -> str:
     """exports.map: what the shim exports; unversioned, as the driver's own are."""
-    lines = "".join(f"    {name};\n" for name in [*names, "cudasched_shim_version"])
+    lines = "".join(f"    {name};\n" for name in [*names, "cudasched_shim_version", "_exit", "_Exit"])
     return f"""\
 /* {HEADER} */
 {{

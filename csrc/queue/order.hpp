@@ -90,6 +90,8 @@ struct Waiter {
   bool holds_gil = false;  // matters only where the process has latency regions
 };
 
+inline constexpr std::size_t kDrainKinds = 3;  // of Waiter::For
+
 // May this wait stand behind a closed gate? If not, it opens the gate for what it waits for.
 constexpr bool may_wait_behind_the_gate(const Waiter& waiter, bool process_has_latency) noexcept {
   if (waiter.latency) return false;

@@ -375,6 +375,7 @@ void Queue::open_for(const Caller& caller, Position position, Waiter::For what) 
 
 void Queue::drain(const Caller& caller, Position position, Waiter::For what) noexcept {
   if (position <= ring_.passed()) return;
+  drains_[static_cast<std::size_t>(what)].fetch_add(1, std::memory_order_relaxed);
   open_for(caller, position, what);
   launcher_.drain(position);
 }

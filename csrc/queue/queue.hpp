@@ -19,6 +19,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -97,6 +98,8 @@ class Queue {
   Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr,
                   CUgraphExec exec = nullptr) noexcept;
   void drain(const Caller& caller, Position position, Waiter::For what) noexcept;
+  // How often that waited, by Waiter::For.
+  std::uint64_t drains(std::size_t what) const noexcept { return drains_[what].load(std::memory_order_relaxed); }
 
   // Answers of queries without draining: the driver is not asked where these say true. What latency work asks for, it
   // waits for: the gate opens.
@@ -139,6 +142,7 @@ class Queue {
   SpinLock lock_;
   Order order_;
   Mailbox mailbox_;
+  std::array<std::atomic<std::uint64_t>, kDrainKinds> drains_{};
   Ring ring_;
   Launcher launcher_;
   std::atomic<bool> accepting_{false};

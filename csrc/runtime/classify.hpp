@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "base/class.hpp"
 
@@ -30,6 +31,10 @@ struct Region {
   std::uint16_t traced = 0;  // the number of its name in traces; 0: nothing was traced when it was entered
   std::uint64_t token = 0;
   std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
+  // Set by another thread where the code that entered it ends it there (Regions::may_move); null: that cannot be.
+  std::shared_ptr<const std::atomic<bool>> ended_elsewhere;
+
+  bool ended() const noexcept { return ended_elsewhere && ended_elsewhere->load(std::memory_order_relaxed); }
 };
 
 // The regions that a thread has open, the innermost last.
@@ -56,7 +61,15 @@ struct ThreadState {
   bool normal_registered = false;
   bool empties_cache = false;  // for a latency client that waits for memory: what it drains passes the gate
 
-  Region& innermost() const noexcept { return stack->regions[static_cast<std::size_t>(depth - 1)]; }
+  // The innermost region that has not ended; null: there is none.
+  Region* innermost() const noexcept {
+    for (int i = depth; i > 0; --i) {
+      Region& region = stack->regions[static_cast<std::size_t>(i - 1)];
+      if (!region.ended()) [[likely]]
+        return &region;
+    }
+    return nullptr;
+  }
 };
 static_assert(sizeof(ThreadState) <= 128);
 
@@ -68,7 +81,8 @@ inline ThreadState& this_thread() noexcept { return thread_state; }
 inline int latency_regions(const ThreadState& thread) noexcept {
   int count = 0;
   for (int i = 0; i < thread.depth; ++i) {
-    if (thread.stack->regions[static_cast<std::size_t>(i)].region_class == Class::kLatency) ++count;
+    const Region& region = thread.stack->regions[static_cast<std::size_t>(i)];
+    if (region.region_class == Class::kLatency && !region.ended()) ++count;
   }
   return count;
 }

@@ -79,9 +79,12 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       if (launch_class == Class::kBestEffort && user_policy_) {
         device.gate.use_policy(schedule::Decider(*user_policy_));
       }
-      if (launch_class == Class::kBestEffort && wants_offload()) {
+      const char* const why_not = launch_class == Class::kBestEffort ? why_no_offload() : nullptr;
+      if (launch_class == Class::kBestEffort && why_not == nullptr) {
         device.use(&slices_);
         device.start_queue(*offload_.calls, offload_.started, settings_.launcher_spins);
+      } else if (why_not != nullptr) {
+        log::debug(std::string("launches are not offloaded: ") + why_not);
       }
       // From now on what waits behind the gate may be what latency work waits for.
       bool latency = false;
@@ -94,12 +97,11 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       memory().start_givers();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
-    if (launch_class == Class::kLatency && thread.depth > 0) {
-      Region& region = thread.innermost();
+    if (Region* const region = thread.innermost(); launch_class == Class::kLatency && region != nullptr) {
       const std::uint32_t bit = 1U << device.ordinal();
-      if (region.region_class == Class::kLatency && (region.devices & bit) == 0) {
-        region.devices |= bit;
-        device.latency.enter_region(region);
+      if (region->region_class == Class::kLatency && (region->devices & bit) == 0) {
+        region->devices |= bit;
+        device.latency.enter_region(*region);
       }
     }
     return true;
@@ -109,12 +111,13 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
   }
 }
 
-bool Engine::wants_offload() const noexcept {
-  if (!settings_.offload || offload_.calls == nullptr) return false;
-  if (!settings_.offload_beside_tools && a_tool_is_injected()) return false;
+const char* Engine::why_no_offload() const noexcept {
+  if (!settings_.offload) return "the setting offload is off";
+  if (offload_.calls == nullptr) return "the driver lacks a call that is deferred";
+  if (!settings_.offload_beside_tools && a_tool_is_injected()) return "a tool is injected into this program";
   // Every launch is to be over when its call returns.
   const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
-  return blocking == nullptr || std::strcmp(blocking, "1") != 0;
+  return blocking != nullptr && std::strcmp(blocking, "1") == 0 ? "CUDA_LAUNCH_BLOCKING is 1" : nullptr;
 }
 
 void Engine::set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns) {

@@ -151,7 +151,9 @@ class Engine {
 
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;
-  bool wants_offload() const noexcept;
+  // Null: best-effort launches are offloaded.
+  const char* why_no_offload() const noexcept;
+  bool wants_offload() const noexcept { return why_no_offload() == nullptr; }
 
   std::mutex mutex_;  // lifecycle, registration, settings
   Settings settings_;
@@ -190,9 +192,10 @@ inline Device* Engine::current_device(ThreadState& thread) noexcept {
 // True if this launch needs prepare() first.
 inline bool unprepared(const Device& device, Class launch_class, const ThreadState& thread) noexcept {
   if (thread.index == 0 || !device.registered(launch_class)) return true;
-  if (launch_class != Class::kLatency || thread.depth == 0) return false;
-  const Region& region = thread.innermost();
-  return region.region_class == Class::kLatency && (region.devices & (1U << device.ordinal())) == 0;
+  if (launch_class != Class::kLatency) return false;
+  const Region* const region = thread.innermost();
+  return region != nullptr && region->region_class == Class::kLatency &&
+         (region->devices & (1U << device.ordinal())) == 0;
 }
 
 // Of a call on `stream`, the one meant, or, where it has none (null), about `event`; of a call that has neither, the

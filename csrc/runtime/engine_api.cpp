@@ -220,6 +220,8 @@ int cudasched_get_counts(cudasched_counts* counts) {
   return guarded([&] { cudasched::runtime::gather_counts(*counts); });
 }
 
+void cudasched_finish(void) { cudasched::runtime::engine().lifecycle().finish(); }
+
 int cudasched_set_process_class(std::int32_t client_class, std::int32_t priority, double slo_ms) {
   return guarded([&] {
     cudasched::runtime::engine().set_process_class(checked_class(client_class), priority, checked_slo_ns(slo_ms));
@@ -250,6 +252,14 @@ int cudasched_region_enter_until(std::int32_t client_class, std::int32_t priorit
 
 int cudasched_region_exit(std::uint64_t token) {
   return guarded([&] { cudasched::runtime::engine().regions().exit(token); });
+}
+
+int cudasched_region_may_move(std::uint64_t token) {
+  return guarded([&] { cudasched::runtime::engine().regions().may_move(token); });
+}
+
+int cudasched_region_end_elsewhere(std::uint64_t token) {
+  return guarded([&] { cudasched::runtime::engine().regions().end_elsewhere(token); });
 }
 
 int cudasched_bind_stream(std::uint64_t stream, std::int32_t client_class) {

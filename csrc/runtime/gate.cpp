@@ -192,6 +192,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
     lock.lock();
   }
   traced.ends(call, ordinal_);
+  if (!first_look) hot().counters.was_held(telemetry::WaitReason::kBacklog);
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
   Pass pass;
@@ -244,6 +245,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   Held held;
   Waiter::Wait wait;
   TracedWait traced;
+  telemetry::WaitReason held_by{};
   schedule::SleepPlan own_sleep;
   schedule::SleepPlan& sleep = waiver != nullptr ? launcher_sleep_ : own_sleep;
   schedule::Ledger& ledger = markers_.ledger();
@@ -327,6 +329,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     }
     if (decision.answer == schedule::Answer::kSubmit) break;
     traced.waits(call, ordinal_, why);
+    held_by = why;
     const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
     // Where several clients feed at once, one that waits for the lead is behind as much as one that waits for its
     // share. One that waits for foreseen latency work is not: the others may go.
@@ -343,6 +346,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   if (wait.started) {
     const std::int64_t waited_ns = now_ns() - wait.since_ns;
     hot().counters.gate_waits.add(waited_ns);
+    hot().counters.was_held(held_by);
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
   if (start != nullptr) {

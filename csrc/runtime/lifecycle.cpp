@@ -95,10 +95,14 @@ void Lifecycle::start() noexcept {
       return;
     }
     if (driver.device_get_count(&engine_.device_count_) != CUDA_SUCCESS || engine_.device_count_ < 1) return;
+    process_.store(getpid());
     // Registered after the driver's own handler, so that it runs before it.
-    static const bool at_exit = std::atexit([] { engine().lifecycle().stop(); }) == 0;
+    static const bool at_exit = std::atexit([] { engine().lifecycle().stop(); }) == 0 &&
+                                std::at_quick_exit([] { engine().lifecycle().stop(); }) == 0;
     (void)at_exit;
-    if (!engine_.settings_.coverage_directory.empty()) {
+    const bool covers = !engine_.settings_.coverage_directory.empty();
+    if (covers) {
+      write_coverage_report("it did not come to its end");
       try {
         telemetry::start_coverage(engine_.settings_.cupti_path);
       } catch (const std::exception& error) {
@@ -109,6 +113,8 @@ void Lifecycle::start() noexcept {
     hot().scheduling.store(true, std::memory_order_release);
     collect_if_asked(engine_.settings_.cupti_path);
     trace_if_asked();
+    // What is written at the end is written by the ticker where the end is _exit().
+    if (covers || telemetry::collecting() || telemetry::tracing()) engine_.ticker_.start();
     if (engine_.device_count_ == 1) {
       CUdevice only = 0;
       if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
@@ -248,8 +254,14 @@ void Lifecycle::after_fork_in_child() noexcept {
 
 // ---- exits
 
+void Lifecycle::finish() noexcept {
+  constexpr std::int64_t kPatienceNs = 5 * kNsPerSecond;
+  // A child of vfork() is another process in this one's memory.
+  if (process_.load() == getpid() && !stopping_.load()) engine_.ticker_.finish(kPatienceNs);
+}
+
 void Lifecycle::stop() noexcept {
-  stopping_.store(true);
+  if (stopping_.exchange(true)) return;
   // What the program has launched is to run, as it would have without us.
   engine_.for_each_device([](Device& device) {
     if (device.queue() != nullptr) device.queue()->stop(kNsPerSecond);
@@ -259,7 +271,7 @@ void Lifecycle::stop() noexcept {
   engine_.slices_.stop();
   finish_collecting();
   telemetry::stop_tracing();
-  if (!engine_.settings_.coverage_directory.empty()) write_coverage_report();
+  if (!engine_.settings_.coverage_directory.empty()) report_coverage();
   hot().scheduling.store(false);
   memory().stop();
   // The ticker calls the driver under this lock alone, and no more once it has seen that scheduling is off.
@@ -275,23 +287,29 @@ void Lifecycle::stop() noexcept {
   });
 }
 
-void Lifecycle::write_coverage_report() noexcept {
+void Lifecycle::report_coverage() noexcept {
   try {
     if (coverage_error_.empty()) {
       // What is still running when a program exits has not run; it is waited for, so that the two counts agree.
       CUcontext context = nullptr;
       if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
         driver::table().context_synchronize();
+      } else {
+        engine_.for_each_device([](Device& device) { driver::synchronize_primary(device.ordinal()); });
       }
       telemetry::flush_coverage();
     }
   } catch (const std::exception& error) {
     coverage_error_ = error.what();
   }
+  write_coverage_report(coverage_error_);
+}
+
+void Lifecycle::write_coverage_report(const std::string& why_not) noexcept {
   const std::uint64_t seen = hot().counters.launches();
   const std::uint64_t ran = telemetry::device_launches();
   std::string name = engine_.settings_.name.empty() ? program_name() : engine_.settings_.name;
-  std::string error = coverage_error_;
+  std::string error = why_not;
   for (std::string* text : {&name, &error}) {
     std::replace_if(text->begin(), text->end(), [](unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }, ' ');
   }

@@ -45,6 +45,11 @@ class Lifecycle {
   // through from then on.
   void fail(const std::string& why) noexcept;
 
+  // ---- exits: what is queued is submitted, for at most a second; then every call passes through. Once.
+  void stop() noexcept;
+  // The process ends by _exit(), maybe in a signal handler: the ticker thread stops, if this process has one.
+  void finish() noexcept;
+
   // ---- what the engine asks; the caller holds its lock, but for the first two
   bool attached() const noexcept { return attached_.load(std::memory_order_acquire); }
   bool stopping() const noexcept { return stopping_; }
@@ -62,13 +67,13 @@ class Lifecycle {
   // Everything of the parent's is forgotten; scheduling starts anew with the child's own cuInit.
   void after_fork_in_child() noexcept;
 
-  // ---- exits: what is queued is submitted, for at most a second; then every call passes through
-  void stop() noexcept;
-  void write_coverage_report() noexcept;
+  void report_coverage() noexcept;
+  void write_coverage_report(const std::string& error) noexcept;
 
   Engine& engine_;
   std::atomic<bool> attached_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<int> process_{0};  // that has begun
   bool started_ = false;
   bool handlers_registered_ = false;
   std::string driver_path_;

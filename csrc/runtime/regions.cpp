@@ -34,6 +34,7 @@ RegionStack* region_stack() {
 
 std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns,
                              std::string_view name) {
+  leave_ended();
   ThreadState& thread = this_thread();
   if (thread.depth == RegionStack::kCapacity) {
     throw Error("regions are nested more than " + std::to_string(RegionStack::kCapacity) +
@@ -42,7 +43,7 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
   if (!used()) used_.store(true, std::memory_order_relaxed);
   thread.stack = region_stack();
   ++thread.depth;
-  Region& region = thread.innermost();
+  Region& region = thread.stack->regions[static_cast<std::size_t>(thread.depth - 1)];
   region = {};
   region.region_class = value;
   region.priority = priority;
@@ -69,19 +70,57 @@ std::uint64_t Regions::enter(Class value, std::int32_t priority, std::int64_t sl
 }
 
 void Regions::exit(std::uint64_t token) {
-  ThreadState& thread = this_thread();
+  leave_ended();
+  const ThreadState& thread = this_thread();
   for (int i = thread.depth - 1; i >= 0; --i) {
-    auto& regions = thread.stack->regions;
-    const Region region = regions[static_cast<std::size_t>(i)];
+    const Region& region = thread.stack->regions[static_cast<std::size_t>(i)];
     if (region.token != token) continue;
-    std::move(regions.begin() + i + 1, regions.begin() + thread.depth, regions.begin() + i);
-    --thread.depth;
-    leave_devices(region);
+    if (region.ended_elsewhere) {
+      const std::scoped_lock lock(moving_lock_);
+      moving_.erase(token);
+    }
+    take_out(i);
     return;
   }
   throw Error(
       "this region was not entered on this thread, or was left already; a region belongs to the thread that "
       "entered it");
+}
+
+void Regions::take_out(int place) noexcept {
+  ThreadState& thread = this_thread();
+  auto& regions = thread.stack->regions;
+  const Region region = std::move(regions[static_cast<std::size_t>(place)]);
+  std::move(regions.begin() + place + 1, regions.begin() + thread.depth, regions.begin() + place);
+  --thread.depth;
+  leave_devices(region);
+}
+
+void Regions::leave_ended() noexcept {
+  const ThreadState& thread = this_thread();
+  for (int i = thread.depth - 1; i >= 0; --i) {
+    if (thread.stack->regions[static_cast<std::size_t>(i)].ended()) take_out(i);
+  }
+}
+
+void Regions::may_move(std::uint64_t token) {
+  const ThreadState& thread = this_thread();
+  for (int i = thread.depth - 1; i >= 0; --i) {
+    Region& region = thread.stack->regions[static_cast<std::size_t>(i)];
+    if (region.token != token || region.ended_elsewhere) continue;
+    auto ended = std::make_shared<std::atomic<bool>>(false);
+    const std::scoped_lock lock(moving_lock_);
+    moving_[token] = ended;
+    region.ended_elsewhere = std::move(ended);
+  }
+}
+
+void Regions::end_elsewhere(std::uint64_t token) {
+  const std::scoped_lock lock(moving_lock_);
+  const auto found = moving_.find(token);
+  if (found == moving_.end()) throw Error("this region has ended already, or may not end on another thread");
+  found->second->store(true, std::memory_order_relaxed);
+  moving_.erase(found);
 }
 
 void Regions::leave_devices(const Region& region) noexcept {
@@ -99,7 +138,7 @@ void Regions::leave_devices(const Region& region) noexcept {
 }
 
 void Regions::leave_all() noexcept {
-  for (ThreadState& thread = this_thread(); thread.depth > 0; --thread.depth) leave_devices(thread.innermost());
+  while (this_thread().depth > 0) take_out(this_thread().depth - 1);
 }
 
 void Regions::expect(std::int64_t within_ns) {

@@ -6,7 +6,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string_view>
+#include <unordered_map>
 
 #include "base/class.hpp"
 #include "runtime/classify.hpp"
@@ -25,6 +28,12 @@ class Regions {
   // Of the calling thread, which ends.
   void leave_all() noexcept;
 
+  // A region of the calling thread may be ended on another one, as that of a generator which a pool's threads advance.
+  void may_move(std::uint64_t token);
+  // Ends it, on any thread: what its own thread launches from then on is not in it, and that thread leaves it when it
+  // next enters or leaves one. Throws Error: it has ended, or may_move() was not said of it.
+  void end_elsewhere(std::uint64_t token);
+
   // Latency work of the calling thread's device is imminent, within that time; one second counts as the longest. Throws
   // Error.
   void expect(std::int64_t within_ns);
@@ -34,9 +43,14 @@ class Regions {
 
  private:
   void leave_devices(const Region& region) noexcept;
+  // Of the calling thread: the region at that place, and those that were ended elsewhere.
+  void take_out(int place) noexcept;
+  void leave_ended() noexcept;
 
   std::atomic<std::uint64_t> next_token_{1};
   std::atomic<bool> used_{false};
+  std::mutex moving_lock_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<std::atomic<bool>>> moving_;  // by token
 };
 
 }  // namespace cudasched::runtime

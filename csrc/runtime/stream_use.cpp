@@ -10,16 +10,16 @@ void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept {
   Hot& state = hot();
   if (!state.scheduling.load(std::memory_order_relaxed) || call.site.captured) return;
   CUstream const stream = call.stream;
-  const Class region = thread.depth > 0 ? thread.innermost().region_class : Class::kNormal;
-  if (region == Class::kBestEffort) {
+  const Region* const region = thread.innermost();
+  if (region != nullptr && region->region_class == Class::kBestEffort) {
     // In a program that is best effort as a whole, every thread is without a mark.
     if (state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
-    const std::uint64_t stamp = thread.innermost().token + (state.marks.epoch() << 48);
+    const std::uint64_t stamp = region->token + (state.marks.epoch() << 48);
     // A default stream is another one in another context.
     if (thread.marked_stream == stream && thread.marked_stamp == stamp && stream != CU_STREAM_LEGACY) return;
     CUcontext context = nullptr;
     if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
-    state.marks.mark(StreamMarks::key(stream, context), stream, context, thread.innermost().token);
+    state.marks.mark(StreamMarks::key(stream, context), stream, context, region->token);
     thread.marked_stream = stream;
     thread.marked_stamp = stamp;
     return;
@@ -27,7 +27,7 @@ void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept {
   if (!state.marks.in_use()) return;
   telemetry::Shard& count = state.counters.shard(thread.index);
   const std::uint64_t key = mark_key(stream);
-  if (region == Class::kLatency) {
+  if (region != nullptr && region->region_class == Class::kLatency) {
     if (state.marks.contest(key)) count.contested_streams.fetch_add(1, std::memory_order_relaxed);
   } else if (call.site.call_class == Class::kNormal && state.marks.marked(key)) {
     count.normal_beside_best_effort.fetch_add(1, std::memory_order_relaxed);
@@ -41,9 +41,8 @@ void note_record_of(CUevent event, CUstream stream) noexcept {
   Origin origin = kNoOrigin;
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) {
     origin = bound == Class::kBestEffort ? kBoundOrigin : kNoOrigin;
-  } else if (thread.depth > 0) {
-    const Region& region = thread.innermost();
-    origin = region.region_class == Class::kBestEffort ? region.token : kNoOrigin;
+  } else if (const Region* const region = thread.innermost(); region != nullptr) {
+    origin = region->region_class == Class::kBestEffort ? region->token : kNoOrigin;
   } else if (state.marks.in_use()) {
     origin = state.marks.find(mark_key(stream));
   }

@@ -43,7 +43,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
   Hot& state = hot();
   Class found = Class::kNormal;
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
-  if (thread.depth > 0) return thread.innermost().region_class;
+  if (const Region* const region = thread.innermost()) return region->region_class;
   if (state.marks.in_use() && state.marks.find(mark_key(stream)) != kNoOrigin) return Class::kBestEffort;
   return state.process_class.load(std::memory_order_relaxed);
 }
@@ -51,7 +51,7 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
 // The class of a call about `event`, or of one without a handle (null): a thread in no region that queries an event
 // of best-effort work does so for it.
 inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
-  if (thread.depth > 0) return thread.innermost().region_class;
+  if (const Region* const region = thread.innermost()) return region->region_class;
   Hot& state = hot();
   if (event != nullptr && state.carries_origins.load(std::memory_order_relaxed) &&
       state.event_origins.find(event) != kNoOrigin) {

@@ -17,6 +17,7 @@
 #include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/futex.hpp"
 #include "base/log.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
@@ -55,7 +56,7 @@ void Ticker::run() noexcept {
   prctl(PR_SET_TIMERSLACK, 1UL);  // else contexts are prewarmed 50 us late
   std::uint64_t launches_before = 0;
   int idle_ticks = 0;
-  while (hot().scheduling.load(std::memory_order_relaxed)) {
+  while (hot().scheduling.load(std::memory_order_relaxed) && finish_.load() == kRuns) {
     const std::int64_t now = now_ns();
     const bool active = tick(now);
     const std::uint64_t launches = hot().counters.launches();
@@ -71,12 +72,25 @@ void Ticker::run() noexcept {
     idle_ticks = !schedules ? kIdleTicks : active || launching ? 0 : std::min(idle_ticks + 1, kIdleTicks);
     if (idle_ticks == kIdleTicks && !needs_ticks()) {
       publish_counts();
-      hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks(); });
+      hot().ticker.sleep_deeply(kQuietTickNs, [&] { return !needs_ticks() && finish_.load() == kRuns; });
       continue;
     }
     const std::int64_t longest = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
     const timespec time{0, std::clamp<std::int64_t>(ready - now_ns(), 1, longest)};
     nanosleep(&time, nullptr);
+  }
+  if (finish_.load() == kAsked) engine().lifecycle().stop();
+  finish_.store(kEnded);
+  futex_wake_all(finish_);
+}
+
+void Ticker::finish(std::int64_t patience_ns) noexcept {
+  std::uint32_t runs = kRuns;
+  if (!running_.load() || !finish_.compare_exchange_strong(runs, kAsked)) return;
+  hot().ticker.wake();
+  const std::int64_t until = now_ns() + patience_ns;
+  for (std::int64_t left = patience_ns; finish_.load() == kAsked && left > 0; left = until - now_ns()) {
+    futex_sleep(finish_, kAsked, left);
   }
 }
 
@@ -197,6 +211,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
     }
   });
   engine().slice_keeper().tick(engine(), now);
+  decisions_.say(now);
   engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
   memory().start_givers();

@@ -14,6 +14,7 @@
 #include <new>
 
 #include "arbiter/counters.hpp"
+#include "runtime/decisions.hpp"
 
 namespace cudasched::runtime {
 
@@ -26,12 +27,15 @@ class Ticker {
   // In a forked child, which has no such thread.
   void reset_in_child() noexcept {
     running_.store(false);
+    finish_.store(kRuns);
     new (&publishing_) std::mutex;  // the parent's thread may hold it
   }
   // What the process counts, for others to read. Also at exit.
   void publish_counts() noexcept;
   // A policy is in use that has not been refused.
   void policy_changed() noexcept { said_policy_refused_ = false; }
+  // The process is about to end without exit handlers: has the thread do their work, and waits for it. Takes no lock.
+  void finish(std::int64_t patience_ns) noexcept;
 
  private:
   void run() noexcept;
@@ -41,7 +45,10 @@ class Ticker {
   void watch_policy(Device& device, std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
 
+  enum Finish : std::uint32_t { kRuns, kAsked, kEnded };
+
   std::atomic<bool> running_{false};
+  std::atomic<std::uint32_t> finish_{kRuns};
   // What was said already.
   std::atomic<bool> said_policy_refused_{false};
   bool said_contested_ = false;
@@ -54,6 +61,7 @@ class Ticker {
   std::int64_t traced_ns_ = 0;
   std::mutex publishing_;
   arbiter::Counts counts_{};  // under publishing_
+  Decisions decisions_;
 };
 
 }  // namespace cudasched::runtime

@@ -45,7 +45,8 @@ void trace_counters(Device& device) noexcept;
 
 // Of the innermost region of the thread; 0: it is in none.
 inline std::uint16_t traced_region(const ThreadState& thread) noexcept {
-  return thread.depth > 0 ? thread.innermost().traced : std::uint16_t{0};
+  const Region* const region = thread.innermost();
+  return region != nullptr ? region->traced : std::uint16_t{0};
 }
 
 // The call of a launch that goes to the driver on this thread. Recorded where it ends, behind what else is done for the

@@ -12,6 +12,7 @@
 #include "base/histogram.hpp"
 #include "telemetry/prediction_counts.hpp"
 #include "telemetry/region_counts.hpp"
+#include "telemetry/trace_record.hpp"
 
 namespace cudasched::telemetry {
 
@@ -96,7 +97,9 @@ class Counters {
     regions.read(to);
   }
 
-  Histogram gate_waits;   // of launches that waited
+  Histogram gate_waits;  // of launches that waited
+  // Those and launches that a backlog held, by what did so last (WaitReason).
+  std::array<std::atomic<std::uint64_t>, kWaitReasons> held{};
   Histogram preemptions;  // best-effort work in flight when a request began
   PredictionCounts predictions;
   RegionCounts regions;
@@ -105,6 +108,10 @@ class Counters {
   std::atomic<std::uint64_t> halved_budgets{0};
   std::atomic<std::uint64_t> profile_fallbacks{0};
 
+  void was_held(WaitReason why) noexcept {
+    held[static_cast<std::size_t>(why)].fetch_add(1, std::memory_order_relaxed);
+  }
+
   // In a forked child, which starts from nothing.
   void reset() noexcept {
     for (Line& line : shards_) {
@@ -112,6 +119,7 @@ class Counters {
       for (const Summed& summed : kSummed) (line.counts.*summed.count).store(0, std::memory_order_relaxed);
     }
     gate_waits.reset();
+    for (auto& count : held) count.store(0, std::memory_order_relaxed);
     preemptions.reset();
     predictions.reset();
     regions.reset();

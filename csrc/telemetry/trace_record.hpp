@@ -42,6 +42,7 @@ enum class WaitReason : std::uint8_t {
   kBacklog = 8,   // no latency client is there, and enough is in flight for one that joins
   kRequest = 9,   // on the host: a request of the same process is under way
 };
+inline constexpr std::size_t kWaitReasons = 10;
 
 enum class TraceCounter : std::uint8_t {
   kDeviceMemoryUsed = 0,  // bytes, of all processes, as the driver says

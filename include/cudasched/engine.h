@@ -43,6 +43,11 @@ struct cudasched_override {
  * through). */
 CUDASCHED_EXPORT const struct cudasched_override* cudasched_attach(void* real_driver, const char* real_driver_path);
 
+/* Before the process ends by _exit(), which runs no exit handlers: does what these would have done, on a thread of the
+ * engine's, and waits for that, for at most 5 s. May be called in a signal handler, in a forked child and in one of
+ * vfork(); where the engine has not begun in the calling process, or has done it, it does nothing. */
+CUDASCHED_EXPORT void cudasched_finish(void);
+
 /* ---- for programs and for Python ------------------------------------------------------------------------------- */
 
 /* Where the real driver is, searching as ldconfig would; CUDASCHED_DRIVER overrides. Returns 0 and fills `path`, or
@@ -96,6 +101,11 @@ CUDASCHED_EXPORT int cudasched_region_enter_until(int32_t client_class, int32_t 
                                                   uint64_t* token);
 
 CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
+
+/* A region of the calling thread may be ended by another one, with cudasched_region_end_elsewhere in place of
+ * cudasched_region_exit: what its thread launches from then on is not in it. */
+CUDASCHED_EXPORT int cudasched_region_may_move(uint64_t token);
+CUDASCHED_EXPORT int cudasched_region_end_elsewhere(uint64_t token);
 
 /* Binds a CUstream to a class, whichever thread launches on it; unbind forgets it. At most 256 streams. */
 CUDASCHED_EXPORT int cudasched_bind_stream(uint64_t stream, int32_t client_class);

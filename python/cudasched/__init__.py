@@ -22,7 +22,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from cudasched import _text, config, hook, log
+from cudasched import _region, _text, config, hook, log
 from cudasched._cpp import get_cmake_dir, get_include
 from cudasched._region import bind_stream, expect, region, set_class, unbind_stream
 from cudasched._version import __version__
@@ -104,6 +104,7 @@ def install() -> None:
             installation of cudasched is in this process, or the package was not built. The process goes on unmanaged.
     """
     hook.install()
+    _region.guard_ends(hook.load_core())
     note_not_installed("")
     log.logger.debug("cudasched %s stands in front of the driver", __version__)
 

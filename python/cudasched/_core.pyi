@@ -242,6 +242,15 @@ def region_enter_until(name: str, priority: int, deadline_ns: int) -> int:
 def region_exit(token: int) -> None:
     """Closes a region, on the thread that opened it. Raises Error."""
 
+def region_may_move(token: int) -> None:
+    """A region of the calling thread may be closed by another one, with `region_end_elsewhere`."""
+
+def region_end_elsewhere(token: int) -> None:
+    """Closes such a region on any thread: its own thread's launches are not in it from then on. Raises Error."""
+
+def to_its_end(function: Callable[..., Any]) -> Any:
+    """A method that calls `function` with an empty list before its arguments, and if it raises again with that list."""
+
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 

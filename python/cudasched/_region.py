@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import os
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
 from numbers import Real
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from cudasched import _partition, hook
+from cudasched import _partition, hook, log
 from cudasched._text import shown
 from cudasched.config import Config, check_region, parse_size
 from cudasched.errors import ConfigError, Error, HookWarning
@@ -48,7 +51,10 @@ class region:  # noqa: N801  used like a function
     runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
     latency target counts from their first step, and as it is not known what their later steps need, the policy
     ``slack`` admits nothing into them. A ``with`` block that is held across an ``await`` is left there, so that other
-    tasks are not in it, and raises `Error` at its end: decorate instead. Across a ``yield`` it stays open: decorate.
+    tasks are not in it, and raises `Error` at its end, unless another exception ends it: decorate instead. Across a
+    ``yield`` it stays open: decorate. One that ends on another thread than it was entered on, as that of a generator
+    does which threads of a pool advance, ends there for both, with the same `Error`. Greenlets and tasks of trio have
+    regions of their own: a ``with`` block is left while others run. `metrics` counts its request to the first switch.
 
     In a program that has PyTorch on CUDA, the body's work goes to a stream of the thread's own, one a class, and from
     a thread's first region on it works outside on a stream of its own, too. On the GPU each of these waits for what the
@@ -85,7 +91,7 @@ class region:  # noqa: N801  used like a function
     Raises:
         ConfigError: An argument has no meaning; on entering, the stream is of another device than the current one.
         Error: On leaving: this thread has not entered the region, or has left it already, or it was held across an
-            ``await``.
+            ``await``. Where an exception ends the block, that one goes on, with a note.
     """
 
     def __init__(
@@ -128,22 +134,26 @@ class region:  # noqa: N801  used like a function
         return _partition.stream(self._sm_fraction)
 
     def __enter__(self) -> region:
-        entry = self._enter()
-        asyncio = sys.modules.get("asyncio")
-        if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
-            # The loop runs it when the task that is in the region has given way, if it has not left the region by then.
-            loop.call_soon(_suspended, entry)
+        entry = _Entry(self)
+        try:
+            entry.enter()
+            entry.follow(sys._getframe(1))
+        except BaseException:
+            entry.leave()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        entries = _thread.regions
-        entry = entries.pop() if entries and entries[-1].region is self else self._take(entries)
-        entry.leave(entries)
-        if exception and exception[1] is not None and type(exception[1]).__name__ == "OutOfMemoryError":
-            _torch_side().note_holders(exception[1])
+        _end([], self, *exception)
 
     def __call__(self, function: _Function) -> _Function:
-        """Decorates `function`: its body runs in the region."""
+        """Decorates `function`: its body runs in the region, and so do coroutines and generators that it returns.
+
+        Raises:
+            ConfigError: It is no function.
+        """
+        if isinstance(function, type) or not callable(function):
+            raise ConfigError(f"{self!r} cannot decorate {shown(function)}: it is no function or method")
         wrapper: Callable[..., Any]
         if inspect.iscoroutinefunction(function):
 
@@ -181,45 +191,17 @@ class region:  # noqa: N801  used like a function
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                self.__enter__()  # rather than `with`, for a message of ours from torch.compile(fullgraph=True)
+                entry = _Entry(self)  # rather than `with`, for a message of ours from torch.compile(fullgraph=True)
                 try:
-                    return function(*args, **kwargs)
+                    entry.enter()
+                    entry.follow(None)
+                    result = function(*args, **kwargs)
                 finally:
-                    self.__exit__()
+                    entry.leave()
+                resume = _RESUMED.get(type(result))
+                return result if resume is None else resume(self, result)
 
         return cast(_Function, wrapper)
-
-    def _enter(self, deadline_ns: int | None = None) -> _Entry:
-        entry = _Entry(self, deadline_ns)
-        if self._sm_fraction is not None:
-            entry.leave_part = _partition.enter(self._sm_fraction)
-            entry.begin()
-        elif "torch" not in sys.modules:
-            entry.begin()
-        else:
-            torch_side = _torch_regions or _torch_side()
-            torch_side.enter(entry, self._class, self._stream)
-            if torch_side.tell is not None:
-                torch_side.tell(self._class, self._name)
-            if self._memory_limit:
-                torch_side.limit(self._name, self._memory_limit)
-        _thread.regions.append(entry)
-        return entry
-
-    def _take(self, entries: list[_Entry]) -> _Entry:
-        """The last of these that is this region's, out of them. Raises Error: there is none."""
-        for place in range(len(entries) - 1, -1, -1):
-            if entries[place].region is self:
-                return entries.pop(place)
-        if _take_suspended(self):
-            raise Error(
-                f"{self!r} was held across an await: other tasks of the event loop would have been in it, so it "
-                "was left there. Decorate the coroutine with the region, or keep await out of the block"
-            )
-        raise Error(
-            f"{self!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
-            "region belongs to the thread that entered it"
-        )
 
     def _deadline_ns(self) -> int:
         """Of a request that begins now, as `time.monotonic_ns` counts; 0: none."""
@@ -231,48 +213,73 @@ class region:  # noqa: N801  used like a function
             deadline_ns = self._deadline_ns()
         step, value = body.send, None
         while True:
-            self._enter(deadline_ns)
+            entry = _Entry(self, deadline_ns)
             try:
+                entry.enter()
                 yielded = step(value)
             except StopIteration as stop:
                 return stop.value
             finally:
-                self.__exit__()
+                entry.leave()
             try:
                 step, value = body.send, (yield yielded)
             except GeneratorExit:
-                self._enter(deadline_ns)
+                entry = _Entry(self, deadline_ns)
                 try:
+                    entry.enter()
                     body.close()
                 finally:
-                    self.__exit__()
+                    entry.leave()
                 raise
             except BaseException as error:
                 step, value = body.throw, error
 
 
-# torch.compile breaks the graph at functions that say so, and with fullgraph=True raises an error that has the reason.
-for _name in ("__init__", "__enter__", "__exit__"):
-    vars(region)[_name].__dict__.update(
-        _torchdynamo_disable=True,
-        _torchdynamo_disable_msg="a cudasched.region changes streams, which a graph cannot; enter it around the "
-        "compiled function",
-    )
-
-
 class _Entry:
     """An open region."""
 
-    __slots__ = ("begun", "core", "deadline_ns", "leave_part", "region", "stream_entry", "token")
+    __slots__ = (
+        "begun", "core", "deadline_ns", "entries", "leave_part", "moving", "region", "stream_entry", "tokens"
+    )  # fmt: skip
 
-    def __init__(self, region_: region, deadline_ns: int | None) -> None:
+    def __init__(self, region_: region, deadline_ns: int | None = None) -> None:
         self.region = region_
         self.deadline_ns = deadline_ns  # of a step of a request: that of the whole
         self.begun = False
         self.core: Any = None  # the engine, where there is one, and
-        self.token: int | None = None  # what it calls the region
+        self.tokens: list[int] = []  # what it calls the region, once that is open
+        self.entries: list[_Entry] = []  # those of the thread
+        self.moving: tuple[int, int] | None = None  # its key in `_moving`
         self.leave_part: Callable[[], None] | None = None  # leaves a part of the SMs
         self.stream_entry: _streams.Entry | None = None
+
+    def enter(self) -> None:
+        """Enters it, on the calling thread. If that raises, `leave` undoes what has been done."""
+        global _best_effort_thread
+        mine = self.region
+        self.entries = entries = _thread.regions
+        if mine._class == "latency" and _best_effort_thread and _best_effort_thread != threading.get_ident():
+            _look_at_switch_interval()
+        if mine._sm_fraction is not None:
+            self.leave_part = _partition.enter(mine._sm_fraction)
+            self.begin()
+        elif "torch" not in sys.modules:
+            self.begin()
+        else:
+            torch_side = _torch_regions or _torch_side()
+            torch_side.enter(self, mine._class, mine._stream)
+            if torch_side.tell is not None:
+                torch_side.tell(mine._class, mine._name)
+            if mine._memory_limit:
+                torch_side.limit(mine._name, mine._memory_limit)
+        entries.append(self)
+        if mine._class == "best_effort" and _best_effort_thread == 0:
+            _best_effort_thread = threading.get_ident()
+
+    def enter_again(self) -> None:
+        """After `leave`, on the thread whose turn it is; a step of its request."""
+        self.begun = False
+        self.enter()
 
     def begin(self) -> None:
         """Tells the engine, where there is one; once."""
@@ -281,34 +288,184 @@ class _Entry:
         if core is None:
             return
         mine, deadline_ns = self.region, self.deadline_ns
+        call: Callable[..., int] = core.region_enter
+        last: tuple[object, ...] = (mine._slo_ms,)
+        if deadline_ns is not None:
+            call, last = core.region_enter_until, (deadline_ns,)
+        elif mine._name:
+            call, last = core.region_enter_named, (mine._slo_ms, mine._name)
         try:
-            if deadline_ns is None and mine._name:
-                self.token = core.region_enter_named(mine._class, mine._priority, mine._slo_ms, mine._name)
-            elif deadline_ns is None:
-                self.token = core.region_enter(mine._class, mine._priority, mine._slo_ms)
-            else:
-                self.token = core.region_enter_until(mine._class, mine._priority, deadline_ns)
+            # One step for signal handlers, whose exceptions would lose what is returned: no bytecode lies between.
+            self.tokens.extend(itertools.starmap(call, [(mine._class, mine._priority, *last)]))
         except Error as error:
             _warn_once(error, 4)
 
-    def leave(self, entries: list[_Entry]) -> None:
-        """Leaves it, on the thread that entered it; `entries` are those that stay open there."""
-        torch_side = _torch_regions
-        if self.stream_entry is not None:  # in the region still: what is queued for it stays queued
-            torch_side.leave(self)
-        if torch_side is not None:
-            if self.region._memory_limit:
-                torch_side.check_limit(self.region._name)
-            if torch_side.tell is not None:
-                inner = entries[-1].region if entries else None
-                torch_side.tell(inner._class if inner else "normal", inner._name if inner else "")
-        if self.token is not None:
-            try:
-                self.core.region_exit(self.token)
-            except Error as error:
-                _warn_once(error, 3)
-        if self.leave_part is not None:
-            self.leave_part()
+    def follow(self, frame: FrameType | None) -> None:
+        """Looks after it while what is to leave it may give way to others.
+
+        Args:
+            frame: That of the `with` block; None: the region is a function's.
+        """
+        modules = sys.modules
+        if "greenlet" in modules or "trio" in modules:
+            from cudasched import _tasks
+
+            _tasks.follow(_thread)
+            if self.deadline_ns is None:
+                self.deadline_ns = self.region._deadline_ns()
+        if frame is None:
+            return
+        asyncio = modules.get("asyncio")
+        if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
+            # The loop runs it when the task that is in the region has given way, if it has not left the region by then.
+            loop.call_soon(_suspended, self)
+        if frame.f_code.co_flags & _SUSPENDS:
+            self.moving = id(frame), id(self.region)
+            _moving.setdefault(self.moving, []).append(self)
+            for token in self.tokens:
+                self.core.region_may_move(token)
+
+    def leave(self) -> None:
+        """Leaves it, on the thread that entered it. Once it has been left, this does nothing."""
+        _leave([], self)
+
+    def end_elsewhere(self) -> None:
+        """Ends it, on another thread than it was entered on."""
+        tokens, self.tokens = self.tokens, []
+        for token in tokens:
+            self.core.region_end_elsewhere(token)
+        self.forget()
+
+    def forget(self) -> None:
+        """Takes it from the lists of open regions."""
+        if self in self.entries:
+            self.entries.remove(self)
+        if self.moving is not None and self in (moving := _moving.get(self.moving, [])):
+            moving.remove(self)
+            if not moving:
+                del _moving[self.moving]
+
+
+def _leave(begun: list[Any], entry: _Entry) -> None:
+    """`_Entry.leave`; it may be done twice."""
+    entry.forget()
+    torch_side = _torch_regions
+    if entry.stream_entry is not None:  # in the region still: what is queued for it stays queued
+        torch_side.leave(entry)
+        entry.stream_entry = None
+    if torch_side is not None and not begun:
+        begun.append(entry)
+        if entry.region._memory_limit:
+            torch_side.check_limit(entry.region._name)
+        if torch_side.tell is not None:
+            inner = entry.entries[-1].region if entry.entries else None
+            torch_side.tell(inner._class if inner else "normal", inner._name if inner else "")
+    if entry.tokens:
+        try:
+            # No handler of a signal runs between the two.
+            tokens, entry.tokens = entry.tokens, []
+            entry.core.region_exit(tokens[0])
+        except Error as error:
+            _warn_once(error, 3)
+    if entry.leave_part is not None:
+        leave_part, entry.leave_part = entry.leave_part, None
+        leave_part()
+
+
+def _end(begun: list[_Entry | str], mine: region, *exception: object) -> None:
+    """The end of a `with` block; where it is done twice, the second time goes on with what is in `begun`."""
+    if not begun:
+        begun.append(_open_entry(mine))
+    entry, error = begun[0], exception[1] if len(exception) > 1 else None
+    if isinstance(entry, str):
+        _refuse(entry, error)
+        return
+    entry.leave()
+    if error is not None and type(error).__name__ == "OutOfMemoryError":
+        _torch_side().note_holders(error)
+
+
+def _open_entry(mine: region) -> _Entry | str:
+    """The calling thread's innermost one of the region; what is wrong, where there is none."""
+    for entry in reversed(_thread.regions):
+        if entry.region is mine:
+            return entry
+    if _take_suspended(mine):
+        return (
+            f"{mine!r} was held across an await: other tasks of the event loop would have been in it, so it "
+            "was left there. Decorate the coroutine with the region, or keep await out of the block"
+        )
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    if moved := _moving.get((id(frame), id(mine))):
+        moved[-1].end_elsewhere()
+        return (
+            f"{mine!r} was entered on another thread than {threading.current_thread().name}, which ends it: several "
+            "threads advance the generator or coroutine. Decorate it with the region, or keep yield out of the block"
+        )
+    return (
+        f"{mine!r} was not entered on this thread ({threading.current_thread().name}), or was left already; a "
+        "region belongs to the thread that entered it"
+    )
+
+
+def _refuse(problem: str, error: object) -> None:
+    """Raises Error, unless another exception is on its way: that one goes on, with a note, and is warned of once."""
+    if not isinstance(error, BaseException):
+        raise Error(problem)
+    if hasattr(error, "add_note"):  # Python 3.11 and later
+        error.add_note(f"cudasched: {problem}")
+    _warn_once(Error(problem), 4)
+
+
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_moving: dict[tuple[int, int], list[_Entry]] = {}
+"""Open regions of `with` blocks that may end on another thread, by the addresses of their frames and regions."""
+
+
+async def _awaited(mine: region, body: Any) -> Any:
+    return await _Awaited(mine._steps(body))
+
+
+_RESUMED: dict[type, Callable[[region, Any], Any]] = {
+    types.CoroutineType: _awaited,
+    types.GeneratorType: region._steps,
+}
+"""What goes on in the region of the function that has returned it."""
+
+
+def guard_ends(core: Any) -> None:
+    """From here on no exception of a signal handler keeps a region from its end."""
+    region.__exit__ = core.to_its_end(_end)  # type: ignore[method-assign]
+    _Entry.leave = core.to_its_end(_leave)  # type: ignore[method-assign]
+
+
+# torch.compile breaks the graph at functions that say so, and with fullgraph=True raises an error that has the reason.
+for _function in (region.__init__, region.__enter__, region.__exit__, _Entry.__init__, _Entry.enter):
+    vars(_function).update(
+        _torchdynamo_disable=True,
+        _torchdynamo_disable_msg="a cudasched.region changes streams, which a graph cannot; enter it around the "
+        "compiled function",
+    )
+
+
+_best_effort_thread: int | None = 0
+"""The first thread that has entered a best-effort region; -1: the whole program is best effort; 0: none; None: told."""
+_LONGEST_INTERVAL_S = 1e-3
+
+
+def _look_at_switch_interval() -> None:
+    """Says once that Python lets a best-effort thread hold the interpreter for long while a request waits for it."""
+    global _best_effort_thread
+    _best_effort_thread = None
+    interval_s = sys.getswitchinterval()
+    if interval_s > _LONGEST_INTERVAL_S and getattr(sys, "_is_gil_enabled", lambda: True)():
+        log.logger.warning(
+            "latency and best-effort regions of one process: a best-effort thread may hold Python's interpreter for "
+            "%g ms while a request waits; call sys.setswitchinterval(1e-4)",
+            interval_s * 1e3,
+        )
 
 
 class _Thread(threading.local):
@@ -317,6 +474,8 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.regions: list[_Entry] = []
         self.suspended: list[region] = []
+        self.traces_greenlets = False  # `_tasks` hears when they take turns,
+        self.trio_run: object = None  # and of this run's tasks
 
 
 _thread = _Thread()
@@ -324,10 +483,8 @@ _thread = _Thread()
 
 def _suspended(entry: _Entry) -> None:
     """The event loop goes on while the region of one of its tasks is open: it is left here, and its end is an error."""
-    entries = _thread.regions
-    if entry in entries:
-        entries.remove(entry)
-        entry.leave(entries)
+    if entry in _thread.regions:
+        entry.leave()
         _thread.suspended.append(entry.region)
 
 
@@ -524,9 +681,12 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
     Raises:
         ConfigError: An argument has no meaning.
     """
+    global _best_effort_thread
     config = check_region(client_class, priority, slo_ms)
     if not hook.installed():
         return
+    if config.client_class == "best_effort" and _best_effort_thread == 0:
+        _best_effort_thread = -1
     from cudasched import mps
 
     os.environ.update(mps.priority(os.environ, config.client_class))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Files", "install", "installed", "load_core", "locate", "switched_off"]
 
 _ENGINE_NAME = "libcudasched.so"
+_DRIVER = re.compile(r"libcuda\.so[.\d]*")
+_SHIMS = ("/hook/libcuda.so.1", "/hook/libcuda.so")
 
 
 class _Core(Protocol):
@@ -41,6 +44,9 @@ class _Core(Protocol):
     def region_enter_named(self, client_class: str, priority: int, slo_ms: float, name: str) -> int: ...
     def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int: ...
     def region_exit(self, token: int) -> None: ...
+    def region_may_move(self, token: int) -> None: ...
+    def region_end_elsewhere(self, token: int) -> None: ...
+    def to_its_end(self, function: Callable[..., Any]) -> Any: ...
     def expect(self, within_ms: float) -> None: ...
     def order(self, stream: int, ahead: tuple[int, ...], yields: bool) -> None: ...
     def is_idle(self, stream: int) -> bool: ...
@@ -135,6 +141,14 @@ def _mapped_libraries() -> list[str]:
     return list(paths)
 
 
+def driver_past_the_shim() -> str:
+    """The driver that this process has opened by its path, where no call has gone through the shim; "" if none."""
+    for path in _mapped_libraries():
+        if _DRIVER.fullmatch(os.path.basename(path)) and not path.endswith(_SHIMS) and "/stubs/" not in path:
+            return path
+    return ""
+
+
 def _same(path: str, other: Path) -> bool:
     try:
         return os.path.samefile(path, other)
@@ -173,6 +187,13 @@ def _refuse_second_engine(files: Files, mapped: Sequence[str]) -> None:
             )
 
 
+def _in_subinterpreter() -> bool:
+    """Whether there is another interpreter that the process began with: pybind11's modules load in that one alone."""
+    here, main = ctypes.pythonapi.PyInterpreterState_Get, ctypes.pythonapi.PyInterpreterState_Main
+    here.restype = main.restype = ctypes.c_void_p
+    return bool(here() != main())
+
+
 def load_core() -> _Core:
     """Imports ``cudasched._core``, and the engine with it.
 
@@ -187,6 +208,8 @@ def load_core() -> _Core:
         return _core
     with _lock:
         if _core is None:
+            if _in_subinterpreter():
+                raise HookError("cudasched works in a process's main interpreter alone, and this is a sub-interpreter")
             files = locate()
             _refuse_second_engine(files, _mapped_libraries())
             try:

@@ -348,6 +348,8 @@ def state() -> State:
     for name in {known.name for known in fields(State)} - {"installed", *values}:
         values[name] = getattr(seen if hasattr(seen, name) else counts, name)
     values["off_reason"] = values["off_reason"] or reason or _not_installed_because
+    if not values["off_reason"] and not values["attached"] and (driver := hook.driver_past_the_shim()):
+        values["off_reason"] = f"the driver was opened by its path, {driver}, past cudasched"
     return State(installed=hook.installed(), **values)
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import cudasched as package
 import pytest
 import typer
-from cudasched import hook
 from cudasched.cli.app import application
 from cudasched.cli.coverage import Report, find_cupti, read_reports, verdict
-from cudasched.cli.run import plain, preload
+from cudasched.cli.run import plain
 from support import PATIENCE_S, Run
 
 LAUNCHER = str(Path(__file__).with_name("launcher.py"))
@@ -215,7 +214,7 @@ def test_a_statically_linked_program_runs_with_a_warning(cudasched: Run, simulat
     program = executable(tmp_path / "static", elf(exit_code=7))
     done = cudasched("run", "--", program)
     assert done.returncode == 7
-    assert "statically linked" in one_line(done.stderr) and "no effect" in done.stderr
+    assert "statically linked" in one_line(done.stderr) and "programs that it starts or becomes are" in done.stderr
 
 
 # ---- without a driver ----------------------------------------------------------------------------------------------
@@ -275,25 +274,10 @@ def test_arguments_exit_codes_and_signals_are_the_programs_own(cudasched: Run, s
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "sh\n")
 
 
-def test_what_the_user_preloads_is_kept(cudasched: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = str(simulated.with_name("users.so"))
-    files = hook.locate()
-    assert preload(files, "") == f"{files.shim}:{files.stub}"
-    assert preload(files, f"{users} b.so:c.so") == f"{files.shim}:{files.stub}:{users}:b.so:c.so"
-    # One run within another, and another installation's shim: one engine a process, the innermost.
-    assert preload(files, preload(files, users)) == f"{files.shim}:{files.stub}:{users}"
-    assert preload(files, "/other/hook/libcuda.so.1:/other/hook/libcuda.so") == f"{files.shim}:{files.stub}"
+def test_one_run_within_another_is_one_shim(cudasched: Run, simulated: Path) -> None:
     command = shutil.which("cudasched", path=str(Path(sys.executable).parent)) or "cudasched"
     done = cudasched("run", "--", command, "run", "--", sys.executable, LAUNCHER, "2")
     assert (done.returncode, done.stdout, done.stderr) == (0, "launched 2\n", "")
-
-
-@pytest.mark.parametrize("directory", ["/with space", "/with:colon"])
-def test_a_path_that_ld_preload_would_split_is_refused(directory: str) -> None:
-    home = Path(directory)
-    files = hook.Files(home / "_core.so", home / "e.so", home / "hook/libcuda.so.1", home / "hook/libcuda.so", home)
-    with pytest.raises(package.HookError, match="cannot stand in LD_PRELOAD"):
-        preload(files, "")
 
 
 # ---- coverage ------------------------------------------------------------------------------------------------------
@@ -325,10 +309,24 @@ def test_coverage_decides_the_exit_code(
     assert said in done.stderr and "the [program]" in done.stderr
 
 
-def test_coverage_without_cuda_calls(cudasched: Run, simulated: Path) -> None:
+def test_coverage_of_nothing_does_not_pass(cudasched: Run, simulated: Path) -> None:
     done = cudasched("run", "--check-coverage", "--", sys.executable, "-c", "print('done')")
-    assert (done.returncode, done.stdout) == (0, "done\n")
-    assert "no coverage to report" in one_line(done.stderr)
+    assert (done.returncode, done.stdout) == (1, "done\n")
+    assert "nothing is known of its coverage" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os._exit(0)", "launches on the device cannot be observed"),
+        ("os.kill(os.getpid(), 9)", "did not come to its end"),
+    ],
+)
+def test_a_forked_child_has_a_report_however_it_ends(cudasched: Run, simulated: Path, end: str, said: str) -> None:
+    child = f"import os, launcher\nif os.fork() == 0: launcher.Gpu().launch(3); {end}\nos.wait()"
+    done = cudasched("run", "--check-coverage", "--", sys.executable, "-c", child)
+    assert done.returncode == 1
+    assert said in done.stderr, done.stderr
 
 
 def test_coverage_that_the_engine_cannot_count_fails(cudasched: Run, simulated: Path) -> None:
@@ -374,7 +372,7 @@ def test_a_torn_report_counts_as_an_error(tmp_path: Path) -> None:
     reports = read_reports(tmp_path)
     assert [report.pid for report in reports] == [7, 12]
     assert reports[0] == whole and reports[1].error
-    assert (verdict(0, reports[:1]), verdict(0, reports), verdict(3, reports), verdict(0, [])) == (0, 1, 3, 0)
+    assert (verdict(0, reports[:1]), verdict(0, reports), verdict(3, reports), verdict(0, [])) == (0, 1, 3, 1)
 
 
 def test_cupti_is_the_programs_own_before_the_toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,27 @@ def metadata(table: pa.Table) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_workers_of_multiprocessing_are_recorded(cudasched: Run, simulated: Path, tmp_path: Path, method: str) -> None:
+    """Forked ones end by os._exit, which runs no exit handlers."""
+    program = tmp_path / "workers.py"
+    program.write_text(
+        "import multiprocessing\n"
+        "def work():\n"
+        "    from launcher import Gpu\n"
+        "    gpu = Gpu(); gpu.launch(20); gpu.synchronize()\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context({method!r})\n"
+        "    workers = [context.Process(target=work) for _ in range(2)]\n"
+        "    for worker in workers: worker.start()\n"
+        "    for worker in workers: worker.join()\n"
+    )
+    done = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, str(program))
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    assert pq.read_table("data.parquet").num_rows == 40
+
+
 # ---- the command
 
 

@@ -119,6 +119,10 @@ static int lookup(const char* symbol, void** function, int version, uint64_t fla
   return result;
 }
 
+void cudasched_finish(void) {
+  if (getenv("SAYS_FINISH")) (void)!write(1, "finish\n", 7);
+}
+
 static const struct cudasched_override overrides[] = {
     {"cuLaunchKernel", (void*)launch},
     {"cuGetProcAddress_v2", (void*)lookup},
@@ -438,7 +442,7 @@ def test_exports_every_listed_function_and_nothing_else(library: Path) -> None:
         parts = line.split()
         if len(parts) >= 8 and parts[0].rstrip(":").isdigit() and parts[6] != "UND":
             exported[parts[7]] = (parts[3], parts[4], parts[5])
-    assert set(exported) == {*symbol_names(), "cudasched_shim_version"}
+    assert set(exported) == {*symbol_names(), "cudasched_shim_version", "_exit", "_Exit"}
     assert set(exported.values()) == {("FUNC", "GLOBAL", "DEFAULT")}
 
 
@@ -465,10 +469,23 @@ def test_names_and_flags_of_the_two_libraries(library: Path) -> None:
     assert sorted(entry.name for entry in shim.parent.iterdir()) == ["libcuda.so", "libcuda.so.1"]
 
 
-@pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda.so"])
-def test_no_code_runs_at_load(library: Path, name: str) -> None:
-    dynamic = readelf(library / "hook" / name, "-d")
-    assert not re.search(r"\((INIT|FINI|INIT_ARRAY|FINI_ARRAY|PREINIT_ARRAY)\)", dynamic)
+def test_one_function_runs_at_load_and_one_at_the_end(library: Path) -> None:
+    """What looks the next `_exit` up, and what says that the program went past the shim."""
+    entries = re.findall(r"\((\w*(?:INIT|FINI)\w*)\) +(.*)", readelf(library / "hook" / "libcuda.so.1", "-d"))
+    sizes = {name: value for name, value in entries if name.endswith("SZ")}
+    assert sizes == {"INIT_ARRAYSZ": "8 (bytes)", "FINI_ARRAYSZ": "8 (bytes)"} and len(entries) == 4
+    assert not re.search(r"INIT|FINI", readelf(library / "hook" / "libcuda.so", "-d"))
+
+
+def test_needs_nothing_that_glibc_alone_has(library: Path) -> None:
+    """musl's loader ends a program for one strong reference that it cannot resolve."""
+    done = subprocess.run(
+        ["nm", "-D", "--undefined-only", library / "hook" / "libcuda.so.1"], capture_output=True, text=True, check=True
+    )
+    strong = {line.split()[1].partition("@")[0] for line in done.stdout.splitlines() if line.split()[0] == "U"}
+    assert "dlopen" in strong
+    assert not strong & {"dlvsym", "dlmopen", "dladdr1", "gnu_get_libc_version", "backtrace", "canonicalize_file_name"}
+    assert not {name for name in strong if name.endswith("_chk") or name.startswith("__isoc")}
 
 
 def cuda_include() -> Path | None:
@@ -820,6 +837,44 @@ def test_a_driver_that_leads_back_to_the_shim_does_not_go_round_for_ever(built: 
     program = built.program("around", 'int main(void) { printf("init %d\\n", cuInit(0)); }')
     done = built.run([program], CUDASCHED_DRIVER=driver, CUDASCHED_OFF="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "init 801\n", "")
+
+
+# ---- the end of a process --------------------------------------------------------------------------------------------
+
+ENDS_C = """
+int main(int count, char** words) {
+  const char* const way = words[1];
+  cuInit(0);
+  fflush(stdout);
+  if (strcmp(way, "_exit") == 0) _exit(4);
+  if (strcmp(way, "_Exit") == 0) _Exit(4);
+  return 4;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said"), [("_exit", 4, "finish\n"), ("_Exit", 4, "finish\n"), ("return", 4, "")]
+)
+def test_the_engine_is_told_of_an_end_without_exit_handlers(built: Built, way: str, code: int, said: str) -> None:
+    program = built.program("ends", ENDS_C)
+    done = built.run([program, way], SAYS_FINISH="1")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.partition("\n")[2].endswith(said) and ("finish" in done.stdout) == bool(said)
+
+
+def test_an_exit_of_another_library_behind_the_shim_is_called(built: Built) -> None:
+    behind = built.compile(
+        "behind.so",
+        "#include <sys/syscall.h>\n#include <unistd.h>\n"
+        'void _exit(int code) { (void)!write(1, "behind\\n", 7); for (;;) syscall(SYS_exit_group, code + 1); }',
+        "-shared",
+        "-fPIC",
+    )
+    program = built.program("ends", ENDS_C)
+    done = built.run([program, "_exit"], LD_PRELOAD=f"{built.shim}:{behind}", SAYS_FINISH="1")
+    assert (done.returncode, done.stderr) == (5, "")
+    assert done.stdout.endswith("finish\nbehind\n")
 
 
 # ---- programs that never call CUDA -----------------------------------------------------------------------------------

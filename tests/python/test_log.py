@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cudasched import log
+from program import HOLDING, PATIENT, Stage, eventually, wait_at_the_gate
 from support import ROOT, Run
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -233,6 +234,38 @@ def test_no_level_makes_launches_write_lines(
         done = cudasched("run", "--class", client_class, "--", sys.executable, str(LAUNCHER), str(launches))
         assert done.returncode == 0, done.stderr
         found = [LINE.fullmatch(line) for line in path.read_text().splitlines()]
-        return sorted(re.sub(r"\d+", "N", each[3]) for each in found if each)
+        texts = [re.sub(r"\d+", "N", each[3]) for each in found if each]
+        sums = [text for text in texts if text.startswith(("the gate held", "the ring was drained"))]
+        assert len(sums) <= 20  # one a second of each
+        return sorted(text for text in texts if text not in sums)
 
     assert lines(3) == lines(2000)
+
+
+# ---- single decisions ------------------------------------------------------------------------------------------------
+
+
+def test_the_core_says_at_debug_what_held_launches_and_drained_the_ring(stage: Stage) -> None:
+    serve = stage.importing(CUDASCHED_CLASS="latency", **PATIENT, **HOLDING)
+    serve.call("gpu = Gpu(); gpu.launch(); gpu.synchronize()")
+    train = stage.run("best-effort", **PATIENT, CUDASCHED_LOG="debug")
+    train.call("gpu = Gpu(); gpu.launch(3); gpu.synchronize()")
+    serve.call("region = cudasched.region('latency'); region.__enter__(); gpu.launch()")
+    train.send("gpu.launch(5) and None or gpu.synchronize()")
+    wait_at_the_gate(train)
+    serve.call("region.__exit__(None, None, None); gpu.synchronize()")
+    train.answer()
+    eventually(lambda: "the gate held launches: " in train.stderr, "the gate is spoken of")
+    eventually(lambda: "the ring was drained: " in train.stderr, "the ring is spoken of")
+    assert "for latency work" in train.stderr
+    assert "calls that wait for the GPU" in train.stderr
+
+
+def test_the_core_says_at_debug_why_launches_are_not_offloaded(stage: Stage) -> None:
+    for variables, why in (
+        ({"CUDASCHED_OFFLOAD": "0"}, "the setting offload is off"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING is 1"),
+    ):
+        train = stage.run("best-effort", CUDASCHED_LOG="debug", **variables)
+        train.call("gpu = Gpu(); gpu.launch(); gpu.synchronize()")
+        assert f"launches are not offloaded: {why}" in train.stderr

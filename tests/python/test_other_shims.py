@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cudasched import hook
-from cudasched.cli.run import preload
+from cudasched._preload import preloads
 from support import Run
 
 # As HAMi-core does it: its own dlsym answers for the driver's functions that it has, whoever asks and of whichever
@@ -135,11 +135,9 @@ def test_limiters_of_the_whole_system_go_first_too(tmp_path: Path) -> None:
     ours = f"{files.shim}:{files.stub}"
     system = tmp_path / "ld.so.preload"
     system.write_text("/opt/other.so # a comment\n/usr/local/vgpu/libvgpu.so:/opt/more.so\n")
-    assert preload(files, "users.so", system) == f"/usr/local/vgpu/libvgpu.so:{ours}:users.so"
-    assert preload(files, "/a/libvgpu-control.so b.so", system) == (
-        f"/usr/local/vgpu/libvgpu.so:/a/libvgpu-control.so:{ours}:b.so"
-    )
-    assert preload(files, "b.so", tmp_path / "none") == f"{ours}:b.so"
+    assert preloads(files, "users.so", system) == f"/usr/local/vgpu/libvgpu.so:users.so:{ours}"
+    assert preloads(files, "b.so /usr/local/vgpu/libvgpu.so", system) == f"b.so:/usr/local/vgpu/libvgpu.so:{ours}"
+    assert preloads(files, "b.so", tmp_path / "none") == f"b.so:{ours}"
 
 
 def test_the_log_names_the_limiter(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cudasched import hook
 from program import HOLDING, PATIENT, Program, Stage
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 np = pytest.importorskip("numpy")
 
@@ -108,6 +108,14 @@ def test_what_was_learned_is_kept_for_its_owner_under_the_gpus_name(stage: Stage
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     assert is_about(known_us(state, 20), 20)
     assert known_us(state, 21) is None
+
+
+def test_it_is_kept_by_a_program_that_ends_without_exit_handlers(stage: Stage, cache: Path) -> None:
+    """As workers do that multiprocessing forks."""
+    program = begin(stage)
+    program.send("import os; os._exit(3)")
+    assert program.process.wait(PATIENCE_S) == 3
+    assert is_about(known_us(only_state(cache), 20), 20)
 
 
 def test_a_second_run_goes_on_from_the_first(stage: Stage, cache: Path) -> None:

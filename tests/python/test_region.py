@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import itertools
+import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cudasched
 import pytest
@@ -27,6 +32,7 @@ class Engine:
         self.open: dict[int, list[tuple[int, str]]] = {}
         self.entered: list[tuple[str, int, float]] = []
         self.deadlines: list[int] = []
+        self.moving: set[int] = set()
         self.streams: dict[int, str] = {}
         self.process: tuple[str, int, float] | None = None
         self.expected: list[float] = []
@@ -50,6 +56,14 @@ class Engine:
     def region_exit(self, token: int) -> None:
         regions = self.open[threading.get_ident()]
         regions.remove(next(entry for entry in regions if entry[0] == token))
+
+    def region_may_move(self, token: int) -> None:
+        self.moving.add(token)
+
+    def region_end_elsewhere(self, token: int) -> None:
+        self.moving.remove(token)
+        for regions in self.open.values():
+            regions[:] = [entry for entry in regions if entry[0] != token]
 
     def bind_stream(self, stream: int, name: str) -> None:
         self.streams[stream] = name
@@ -237,6 +251,221 @@ def test_tasks_of_one_loop_stay_out_of_each_others_regions(engine: Engine) -> No
     assert len(seen) == 12
     assert all(current == (None if name == "outside" else name) for name, current in seen)
     assert engine.nothing_open()
+
+
+# ---- `with` blocks that give way -------------------------------------------------------------------------------------
+
+
+async def _held(seconds: float, error: BaseException | None = None) -> None:
+    with cudasched.region("latency"):
+        await asyncio.sleep(seconds)
+        if error is not None:
+            raise error
+
+
+def test_a_block_held_across_an_await_raises_where_nothing_else_does(engine: Engine) -> None:
+    with pytest.raises(cudasched.Error, match="held across an await"):
+        asyncio.run(_held(0.001))
+    assert engine.nothing_open()
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "late", "raises"])
+def test_an_exception_that_ends_a_held_block_goes_on(engine: Engine, ends: str) -> None:
+    async def main() -> None:
+        if ends == "late":
+            await asyncio.wait_for(_held(10), 0.01)
+        task = asyncio.create_task(_held(0 if ends == "raises" else 10, KeyError("own")))
+        await asyncio.sleep(0.01)
+        if ends == "cancelled":
+            task.cancel()
+        await task
+
+    wanted = {"cancelled": asyncio.CancelledError, "late": asyncio.TimeoutError, "raises": KeyError}[ends]
+    with pytest.warns(cudasched.HookWarning, match="held across an await"), pytest.raises(wanted):
+        asyncio.run(main())
+    assert engine.nothing_open()
+
+
+def test_greenlets_of_one_thread_have_regions_of_their_own(engine: Engine) -> None:
+    greenlet = pytest.importorskip("greenlet")
+    seen: list[tuple[str, str | None]] = []
+    main = greenlet.getcurrent()
+    traced: list[str] = []
+    before = greenlet.settrace(lambda event, arguments: traced.append(event))
+
+    def work(name: str) -> None:
+        with cudasched.region(name, slo_ms=5 if name == "latency" else None):
+            for _ in range(3):
+                seen.append((name, engine.current()))
+                main.switch()
+
+    try:
+        workers = [greenlet.greenlet(work) for _ in range(2)]
+        for worker, name in zip(workers, ("latency", "best_effort"), strict=True):
+            worker.switch(name)
+        while not all(worker.dead for worker in workers):
+            seen.append(("main", engine.current()))
+            for worker in workers:
+                if not worker.dead:
+                    worker.switch()
+    finally:
+        greenlet.settrace(before)
+    assert all(current == (None if name == "main" else name) for name, current in seen) and len(seen) >= 9
+    assert len(set(engine.deadlines) - {0}) == 1  # of all steps of the request
+    assert len(traced) > 6  # a trace function that was there before is called
+    assert engine.nothing_open()
+
+
+def test_tasks_of_trio_have_regions_of_their_own(engine: Engine) -> None:
+    trio = pytest.importorskip("trio")
+    seen: list[tuple[str, str | None]] = []
+
+    async def work(name: str) -> None:
+        with cudasched.region(name):
+            for _ in range(4):
+                seen.append((name, engine.current()))
+                await trio.lowlevel.checkpoint()
+
+    async def outside() -> None:
+        for _ in range(6):
+            seen.append(("outside", engine.current()))
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, "latency")
+            nursery.start_soon(work, "best_effort")
+            nursery.start_soon(outside)
+
+    for _ in range(2):
+        trio.run(main)
+    assert len(seen) == 28
+    assert all(current == (None if name == "outside" else name) for name, current in seen)
+    assert engine.nothing_open()
+
+
+def test_a_generator_that_threads_advance_leaves_none_in_its_region(engine: Engine) -> None:
+    def items() -> Iterator[int]:
+        with cudasched.region("latency"):
+            yield from range(2)
+
+    first, second, generator = ThreadPoolExecutor(1), ThreadPoolExecutor(1), items()
+    assert first.submit(next, generator).result() == 0
+    assert first.submit(engine.current).result() == "latency"
+    assert second.submit(next, generator).result() == 1
+    with pytest.raises(cudasched.Error, match="several threads advance"):
+        second.submit(next, generator).result()
+    assert first.submit(engine.current).result() is None
+    assert engine.nothing_open() and not _region._moving
+
+
+def test_a_generator_on_one_thread_may_hold_its_region(engine: Engine) -> None:
+    def items() -> Iterator[int]:
+        with cudasched.region("latency"):
+            yield 1
+
+    assert list(items()) == [1]
+    assert engine.nothing_open() and not _region._moving
+
+
+UNDER_SIGNALS = """
+import signal, time
+import cudasched, launcher
+gpu = launcher.Gpu(); gpu.launch(); gpu.synchronize()
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+@cudasched.region("best_effort")
+def body(): pass
+def block():
+    with cudasched.region("latency"):
+        pass
+interrupts = 0
+end = time.monotonic() + 60
+while interrupts < 2000 and time.monotonic() < end:
+    for work in (block, body):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 + interrupts % 97 * 0.000003)
+            while True:
+                work()
+        except Late:
+            interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+from cudasched._region import _thread
+before = cudasched.state()
+gpu.launch(10); gpu.synchronize()
+after = cudasched.state()
+print(len(_thread.regions), after.latency_launches - before.latency_launches,
+      after.best_effort_launches - before.best_effort_launches, after.launches - before.launches)
+"""
+
+
+def test_a_signal_handlers_exception_leaves_no_region_open(python: Run, simulated: Path) -> None:
+    """Wherever it comes: in the entry, in the body or in the end of a `with` block or of a decorated function."""
+    done = python(UNDER_SIGNALS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 10\n", "")
+
+
+def test_a_sub_interpreter_is_told_that_nothing_is_managed_there(python: Run, simulated: Path) -> None:
+    """pybind11's modules hang in one."""
+    if importlib.util.find_spec("_xxsubinterpreters") is None:
+        pytest.skip("this Python has no _xxsubinterpreters")
+    done = python(
+        "import _xxsubinterpreters as interpreters\n"
+        "try: interpreters.run_string(interpreters.create(), 'import cudasched\\nwith cudasched.region(): pass')\n"
+        "except interpreters.RunFailedError as error: print(error)\n"
+        "print('came back')"
+    )
+    assert (done.returncode, done.stdout) == (0, "came back\n")
+    assert "this is a sub-interpreter" in done.stderr
+
+
+# ---- what is decorated -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", [None, 3, int, "text"])
+def test_what_is_no_function_is_not_decorated(engine: Engine, odd: Any) -> None:
+    with pytest.raises(cudasched.ConfigError, match="cannot decorate"):
+        cudasched.region("latency")(odd)
+
+
+def test_what_a_plain_function_returns_goes_on_in_its_region(engine: Engine) -> None:
+    async def work() -> str | None:
+        await asyncio.sleep(0)
+        return engine.current()
+
+    def items() -> Iterator[str | None]:
+        yield engine.current()
+
+    decorate = cudasched.region("latency")
+    assert asyncio.run(decorate(lambda: work())()) == "latency"
+    assert list(decorate(lambda: items())()) == ["latency"]
+    assert engine.nothing_open()
+
+
+def test_a_long_switch_interval_is_said_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def beside_training() -> None:
+        monkeypatch.setattr(_region, "_best_effort_thread", 0)
+        with cudasched.region("best_effort"), cudasched.region("latency"):
+            pass  # one thread does not wait for itself
+        assert not caplog.records
+        for _ in range(2):
+            thread = threading.Thread(target=cudasched.region("latency")(lambda: None))
+            thread.start()
+            thread.join()
+
+    interval_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-4)
+        beside_training()
+        assert not caplog.records
+        sys.setswitchinterval(5e-3)
+        beside_training()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert [record.getMessage().count("hold Python's interpreter for 5 ms") for record in caplog.records] == [1]
 
 
 def test_the_target_of_a_coroutine_counts_from_its_first_step(engine: Engine) -> None:

@@ -214,14 +214,15 @@ subprocess.run([sys.executable, {str(LAUNCHER)!r}, "5"], check=True)
     assert mine[-1].end_ns < childs[0].begin_ns
 
 
-def test_a_forked_child_has_its_own(cudasched: Run, simulated: Path) -> None:
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"])
+def test_a_forked_child_has_its_own(cudasched: Run, simulated: Path, end: str) -> None:
     ended = cudasched(
         "trace", "-o", str(TRACE), "--", sys.executable, "-c",
         "import os, sys, cudasched\nfrom program import Gpu\n"
         "for count in (2, 3):\n"
         "    child = os.fork()\n"
         "    if child == 0:\n"
-        "        gpu = Gpu(); gpu.launch(count); gpu.synchronize(); sys.exit(0)\n"
+        "        gpu = Gpu(); gpu.launch(count); gpu.synchronize(); " + end + "\n"
         "    os.waitpid(child, 0)\n",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -95,37 +95,60 @@ void Holdings::map_physical(std::uint64_t address, std::uint64_t bytes, std::uin
   });
 }
 
-// The caller holds the lock.
-void Holdings::end_if_unused(std::unordered_map<std::uint64_t, Physical>::iterator which) noexcept {
-  const Physical& physical = which->second;
-  if (physical.references > 0 || physical.mappings > 0) return;
-  give_up(physical.held.device, physical.held.client_class, physical.held.bytes);
-  records_->physical.erase(which);
-}
-
-int Holdings::release_physical(std::uint64_t handle) noexcept {
-  int device = -1;
+Holdings::Released Holdings::release_physical(std::uint64_t handle) noexcept {
+  Released released{handle, {}, false};
   record([&](Records& records) {
     const auto place = records.physical.find(handle);
     if (place == records.physical.end() || place->second.references == 0) return;
-    device = place->second.held.device;
-    --place->second.references;
-    end_if_unused(place);
+    Physical& physical = place->second;
+    released.held = physical.held;
+    released.last = --physical.references == 0 && physical.mappings == 0;
+    if (released.last) records.physical.erase(place);
   });
-  return device;
+  return released;
 }
 
-int Holdings::unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept {
-  int device = -1;
+void Holdings::put_back(const Released& released) noexcept {
+  if (released.held.device < 0) return;
+  record([&](Records& records) {
+    if (released.last) {
+      records.physical[released.handle] = {released.held};
+    } else if (const auto place = records.physical.find(released.handle); place != records.physical.end()) {
+      ++place->second.references;
+    }
+  });
+}
+
+void Holdings::is_gone(const Released& released) noexcept {
+  if (released.last) give_up(released.held.device, released.held.client_class, released.held.bytes);
+}
+
+Holdings::Unmapped Holdings::unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept {
+  Unmapped unmapped;
   record([&](Records& records) {
     for (auto at = records.mappings.lower_bound(address);
          at != records.mappings.end() && at->first - address < bytes;) {
-      const auto place = records.physical.find(at->second.handle);
-      at = records.mappings.erase(at);
+      unmapped.insert(records.mappings.extract(at++));
+    }
+  });
+  return unmapped;
+}
+
+void Holdings::put_back(const Unmapped& unmapped) noexcept {
+  record([&](Records& records) { records.mappings.insert(unmapped.begin(), unmapped.end()); });
+}
+
+int Holdings::is_gone(const Unmapped& unmapped) noexcept {
+  int device = -1;
+  record([&](Records& records) {
+    for (const auto& [address, mapping] : unmapped) {
+      const auto place = records.physical.find(mapping.handle);
       if (place == records.physical.end()) continue;
-      device = place->second.held.device;
-      --place->second.mappings;
-      end_if_unused(place);
+      const Held held = place->second.held;
+      device = held.device;
+      if (--place->second.mappings > 0 || place->second.references > 0) continue;
+      records.physical.erase(place);
+      give_up(held.device, held.client_class, held.bytes);
     }
   });
   return device;

@@ -54,9 +54,25 @@ class Holdings {
   void hold_physical(std::uint64_t handle, const Held& held) noexcept;
   void retain_physical(std::uint64_t handle) noexcept;  // another reference of the program's
   void map_physical(std::uint64_t address, std::uint64_t bytes, std::uint64_t handle) noexcept;
-  // Before the driver does it, as forget(). Say of which device that is, -1 if nothing is known of it.
-  int release_physical(std::uint64_t handle) noexcept;
-  int unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept;
+  // Before the driver does it, because another thread may be given the handle or the address at once: a reference or
+  // mappings are taken out, and the bytes count until the driver has answered. put_back(): it refused. is_gone(): it
+  // did it; returns the device, -1 where nothing is known of it.
+  struct Released {
+    std::uint64_t handle = 0;
+    Held held;          // of what it is a reference to; device -1: nothing is known of it
+    bool last = false;  // nothing else holds it
+  };
+  struct Mapping {
+    std::uint64_t bytes = 0;
+    std::uint64_t handle = 0;
+  };
+  using Unmapped = std::map<std::uint64_t, Mapping>;
+  Released release_physical(std::uint64_t handle) noexcept;
+  void put_back(const Released& released) noexcept;
+  void is_gone(const Released& released) noexcept;
+  Unmapped unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept;
+  void put_back(const Unmapped& unmapped) noexcept;
+  int is_gone(const Unmapped& unmapped) noexcept;
 
   // A pool has so many bytes of the device now.
   void hold_pool(std::uint64_t pool, int device, Class client_class, std::uint64_t bytes) noexcept;
@@ -98,10 +114,6 @@ class Holdings {
     int references = 1;
     int mappings = 0;
   };
-  struct Mapping {
-    std::uint64_t bytes = 0;
-    std::uint64_t handle = 0;
-  };
   struct Records {
     std::unordered_map<std::uint64_t, Held> by_address;
     std::unordered_map<std::uint64_t, Physical> physical;
@@ -113,7 +125,6 @@ class Holdings {
   Totals& totals(int device) noexcept { return totals_[static_cast<std::size_t>(device)]; }
   const Totals& totals(int device) const noexcept { return totals_[static_cast<std::size_t>(device)]; }
   void add(int device, Class client_class, std::uint64_t bytes) noexcept;
-  void end_if_unused(std::unordered_map<std::uint64_t, Physical>::iterator which) noexcept;
   template <typename Change>
   void record(Change&& change) noexcept;
 

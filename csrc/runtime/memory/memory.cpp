@@ -119,8 +119,7 @@ void Memory::configure(const Settings& settings) {
 }
 
 Class Memory::class_of_thread() noexcept {
-  const ThreadState& thread = this_thread();
-  if (thread.depth > 0) return thread.innermost().region_class;
+  if (const Region* const region = this_thread().innermost()) return region->region_class;
   return hot().process_class.load(std::memory_order_relaxed);
 }
 

@@ -366,6 +366,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return with_driver([&](Lock&) {
+    // Whole mappings, and nothing else.
+    CUdeviceptr end = address;
+    for (auto at = driver().mappings.find(address); at != driver().mappings.end() && at->first == end;) {
+      end += driver().physical.find(at->second)->second.bytes;
+      at = end < address + bytes ? driver().mappings.find(end) : driver().mappings.end();
+    }
+    if (bytes == 0 || end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
     for (auto at = driver().mappings.lower_bound(address);
          at != driver().mappings.end() && at->first < address + bytes;) {
       const auto found = driver().physical.find(at->second);

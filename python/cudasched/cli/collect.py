@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from cudasched import hook
+from cudasched import _preload, hook
 from cudasched._output import Output
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.coverage import find_cupti
-from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
-from cudasched.cli.run import configure, preload
+from cudasched.cli.program import ProgramError, find_program, unreached
+from cudasched.cli.run import configure
 from cudasched.collect._dataset import arrow, claim, convert, journals_of
 from cudasched.collect._journal import scan
 from cudasched.errors import ConfigError, Error
@@ -104,7 +104,7 @@ def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[s
         "CUDASCHED_COLLECT_DIR": str(directory.absolute()),
         "CUDASCHED_COLLECT_TIMING": timing,
         "CUDASCHED_COLLECT_LABEL": label,
-        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+        **_preload.added(hook.locate(), os.environ),
     }
     cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
     if cupti:
@@ -221,9 +221,8 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
         with claim(directory, output, new=False):
             return _finish(directory, target, 0, quiet)
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
-    unreachable = why_not_preloadable(path)
-    if unreachable:
-        raise ProgramError(f"the launches of {program[0]} cannot be recorded: {unreachable}")
+    if (apart := unreached(path)) and not apart.passes_on:
+        raise ProgramError(f"the launches of {program[0]} cannot be recorded: {apart.why}")
     configure()
     hook.load_core().find_driver()
     with claim(directory, output, new=True):

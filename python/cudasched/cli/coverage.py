@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,9 +95,10 @@ def read_reports(directory: Path) -> list[Report]:
     return sorted(reports, key=lambda report: report.pid)
 
 
-def verdict(code: int, reports: Iterable[Report]) -> int:
-    """The command's exit code: the program's own, or 1 if it succeeded and not every launch was seen."""
-    return code if code != 0 or all(report.complete for report in reports) else 1
+def verdict(code: int, reports: Collection[Report]) -> int:
+    """The command's exit code: the program's own, or 1 if it succeeded and not every launch was seen, or none."""
+    whole = all(report.complete for report in reports) and any(report.hook_launches for report in reports)
+    return code if code != 0 or whole else 1
 
 
 def _show(reports: Sequence[Report], as_json: bool) -> None:
@@ -111,7 +112,7 @@ def _show(reports: Sequence[Report], as_json: bool) -> None:
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else PIPE_COLUMNS
     console = Console(stderr=True, width=width)
     if not reports:
-        console.print("cudasched: no process made a CUDA call and came to its end, so there is no coverage to report")
+        console.print("cudasched: no process made a CUDA call that cudasched saw, so nothing is known of its coverage")
         return
     columns = [
         Column("pid", [str(report.pid) for report in reports], is_number=True),
@@ -152,7 +153,8 @@ def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) ->
         as_json: JSON in place of the table.
 
     Returns:
-        The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100%.
+        The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100%, or
+        cannot be told: no launch was seen, a process did not come to its end, or one went past the hook.
 
     Raises:
         ProgramError: It cannot be started.

@@ -6,11 +6,12 @@ import os
 import shutil
 import stat
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.errors import Error
 
-__all__ = ["ProgramError", "find_program", "why_not_preloadable"]
+__all__ = ["ProgramError", "Unreached", "find_program", "unreached"]
 
 _NOT_FOUND = 127
 _CANNOT_RUN = 126
@@ -58,7 +59,20 @@ def find_program(name: str, search_path: str) -> Path:
     return path
 
 
-def why_not_preloadable(path: Path) -> str | None:
+@dataclass(frozen=True)
+class Unreached:
+    """A program that the loader preloads nothing into.
+
+    Attributes:
+        why: The reason.
+        passes_on: It hands its environment on, so that preloading reaches the programs that it starts or becomes.
+    """
+
+    why: str
+    passes_on: bool
+
+
+def unreached(path: Path) -> Unreached | None:
     """Looks into a program.
 
     Returns:
@@ -85,7 +99,7 @@ def why_not_preloadable(path: Path) -> str | None:
     return _inspect_elf(path, head)
 
 
-def _inspect_elf(path: Path, head: bytes) -> str | None:
+def _inspect_elf(path: Path, head: bytes) -> Unreached | None:
     try:
         elf_class, byte_order = head[4], head[5]
         (machine,) = struct.unpack_from("<H" if byte_order == _LITTLE_ENDIAN else ">H", head, 18)
@@ -104,7 +118,21 @@ def _inspect_elf(path: Path, head: bytes) -> str | None:
     except (OSError, OverflowError, ValueError, struct.error):
         raise ProgramError(f"{path} is a damaged ELF file") from None
     if _PT_INTERP not in types:
-        return f"{path} is statically linked"
-    if path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return f"{path} runs with another user's or group's rights"
+        return Unreached("it is statically linked", passes_on=True)
+    if more := _more_rights(path):
+        return Unreached(f"it has {more}, and the loader then ignores and removes LD_PRELOAD", passes_on=False)
     return None
+
+
+def _more_rights(path: Path) -> str:
+    """The rights that a program has beyond its caller's; "" if none."""
+    status = path.stat()
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
+        return "another user's rights (setuid)"
+    if status.st_mode & stat.S_ISGID and status.st_gid != os.getegid():
+        return "another group's rights (setgid)"
+    try:
+        os.getxattr(path, "security.capability")
+    except OSError:
+        return ""
+    return "capabilities of its own (setcap)" if os.geteuid() != 0 else ""

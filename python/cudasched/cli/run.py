@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cudasched import hook, mps
+from cudasched import _preload, hook, mps
 from cudasched._text import one_line
-from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
+from cudasched.cli.program import ProgramError, find_program, unreached
 from cudasched.config import Resolved, resolve, untold
 from cudasched.errors import HookError
 
-__all__ = ["configure", "plain", "preload", "run_program"]
+__all__ = ["configure", "plain", "run_program"]
 
 _OPTIONS = {"client_class": "--class"}
 _PLAIN = ("client_class", "slo_ms", "priority", "policy", "lead_us", "time_slice_us", "job", "memory_limit", "name")
-_LIMITERS = ("libvgpu.so", "libvgpu-control.so")
-"""Libraries that limit what a program gets of a GPU, by standing in front of the driver: HAMi-core, vgpu-manager."""
 
 
 def _option(field: str) -> str:
@@ -67,44 +65,6 @@ def configure(settings: Mapping[str, object] | None = None) -> Resolved:
     return resolved
 
 
-def preload(files: hook.Files, already: str, system: Path = Path("/etc/ld.so.preload")) -> str:
-    """The value of LD_PRELOAD: libraries that limit the program, then ours, then what else the user had.
-
-    What limits a program goes first, or calls of programs that link the driver would get round it.
-
-    Args:
-        files: Where our libraries are.
-        already: The user's LD_PRELOAD. Shims in it, as another `cudasched run` has put there, are left out: one engine
-            a process.
-        system: The file that says what is preloaded into every program, after LD_PRELOAD.
-
-    Raises:
-        HookError: The installation's path cannot stand in LD_PRELOAD.
-    """
-    ours = [str(files.shim), str(files.stub)]
-    for path in ours:
-        if any(character in path for character in " :\t\n"):
-            raise HookError(
-                f"{path} cannot stand in LD_PRELOAD, which is split at spaces and colons: install cudasched in a "
-                "directory without them, or `import cudasched` in the program"
-            )
-    kept = [path for path in _paths(already) if not path.endswith(("hook/libcuda.so.1", "hook/libcuda.so"))]
-    limiting = dict.fromkeys(path for path in [*_everywhere(system), *kept] if os.path.basename(path) in _LIMITERS)
-    return ":".join([*limiting, *ours, *(path for path in kept if path not in limiting)])
-
-
-def _paths(value: str) -> list[str]:
-    return value.replace(":", " ").split()
-
-
-def _everywhere(system: Path) -> list[str]:
-    try:
-        lines = system.read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    return [path for line in lines for path in _paths(line.partition("#")[0])]
-
-
 def _join_mps(run_directory: Path) -> None:
     """Makes the program a client of the MPS daemon that it would find, else of this user's private one."""
     if mps.running_daemon(os.environ) is not None:
@@ -134,7 +94,8 @@ def run_program(
         with_mps: It is to be a client of CUDA's multi-process service, of a private daemon if there is none.
 
     Returns:
-        Only with `check_coverage`: the program's exit code, or 1 if it succeeded and coverage is below 100%.
+        Only with `check_coverage`: the program's exit code, or 1 if it succeeded and coverage is below 100% or
+        cannot be told.
 
     Raises:
         ConfigError: A setting has no meaning.
@@ -147,7 +108,7 @@ def run_program(
     configure(settings)
 
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
-    unreachable = why_not_preloadable(path)
+    apart = unreached(path)
     core = hook.load_core()
     try:
         core.find_driver()
@@ -155,11 +116,13 @@ def run_program(
         untold([str(error)], os.environ)  # the program's own import of cudasched need not say it again
         _warn(f"{program[0]} runs unmanaged: {error}")
         _become(path, program)
-    if unreachable:
-        _warn(f"{program[0]} runs unmanaged: {unreachable}, so preloading has no effect on it")
+    if apart and apart.passes_on:
+        _warn(f"{program[0]} is not managed, and programs that it starts or becomes are: {apart.why}")
+    elif apart:
+        _warn(f"{program[0]} and what it starts run unmanaged: {apart.why}")
     if with_mps:
         _join_mps(Path(core.run_directory()))
-    os.environ["LD_PRELOAD"] = preload(hook.locate(), os.environ.get("LD_PRELOAD", ""))
+    os.environ.update(_preload.added(hook.locate(), os.environ))
     if not check_coverage:
         _become(path, program)
 

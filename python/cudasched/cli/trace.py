@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudasched import hook
+from cudasched import _preload, hook
 from cudasched._output import Output
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.collect import run_to_end
 from cudasched.cli.coverage import find_cupti
-from cudasched.cli.program import ProgramError, find_program, why_not_preloadable
-from cudasched.cli.run import configure, preload
+from cudasched.cli.program import ProgramError, find_program, unreached
+from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _environment(path: Path, directory: Path, limit_mb: int, device_times: bool)
         **os.environ,
         "CUDASCHED_TRACE_DIR": str(directory.absolute()),
         "CUDASCHED_TRACE_LIMIT_MB": str(limit_mb),
-        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+        **_preload.added(hook.locate(), os.environ),
     }
     if device_times:
         environment["CUDASCHED_COLLECT_DIR"] = str(directory.absolute())
@@ -169,8 +169,8 @@ def run_traced(
             with claim(directory, output, new=False):
                 return finish(directory, 0)
         path = find_program(program[0], os.environ.get("PATH", os.defpath))
-        if unreachable := why_not_preloadable(path):
-            raise ProgramError(f"{program[0]} cannot be traced: {unreachable}")
+        if (apart := unreached(path)) and not apart.passes_on:
+            raise ProgramError(f"{program[0]} cannot be traced: {apart.why}")
         configure()
         hook.load_core().find_driver()
         with claim(directory, output, new=True):

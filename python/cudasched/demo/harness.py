@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from cudasched import mps
+from cudasched._preload import removed
 from cudasched._scratch import Scratch
 from cudasched.config import VARIABLES, Config
 
@@ -45,7 +46,6 @@ SCALED_SETTINGS = {
 }
 #: What a bare worker must not inherit from a managed parent.
 CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")
-SHIMS = ("hook/libcuda.so.1", "hook/libcuda.so")
 # The command need not be on PATH where the package is.
 CUDASCHED = (sys.executable, "-m", "cudasched")
 
@@ -270,11 +270,7 @@ class Backend:
 
     def environment(self, hooked: bool) -> dict[str, str]:
         """Environment of a worker, behind the hook or bare."""
-        environment = {name: value for name, value in os.environ.items() if name not in CLASS_SETTINGS}
-        preloaded = environment.pop("LD_PRELOAD", "").replace(":", " ").split()
-        preloaded = [library for library in preloaded if not library.endswith(SHIMS)]
-        if preloaded:
-            environment["LD_PRELOAD"] = ":".join(preloaded)
+        environment = removed({name: value for name, value in os.environ.items() if name not in CLASS_SETTINGS})
         environment.update(self.settings)
         environment["PYTHONUNBUFFERED"] = "1"
         # Every process predicts from what it sees itself: arms must not learn from one another.

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cudasched._preload import removed
 from cudasched.errors import Error
 from cudasched.mps import keeper
 
@@ -204,7 +205,7 @@ def _start_keeper(directory: Path, visible_devices: str, instance: str) -> bool:
         command = [sys.executable, "-IS", keeper.__file__, str(directory), str(lock), instance]
         process = subprocess.Popen(
             command,
-            env=keeper.environment(directory / "pipe"),
+            env=removed(keeper.environment(directory / "pipe")),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

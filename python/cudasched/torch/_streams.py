@@ -285,9 +285,9 @@ class ThreadStreams:
     def leave(self, entry: Entry) -> None:
         """The thread goes back to where it was, or from the default stream to its normal one."""
         entries = self.entries
-        if entries[-1] is entry:
+        if entries and entries[-1] is entry:
             entries.pop()
-        else:  # left before one that was entered in it
+        elif entry in entries:  # left before one that was entered in it
             place = entries.index(entry)
             del entries[place]
             above = entries[place]

@@ -471,6 +471,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuLibraryLoadData",
        with<decltype(cuLibraryLoadData)>(&library, &kImage[0], nullptr, nullptr, 0, nullptr, nullptr, 0)},
       {"cuMemGetInfo_v2", with<decltype(cuMemGetInfo)>(&size, &other_size)},
+      {"cuDeviceTotalMem_v2", with<decltype(cuDeviceTotalMem)>(&size, 0)},
       {"cuMemAlloc_v2", with<decltype(cuMemAlloc)>(&memory, 16)},
       {"cuMemAllocPitch_v2", with<decltype(cuMemAllocPitch)>(&memory, &size, 64, 2, 4)},
       {"cuMemAllocHost_v2", with<decltype(cuMemAllocHost)>(&host, 16)},

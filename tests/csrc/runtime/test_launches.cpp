@@ -185,6 +185,29 @@ TEST_F(Launches, ARegionIsLeftOnItsOwnThreadOnly) {
   EXPECT_EQ(cudasched_region_exit(token), CUDASCHED_OK);
 }
 
+TEST_F(Launches, ARegionThatMayMoveEndsOnAnotherThread) {
+  std::uint64_t fixed = 0;
+  std::uint64_t moving = 0;
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_NORMAL, 0, 0, &fixed), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_region_enter(CUDASCHED_LATENCY, 0, 5, &moving), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_region_may_move(moving), CUDASCHED_OK);
+  const auto latency_launches = [] { return cudasched::runtime::hot().counters.launches(Class::kLatency); };
+  const std::uint64_t before = latency_launches();
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  EXPECT_EQ(latency_launches(), before + 1);
+  std::thread([&] {
+    EXPECT_NE(cudasched_region_end_elsewhere(fixed), CUDASCHED_OK);
+    EXPECT_EQ(cudasched_region_end_elsewhere(moving), CUDASCHED_OK);
+    EXPECT_NE(cudasched_region_end_elsewhere(moving), CUDASCHED_OK);
+  }).join();
+  ASSERT_EQ(program_.launch(1), CUDA_SUCCESS);
+  EXPECT_EQ(latency_launches(), before + 1);
+  EXPECT_EQ(cudasched_region_exit(fixed), CUDASCHED_OK);  // and leaves the other one
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(driver_.table().active(), 0U);
+  EXPECT_EQ(cudasched::runtime::this_thread().depth, 0);
+}
+
 TEST_F(Launches, AThreadThatEndsLeavesItsRegions) {
   std::thread([&] {
     program_.use_on_this_thread();

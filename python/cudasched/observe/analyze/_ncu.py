@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cudasched._preload import removed
 from cudasched.errors import ConfigError, Error
 
 __all__ = ["Launch", "NcuError", "arguments", "environment", "find", "parse", "profile", "why"]
@@ -111,19 +112,9 @@ def _version(path: Path) -> list[int]:
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
     """The program's, without the hook: neither preloaded nor put in by `import cudasched`."""
-    from cudasched.cli.run import _paths
-
     made = {name: value for name, value in own.items() if not name.startswith("CUDASCHED_COLLECT_")}
     made["CUDASCHED_OFF"] = "1"
-    kept = [
-        path
-        for path in _paths(own.get("LD_PRELOAD", ""))
-        if not path.endswith(("hook/libcuda.so.1", "hook/libcuda.so"))
-    ]
-    made.pop("LD_PRELOAD", None)
-    if kept:
-        made["LD_PRELOAD"] = ":".join(kept)
-    return made
+    return removed(made)
 
 
 def arguments(

@@ -80,22 +80,47 @@ TEST(Holdings, PhysicalMemoryCountsUntilItIsReleasedAndMappedNowhere) {
     EXPECT_TRUE(holdings.reserve(0, kNormal, bytes));
     holdings.hold_physical(handle, {bytes, 0, kNormal, nullptr});
   };
+  const auto release = [&](std::uint64_t handle) {
+    const auto released = holdings.release_physical(handle);
+    holdings.is_gone(released);
+    return released.held.device;
+  };
   create(7, 20);
   create(8, 20);
   holdings.map_physical(0x1000, 20, 7);
   holdings.map_physical(0x1000 + 20, 20, 8);
-  holdings.release_physical(7);  // as programs do that keep the mapping alone
+  release(7);  // as programs do that keep the mapping alone
   EXPECT_EQ(holdings.held(0), 40u);
-  holdings.unmap_physical(0x1000, 40);
+  EXPECT_EQ(holdings.is_gone(holdings.unmap_physical(0x1000, 40)), 0);
   EXPECT_EQ(holdings.held(0), 20u);
-  EXPECT_EQ(holdings.release_physical(8), 0);
+  EXPECT_EQ(release(8), 0);
   EXPECT_EQ(holdings.held(0), 0u);
-  EXPECT_EQ(holdings.release_physical(8), -1);
+  EXPECT_EQ(release(8), -1);
   create(7, 5);  // the driver gives a handle away again
   holdings.retain_physical(7);
-  holdings.release_physical(7);
+  release(7);
   EXPECT_EQ(holdings.held(0), 5u);
-  holdings.release_physical(7);
+  release(7);
+  EXPECT_EQ(holdings.held(0), 0u);
+}
+
+TEST(Holdings, WhatTheDriverRefusesChangesNothing) {
+  Holdings holdings;
+  EXPECT_TRUE(holdings.reserve(0, kNormal, 20));
+  holdings.hold_physical(7, {20, 0, kNormal, nullptr});
+  const auto refused_release = [&] { holdings.put_back(holdings.release_physical(7)); };
+  const auto refused_unmap = [&] { holdings.put_back(holdings.unmap_physical(0x1000, 20)); };
+  refused_unmap();
+  refused_release();  // of the only reference
+  EXPECT_EQ(holdings.held(0), 20u);
+  holdings.map_physical(0x1000, 20, 7);
+  refused_release();  // of a reference beside a mapping
+  refused_unmap();
+  holdings.is_gone(holdings.release_physical(7));
+  refused_release();  // of one that is released already
+  refused_unmap();    // of the last that holds it
+  EXPECT_EQ(holdings.held(0), 20u);
+  EXPECT_EQ(holdings.is_gone(holdings.unmap_physical(0x1000, 20)), 0);
   EXPECT_EQ(holdings.held(0), 0u);
 }
 

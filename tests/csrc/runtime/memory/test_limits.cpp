@@ -177,7 +177,29 @@ TEST(MemoryDoor, UnderALimitTheGpuIsAsLargeAsThat) {
   ASSERT_EQ((call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2", &free_bytes, &all_bytes)), CUDA_SUCCESS);
   EXPECT_EQ(free_bytes, 6 * kMiB);
   EXPECT_EQ(all_bytes, before + 10 * kMiB);
+  std::size_t size = 0;
+  ASSERT_EQ((call<decltype(cuDeviceTotalMem)>("cuDeviceTotalMem_v2", &size, CUdevice{0})), CUDA_SUCCESS);
+  EXPECT_EQ(size, all_bytes);
   EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+}
+
+TEST(MemoryDoor, WhatTheDriverRefusesChangesNothing) {
+  const Program program;
+  const std::uint64_t before = held();
+  constexpr CUdeviceptr kAddress = 0x7000'0000;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  CUmemGenericAllocationHandle handle = 0;
+  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 4 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap", kAddress, 4 * kMiB, std::size_t{0}, handle, 0ULL)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 2 * kMiB)), CUDA_SUCCESS);  // of a part
+  EXPECT_EQ((call<decltype(cuMemRelease)>("cuMemRelease", handle)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemRelease)>("cuMemRelease", handle)), CUDA_SUCCESS);  // twice
+  EXPECT_EQ(held(), before + 4 * kMiB);
+  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 4 * kMiB)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 4 * kMiB)), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before);
 }
 
 TEST(MemoryDoor, ALimitBelowWhatIsHeldIsRefusedAndChangesNothing) {
