@@ -76,7 +76,7 @@ def recording(path: Path) -> None:
     numbers = {"sm_count": "132", "max_threads_per_sm": "2048", "processes": "1", "lost": "0", "untimed": "0"}
     metadata = {"schema": "1", "compute_capability": "9.0", "timing": "cupti", "gpu": "a GPU", **numbers}
     told = {f"cudasched.{name}".encode(): value.encode() for name, value in metadata.items()}
-    table = pa.Table.from_arrays(columns, schema=schema()).replace_schema_metadata({**told, _SEAL: _seal(told, rows)})
+    table = pa.Table.from_arrays(columns, schema=schema()).replace_schema_metadata({**told, _SEAL: _seal(told)})
     pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 

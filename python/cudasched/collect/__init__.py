@@ -6,6 +6,7 @@
         cudasched.collect.label("gemm|4096x4096x512|bf16|forward")
         train()
     table = cudasched.collect.read("data.parquet")
+    cudasched.collect.write(table.filter(...), "some.parquet")
 
 Unmodified programs are recorded by ``cudasched collect``. Needs pyarrow: ``pip install 'cudasched[collect]'``.
 """
@@ -21,10 +22,10 @@ from types import ModuleType, TracebackType
 
 from cudasched import hook
 from cudasched._output import Output
-from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema
+from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema, write
 from cudasched.errors import Error, HookError, HookWarning
 
-__all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema"]
+__all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema", "write"]
 
 
 class recording:  # noqa: N801  used like a function
