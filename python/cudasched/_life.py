@@ -1,7 +1,7 @@
 """A process that ends with the one that started it, however that ends: by a signal, too, and while this one is busy.
 
-The starter keeps one end of a pipe or socket open, which the kernel closes when it is gone; `end_with` waits for that on
-a thread of its own. The thread runs beside a kernel that hangs, and beside Python code that never returns.
+The starter keeps one end of a pipe or socket open, which the kernel closes when it is gone; `end_with` waits for that
+on a thread of its own. The thread runs beside a kernel that hangs, and beside Python code that never returns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import threading
 
 __all__ = ["end_with"]
 
-_PEER_CLOSED = 0x2000  # POLLRDHUP, which the module `select` has no name for everywhere; of pipes POLLHUP is told always
+_PEER_CLOSED = (
+    0x2000  # POLLRDHUP, which the module `select` has no name for everywhere; of pipes POLLHUP is told always
+)
 
 
 def end_with(descriptor: int) -> None:

@@ -151,7 +151,7 @@ def test_without_a_token_or_with_a_wrong_one_it_asks(server: Serving, tmp_path: 
         assert browser.evaluate("document.getElementById('content').hidden")
         enter = "document.getElementById('token').value = {!r}; document.querySelector('#login button').click()"
         browser.evaluate(enter.format("wrong" * 10))
-        browser.wait_for("document.getElementById('refused').textContent.includes('token is needed')")
+        browser.wait_for("document.getElementById('refused').textContent.includes('that is not the token')")
         browser.evaluate(enter.format(server.token))
         browser.wait_for("document.documentElement?.dataset.ready === '1'")
         # The tab keeps it; the page asks nobody again.

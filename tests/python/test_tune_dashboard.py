@@ -242,7 +242,9 @@ def test_without_the_token_there_is_nothing_and_nothing_is_taken_in(page: tuple[
             for method in ("GET", "PUT", "POST"):
                 where = "/".join(filter(None, (bare, place, path)))
                 with pytest.raises(urllib.error.HTTPError) as refused:
-                    urllib.request.urlopen(urllib.request.Request(where, b"x" * 1000, method=method), timeout=PATIENCE_S)
+                    urllib.request.urlopen(
+                        urllib.request.Request(where, b"x" * 1000, method=method), timeout=PATIENCE_S
+                    )
                 assert refused.value.code in (400, 404, 405), (where, method)
                 assert token not in refused.value.read().decode()
 

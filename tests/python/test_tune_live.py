@@ -220,7 +220,9 @@ def test_a_process_under_a_tool_ends_with_its_time(axpy: Path) -> None:
     """Guards against a process that ran on when the tool that had started it was killed."""
     chosen = read(axpy / "axpy.toml")
     assert chosen.source is not None
-    hangs = "import os\ndef axpy(inputs, shape):\n    open('under', 'w').write(str(os.getpid()))\n    while True: pass\n"
+    hangs = (
+        "import os\ndef axpy(inputs, shape):\n    open('under', 'w').write(str(os.getpid()))\n    while True: pass\n"
+    )
     with Live(chosen, chosen.source, processes=1) as live:
         (axpy / "reference.py").write_text(hangs)
         for cached in live._plan.cache.glob("right-*"):

@@ -291,7 +291,7 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
         f"UPDATE measurements SET samples_us = '{'[' * 5000}'",
         "UPDATE measurements SET samples_us = x'00ff'",
         "UPDATE measurements SET profile = '[]'",
-        "UPDATE measurements SET profile = '{\"l2\": \"much\"}'",
+        'UPDATE measurements SET profile = \'{"l2": "much"}\'',
         "UPDATE measurements SET occupancy = 'high'",
         "UPDATE measurements SET registers = -1",
         "UPDATE measurements SET run_s = 9e999",
@@ -325,7 +325,7 @@ def test_a_database_that_says_anything_is_used_or_refused_by_name(tmp_path: Path
             tuned = run(Replay(SMALL), replace(settings, evaluations=30), database=database)
             assert len(tuned.measurements) == 30
             database.runs()
-            for key in database.keys():
+            for key in database.keys():  # noqa: SIM118  of this class, not of a dictionary
                 database.get(key)
     except Error as error:
         assert not isinstance(error, ConfigError) and "tune.sqlite" in str(error)
@@ -388,7 +388,8 @@ def test_a_recording_that_is_another_file_is_refused(tmp_path: Path) -> None:
     assert len(Recording.load(tmp_path / "small.npz").measurements) == 120
     np.save((tmp_path / "one.npz").open("wb"), np.zeros(3))
     with zipfile.ZipFile(tmp_path / "deep.npz", "w") as packed:
-        packed.writestr("header.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (9" + b"9" * 60)
+        about = b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" + b"9" * 60
+        packed.writestr("header.npy", b"\x93NUMPY\x01\x00v\x00" + about)
     for name in ("one.npz", "deep.npz"):
         with pytest.raises(Error, match=f"{name}: it is no recording of a space"):
             Recording.load(tmp_path / name)

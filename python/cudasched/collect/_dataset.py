@@ -297,9 +297,7 @@ def _writer(path: Path, form: pa.Schema) -> Iterator[Any]:
             writer.add_key_value_metadata({_SEAL: _seal(form.metadata)})
 
 
-def write(
-    rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | pa.Table | None = None
-) -> None:
+def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | pa.Table | None = None) -> None:
     """Writes rows of a recording, such as those that another tool has chosen, as a recording.
 
     ::
@@ -362,7 +360,9 @@ def _as_type(column: Any, entry: pa.Field) -> Any:
             column = pa.chunked_array(texts, pa.string())
         return column.cast(pa.string()).dictionary_encode()
     except pa.ArrowException as error:
-        raise Error(f"column {entry.name} holds {column.type}, which is no {entry.type}: {_first_line(error)}") from None
+        raise Error(
+            f"column {entry.name} holds {column.type}, which is no {entry.type}: {_first_line(error)}"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:

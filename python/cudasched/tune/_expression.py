@@ -39,7 +39,7 @@ def _power(base: float, exponent: float) -> float:
         _refuse_large(base.bit_length() * exponent)
     made = base**exponent
     _numbers(made)  # of a negative base it may be complex
-    return float(made) if exponent < 0 or isinstance(base, float) else made  # type: ignore[no-any-return]
+    return float(made) if exponent < 0 or isinstance(base, float) else made
 
 
 def _times(one: float, other: float) -> float:
@@ -77,7 +77,7 @@ _NODES = (
 class _Bounded(ast.NodeTransformer):
     """Calls functions in the place of operators that are to be bounded."""
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:  # noqa: N802
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
         name = _OPERATORS.get(type(node.op))
         return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
@@ -140,14 +140,15 @@ class Expression:
         """Its value.
 
         Raises:
-            ConfigError: It cannot be computed: a division by zero, a number that is too large (of over 4,096 bits), text
-                in a sum, a parameter where there is no configuration.
+            ConfigError: It cannot be computed: a division by zero, a number of over 4,096 bits, text in a sum, a
+                parameter where there is no configuration.
         """
         try:
             return eval(self._code, _GLOBALS, dict(values))
         except (ArithmeticError, NameError, TypeError, ValueError) as error:
             used = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(self.names) if name in values)
-            raise ConfigError(f"{self._where}: '{self.text}' cannot be computed with {used}: {error}") from None
+            beside = f" with {used}" if used else ""
+            raise ConfigError(f"{self._where}: '{self.text}' cannot be computed{beside}: {error}") from None
 
     def integer(self, values: Mapping[str, Any]) -> int:
         """Its value, which is a whole number of 0 or more.

@@ -364,8 +364,8 @@ class Space:
         self.absolute = _finite(check.get("absolute", 1e-5), "check: absolute")
         if not 0 <= self.relative < 1 or self.absolute < 0:
             raise ConfigError(
-                f"check: relative = {self.relative:g}, absolute = {self.absolute:g}: tolerances are 0 or more, and with "
-                "a relative one of 1 or more nothing would be checked"
+                f"check: relative = {self.relative:g}, absolute = {self.absolute:g}: tolerances are 0 or more, and "
+                "with a relative one of 1 or more nothing would be checked"
             )
         self.work = self._expression(data.get("work", 0), "work")
         self._digest_of = json.dumps(
@@ -508,9 +508,11 @@ def with_includes(source: Path) -> list[Path]:
         found[named] = path
         if len(found) > _MOST_INCLUDES:
             raise ConfigError(f"{source}: it includes more than {_MOST_INCLUDES} files")
-        waiting += [path.parent / os.fsdecode(name) for name in _INCLUDE.findall(path.read_bytes()) if b"\0" not in name]
-    first, *others = found.values() or [None]
-    return [first, *sorted(others)] if first else []
+        waiting += [
+            path.parent / os.fsdecode(name) for name in _INCLUDE.findall(path.read_bytes()) if b"\0" not in name
+        ]
+    paths = list(found.values())
+    return [*paths[:1], *sorted(paths[1:])]
 
 
 @dataclass(frozen=True)

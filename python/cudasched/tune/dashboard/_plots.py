@@ -56,7 +56,7 @@ def progress(traces: Mapping[str, Sequence[float]]) -> Any:
 
 
 def heat_map(found: Sequence[Entry], x: str, y: str) -> Any:
-    """The best time for each pair of values; pairs without a time stay empty, and thousands of them are colours alone."""
+    """The best time for each pair of values; pairs without a time stay empty, and thousands are colours alone."""
     np = need("numpy", "the dashboard")
     xs, ys, times = grid(found, x, y)
     values = np.array([[np.nan if one is None else one for one in row] for row in times], dtype=float)

@@ -28,8 +28,7 @@ SETTINGS = "CUDASCHED_DASHBOARD"
 _BASE_PATH = "STREAMLIT_SERVER_BASE_URL_PATH"
 #: Streamlit, ended with the command that started it, whose end of the pipe at its standard input is closed then.
 _STREAMLIT = (
-    "from cudasched._life import end_with; end_with(0); "
-    "from streamlit.web.cli import main; main(prog_name='streamlit')"
+    "from cudasched._life import end_with; end_with(0); from streamlit.web.cli import main; main(prog_name='streamlit')"
 )
 _APP = Path(__file__).parent / "_app.py"
 _UPLOAD_MB = 64
