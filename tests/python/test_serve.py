@@ -411,19 +411,19 @@ def resting(address: tuple[str, int], count: int) -> list[socket.socket]:
 def test_connections_that_say_nothing_shut_nobody_out(
     command: str, private_home: Path, simulated: Path, quick_device: None
 ) -> None:
-    """Guards against a limit of connections that those without the token could use up, and against no limit of gRPC's."""
-    with serving(command, private_home, before=["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]) as server:
-        with program("train.py"):
-            server.client("train.py")
-            held = resting(server.address, 200) + resting((server.address[0], server.grpc), 300)
-            for _ in range(10):
-                status, answer, _ = server.ask("api/v1/clients")
-                assert status == 200 and [client["name"] for client in answer["clients"]] == ["train.py"]
-                held += resting(server.address, 20)
-            for each in held:
-                each.close()
-            samples = server.ask("api/v1/usage")[1]["samples"]
-            assert all(sample["clients"] for sample in samples[2:])
+    """Guards against a limit that those without the token could use up, and against none for gRPC."""
+    before = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+    with serving(command, private_home, before=before) as server, program("train.py"):
+        server.client("train.py")
+        held = resting(server.address, 200) + resting((server.address[0], server.grpc), 300)
+        for _ in range(10):
+            status, answer, _ = server.ask("api/v1/clients")
+            assert status == 200 and [client["name"] for client in answer["clients"]] == ["train.py"]
+            held += resting(server.address, 20)
+        for each in held:
+            each.close()
+        samples = server.ask("api/v1/usage")[1]["samples"]
+        assert all(sample["clients"] for sample in samples[2:])
 
 
 def test_grpc_calls_without_the_token_hold_no_thread(server: Serving) -> None:
