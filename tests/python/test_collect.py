@@ -202,6 +202,13 @@ def test_a_program_whose_cupti_cannot_be_had_runs_all_the_same(
     assert collect.read("data.parquet").num_rows == 0
 
 
+def test_on_the_simulated_driver_cupti_is_not_tried(cudasched: Run, simulated: Path) -> None:
+    """Guards against advice to stop another profiler, where there is no device to profile."""
+    done = run_launcher(cudasched)
+    assert done.returncode == 2 and "--timing events" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not Path("data.parquet").exists() and not Path("data.parquet.journals").exists()
+
+
 def test_several_processes_are_one_data_set(cudasched: Run, simulated: Path) -> None:
     code = (
         "import subprocess, sys\n"

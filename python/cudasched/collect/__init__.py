@@ -19,6 +19,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched._output import Output
@@ -118,6 +119,9 @@ class _Collect(ModuleType):
 
     def __call__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> recording:
         return recording(path, timing=timing, capacity_mb=capacity_mb)
+
+    if TYPE_CHECKING:
+        label, read, schema, write = staticmethod(label), staticmethod(read), staticmethod(schema), staticmethod(write)
 
 
 sys.modules[__name__].__class__ = _Collect
