@@ -195,12 +195,13 @@ def odd_connection(chance: random.Random, server: Server) -> bytes:
 
 
 def requests(server: Server, count: int) -> dict[str, dict[str, int]]:
-    """Odd requests; after each fifty the token's holder is answered."""
+    """Odd requests, at a rate that is allowed; after each fifty the token's holder is answered."""
     counts = {}
     for kind, make in (("connections", odd_connection), ("headers", odd_head)):
         failed = 0
         for number in range(count):
             wrong = server.sent(make(random.Random(number), server))
+            time.sleep(1 / PER_S)  # else they would be refused for coming too often
             if wrong:
                 failed += 1
                 print(f"{kind} {number}: {wrong}", file=sys.stderr)
