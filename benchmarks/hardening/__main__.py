@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(figure("wheel_MB", [options.wheel.stat().st_size / 1e6], 1))
     rows.append(import_ms())
     rows.append(FigureRow.model_validate(tables.measure(count=options.count)))
-    for kind in damage.READERS:
+    for kind in damage.FILES:
         failed, said = damage.run(kind, options.count)
         print(*said, sep="\n")
         rows.append(figure(f"damaged_{kind}_failed", [failed], options.count, "; ".join(said[:3])))

@@ -76,7 +76,7 @@ def recording(path: Path) -> None:
     numbers = {"sm_count": "132", "max_threads_per_sm": "2048", "processes": "1", "lost": "0", "untimed": "0"}
     metadata = {"schema": "1", "compute_capability": "9.0", "timing": "cupti", "gpu": "a GPU", **numbers}
     told = {f"cudasched.{name}".encode(): value.encode() for name, value in metadata.items()}
-    table = pa.Table.from_arrays(columns, schema=schema()).replace_schema_metadata({**told, _SEAL: _seal(told, rows)})
+    table = pa.Table.from_arrays(columns, schema=schema()).replace_schema_metadata({**told, _SEAL: _seal(told)})
     pq.write_table(table, path, compression="zstd", write_page_checksum=True)
 
 
@@ -102,11 +102,39 @@ def _read_model(path: Path) -> None:
     predictor.load(path)
 
 
+def _tuned(kind: str, directory: Path) -> bytes:
+    """A small space that was measured, by a model and on no GPU, or the database of a search over it."""
+    from cudasched.tune import Settings, run
+    from cudasched.tune.database import Database
+    from cudasched.tune.measurement import Measurement
+    from cudasched.tune.recording import Recording, Replay
+    from cudasched.tune.space import Gpu, Space
+
+    space = 'kernel = "k"\n[parameters]\nA = [32, 64, 128]\nB = [1, 2, 4]\n[launch]\nblock = "A"\ngrid = "B"\n'
+    space += '[[arguments]]\nname = "y"\nrole = "output"\nsize = "64"\n'
+    problem = Space(space, Path("k.toml")).problem(Gpu("a GPU", "9.0", 132))
+    times = [Measurement("ok", (10.0 + i, 11.0 + i), occupancy=0.5) for i in range(len(problem.configurations))]
+    whole = Recording(problem, tuple(times), {0: (10.0,)}, "made", {"origin": "synthetic"})
+    if kind == "space_recordings":
+        whole.save(directory / "whole.npz")
+        return (directory / "whole.npz").read_bytes()
+    with Database(directory / "whole.sqlite") as database:
+        run(Replay(whole), Settings(strategy="random", warm=False), database=database)
+        database._connection.execute("PRAGMA journal_mode = DELETE")  # all of it in one file
+    return (directory / "whole.sqlite").read_bytes()
+
+
 def _whole(kind: str, directory: Path) -> bytes:
     if kind == "toml":
         return TOML
     if kind == "models":
         return (ROOT / "python/cudasched/predictor/models/sm_90.ubj").read_bytes()
+    if kind == "spaces":
+        return (ROOT / "csrc/kernels/layernorm.toml").read_bytes()
+    if kind in ("tokens", "layers"):
+        return b"aZ09_-" * 7 + b"\n" if kind == "tokens" else _LAYER
+    if kind in ("space_recordings", "databases"):
+        return _tuned(kind, directory)
     recording(directory / "whole.parquet")
     from cudasched import collect
 
@@ -114,8 +142,63 @@ def _whole(kind: str, directory: Path) -> bytes:
     return (directory / "whole.parquet").read_bytes()
 
 
-READERS: dict[str, Callable[[Path], None]] = {"toml": _read_toml, "parquet": _read_parquet, "models": _read_model}
-SUFFIXES = {"toml": "toml", "parquet": "parquet", "models": "ubj"}
+def _read_space(path: Path) -> None:
+    from cudasched.tune.space import Gpu, read
+
+    problem = read(path).problem(Gpu("a GPU", "9.0", 132))
+    if len(problem.configurations) < 500:  # what follows is a search's, and of thousands takes long
+        _ = problem.features
+
+
+def _read_space_recording(path: Path) -> None:
+    from cudasched.tune import Settings, run
+    from cudasched.tune.recording import Recording, Replay
+
+    run(Replay(Recording.load(path)), Settings(strategy="random", evaluations=8, warm=False))
+
+
+def _read_database(path: Path) -> None:
+    from cudasched.tune.database import Database
+
+    with Database(path) as database:
+        for key in database.keys():  # noqa: SIM118  of this class, not of a dictionary
+            database.get(key)
+            database.others(key)
+        database.runs()
+
+
+def _read_token(path: Path) -> None:
+    from cudasched.serve._secret import token_from
+
+    path.chmod(0o600)
+    token = token_from(path)
+    if not (token.isascii() and token.isprintable() and 32 <= len(token) <= 256):
+        raise AssertionError("a token that no header can have")
+
+
+def _read_layer(path: Path) -> None:
+    from cudasched.tune.dashboard._data import open_file
+
+    open_file(path)
+
+
+FILES: dict[str, Callable[[Path], None]] = {"toml": _read_toml, "parquet": _read_parquet, "models": _read_model}
+"""Of which `python -m benchmarks.hardening` counts."""
+
+READERS: dict[str, Callable[[Path], None]] = {
+    **FILES,
+    "spaces": _read_space,
+    "space_recordings": _read_space_recording,
+    "databases": _read_database,
+    "tokens": _read_token,
+    "layers": _read_layer,
+}
+SUFFIXES = {
+    **{"toml": "toml", "parquet": "parquet", "models": "ubj", "spaces": "toml", "space_recordings": "npz"},
+    **{"databases": "sqlite", "tokens": "token", "layers": "json"},
+}
+
+_LAYER = b'{"kernels": [{"kernel": "layernorm", "baseline_us": 20.5, "tuned_us": 10}]}'
 
 
 def read_damaged(kind: str, seed: int, count: int) -> int:

@@ -40,9 +40,17 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import advise, collect, kernels, observe, predictor, simulate, torch, tune
+    from cudasched import kernels, observe, predictor, simulate, torch
+    from cudasched.advise import _Callable as _Advise
+    from cudasched.collect import _Collect
     from cudasched.observe import metrics
     from cudasched.observe.trace import trace
+    from cudasched.tune import _Callable as _Tune
+
+    # These are called like functions; type checkers know no module that may be.
+    advise: _Advise
+    collect: _Collect
+    tune: _Tune
 
 _LOADED_WHEN_USED = ("advise", "collect", "kernels", "observe", "predictor", "simulate", "torch", "tune")
 

@@ -1,4 +1,4 @@
-"""Temporary directories that do not outlive their program for long.
+"""Where files are kept between runs, and temporary directories that do not outlive their program for long.
 
 One that is removed in good order is gone at once. What a process leaves that was killed has lost its lock, and the next
 process that makes such a directory removes it.
@@ -10,13 +10,30 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "cache_directory", "ours"]
 
 _LONGEST_LEFT = 64  # directories that are looked at, of those that others left
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_directory() -> Path | None:
+    """``$XDG_CACHE_HOME/cudasched``, else ``~/.cache/cudasched``; None where neither variable has an absolute path."""
+    cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
+    if cache.startswith("/"):
+        return Path(cache) / "cudasched"
+    return Path(home) / ".cache" / "cudasched" if home.startswith("/") else None
+
+
+def ours(seen: os.stat_result) -> bool:
+    """Whether this user or the administrator alone decides what is in a file or directory."""
+    return seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & _OTHERS_WRITE
 
 
 class Scratch:

@@ -16,10 +16,13 @@ and ends with it. Permitted is what the table's file permits: the user whose cli
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +46,7 @@ CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit")
 _TIMEOUT_S = 5.0
 _LONGEST_TIMEOUT_S = 60.0
 _LONGEST_TRACE_S = 60.0
+_LOCK = ".lock"
 
 _WHY = {
     "no_client": "there is no such client; it may have ended",
@@ -239,6 +243,68 @@ def change(
     return client_of(again)
 
 
+def _lock(place: Path) -> int | None:
+    """A locked descriptor of the file beside a trace's directory, which its client makes anew; None: it is in use."""
+    file = place.with_name(f"{place.name}{_LOCK}")
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # not one that was removed meanwhile
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove(place: Path, lock: int) -> None:
+    """Removes a trace's records, and then its lock."""
+    shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(place.with_name(f"{place.name}{_LOCK}"))
+    os.close(lock)
+
+
+@contextlib.contextmanager
+def _tracing(traces: Path, client: str) -> Iterator[Path]:
+    """The directory of a client's records, from before it is asked until they are a trace.
+
+    Raises:
+        ControlError: It is being traced already: a trace is over when it is written, not when its seconds are.
+        Error: Nothing can be written there.
+    """
+    place = traces / client
+    try:
+        traces.mkdir(mode=0o700, exist_ok=True)
+        lock = _lock(place)
+    except OSError as error:
+        raise Error(f"{place}: nothing can be traced there: {error.strerror}") from None
+    if lock is None:
+        raise ControlError(client, "its trace", "traced")
+    try:
+        yield place
+    finally:
+        _remove(place, lock)
+
+
+def remove_left_traces(directory: str | os.PathLike[str] | None = None) -> None:
+    """Removes the records of traces whose process was killed, once no client can write to them any more.
+
+    Args:
+        directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
+    """
+    traces = Path(directory if directory is not None else hook.load_core().run_directory()) / "traces"
+    try:
+        places = {traces / name.removesuffix(_LOCK) for name in os.listdir(traces)}
+    except OSError:
+        return
+    for place in places:
+        with contextlib.suppress(OSError):
+            newest = max(entry.stat().st_mtime for entry in (*traces.glob(f"{place.name}*"), *place.glob("*")))
+            if time.time() - newest > _LONGEST_TRACE_S and (lock := _lock(place)) is not None:
+                _remove(place, lock)
+
+
 def trace(
     client: str,
     path: str | os.PathLike[str],
@@ -250,7 +316,7 @@ def trace(
     """Traces a running client for a while (``docs/traces.md``), and waits for the trace.
 
     The client keeps at most 64 MiB of records, in the run directory; they go when the trace is written. Where this
-    process is killed meanwhile, the client ends the trace by itself.
+    process is killed meanwhile, the client ends the trace by itself, and the next trace of any client removes them.
 
     Args:
         client: Its `Client.id`.
@@ -276,20 +342,19 @@ def trace(
     form = format_of(Path(path), format)
     core = hook.load_core()
     table = _table_of(client, "its trace", directory)
-    parts = table.parent / "traces" / client
+    traces = table.parent / "traces"
+    remove_left_traces(table.parent)
 
     def ask(milliseconds: int) -> None:
         outcome = core.change(str(table), number, "trace", str(milliseconds), int(_TIMEOUT_S * 1e9))
         if outcome != "applied":
             raise ControlError(client, "its trace", outcome)
 
-    ask(int(1000 * seconds))
-    try:
+    with _tracing(traces, client) as parts:
+        ask(int(1000 * seconds))
         time.sleep(seconds)
         ask(0)
         summary = convert(parts, output, form, None)
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
     if summary.processes == 0:
         raise ControlError(client, "its trace", "ended")
     return summary

@@ -14,7 +14,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,7 @@ __all__ = ["Check", "driver_version", "examine"]
 Outcome = Literal["ok", "note", "problem"]
 
 _OLDEST_DRIVER = 550
+_FOR_DEVELOPERS = ("test", "lint")
 _TRY_S = 60.0
 _TABLE_BYTES = 64 * 1024
 _ATTACH = """
@@ -236,8 +237,23 @@ def _pytorch() -> Iterator[Check]:
         yield Check("PyTorch", "note", f"not installed for {sys.executable}", "only programs that use it need it")
 
 
+def _extras_of(requirements: Sequence[str]) -> dict[str, list[str]]:
+    """What each extra needs, as the package's metadata say it: ``pyarrow>=15; extra == "collect"``."""
+    own: dict[str, list[str]] = {}
+    for requirement in requirements:
+        found = re.fullmatch(r'([\w.-]+)(?:\[([\w,-]+)\])?[^;]*; *extra == "([\w-]+)"', requirement)
+        if found and found[3] not in _FOR_DEVELOPERS:
+            names = found[2].split(",") if found[1] == "cudasched" else [found[1]]
+            own.setdefault(found[3], []).extend(f"[{name}]" if found[1] == "cudasched" else name for name in names)
+
+    def needed(extra: str) -> list[str]:
+        return [name for one in own.get(extra, []) for name in (needed(one[1:-1]) if one[0] == "[" else [one])]
+
+    return {extra: needed(extra) for extra in own}
+
+
 def _extras() -> Iterator[Check]:
-    wanted = {"collect": ("pyarrow", "numpy"), "advise": ("pyarrow", "numpy", "jinja2"), "plot": ("matplotlib",)}
+    wanted = _extras_of(importlib.metadata.requires("cudasched") or [])
     missing = [extra for extra, names in wanted.items() if not all(map(_version_of, names))]
     if missing:
         yield Check(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudasched import hook
-from cudasched.errors import Error, HookError
+from cudasched._text import printable
+from cudasched.errors import ArbiterError, Error, HookError
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -397,6 +398,19 @@ def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
     )
 
 
+def counts_of(core: hook._Core, path: Path) -> tuple[str, list[tuple[stub.Client, stub.Counts | None]]]:
+    """The GPU's name and its clients, by a table's file.
+
+    Raises:
+        ArbiterError: The table cannot be read, or has a name that is no text.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ArbiterError(f"{printable(str(path))}: its name is no UTF-8; remove it") from None
+    return core.read_counts(str(path))
+
+
 def status() -> list[Device]:
     """Reads every table of this user (``CUDASCHED_RUN_DIR`` or its default); dead clients' slots are given back.
 
@@ -419,9 +433,10 @@ def status() -> list[Device]:
         return [Device(name="", uuid="", path=directory, clients=(), error=why)]
     for path in (directory / name for name in names):
         try:
-            name, clients = core.read_counts(str(path))
+            name, clients = counts_of(core, path)
         except Error as error:
-            devices.append(Device(name="", uuid=path.stem, path=path, clients=(), error=str(error)))
+            shown = Path(printable(str(path)))
+            devices.append(Device(name="", uuid=shown.stem, path=shown, clients=(), error=str(error)))
             continue
         # A process's counts stand with the first of its clients alone.
         counts = {client.process: counted for client, counted in clients if counted is not None}

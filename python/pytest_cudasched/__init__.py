@@ -70,8 +70,14 @@ class GpuBaseline:
         self._mode = str(request.config.getoption("--gpu-baselines"))
         self._runs = request.config.getoption("--gpu-baseline-runs")
         self._reports = request.config.getoption("--gpu-baseline-reports")
-        self._name = f"{_name(request.node.path.stem)}.{_name(request.node.name)}"
-        self._file = Path(request.node.path).parent / "gpu-baselines" / f"{self._name}.json"
+        node = request.node
+        # A class may have a test of the same name as another one, and a directory a file as another one.
+        tests = [one.name for one in node.listchain() if isinstance(one, (pytest.Class, pytest.Item))]
+        name = ".".join(map(_name, [node.path.stem, *tests]))
+        self._file = Path(node.path).parent / "gpu-baselines" / f"{name}.json"
+        self._used: set[Path] = set()
+        above = Path(node.nodeid.partition("::")[0]).parent
+        self._report = f"{name}.html" if above == Path() else f"{_name(str(above))}.{name}.html"
 
     def __call__(
         self,
@@ -79,7 +85,7 @@ class GpuBaseline:
         *,
         runs: int | None = None,
         least_percent: float | None = None,
-        timing: str = "cupti",
+        timing: str | None = None,
         baseline: str | os.PathLike[str] | None = None,
     ) -> dict[str, Any] | None:
         """Runs a program several times, and fails the test if a kernel, a region or a wait got slower.
@@ -88,8 +94,8 @@ class GpuBaseline:
             program: Its name and arguments.
             runs: How often; ``--gpu-baseline-runs`` goes first. None: as the command does.
             least_percent: A smaller change is no regression. None: as the command has it.
-            timing: "cupti" or "events".
-            baseline: The file; None: one of the test's own.
+            timing: "cupti" or "events"; None: as the baseline's runs are timed, "cupti" for a new one.
+            baseline: The file; None: one of the test's own, which a test has for one program.
 
         Returns:
             The comparison, as ``cudasched baseline check --json`` has it; None where a baseline was saved.
@@ -98,7 +104,10 @@ class GpuBaseline:
         if self._mode == "skip":
             pytest.skip("--gpu-baselines=skip")
         file = Path(baseline) if baseline is not None else self._file
-        options = ["--timing", timing]
+        if file in self._used:
+            pytest.fail(f"{file} is of another program of this test: give each its own (baseline=...)", pytrace=False)
+        self._used.add(file)
+        options = ["--timing", timing] if timing is not None else []
         chosen = self._runs if self._runs is not None else runs
         if chosen is not None:
             options += ["--runs", str(chosen)]
@@ -114,7 +123,7 @@ class GpuBaseline:
             options += ["--least", str(least_percent)]
         if self._reports is not None:
             Path(self._reports).mkdir(parents=True, exist_ok=True)
-            options += ["-o", str(Path(self._reports) / f"{self._name}.html")]
+            options += ["-o", str(Path(self._reports) / self._report)]
         code, output = self._command("check", str(file), "--json", *options, *words)
         found: dict[str, Any] = json.loads(output)["data"]
         if code == _SLOWER:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -693,6 +694,18 @@ class Tags(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_the_page_begins_with_the_advice_by_the_time_at_stake_and_folds() -> None:
+    report = nasty()
+    text = html(report)
+    assert text.index("What to change") < text.index("Kernels, the most time first")
+    places = [int(found) for found in re.findall(r'<details class="[^"]*" id="k(\d+)"', text)]
+    stakes = [report.kernels[place].time_at_stake_ns or 0 for place in places]
+    assert (
+        stakes == sorted(stakes, reverse=True) and len(places) == sum(bool(one.findings) for one in report.kernels) > 0
+    )
+    assert text.count("<details") == text.count("</details>") > len(places)
 
 
 def test_html_is_whole_escaped_and_needs_nothing_else() -> None:

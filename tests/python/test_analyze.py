@@ -421,3 +421,10 @@ def test_reports_escape_every_name_and_fit_every_terminal() -> None:
         console.print(terminal(analysis, columns=columns, top=5))
         text = console.export_text()
         assert "\x1b" not in text and max(map(len, text.splitlines())) <= columns
+
+
+def test_a_profiler_of_the_working_directory_is_found_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "ncu").write_text("#!/bin/sh\n")
+    (tmp_path / "ncu").chmod(0o755)
+    for chosen in (Path("./ncu"), "./ncu", tmp_path / "ncu"):
+        assert ncu.find(chosen) == tmp_path / "ncu"

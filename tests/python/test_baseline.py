@@ -539,6 +539,99 @@ def test_the_plugin_saves_checks_and_fails_what_got_slower(program: Path, tmp_pa
     assert "1 skipped" in run_pytest(place, "--gpu-baselines=skip").stdout
 
 
+NAMES_TEST = """
+import pytest
+class TestOne:
+    def test_speed(self, gpu_baseline): gpu_baseline(["true"])
+class TestOther:
+    def test_speed(self, gpu_baseline): gpu_baseline(["true"])
+    class TestInner:
+        @pytest.mark.parametrize("what", ["a/b", "a-b"])
+        def test_speed(self, gpu_baseline, what): gpu_baseline(["true"])
+def test_speed(gpu_baseline): gpu_baseline(["true"])
+def test_two_programs(gpu_baseline):
+    gpu_baseline(["true"], baseline="one.json")
+    gpu_baseline(["true"], baseline="other.json")
+    gpu_baseline(["false"], baseline="one.json")
+"""
+
+# In the place of the command: writes what it was asked for.
+NAMES_CONFTEST = """
+import pathlib, pytest_cudasched
+def noted(*arguments):
+    with open("asked", "a") as file: file.write(" ".join(arguments) + chr(10))
+    return 0, '{"data": {}}'
+pytest_cudasched.GpuBaseline._command = staticmethod(noted)
+"""
+
+
+def test_no_two_tests_of_the_plugin_share_a_file(tmp_path: Path) -> None:
+    """Guards against tests of one name in two classes, or in two directories, that took each other's times."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test_it.py").write_text(NAMES_TEST)
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "conftest.py").write_text(NAMES_CONFTEST)
+    done = run_pytest(tmp_path, "--gpu-baselines=save")
+    assert "10 passed" in done.stdout and "2 failed" in done.stdout, done.stdout
+    assert "one.json is of another program of this test: give each its own" in done.stdout
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    own = [line[line.index("-o") + 1] for line in asked if "gpu-baselines" in line[2]]
+    assert len(own) == len(set(own)) == 10
+    assert str(tmp_path / "first" / "gpu-baselines" / "test_it.test_speed.json") in own
+    (tmp_path / "asked").unlink()
+    for file in own:
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).touch()
+    run_pytest(tmp_path, "--gpu-baseline-reports=reports", "-k", "not programs")
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    reports = [line[line.index("-o") + 1] for line in asked]
+    assert len(reports) == len(set(reports)) == 10
+    assert all("--timing" not in line for line in asked)
+
+
+def test_a_check_times_as_its_baseline_was_timed(
+    cudasched: Run, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUPTI cannot be had here: whatever is not timed by events fails."""
+    monkeypatch.setenv("CUDASCHED_CUPTI", "/nowhere/libcupti.so")
+    run = ("--runs", "5", "--", sys.executable, str(program), "1")
+    assert cudasched("baseline", "save", *run).returncode == 1
+    assert cudasched("baseline", "save", "--timing", "events", *run).returncode == 0
+    checked = cudasched("baseline", "check", "baseline.json", *run)
+    assert checked.returncode in (0, 3), checked.stderr
+    assert cudasched("baseline", "save", "--add", *run).returncode == 0
+    assert len(baseline.load("baseline.json").runs) == 10
+
+
+def test_recordings_of_a_run_directory_take_turns(command: str, program: Path, tmp_path: Path) -> None:
+    """Guards against two recordings at once on a GPU, under pytest-xdist for one."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    code = (
+        "import os, runpy, sys, time\nfrom pathlib import Path\nPath(sys.argv[1]).touch()\n"
+        "while not Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+        f"sys.argv = ['p', '1']; runpy.run_path({str(program)!r})"
+    )
+
+    def recording_of(name: str) -> subprocess.Popen[str]:
+        words = [*("--timing", "events", "--runs", "1", "-o", f"{name}.json"), "--", sys.executable, "-c", code]
+        return subprocess.Popen(
+            [command, "baseline", "save", *words, f"{started}-{name}", str(go)], stderr=subprocess.PIPE, text=True
+        )
+
+    with recording_of("first") as first:
+        while not Path(f"{started}-first").exists():
+            assert first.poll() is None
+        with recording_of("second") as second:
+            assert second.stderr and first.stderr
+            assert second.stderr.readline() == "cudasched: waits until another recording is over\n"
+            assert not Path(f"{started}-second").exists()
+            go.touch()
+            assert (first.wait(PATIENCE_S), second.wait(PATIENCE_S)) == (0, 0)
+            assert Path(f"{started}-second").exists()
+            first.stderr.read(), second.stderr.read()
+
+
 def test_the_plugin_puts_no_hook_into_a_session(tmp_path: Path) -> None:
     test = tmp_path / "test_it.py"
     test.write_text(

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from cudasched import collect, errors
-from cudasched.collect._dataset import convert, journals_of, schema
+from cudasched.collect._dataset import _counts_agree, convert, journals_of, schema
 from cudasched.collect._journal import scan
 from support import PATIENCE_S, ROOT, Run
 
@@ -220,6 +221,13 @@ def test_a_program_whose_cupti_cannot_be_had_runs_all_the_same(
     assert what in ended.stderr
     assert "no launch was recorded" in ended.stderr
     assert collect.read("data.parquet").num_rows == 0
+
+
+def test_on_the_simulated_driver_cupti_is_not_tried(cudasched: Run, simulated: Path) -> None:
+    """Guards against advice to stop another profiler, where there is no device to profile."""
+    done = run_launcher(cudasched)
+    assert done.returncode == 2 and "--timing events" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not Path("data.parquet").exists() and not Path("data.parquet.journals").exists()
 
 
 def test_several_processes_are_one_data_set(cudasched: Run, simulated: Path) -> None:
@@ -514,6 +522,76 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     pq.write_table(later, tmp_path / "later.parquet")
     with pytest.raises(errors.Error, match="schema version 2"):
         collect.read(tmp_path / "later.parquet")
+
+
+# ---- rows that another tool has chosen
+
+
+@pytest.fixture
+def recorded(journal: bytes, tmp_path: Path) -> Path:
+    """A data set of the journal's launches."""
+    directory = tmp_path / "some.journals"
+    directory.mkdir()
+    (directory / "1.journal").write_bytes(journal)
+    convert(directory, tmp_path / "whole.parquet")
+    return tmp_path / "whole.parquet"
+
+
+def test_rows_that_pyarrow_has_chosen_are_a_recording(recorded: Path, tmp_path: Path) -> None:
+    """Guards against a seal over the number of rows, by which a filtered recording was called damaged."""
+    for table in (collect.read(recorded), pq.read_table(recorded)):
+        chosen = table.slice(0, len(table) // 2)
+        pq.write_table(chosen, tmp_path / "chosen.parquet")
+        found = collect.read(tmp_path / "chosen.parquet")
+        assert found.cast(chosen.schema).equals(chosen)
+        assert found.schema.metadata[b"cudasched.gpu"] == table.schema.metadata[b"cudasched.gpu"]
+
+
+def test_what_is_missing_of_the_rows_is_damage(recorded: Path, tmp_path: Path) -> None:
+    """The footer's number of rows has no checksum, and each column says it again."""
+    footer = pq.ParquetFile(recorded).metadata
+    names = ("num_rows", "num_columns", "num_row_groups", "schema", "row_group")
+    damaged = SimpleNamespace(**{name: getattr(footer, name) for name in names})
+    assert _counts_agree(footer) and _counts_agree(damaged)
+    damaged.num_rows -= 1
+    assert not _counts_agree(damaged)
+
+
+@pytest.mark.parametrize("tool", ["pyarrow", "pandas", "polars", "duckdb"])
+def test_rows_that_another_tool_has_chosen_are_written_as_a_recording(
+    tool: str, recorded: Path, tmp_path: Path
+) -> None:
+    module = pytest.importorskip(tool)
+    table = collect.read(recorded)
+    half = len(table) // 2
+    chosen = {
+        "pyarrow": lambda: table.filter(pc.less(table["launch"], half)),
+        "pandas": lambda: table.to_pandas()[lambda frame: frame["launch"] < half],
+        "polars": lambda: module.from_arrow(table).filter(module.col("launch") < half),
+        "duckdb": lambda: module.sql(f"SELECT * FROM '{recorded}' WHERE launch < {half}"),
+    }[tool]()
+    collect.write(chosen, tmp_path / "chosen.parquet", like=None if tool == "pyarrow" else recorded)
+    found = collect.read(tmp_path / "chosen.parquet")
+    wanted = table.filter(pc.less(table["launch"], half))
+    assert 0 < len(found) < len(table) and found.schema.equals(wanted.schema)
+    assert found.to_pylist() == wanted.to_pylist()
+    assert found.schema.metadata == table.schema.metadata
+
+
+def test_rows_that_are_no_recordings_are_refused_by_name(recorded: Path, tmp_path: Path) -> None:
+    table, path = collect.read(recorded), tmp_path / "made.parquet"
+    with pytest.raises(errors.Error, match="name the recording that they were chosen from"):
+        collect.write(table.replace_schema_metadata(None), path)
+    with pytest.raises(errors.Error, match="columns duration_ns are missing"):
+        collect.write(table.drop_columns(["duration_ns"]), path)
+    place = table.column_names.index("duration_ns")
+    with pytest.raises(errors.Error, match="column duration_ns holds double, which is no int64"):
+        collect.write(table.set_column(place, "duration_ns", pa.array([0.5] * len(table))), path)
+    with pytest.raises(errors.Error, match="column launch lacks values"):
+        collect.write(table.set_column(0, "launch", pa.nulls(len(table), pa.uint64())), path)
+    with pytest.raises(errors.Error, match="is no table of launches"):
+        collect.write("rows", path, like=table)
+    assert not path.exists()
 
 
 def test_the_document_lists_the_columns() -> None:

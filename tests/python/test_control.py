@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cudasched import ArbiterError, ConfigError, control
@@ -134,6 +136,45 @@ def test_a_program_that_is_traced_already(tmp_path: Path) -> None:
         assert refused.value.reason == "traced"
         asked.join()
         assert (tmp_path / "one.pftrace").stat().st_size > 0 and not (tmp_path / "two.pftrace").exists()
+
+
+def test_a_trace_is_over_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a second trace that began while the first one's records were read, and were then removed."""
+    from cudasched.observe.trace import _parts
+
+    convert, refused = _parts.convert, []
+
+    def slow(*arguments: Any) -> Any:
+        with pytest.raises(control.ControlError, match="being traced already") as error:
+            control.trace(client.id, tmp_path / "two.pftrace", 0.1)
+        refused.append(error.value.reason)
+        return convert(*arguments)
+
+    with program("train.py"):
+        client = named("train.py")
+        with monkeypatch.context() as changed:
+            changed.setattr(_parts, "convert", slow)
+            control.trace(client.id, tmp_path / "one.pftrace", 0.1)
+        control.trace(client.id, tmp_path / "three.pftrace", 0.1)
+    assert refused == ["traced"] and not (tmp_path / "two.pftrace").exists()
+    assert os.listdir(tmp_path / "run" / "traces") == []
+
+
+def test_records_of_a_trace_whose_process_was_killed_are_removed(tmp_path: Path) -> None:
+    """Guards against megabytes in the run directory that nobody removed."""
+    traces = tmp_path / "run" / "traces"
+    for name in ("old", "written", "held"):
+        (traces / name).mkdir(parents=True)
+        (traces / name / "1.trace").write_bytes(b"x" * 100)
+        (traces / f"{name}.lock").touch()
+    past = time.time() - 3600
+    for path in (*traces.glob("*"), *traces.glob("*/*")):
+        if "written" not in path.parts[-2:]:
+            os.utime(path, (past, past))
+    with (traces / "held.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        control.remove_left_traces(tmp_path / "run")
+    assert sorted(os.listdir(traces)) == ["held", "held.lock", "written", "written.lock"]
 
 
 def test_two_programs_are_changed_apart() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_what_is_not_installed_is_a_note_with_its_command(monkeypatch: pytest.Mo
     assert extras.outcome == "note" and "pip install" in extras.remedy and "advise" in extras.remedy
     (torch,) = found("PyTorch")
     assert torch.outcome == "note" and sys.executable in torch.found
+
+
+def test_every_extra_is_looked_at() -> None:
+    """Guards against extras that were added and that the doctor did not know."""
+    offered = set(metadata.metadata("cudasched").get_all("Provides-Extra") or []) - {"test", "lint"}
+    wanted = doctor._extras_of(metadata.requires("cudasched") or [])
+    assert set(wanted) == offered and len(offered) >= 11
+    assert set(wanted["baseline"]) == {"pyarrow", "numpy", "jinja2", "scipy"}
+    assert {"fastapi", "prometheus-client"} <= set(wanted["serve"])
 
 
 def test_neither_the_import_nor_the_first_region_loads_pydantic(python: Run, simulated: Path) -> None:

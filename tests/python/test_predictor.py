@@ -83,6 +83,22 @@ def test_a_booster_becomes_a_model_with_its_bits(objective: str, rows: np.ndarra
     assert (model.trees, model.depth, model.feature_names) == (12, 4, ("f0", "f1", "f2", "f3", "f4"))
 
 
+def test_of_a_regressor_that_was_stopped_early_its_best_trees_are_taken() -> None:
+    """Guards against predictions of trees that the regressor itself leaves out."""
+    pytest.importorskip("sklearn")
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(200, 3)).astype(np.float32)
+    y = x[:, 0] + generator.normal(size=200)
+    regressor = xgboost.XGBRegressor(n_estimators=80, early_stopping_rounds=20, n_jobs=1, max_depth=6)
+    regressor.fit(x[:100], y[:100], eval_set=[(x[100:], y[100:])], verbose=False)
+    assert regressor.best_iteration + 1 < regressor.get_booster().num_boosted_rounds()
+    model = predictor.Model.from_xgboost(regressor, replay=x[:5])
+    assert model.trees == regressor.best_iteration + 1
+    assert model.margins(x).tobytes() == regressor.predict(x, output_margin=True).tobytes()
+    whole = predictor.Model.from_xgboost(regressor.get_booster())
+    assert whole.margins(x).tobytes() == regressor.get_booster().inplace_predict(x, predict_type="margin").tobytes()
+
+
 def test_a_wrapped_booster_is_unwrapped() -> None:
     booster, x = trained()
 

@@ -396,3 +396,22 @@ def test_opentelemetry_has_the_same_names(program: subprocess.Popen[str], python
 def test_a_scrape_names_an_address_that_is_no_word() -> None:
     with pytest.raises(ConfigError, match="no address of this machine"):
         prometheus.Server("no such host.invalid", 0)
+
+
+def test_a_head_that_comes_by_bytes_is_not_waited_for_and_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against requests of a byte a second, whose connections were never closed."""
+    monkeypatch.setattr(prometheus, "_REQUEST_S", 0.5)
+    server = prometheus.Server("127.0.0.1", 0)
+    try:
+        held = [socket.create_connection((server.host, server.port), timeout=PATIENCE_S) for _ in range(200)]
+        with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        slow = held[-1]
+        with pytest.raises(OSError):
+            for byte in b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 1000:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.02)
+        for each in held:
+            each.close()
+    finally:
+        server.close()

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +92,9 @@ class Serving:
 
 
 @contextmanager
-def serving(command: str, home: Path, *arguments: str) -> Iterator[Serving]:
+def serving(command: str, home: Path, *arguments: str, before: Sequence[str] = ()) -> Iterator[Serving]:
     with subprocess.Popen(
-        [command, "serve", "--port", "0", "--grpc-port", "0", *arguments],
+        [*before, command, "serve", "--port", "0", "--grpc-port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -382,6 +382,70 @@ def test_slow_and_broken_requests_hang_nobody(server: Serving) -> None:
         assert silent.recv(1) == b"" and _ends(slow)  # after ten seconds
 
 
+def test_the_head_of_an_answer_is_had_alone(server: Serving) -> None:
+    for path in ("api/v1/clients", "", "api/v1/nowhere"):
+        status, _, headers = server.ask(path)
+        connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE_S)
+        connection.request("HEAD", f"/{path}", headers={"authorization": f"Bearer {server.token}"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (status, b"")
+        assert answer.headers["content-length"] == headers["content-length"]
+        connection.close()
+
+
+def test_whether_it_works_is_told_without_a_token(server: Serving) -> None:
+    assert server.ask("api/v1/health", authorization=None)[:2] == (200, {"status": "ok"})
+
+
+def test_a_wrong_token_is_told_so(server: Serving) -> None:
+    for authorization, said in ((None, "a bearer token is needed"), ("Bearer wrong", "that is not the token")):
+        status, answer, _ = server.ask("api/v1/clients", authorization=authorization)
+        assert status == 401 and answer["detail"].startswith(said)
+
+
+def resting(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """Connections that say nothing."""
+    return [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(count)]
+
+
+def test_connections_that_say_nothing_shut_nobody_out(
+    command: str, private_home: Path, simulated: Path, quick_device: None
+) -> None:
+    """Guards against a limit that those without the token could use up, and against none for gRPC."""
+    before = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+    with serving(command, private_home, before=before) as server, program("train.py"):
+        server.client("train.py")
+        held = resting(server.address, 200) + resting((server.address[0], server.grpc), 300)
+        for _ in range(10):
+            status, answer, _ = server.ask("api/v1/clients")
+            assert status == 200 and [client["name"] for client in answer["clients"]] == ["train.py"]
+            held += resting(server.address, 20)
+        for each in held:
+            each.close()
+        samples = server.ask("api/v1/usage")[1]["samples"]
+        assert all(sample["clients"] for sample in samples[2:])
+
+
+def test_grpc_calls_without_the_token_hold_no_thread(server: Serving) -> None:
+    """Guards against calls whose message never comes: each held one of few threads until it came."""
+    never = threading.Event()
+
+    def no_message() -> Iterator[bytes]:
+        never.wait(PATIENCE_S)
+        return
+        yield b""
+
+    message = _grpc.messages()["ListClientsRequest"]()
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        call = channel.stream_unary("/cudasched.v1.Control/ListClients")
+        held = [call.future(no_message()) for _ in range(40)]
+        metadata = [("authorization", f"Bearer {server.token}")]
+        _grpc.stub(channel).ListClients(message, metadata=metadata, timeout=PATIENCE_S)
+        for each in held:
+            assert each.code() is grpc.StatusCode.UNAUTHENTICATED or each.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        never.set()
+
+
 def _ends(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""
@@ -400,7 +464,7 @@ def test_a_body_in_pieces_is_bounded(server: Serving) -> None:
 def scope_of(address: str = "1.2.3.4", token: bytes | None = b"t" * 32) -> dict[str, Any]:
     """A request, as the guard gets it."""
     headers = [(b"host", b"h:1"), *([] if token is None else [(b"authorization", b"Bearer " + token)])]
-    return {"type": "http", "path": "/", "headers": headers, "client": (address, 5)}
+    return {"type": "http", "method": "GET", "path": "/", "headers": headers, "client": (address, 5)}
 
 
 @pytest.mark.parametrize("parts, received", [(8, 8), (1_000, 257)])
@@ -423,26 +487,44 @@ def test_a_body_that_is_too_large_is_received_before_it_is_refused(parts: int, r
     assert events == ["part"] * received + [413, "body"]
 
 
-def through(guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" * 32) -> dict[str, Any]:
+async def received() -> dict[str, Any]:
+    return {"type": "http.request", "body": b""}
+
+
+def through(
+    guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" * 32, receive: Any = received
+) -> dict[str, Any]:
     """The head of the answer to a request."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b""}
-
     asyncio.run(guard(scope_of(address, token), receive, send))
     return sent[0]
 
 
-def test_a_request_that_takes_too_long_is_ended() -> None:
-    async def sleeps(scope: Any, receive: Any, send: Any) -> None:
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nothing hears of this request")
+
+    async def never() -> dict[str, Any]:
         await asyncio.sleep(3600)
+        return {}
+
+    guard = Guard(behind, Callers("t" * 32, Limits(request_s=0.01)), hosts=frozenset({"h:1"}))
+    assert through(guard, receive=never)["status"] == 408
+
+
+def test_an_answer_that_takes_long_comes() -> None:
+    """Guards against a trace of 20 s that nobody got: making it took longer than the request was given."""
+
+    async def sleeps(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.2)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
 
     guard = Guard(sleeps, Callers("t" * 32, Limits(request_s=0.01)), hosts=frozenset({"h:1"}))
-    assert through(guard)["status"] == 408
+    assert through(guard)["status"] == 200
 
 
 def test_too_many_requests_are_told_when_to_come_again() -> None:
@@ -557,6 +639,59 @@ def test_a_token_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
         token_from(tmp_path / "pipe")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for a few pages."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,mode=0700", "none", place], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def fill(place: Path) -> None:
+    with suppress(OSError), (place / "fill").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_a_token_is_there_whole_or_not_at_all(small_disk: Path) -> None:
+    """Guards against an empty file, for which later starts were refused."""
+    fill(small_disk)
+    path = small_disk / "serve.token"
+    with pytest.raises(ConfigError, match=r"serve\.token cannot be .*No space left on device"):
+        token_from(path)
+    assert os.listdir(small_disk) == ["fill"]
+    (small_disk / "fill").unlink()
+    assert token_from(path) == token_from(path)
+
+
+def test_the_audit_log_has_whole_lines_after_a_full_disk_and_a_kill(small_disk: Path) -> None:
+    path = small_disk / "audit.jsonl"
+    log = AuditLog(path)
+    log.write("first")
+    fill(small_disk)
+    noted = 1
+    with pytest.raises(Error, match=r"audit\.jsonl cannot be written: .*No space left"):
+        for _ in range(10_000):
+            log.write("more")
+            noted += 1
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == noted
+    (small_disk / "fill").unlink()
+    log.write("last")
+    log.close()
+    with path.open("a") as half:
+        half.write('{"event": "ki')
+    again = AuditLog(path)
+    again.write("started")
+    again.close()
+    lines = path.read_text().splitlines()
+    assert lines[-2] == '{"event": "ki' and json.loads(lines[-1])["event"] == "started"
+    assert [json.loads(line)["event"] for line in lines[:-2]] == ["first", *["more"] * (noted - 1), "last"]
+
+
 def test_the_audit_log_is_private_bounded_and_of_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cudasched.serve import _secret
 
@@ -576,7 +711,7 @@ def test_the_audit_log_is_private_bounded_and_of_whole_lines(tmp_path: Path, mon
         assert {json.loads(line)["client"] for line in each.read_text().splitlines()} == {"two\nlines"}
     log.close()
     full = AuditLog.__new__(AuditLog)
-    full.path, full._lock, full._file = Path("/dev/full"), threading.Lock(), os.open("/dev/full", os.O_WRONLY)
+    full.path, full._lock, full._file = Path("/dev/full"), threading.Lock(), os.open("/dev/full", os.O_RDWR)
     with pytest.raises(Error, match="cannot be written"):
         full.write("asked")
     os.close(full._file)
@@ -611,16 +746,23 @@ def test_a_table_that_cannot_be_read_is_shown_as_such(server: Serving, tmp_path:
     run = tmp_path / "run"
     run.mkdir(mode=0o700, exist_ok=True)
     (run / "GPU-1.arbiter").write_bytes(b"x" * 100)
-    (gpu,) = server.ask("api/v1/clients")[1]["gpus"]
-    assert gpu["uuid"] == "GPU-1" and "GPU-1.arbiter" in gpu["error"]
-    assert server.ask("api/v1/usage")[0] == 200
+    Path(os.fsdecode(bytes(run) + b"/GPU-\xff.arbiter")).write_bytes(b"x")
+    gpus = server.ask("api/v1/clients")[1]["gpus"]
+    assert [gpu["uuid"] for gpu in gpus] == ["GPU-1", r"GPU-\udcff"]
+    assert "GPU-1.arbiter" in gpus[0]["error"] and "its name is no UTF-8" in gpus[1]["error"]
+    # Guards against a name that ended the looking for good, and samples that said there were no clients.
+    number = server.ask("api/v1/usage")[1]["samples"]
+    with program("train.py"):
+        client = server.client("train.py")
+        eventually(lambda: client["id"] in server.ask("api/v1/usage")[1]["names"] or bool(time.sleep(0.1)))
+    assert all(sample["number"] <= 1 or sample["clients"] for sample in number)
 
 
 def test_the_openapi_document_is_whole(server: Serving) -> None:
     document = server.ask("api/openapi.json", authorization=None)[1]
     assert document["security"] == [{"bearer": []}]
     client = "/api/v1/clients/{id}"
-    paths = {"/api/v1/clients", client, f"{client}/trace", "/api/v1/usage", "/api/v1/metrics"}
+    paths = {"/api/v1/health", "/api/v1/clients", client, f"{client}/trace", "/api/v1/usage", "/api/v1/metrics"}
     assert set(document["paths"]) == paths
     for operations in document["paths"].values():
         for operation in operations.values():

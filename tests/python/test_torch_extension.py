@@ -389,6 +389,67 @@ def test_a_compilers_failure_is_quoted_and_nothing_is_left(tmp_path: Path, monke
     assert list(_extension.place(a_pytorch()).parent.iterdir()) == []
 
 
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for a compiler, and a cache of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_extension, "_cuda_include", lambda: "/nowhere")
+    path = tmp_path / "compiler"
+    path.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
+    path.chmod(0o700)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def test_a_compiler_may_be_a_command_with_arguments(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"env 'A=b c' {compiler}")
+    assert _extension.command(a_pytorch(), Path("out"))[:4] == ["env", "A=b c", str(compiler), "-std=c++20"]
+    assert _extension.build(a_pytorch()).is_file()
+    monkeypatch.setenv("CXX", "g++ 'a")
+    with pytest.raises(cudasched.torch.ExtensionError, match="is no command: No closing quotation"):
+        _extension.build(a_pytorch(), again=True)
+
+
+def test_a_compiler_may_say_anything_and_is_not_waited_for_without_end(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.write_bytes(b"#!/bin/sh\necho 'a.hpp:1: error: d\xe9claration' >&2\nexit 1\n")
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"the compiler failed: a\.hpp:1: error: d"):
+        _extension.build(a_pytorch())
+    compiler.write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(_extension, "_COMPILES_S", 0.1)
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"the compiler did not end within 0\.1 s"):
+        _extension.build(a_pytorch())
+
+
+def test_a_library_that_another_user_could_have_put_there_is_not_loaded(compiler: Path, tmp_path: Path) -> None:
+    """As the kernels and the engine do; guards against code of another user."""
+    library = _extension.build(a_pytorch())
+    assert _extension.built(a_pytorch())
+    library.chmod(0o666)
+    assert not _extension.built(a_pytorch())
+    assert _extension.build(a_pytorch()) == library and (tmp_path / "runs").read_text().count("run") == 2
+    library.parent.chmod(0o777)
+    assert not _extension.built(a_pytorch())
+    with pytest.raises(cudasched.torch.ExtensionError, match="another user may write to it"):
+        _extension.build(a_pytorch())
+
+
+def test_without_a_home_it_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "")
+    with pytest.raises(cudasched.torch.ExtensionError, match="neither HOME nor XDG_CACHE_HOME"):
+        _extension.place(a_pytorch())
+    assert not _extension.built(a_pytorch())
+
+
+def test_observing_a_pytorch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a PyTorch has no allocator to ask for its kind."""
+    monkeypatch.setitem(sys.modules, "torch", a_pytorch(cuda=None))
+    with pytest.raises(cudasched.torch.ExtensionError, match="without CUDA"):
+        cudasched.torch.observe()
+
+
 def test_headers_are_taken_from_where_all_of_them_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, toolkit = tmp_path / "wheel", tmp_path / "toolkit"
     for directory in (wheel, toolkit / "crt"):
@@ -402,13 +463,7 @@ def test_headers_are_taken_from_where_all_of_them_are(tmp_path: Path, monkeypatc
     assert _extension._cuda_include() == str(toolkit)
 
 
-def test_it_is_kept_by_version_and_abi_and_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nwhile [ "$1" != -o ]; do shift; done\n: > "$2"\n')
-    compiler.chmod(0o700)
-    monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.setattr(_extension, "_cuda_include", lambda: "/nowhere")
+def test_it_is_kept_by_version_and_abi_and_built_once(compiler: Path, tmp_path: Path) -> None:
     first = _extension.build(a_pytorch())
     assert first.is_file() and _extension.build(a_pytorch()) == first
     assert (tmp_path / "runs").read_text().count("run") == 1

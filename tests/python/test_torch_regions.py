@@ -115,6 +115,7 @@ class Torch:
         self.available, self.capturing, self.bad_fork, self.devices = True, False, False, 0
         self._thread = threading.local()
         self.cuda = self._C = self
+        self.version, self.__version__ = SimpleNamespace(cuda="13.0"), "2.11.0"
         self.Tensor, self.Event, self._CudaEventBase = Tensor, Event, EventBase
         self.initialised = False
         self.lazy: list[Any] | None = None

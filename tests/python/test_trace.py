@@ -304,6 +304,13 @@ gpu.synchronize()
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_flame_graph_of_a_program_without_a_class_says_that_it_has_no_time(cudasched: Run, simulated: Path) -> None:
+    launcher = str(Path(__file__).with_name("launcher.py"))
+    done = cudasched("trace", "-o", "t.pftrace", "--flame", "flame.html", "--", sys.executable, launcher, "20")
+    assert done.returncode == 0
+    assert "20 launches have no time in the flame graph" in done.stderr and "--device-times" in done.stderr
+
+
 def test_a_flame_graph_names_the_library_that_a_kernel_is_from(cudasched: Run, simulated: Path) -> None:
     image = "cudasched-sim 1\\nkernel shipped params=4 block_us=20\\n"
     Path("kernels.c").write_text(f'char image[] = "{image}";\n')

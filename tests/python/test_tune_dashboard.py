@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,12 +18,12 @@ import pytest
 from chromium import FOUND, Browser
 from cudasched.advise import advise
 from cudasched.errors import ConfigError, Error
-from cudasched.tune.dashboard import Options, command_line
-from cudasched.tune.dashboard._data import Entry, grid, layers, open_file, pareto, recorded
-from cudasched.tune.dashboard._serve import token_matches
+from cudasched.tune.dashboard import Options, _serve, command_line
+from cudasched.tune.dashboard._data import Entry, Layer, grid, layers, open_file, pareto, recorded
 from cudasched.tune.measurement import Measurement
 from support import PATIENCE_S, ROOT, Run
 from synthetic_spaces import SMALL, recording, small
+from test_control import eventually
 
 PICTURES = os.environ.get("PICTURES")
 
@@ -57,11 +58,6 @@ def test_protection_is_on_and_telemetry_off() -> None:
         "--client.showErrorDetails=none",
     ):
         assert flag in given
-
-
-def test_a_token_matches_itself_alone() -> None:
-    assert token_matches("abc", "abc")
-    assert not any(token_matches(given, "abc") for given in (None, "", "ab", "abcd", "äbc"))
 
 
 def entry(time_us: float, registers: int, **configuration: int) -> Entry:
@@ -105,6 +101,13 @@ def test_plots_are_drawn() -> None:
         _plots.layer_bars(layers('{"kernels": [{"kernel": "x", "baseline_us": 2, "tuned_us": 1}]}')),
         _plots.pareto_plot([], "registers"),
     ]
+    # Guards against figures of gigabytes: what is drawn of thousands is bounded.
+    many = [Layer(f"kernel {i}", 1.0 + i, 1.0) for i in range(3000)]
+    made.append(_plots.layer_bars(many))
+    assert [label.get_text() for label in made[-1].axes[0].get_yticklabels()][:2] == ["kernel 2999", "kernel 2998"]
+    made.append(_plots.heat_map([entry(1 + i, 1, a=i % 60, b=i // 60) for i in range(3600)], "a", "b"))
+    for figure in made:
+        assert figure.get_size_inches().max() <= 30
     for figure in made:
         figure.canvas.draw()
 
@@ -127,6 +130,17 @@ def page(tmp_path: Path, command: str, no_driver: Path) -> Iterator[tuple[str, s
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE_S)
+
+
+def wait_for(address: str) -> None:
+    """Until the page can be had."""
+    for _ in range(PATIENCE_S * 5):
+        try:
+            urllib.request.urlopen(f"{address}_stcore/health", timeout=PATIENCE_S)
+            return
+        except urllib.error.URLError:
+            signal.sigtimedwait([], 0.2)
+    pytest.fail(f"{address} does not answer")
 
 
 def click(browser: Browser, text: str) -> None:
@@ -169,26 +183,11 @@ def opened(directory: Path) -> dict[Path, str]:
 def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess.Popen[str]], tmp_path: Path) -> None:
     address, _ = page
     pictures = Path(PICTURES) if PICTURES else tmp_path
-    bare, _, token = address.partition("?token=")
-    for _ in range(PATIENCE_S * 5):
-        try:
-            urllib.request.urlopen(f"{bare}_stcore/health", timeout=PATIENCE_S)
-            break
-        except urllib.error.URLError:
-            signal.sigtimedwait([], 0.2)
+    wait_for(address)
     browser = Browser(tmp_path / "profile", 1400, 2200)
     try:
-        # Without the token, or with another one, nothing is shown.
-        browser.open(bare)
-        shows(browser, "The address that")
-        assert "small" not in browser.evaluate("document.body.innerText")
-        browser.open(f"{bare}?token=wrong")
-        shows(browser, "The address that")
-        assert "A recorded space" not in browser.evaluate("document.body.innerText")
-
         browser.open(address)
         shows(browser, "A recorded space")
-        browser.wait_for(f"!location.href.includes({json.dumps(token)})")
         click(browser, "Run")
         shows(browser, "100 configurations were tried")
         shows(browser, "The last run: small")
@@ -232,12 +231,57 @@ def test_in_a_browser_a_space_is_tuned_and_looked_at(page: tuple[str, subprocess
         browser.close()
 
 
-def test_the_page_is_on_loopback_alone_and_ends_with_its_command(
-    page: tuple[str, subprocess.Popen[str]],
+def test_without_the_token_there_is_nothing_and_nothing_is_taken_in(page: tuple[str, subprocess.Popen[str]]) -> None:
+    """Guards against uploads that visitors without the token left in memory."""
+    address, _ = page
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
+    wait_for(address)
+    bare, _, token = address.rstrip("/").rpartition("/")
+    for place in ("", token[:-1], f"{token}x", "%2e%2e"):
+        for path in ("", "_stcore/health", "_stcore/host-config", "_stcore/stream", "_stcore/upload_file/a/b"):
+            for method in ("GET", "PUT", "POST"):
+                where = "/".join(filter(None, (bare, place, path)))
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(
+                        urllib.request.Request(where, b"x" * 1000, method=method), timeout=PATIENCE_S
+                    )
+                assert refused.value.code in (400, 404, 405), (where, method)
+                assert token not in refused.value.read().decode()
+
+
+def streamlit_of(process: subprocess.Popen[str]) -> int:
+    """The page's process."""
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_page_ends_with_its_command_however_that_ends(
+    number: signal.Signals, page: tuple[str, subprocess.Popen[str]]
 ) -> None:
+    """Guards against a page that outlived its command and its terminal."""
     address, process = page
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) in (130, 143)
+    wait_for(address)
+    child = streamlit_of(process)
+    assert address.split("/")[3] not in Path(f"/proc/{child}/cmdline").read_text()  # which anybody can read
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) in (130, -signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{child}").exists())
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address, timeout=5)
+
+
+def test_what_two_sessions_upload_is_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a kernel of one session that another session compiles, under the same name."""
+    streamlit = pytest.importorskip("streamlit")
+    monkeypatch.setattr(streamlit, "set_page_config", lambda **_: (_ for _ in ()).throw(InterruptedError))
+    source = Path(_serve.__file__).with_name("_app.py")
+    spec = importlib.util.spec_from_file_location("page", source)
+    assert spec is not None and spec.loader is not None
+    app = importlib.util.module_from_spec(spec)
+    with pytest.raises(InterruptedError):
+        spec.loader.exec_module(app)
+    first = app._kept(tmp_path, {"kernel.cu": b"first", "space.toml": b"same"})
+    second = app._kept(tmp_path, {"kernel.cu": b"second", "space.toml": b"same"})
+    assert first != second and app._kept(tmp_path, {"kernel.cu": b"first", "space.toml": b"same"}) == first
+    assert [(place / "kernel.cu").read_bytes() for place in (first, second)] == [b"first", b"second"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,8 +20,9 @@ from cudasched.tune import Settings, as_header, read, tune
 from cudasched.tune import compile as compilation
 from cudasched.tune import profile as tools
 from cudasched.tune.measurement import Measurement
-from cudasched.tune.workers import Limits, Live, Request
+from cudasched.tune.workers import Limits, Live, Request, Worker
 from support import PATIENCE_S, Run
+from test_control import eventually
 
 pytest.importorskip("cuda.bindings", reason="needs cuda-bindings")
 
@@ -166,6 +168,69 @@ def test_a_worker_that_is_killed_costs_one_configuration(axpy: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         statuses = [made.status for _, made in live.measure([Request(i, 1) for i in range(3)])]
     assert statuses.count("crashed") == 1 and statuses.count("ok") == 2
+
+
+def workers_of(run_directory: str) -> list[int]:
+    """Worker processes of this test's tuners."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            mine = f"CUDASCHED_RUN_DIR={run_directory}".encode() in (path / "environ").read_bytes().split(b"\0")
+            if mine and b"cudasched.tune._worker" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("what", ["kernel", "reference"])
+def test_a_worker_that_hangs_ends_with_its_tuner(axpy: Path, command: str, what: str, number: signal.Signals) -> None:
+    """Guards against workers that kept a core and the GPU for as long as a kernel hung."""
+    endless = IMAGE.replace("block_us=2 effect=axpy", "block_us=900000000 effect=axpy")
+    (axpy / "axpy.cubin").write_text(endless if what == "kernel" else IMAGE)
+    hangs = "import pathlib\ndef axpy(inputs, shape):\n    pathlib.Path('hangs').touch()\n    while True: pass\n"
+    (axpy / "reference.py").write_text(hangs if what == "reference" else REFERENCE)
+    given = [command, "tune", "--space", "axpy.toml", "--database", "d.sqlite"]
+    with subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tuner:
+        eventually(lambda: bool(workers_of(os.environ["CUDASCHED_RUN_DIR"])))
+        if what == "reference":
+            eventually(Path("hangs").exists)
+        tuner.send_signal(number)
+        assert tuner.wait(PATIENCE_S) == -number
+    eventually(lambda: not workers_of(os.environ["CUDASCHED_RUN_DIR"]))
+
+
+def test_a_compiler_ends_with_the_worker_that_started_it(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against compilers that ran on when compiling had taken too long."""
+    (axpy / "nvcc").write_text("#!/bin/sh\necho $$ > started\nsleep 600\n")
+    (axpy / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{axpy}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    (axpy / "axpy.cu").write_text("kernel")
+    worker = Worker()
+    given = {"source": axpy / "axpy.cu", "macros": (), "target": "sm_90a", "compiler": "nvcc", "options": ()}
+    worker.ask("compile", given, 1.0, "work")
+    eventually(lambda: Path("started").exists() and Path("started").read_text().strip() != "")
+    worker.kill()
+    compiler = int(Path("started").read_text())
+    eventually(lambda: not Path(f"/proc/{compiler}").exists() or "Z" in Path(f"/proc/{compiler}/stat").read_text())
+
+
+def test_a_process_under_a_tool_ends_with_its_time(axpy: Path) -> None:
+    """Guards against a process that ran on when the tool that had started it was killed."""
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    hangs = (
+        "import os\ndef axpy(inputs, shape):\n    open('under', 'w').write(str(os.getpid()))\n    while True: pass\n"
+    )
+    with Live(chosen, chosen.source, processes=1) as live:
+        (axpy / "reference.py").write_text(hangs)
+        for cached in live._plan.cache.glob("right-*"):
+            cached.unlink()
+        code, _ = live.under(lambda words: ["sh", "-c", '"$@"; true', "sh", *words], 0, 1, 8.0)
+        assert code == 124
+    process = int(Path("under").read_text())
+    eventually(lambda: not Path(f"/proc/{process}").exists())
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 import statistics
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cudasched.errors import ConfigError, Error
 from cudasched.tune import warm
 from cudasched.tune.bandit import Bandit
-from cudasched.tune.database import Database, Key
+from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.measurement import Measurement, robust
 from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.search import STRATEGIES, make
@@ -276,6 +279,120 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
     newer.close()
     with pytest.raises(Error, match="version 99"):
         Database(tmp_path / "newer")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE measurements SET samples_us = 'none'",
+        "UPDATE measurements SET samples_us = '3'",
+        "UPDATE measurements SET samples_us = '[-1, \"a\"]'",
+        "UPDATE measurements SET samples_us = '[0]'",
+        f"UPDATE measurements SET samples_us = '{'[' * 5000}'",
+        "UPDATE measurements SET samples_us = x'00ff'",
+        "UPDATE measurements SET profile = '[]'",
+        'UPDATE measurements SET profile = \'{"l2": "much"}\'',
+        "UPDATE measurements SET occupancy = 'high'",
+        "UPDATE measurements SET registers = -1",
+        "UPDATE measurements SET run_s = 9e999",
+        "UPDATE measurements SET message = x'ff'",
+        "UPDATE measurements SET configuration = '{' || configuration WHERE status = 'ok'",
+        "UPDATE measurements SET shape = x'ff' WHERE shape <> 'n=1048576'",
+        "UPDATE measurements SET shape = 'n=many' WHERE shape <> 'n=1048576'",
+        "UPDATE measurements SET kernel = x'ff'",
+        "UPDATE runs SET trace = '{}', best = '[1]'",
+        "UPDATE runs SET seed = 'x'",
+        "UPDATE runs SET best = '\"text\"'",
+        "UPDATE runs SET trace = 'null'",
+        "DROP TABLE measurements",
+        "DROP TABLE measurements; CREATE TABLE measurements (a)",
+        "DROP TABLE runs; CREATE VIEW runs AS SELECT 1 AS run",
+    ],
+)
+def test_a_database_that_says_anything_is_used_or_refused_by_name(tmp_path: Path, damage: str) -> None:
+    """SQLite keeps anything in any column. Guards against damage that was called a mistake in cudasched."""
+    path = tmp_path / "tune.sqlite"
+    settings = Settings(strategy="random", evaluations=20)
+    with Database(path) as database:
+        run(Replay(SMALL), settings, database=database)
+        other = recording(small(n=4096))
+        run(Replay(other), settings, database=database)
+    edited = sqlite3.connect(path)
+    edited.executescript(damage)
+    edited.close()
+    try:
+        with Database(path) as database:
+            tuned = run(Replay(SMALL), replace(settings, evaluations=30), database=database)
+            assert len(tuned.measurements) == 30
+            database.runs()
+            for key in database.keys():  # noqa: SIM118  of this class, not of a dictionary
+                database.get(key)
+    except Error as error:
+        assert not isinstance(error, ConfigError) and "tune.sqlite" in str(error)
+
+
+def test_without_a_home_measurements_have_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    with pytest.raises(ConfigError, match="neither HOME nor XDG_CACHE_HOME"):
+        default_path()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    with pytest.raises(ConfigError, match="neither HOME nor XDG_CACHE_HOME"):
+        default_path()
+
+
+def damaged(path: Path, **changes: Any) -> None:
+    """A recording with other arrays, or another header."""
+    SMALL.save(path)
+    with np.load(path) as data:
+        arrays = dict(data)
+    header = json.loads(bytes(arrays["header"])) | changes.pop("header", {})
+    arrays |= {name: change(arrays[name]) if callable(change) else change for name, change in changes.items()}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path.open("wb"), **arrays)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"header": {"version": [1]}},
+        {"header": {"gpu": ["x", ["9.0"], 1, 1]}},
+        {"header": {"gpu": 3}},
+        {"header": {"shape": [1]}},
+        {"header": {"shape": {"n": 10**400}}},
+        {"header": {"space": 3}},
+        {"header": {"about": 3}},
+        {"values": lambda values: values[:-1]},
+        {"values": lambda values: np.concatenate([values, values[:1]])},
+        {"values": lambda values: values.astype(float)},
+        {"values": lambda values: values - np.int64(7)},
+        {"status": lambda status: status + 100},
+        {"samples": lambda samples: samples * np.nan},
+        {"samples": lambda samples: -samples},
+        {"samples": lambda samples: samples * np.inf},
+        {"samples": lambda samples: samples[:, :0]},
+        {"occupancy": lambda occupancy: occupancy * np.nan},
+        {"registers": lambda registers: registers.astype(str)},
+        {"retimed": lambda retimed: retimed + 10**6},
+        {"retimed_samples": lambda samples: samples * np.nan},
+        {"compile_s": np.zeros(3)},
+    ],
+)
+def test_a_recording_that_is_damaged_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    damaged(tmp_path / "small.npz", **changes)
+    with pytest.raises(Error, match=r"small\.npz"):
+        Recording.load(tmp_path / "small.npz")
+
+
+def test_a_recording_that_is_another_file_is_refused(tmp_path: Path) -> None:
+    damaged(tmp_path / "small.npz")
+    assert len(Recording.load(tmp_path / "small.npz").measurements) == 120
+    np.save((tmp_path / "one.npz").open("wb"), np.zeros(3))
+    with zipfile.ZipFile(tmp_path / "deep.npz", "w") as packed:
+        about = b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" + b"9" * 60
+        packed.writestr("header.npy", b"\x93NUMPY\x01\x00v\x00" + about)
+    for name in ("one.npz", "deep.npz"):
+        with pytest.raises(Error, match=f"{name}: it is no recording of a space"):
+            Recording.load(tmp_path / name)
 
 
 def test_a_recording_comes_back_from_its_file(tmp_path: Path) -> None:

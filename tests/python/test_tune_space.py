@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cudasched.errors import ConfigError
 from cudasched.tune._expression import Expression
-from cudasched.tune.space import Gpu, Space, parse_shape, read
+from cudasched.tune.space import Gpu, Space, parse_shape, read, with_includes
 from synthetic_spaces import GPU, KERNELS, SMALL, small
 
 
@@ -67,6 +67,33 @@ def test_the_spaces_of_the_kernels_have_a_thousand_to_five_thousand_configuratio
         ("[shape]", "[shape]\nTHREADS = 1", "THREADS is in shape and in parameters"),
         ("[launch]", "[launch]\ncolour = 1", "colour is not known"),
         ('source = "scale.cu"', "source = [", "it is no TOML"),
+        ('source = "scale.cu"', f"deep = {'[' * 5000}", "it is no TOML"),
+        ('source = "scale.cu"', f"n = {'9' * 5000}", "it is no TOML"),
+        ('source = "scale.cu"', 'source = "a\\u0000b"', "the name of a file, is a text"),
+        ("n = 1048576", f"n = 1{'0' * 40}", "an integer of 133 bits is too large"),
+        ("n = 1048576", 'n = "many"', "n is a number, not 'many'"),
+        ("UNROLL = [1, 2, 4, 8]", f"UNROLL = {{from = 1, to = {'9' * 400}}}", "too large"),
+        ('role = "output"', 'role = "output"\ntype = ["float32"]', "type is one of"),
+        ('role = "output"', 'role = "output"\nmean = "high"', "mean is a finite number, not 'high'"),
+        ('role = "output"', 'role = "output"\nmean = inf', "mean is a finite number, not inf"),
+        ('name = "y"', "name = {a = 1}", "its name is a text, not a table"),
+        ('size = "n"', 'size = "THREADS"', "name 'THREADS' is not defined"),
+        ('work = "8 * n"', "work = \"'much'\"", "work: ''much'' is a finite number"),
+        ('work = "8 * n"', 'work = "power(n, 60)"', "is a finite number"),
+        ('grid = "ceil_div(n, THREADS * VECTOR * UNROLL)"', 'grid = ["1", "n"]', "at most 2147483647 x 65535 x 65535"),
+        ('"threads <= 512"', '"power(power(power(10, 64), 64), 64) > 0"', "the number is too large"),
+        ('"threads <= 512"', f'"{" * ".join(["n"] * 220)} > 0"', "the number is too large"),
+        ('"threads <= 512"', "\"'a' * 1000000000 == 'a'\"", "'a' is no number"),
+        ('"threads <= 512"', "\"'%1000000000d' % 1 == 'a'\"", "is no number"),
+        ('"threads <= 512"', '"(1, 2) * 1000000000 == 1"', "(1, 2) is no number"),
+        ('"threads <= 512"', f'"{"-" * 3000}1 > 0"', "is no expression"),
+        ('"threads <= 512"', f'"{"1 + " * 3000}1 > 0"', "at most 4096 characters"),
+        ("[shape]", "[check]\nrelative = inf\n[shape]", "check: relative is a finite number, not inf"),
+        ("[shape]", "[check]\nrelative = 1.0\n[shape]", "nothing would be checked"),
+        ("[shape]", "[check]\nabsolute = nan\n[shape]", "check: absolute is a finite number, not nan"),
+        ("[shape]", "[check]\nabsolute = -1\n[shape]", "tolerances are 0 or more"),
+        ("[shape]", '[check]\nrelative = "much"\n[shape]', "check: relative is a finite number"),
+        ("[shape]", "[check]\nreference = 3\n[shape]", "check: reference, file.py:function, is a text"),
     ],
 )
 def test_a_wrong_space_is_refused_with_its_reason(old: str, new: str, said: str) -> None:
@@ -123,6 +150,32 @@ def test_expressions_compute_what_they_say() -> None:
     assert value("a in (7, 8) and not b == 3") is True
     with pytest.raises(ConfigError, match="too large"):
         value("power(a, 1000000)")
+
+
+def test_a_scalar_is_a_value_of_its_type() -> None:
+    """Guards against values that wrapped around on their way to the kernel."""
+    for kind, value, said in (
+        ("int32", "2147483648", "2147483648 is no int32"),
+        ("uint8", "-1", "-1 is no uint8"),
+        ("int32", "0.5", "0.5 is no int32"),
+        ("float32", "'a'", "'a' is no float32"),
+    ):
+        more = f'[[arguments]]\nname = "a"\nrole = "scalar"\ntype = "{kind}"\nvalue = "{value}"\n'
+        with pytest.raises(ConfigError, match=f"s.toml: argument a: {said}"):
+            _ = Space(SMALL + more, Path("s.toml")).problem(GPU).configurations
+
+
+def test_headers_that_include_each_other_are_read_once(tmp_path: Path) -> None:
+    """Guards against a circle of includes, which grew a name by a directory in each turn."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "kernel.cu").write_text('#include "a/one.cuh"\n')
+    (tmp_path / "a" / "one.cuh").write_text('#include "../a/two.cuh"\n#include "../kernel.cu"\n')
+    (tmp_path / "a" / "two.cuh").write_text('#include "../a/../a/one.cuh"\n')
+    assert [path.name for path in with_includes(tmp_path / "kernel.cu")] == ["kernel.cu", "two.cuh", "one.cuh"]
+    for i in range(1001):
+        (tmp_path / f"{i}.cuh").write_text(f'#include "{i + 1}.cuh"\n')
+    with pytest.raises(ConfigError, match="more than 1000 files"):
+        with_includes(tmp_path / "0.cuh")
 
 
 def test_the_fingerprint_follows_the_source_and_not_the_ranges(tmp_path: Path) -> None:

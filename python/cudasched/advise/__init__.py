@@ -15,12 +15,10 @@ call.
 
 from __future__ import annotations
 
-import os
 import sys
 from types import ModuleType
-from typing import Any
 
-from cudasched.advise._face import Predicts, advise
+from cudasched.advise._face import advise
 from cudasched.advise.diff import Change, diff
 from cudasched.advise.occupancy import ARCHITECTURES, Architecture, Occupancy, occupancy
 from cudasched.advise.report import SCHEMA_VERSION, Affected, Finding, Function, Kernel, Report
@@ -45,8 +43,9 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    def __call__(self, data: str | os.PathLike[str] | Any, *, model: Predicts | None = None) -> Report:
-        return advise(data, model=model)
+    """This package, which may be called."""
+
+    __call__ = staticmethod(advise)
 
 
 sys.modules[__name__].__class__ = _Callable

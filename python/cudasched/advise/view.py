@@ -226,7 +226,7 @@ def changes(found: Sequence[Change], *, top: int) -> RenderableType:
 
 
 def html(report: Report) -> str:
-    """The report as one HTML document: no script, nothing fetched, every name escaped.
+    """The report as one HTML document: the advice first, by the time at stake; no script, nothing fetched, all escaped.
 
     Raises:
         Error: jinja2 is not installed.
@@ -248,4 +248,6 @@ def html(report: Report) -> str:
         "printable": printable,
     }
     environment.filters.update(filters)
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(report=report)
+    advised = [(place, kernel) for place, kernel in enumerate(report.kernels) if kernel.findings]
+    advised.sort(key=lambda one: -(one[1].time_at_stake_ns or 0))
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(report=report, advised=advised)

@@ -43,7 +43,13 @@ _Data = Annotated[
     list[Path] | None,
     typer.Option(help="A recording of `cudasched collect`, one run, in place of a program; give several."),
 ]
-_Timing = Annotated[str, typer.Option(help="cupti, or events where another profiler has CUPTI: coarser.")]
+_Timing = Annotated[
+    str | None,
+    typer.Option(
+        help="cupti, or events where another profiler has CUPTI: coarser.",
+        show_default="the baseline's where there is one, else cupti",
+    ),
+]
 _Runs = Annotated[
     int, typer.Option(min=1, max=_MOST_RUNS, help="How often to run the program: each run is one observation.")
 ]
@@ -58,10 +64,15 @@ def _measured(program: list[str] | None, data: list[Path] | None, *, runs: int, 
         return baseline.record(program or [], runs, timing=timing)
 
 
-def _check_options(program: list[str] | None, data: list[Path] | None, timing: str) -> None:
+def _timing(asked: str | None, earlier: Baseline | None) -> str:
+    """As it was asked for, else as the runs are timed that the new ones are put beside."""
+    return asked or (earlier.timing if earlier else "") or _TIMINGS[0]
+
+
+def _check_options(program: list[str] | None, data: list[Path] | None, timing: str | None) -> None:
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or recordings with --data; one of the two")
-    if timing not in _TIMINGS:
+    if timing is not None and timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     doubled = [path for place, path in enumerate(data or []) if path in (data or [])[:place]]
     if doubled:
@@ -79,7 +90,7 @@ def save(
     add: Annotated[bool, typer.Option("--add", help="Add the runs to those that the file has.")] = False,
     runs: _Runs = _RUNS,
     data: _Data = None,
-    timing: _Timing = "cupti",
+    timing: _Timing = None,
 ) -> int:
     """Run a program several times, and keep how long its kernels, regions and waits took."""
     _check_options(program, data, timing)
@@ -87,7 +98,7 @@ def save(
 
     target = Output(output, option="-o")
     earlier = baseline.load(output) if add else None
-    made = _measured(program, data, runs=runs, timing=timing, quiet=False)
+    made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
     if earlier is not None:
         made = baseline.merged(earlier, made, str(output), "what was recorded now")
     target.write(made.model_dump_json(indent=1) + "\n")
@@ -110,7 +121,7 @@ def check(
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
     runs: _Runs = _RUNS,
     data: _Data = None,
-    timing: _Timing = "cupti",
+    timing: _Timing = None,
     least_change: Annotated[
         float, typer.Option("--least", min=0, max=1000, metavar="PERCENT", help="A smaller change is no regression, %.")
     ] = 3.0,
@@ -141,7 +152,7 @@ def check(
     # Before the program runs, which may take long.
     before = baseline.load(file)
     refuse_too_few(len(before.runs), len(data) if data else runs, false_alarms / 100)
-    now = _measured(program, data, runs=runs, timing=timing, quiet=json)
+    now = _measured(program, data, runs=runs, timing=_timing(timing, before), quiet=json)
     found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"

@@ -224,11 +224,17 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
     if (apart := unreached(path)) and not apart.passes_on:
         raise ProgramError(f"the launches of {program[0]} cannot be recorded: {apart.why}")
     configure()
-    hook.load_core().find_driver()
+    driver = hook.load_core().find_driver()
+    environment = _environment(path, directory, timing, label)
+    simulated = os.path.realpath(driver) == os.path.realpath(hook.locate().simulated_driver)
+    if simulated and timing != "events" and "CUDASCHED_CUPTI" not in os.environ:
+        raise ConfigError(
+            "CUPTI knows nothing of the simulated driver: `--timing events` of `cudasched collect` needs none"
+        )
     with claim(directory, output, new=True):
         progress = _Progress(directory, quiet)
         try:
-            code = run_to_end(path, program, _environment(path, directory, timing, label), progress.show)
+            code = run_to_end(path, program, environment, progress.show)
         except ProgramError:
             shutil.rmtree(directory, ignore_errors=True)
             raise

@@ -73,7 +73,9 @@ def command(
         allowed_hosts=tuple(allowed_host or ()),
     )
     shown = f"[{host}]" if ":" in host else host
-    print(f"cudasched: {server.scheme}://{shown}:{server.port}/", file=sys.stderr)
+    # To a terminal, with the token: what follows the # is sent to no server. What may be a log does not get it.
+    fragment = f"#token={token}" if sys.stderr.isatty() else ""
+    print(f"cudasched: {server.scheme}://{shown}:{server.port}/{fragment}", file=sys.stderr)
     if server.grpc_port is not None:
         print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
     print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)

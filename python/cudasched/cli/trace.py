@@ -113,6 +113,10 @@ def _report(output: Path, summary: Summary, quiet: bool) -> int:
         (summary.dropped, "records were dropped, for want of room in memory"),
         (summary.rotated_away, "records, the oldest, were deleted to keep --limit-mb"),
         (summary.cut_short, "of the processes did not come to their end; what they had written is there"),
+        (
+            summary.without_time,
+            "launches have no time in the flame graph: only best-effort ones are predicted; --device-times times all",
+        ),
         (summary.damaged, "files end in something that was not written whole; it was left out"),
     ):
         if count:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cudasched.cli.collect import run_collected
-from cudasched.errors import ConfigError
+from cudasched.errors import ConfigError, Error
 
 __all__ = ["command"]
 
@@ -30,6 +30,7 @@ def command(
     threads: Annotated[int, typer.Option(help="Of XGBoost.", min=1)] = 2,
 ) -> int:
     """Train the predictor on a program's launches, for this GPU, and put the model into use."""
+    from cudasched.collect import read
     from cudasched.predictor import train
 
     if (data is None) == (not program):
@@ -38,6 +39,8 @@ def command(
         if data is None:
             data = Path(directory) / "data.parquet"
             code = run_collected(program or [], output=data, timing="cupti", label="", quiet=False)
+            if not read(data).num_rows:
+                raise Error("there is nothing to train on")
             if code != 0:
                 print(f"cudasched: the program ended with {code}; what it launched is trained on", file=sys.stderr)
         trained = train(data, output, threads=threads)

@@ -6,6 +6,7 @@
         cudasched.collect.label("gemm|4096x4096x512|bf16|forward")
         train()
     table = cudasched.collect.read("data.parquet")
+    cudasched.collect.write(table.filter(...), "some.parquet")
 
 Unmodified programs are recorded by ``cudasched collect``. Needs pyarrow: ``pip install 'cudasched[collect]'``.
 """
@@ -18,13 +19,14 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched._output import Output
-from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema
+from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema, write
 from cudasched.errors import Error, HookError, HookWarning
 
-__all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema"]
+__all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema", "write"]
 
 
 class recording:  # noqa: N801  used like a function
@@ -117,6 +119,9 @@ class _Collect(ModuleType):
 
     def __call__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> recording:
         return recording(path, timing=timing, capacity_mb=capacity_mb)
+
+    if TYPE_CHECKING:
+        label, read, schema, write = staticmethod(label), staticmethod(read), staticmethod(schema), staticmethod(write)
 
 
 sys.modules[__name__].__class__ = _Collect

@@ -20,7 +20,7 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SCHEMA_VERSION", "arrow", "claim", "convert", "journals_of", "read", "schema"]
+__all__ = ["SCHEMA_VERSION", "arrow", "claim", "convert", "journals_of", "read", "schema", "write"]
 
 SCHEMA_VERSION = "1"
 ROW_GROUP_ROWS = 65_536
@@ -252,9 +252,6 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
         Error: A file in the directory is of another version, or pyarrow is missing.
         OSError: The file cannot be written.
     """
-    arrow()
-    import pyarrow.parquet as pq
-
     target = output if isinstance(output, Output) else Output(output)
     summaries = _summaries(directory)
     metadata = _metadata(summaries)
@@ -262,7 +259,7 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
     rows = 0
     try:
         with target.replacing() as unfinished:
-            with pq.ParquetWriter(unfinished, form, compression="zstd", write_page_checksum=True) as writer:
+            with _writer(unfinished, form) as writer:
                 waiting: list[pa.RecordBatch] = []
                 count = 0
                 for batch in _batches(summaries, form):
@@ -275,9 +272,6 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
                 if waiting or rows == 0:
                     writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
                     rows += count
-                sealed = {key.encode(): value.encode() for key, value in metadata.items()}
-                if hasattr(writer, "add_key_value_metadata"):  # from pyarrow 16 on
-                    writer.add_key_value_metadata({_SEAL: _seal(sealed, rows)})
             if rows == 0 and target.holds_something:
                 raise _NothingRecordedError
     except _NothingRecordedError:
@@ -289,6 +283,96 @@ def _table(batches: Sequence[pa.RecordBatch], form: pa.Schema) -> pa.Table:
     pa = arrow()
     table = pa.Table.from_batches(list(batches), schema=form.remove_metadata()).unify_dictionaries()
     return table.replace_schema_metadata(form.metadata)
+
+
+@contextlib.contextmanager
+def _writer(path: Path, form: pa.Schema) -> Iterator[Any]:
+    """A writer of a file with checksums of its pages and of its metadata."""
+    arrow()
+    import pyarrow.parquet as pq
+
+    with pq.ParquetWriter(path, form, compression="zstd", write_page_checksum=True) as writer:
+        yield writer
+        if hasattr(writer, "add_key_value_metadata"):  # from pyarrow 16 on
+            writer.add_key_value_metadata({_SEAL: _seal(form.metadata)})
+
+
+def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[str] | pa.Table | None = None) -> None:
+    """Writes rows of a recording, such as those that another tool has chosen, as a recording.
+
+    ::
+
+        table = cudasched.collect.read("data.parquet")
+        chosen = polars.from_arrow(table).filter(polars.col("duration_ns") > 1_000)
+        cudasched.collect.write(chosen, "long.parquet", like=table)
+
+    Args:
+        rows: A table of pyarrow, pandas, polars or DuckDB, or whatever else exports an Arrow stream, with the columns
+            of `schema`. Types that a tool has changed are changed back; other columns are left out.
+        path: The Parquet file; what was there is replaced.
+        like: The recording that the rows are of, a path or a table, whose metadata the file gets. None: the rows have
+            it still, as a filtered ``pyarrow.Table`` has.
+
+    Raises:
+        Error: The rows lack columns or metadata, a value does not fit its column, or the file cannot be written.
+    """
+    table = _arrow_table(rows)
+    source = like if like is None or hasattr(like, "schema") else read(like)
+    metadata = (table if source is None else source).schema.metadata or {}
+    told = {key: value for key, value in metadata.items() if key.startswith(b"cudasched.") and key != _SEAL}
+    if told.get(b"cudasched.schema", b"").decode(errors="replace") != SCHEMA_VERSION:
+        raise Error("the rows do not say which GPU they are of: name the recording that they were chosen from (like=)")
+    timing = "both" if "elapsed_ns" in table.column_names else ""
+    form = schema(timing).with_metadata(told)
+    _refuse_missing(table.column_names, "the rows are no recording's")
+    columns = [_as_type(table[entry.name], entry) for entry in form]
+    made = arrow().Table.from_arrays(columns, schema=form)
+    if wrong := _wrong(made):
+        raise Error(f"the rows are no recording's: {wrong}")
+    target = Output(path)
+    try:
+        with target.replacing() as unfinished, _writer(unfinished, form) as writer:
+            writer.write_table(made, row_group_size=ROW_GROUP_ROWS)
+    except OSError as error:
+        raise Error(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _arrow_table(rows: Any) -> pa.Table:
+    pa = arrow()
+    try:
+        if type(rows).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(rows, preserve_index=False)
+        return rows.read_all() if isinstance(rows, pa.RecordBatchReader) else pa.table(rows)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise Error(f"a {type(rows).__name__} is no table of launches: {_first_line(error)}") from None
+
+
+def _as_type(column: Any, entry: pa.Field) -> Any:
+    """A column with the type that a recording has; a value that would change is refused."""
+    pa = arrow()
+    if column.type == entry.type:
+        return column
+    try:
+        if not pa.types.is_dictionary(entry.type):
+            return column.cast(entry.type)
+        if pa.types.is_dictionary(column.type):  # of a kind of text that pyarrow does not decode by itself, it may be
+            texts = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
+            column = pa.chunked_array(texts, pa.string())
+        return column.cast(pa.string()).dictionary_encode()
+    except pa.ArrowException as error:
+        raise Error(
+            f"column {entry.name} holds {column.type}, which is no {entry.type}: {_first_line(error)}"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]
+
+
+def _refuse_missing(names: Sequence[str], what: str) -> None:
+    missing = [name for name in schema().names if name not in names]
+    if missing:
+        raise Error(f"{what}: columns {', '.join(missing)} are missing")
 
 
 def read(path: str | os.PathLike[str]) -> pa.Table:
@@ -317,15 +401,18 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     try:
         with pq.ParquetFile(file) as reader:
             form = reader.schema_arrow
+            whole = _counts_agree(reader.metadata)
         version = (form.metadata or {}).get(b"cudasched.schema", b"").decode(errors="replace")
         if version != SCHEMA_VERSION:
             raise Error(
                 f"{file} is no data set of launches that this cudasched reads: "
-                + (f"it has schema version {version}, and {SCHEMA_VERSION} is read" if version else "it has no version")
+                + (
+                    f"it has schema version {version}, and {SCHEMA_VERSION} is read"
+                    if version
+                    else "it has no version; what another tool has made of one is written by cudasched.collect.write"
+                )
             )
-        missing = [name for name in schema().names if name not in form.names]
-        if missing:
-            raise Error(f"{file} is no data set of launches: it lacks the columns {', '.join(missing)}")
+        _refuse_missing(form.names, f"{file} is no data set of launches")
         texts = ["kind", "function", "label"]
         with pq.ParquetFile(file, read_dictionary=texts, page_checksum_verification=True) as reader:
             table = reader.read()
@@ -337,10 +424,22 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     except MemoryError:
         raise Error(f"{file} cannot be read: it needs more memory than there is, or it is damaged") from None
     except Exception as error:  # pyarrow has no one class for what a damaged file makes it raise
-        why = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        why = getattr(error, "strerror", None) or _first_line(error)
         raise Error(f"{file} is no data set of launches, or is damaged: {why}; record it again") from None
-    _check_types(table, file)
-    return table
+    wrong = _wrong(table) or ("" if whole else "its numbers of rows and values do not agree")
+    if wrong:
+        raise Error(f"{file} is damaged: {wrong}; record it again")
+    # Rows that are chosen of the table are not what the seal is of.
+    return table.replace_schema_metadata({key: value for key, value in form.metadata.items() if key != _SEAL})
+
+
+def _counts_agree(metadata: Any) -> bool:
+    """Whether the footer, which has no checksum, says the same number of rows for all columns that have one a row."""
+    flat = [i for i in range(metadata.num_columns) if metadata.schema.column(i).max_repetition_level == 0]
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return metadata.num_rows == sum(group.num_rows for group in groups) and all(
+        group.column(i).num_values == group.num_rows for group in groups for i in flat
+    )
 
 
 _MAY_BE_MISSING = (
@@ -355,8 +454,8 @@ _MAY_BE_MISSING = (
 _NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed")
 
 
-def _check_types(table: pa.Table, file: Path) -> None:
-    """What a damaged footer may have changed, and no checksum of a page shows. Raises Error."""
+def _wrong(table: pa.Table) -> str:
+    """What a damaged footer may have changed, and no checksum of a page shows; empty: nothing."""
     pa = arrow()
     wrong = ""
     for entry in schema():
@@ -376,16 +475,15 @@ def _check_types(table: pa.Table, file: Path) -> None:
     if not re.fullmatch(rb"(\d+\.\d+)?", metadata.get(b"cudasched.compute_capability", b"")):
         wrong = "its metadata has no compute capability"
     seal = metadata.get(_SEAL)
-    if not wrong and seal is not None and seal != _seal(metadata, table.num_rows):
+    if not wrong and seal is not None and seal not in (_seal(metadata), _seal(metadata, table.num_rows)):
         wrong = "its metadata is not what was written"
-    if wrong:
-        raise Error(f"{file} is damaged: {wrong}; record it again")
+    return wrong
 
 
 _SEAL = b"cudasched.seal"
 
 
-def _seal(metadata: Mapping[bytes, bytes], rows: int) -> bytes:
-    """A checksum of the metadata and the number of rows, which stand where no page's checksum is."""
+def _seal(metadata: Mapping[bytes, bytes], rows: int | None = None) -> bytes:
+    """A checksum of the metadata, which stand where no page's checksum is; earlier files have their rows in it."""
     items = sorted((key, value) for key, value in metadata.items() if key.startswith(b"cudasched.") and key != _SEAL)
-    return b"%08x" % zlib.crc32(repr((items, rows)).encode())
+    return b"%08x" % zlib.crc32(repr(items if rows is None else (items, rows)).encode())

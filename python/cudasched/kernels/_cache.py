@@ -12,24 +12,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cudasched._scratch import cache_directory, ours
+
 __all__ = ["Images", "directory", "key_of"]
 
 _SUM_BYTES = 32
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_FILES = 1024
 
 
 def directory() -> Path | None:
     """``$XDG_CACHE_HOME/cudasched/kernels``, in ``~/.cache`` where that is not set; None without a home."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudasched" / "kernels"
-    except RuntimeError:
-        return None
+    cache = cache_directory()
+    return cache / "kernels" if cache else None
 
 
 def key_of(sources: Sequence[tuple[str, bytes]], macros: Sequence[tuple[str, str]], target: str, compiler: str) -> str:
@@ -40,11 +38,6 @@ def key_of(sources: Sequence[tuple[str, bytes]], macros: Sequence[tuple[str, str
     for one in (*(f"{name}={value}" for name, value in sorted(macros)), target, compiler):
         digest.update(len(one).to_bytes(8, "little") + one.encode())
     return digest.hexdigest()[:40]
-
-
-def _ours(seen: os.stat_result) -> bool:
-    """Whether this user or the administrator alone decides what is in a file or directory."""
-    return seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & _OTHERS_WRITE
 
 
 class Images:
@@ -74,10 +67,10 @@ class Images:
         if file is None:
             return None
         try:
-            if not _ours(file.parent.stat()):
+            if not ours(file.parent.stat()):
                 return None
             with file.open("rb") as opened:
-                if not _ours(os.fstat(opened.fileno())):
+                if not ours(os.fstat(opened.fileno())):
                     return None
                 content = opened.read()
         except OSError:
@@ -92,7 +85,7 @@ class Images:
         temporary = ""
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not _ours(file.parent.stat()):
+            if not ours(file.parent.stat()):
                 return
             handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")
             with os.fdopen(handle, "wb") as opened:

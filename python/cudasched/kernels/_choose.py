@@ -18,8 +18,9 @@ from cudasched.errors import ConfigError, Error
 from cudasched.kernels._catalog import KERNELS, Kernel, Wanted, sources, variant
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.space import Configuration, Gpu, Problem, Space
+from cudasched.tune.warm import parse_key
 
-__all__ = ["SHIPPED", "Choice", "Known", "Origin", "choose", "fastest", "forget", "parse_key", "shipped_entry"]
+__all__ = ["SHIPPED", "Choice", "Known", "Origin", "choose", "fastest", "forget", "shipped_entry"]
 
 Origin = Literal["database", "shipped", "nearest", "default"]
 SHIPPED = "best.json"
@@ -47,11 +48,6 @@ class Known:
 
     database: Mapping[str, Configuration]
     shipped: Mapping[str, Configuration]
-
-
-def parse_key(key: str) -> dict[str, float]:
-    """A shape from what `Problem.key` wrote."""
-    return {name: float(value) for name, _, value in (one.partition("=") for one in key.split(","))}
 
 
 def _of_database(space: Space, gpu: Gpu, path: Path) -> dict[str, Configuration]:
@@ -119,7 +115,7 @@ def known(kernel_name: str, kind: str, gpu: Gpu) -> Known:
     space = variant(kernel_name, kind)
     try:
         database = default_path()
-    except RuntimeError:  # no home
+    except ConfigError:  # no home
         database = Path("/nonexistent")
     return Known(
         database=_of_database(space, gpu, database),
@@ -136,8 +132,8 @@ def forget() -> None:
 def _distance(shape: Mapping[str, float], other: Mapping[str, float]) -> float:
     if set(shape) != set(other):
         return math.inf
-    if any((shape[name] == 0) != (other[name] == 0) for name in shape):
-        return math.inf  # what is on or off
+    if any((shape[name] == 0) != (other[name] == 0) or not other[name] >= 0 for name in shape):
+        return math.inf  # what is on or off, or was damaged
     return sum(abs(math.log2(shape[name] / other[name])) for name in shape if shape[name])
 
 

@@ -23,7 +23,6 @@ from cudasched.tune.space import Gpu, Launch, Problem, Space, TensorMap, with_in
 __all__ = ["Plan", "plan", "plan_for", "reset"]
 
 _MOST_PLANS = 4096
-_INT32_MOST = 2**31 - 1
 _GRID_MOST = (2**31 - 1, 65535, 65535)
 
 
@@ -143,9 +142,6 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
         _check(kernel, problem, launch)
     except ConfigError as error:
         raise KernelError(f"{kernel.name} of {kind}, {_shown(shape)}: {error}") from None
-    for one in space.arguments:
-        if one.type == "int32" and one.role == "scalar" and scalars[one.name] > _INT32_MOST:
-            raise KernelError(f"{kernel.name}: {one.name} = {scalars[one.name]:.0f} is more than {_INT32_MOST}")
     return Resolved(space, choice, launch, scalars, maps)
 
 

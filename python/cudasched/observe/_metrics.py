@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudasched import hook
+from cudasched._text import printable
 from cudasched.errors import Error
-from cudasched.status import Client, Kernels, client_of, kernels_of
+from cudasched.status import Client, Kernels, client_of, counts_of, kernels_of
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -382,9 +383,9 @@ def clients(directory: str | os.PathLike[str] | None = None) -> tuple[list[Devic
     for uuid in (name.removesuffix(".arbiter") for name in names):
         path = place / f"{uuid}.arbiter"
         try:
-            name, rows = core.read_counts(str(path))
+            name, rows = counts_of(core, path)
         except Error as error:
-            devices.append(Device(uuid=uuid, name="", error=str(error), path=path))
+            devices.append(Device(uuid=printable(uuid), name="", error=str(error), path=Path(printable(str(path)))))
             continue
         devices.append(Device(uuid=uuid, name=name, path=path))
         for client, counted in rows:

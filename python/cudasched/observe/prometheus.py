@@ -13,11 +13,13 @@ or ``cudasched metrics serve`` beside the programs, which need not know.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -185,10 +187,30 @@ def text(directory: str | os.PathLike[str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Quiet(WSGIRequestHandler):
-    """No line for each scrape; and a client that says nothing is not waited for."""
+_REQUEST_S = 10.0
+_MOST_CONNECTIONS = 64
 
-    timeout = 10
+
+class _Quiet(WSGIRequestHandler):
+    """No line for each scrape; and a client that says nothing, or a byte now and then, is not waited for."""
+
+    timeout = _REQUEST_S
+
+    def setup(self) -> None:
+        """The connection ends after a while, whatever has come by then."""
+        super().setup()
+        self._end = threading.Timer(_REQUEST_S, self._shut)
+        self._end.daemon = True
+        self._end.start()
+
+    def finish(self) -> None:
+        """The request was answered, or not."""
+        self._end.cancel()
+        super().finish()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Says nothing."""
@@ -219,9 +241,25 @@ class Server:
             start("200 OK", [("Content-Type", kind), ("Content-Length", str(len(found)))])
             return [found]
 
+        waiting: deque[socket.socket] = deque()
+
         class Listening(ThreadingMixIn, WSGIServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                """Where there are too many connections, the oldest gives way."""
+                waiting.append(request)
+                if len(waiting) > _MOST_CONNECTIONS:
+                    with contextlib.suppress(OSError):
+                        waiting.popleft().shutdown(socket.SHUT_RDWR)
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                """A connection is over."""
+                with contextlib.suppress(ValueError):
+                    waiting.remove(request)
+                super().shutdown_request(request)
 
             def handle_error(self, request: object, client_address: object) -> None:
                 """A scraper that goes away in the middle is no event."""

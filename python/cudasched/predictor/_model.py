@@ -60,7 +60,9 @@ class Model:
 
         Args:
             booster: An ``xgboost.Booster`` or a fitted ``xgboost.XGBRegressor``, trained on the natural logarithm of
-                the duration in ns. Objectives: squared, absolute, pseudo-Huber or one quantile's error.
+                the duration in ns. Objectives: squared, absolute, pseudo-Huber or one quantile's error. Of a regressor
+                that was stopped early, the trees up to its best iteration are taken, as by its own ``predict``; of a
+                Booster all trees, likewise: ``booster[: booster.best_iteration + 1]`` are those up to its best.
             replay: Rows, shape (n, features), that the saved model is to carry with XGBoost's margins for them. At each
                 load, the machine is then checked to compute the same.
 
@@ -69,7 +71,10 @@ class Model:
             TypeError: It is no XGBoost model.
         """
         get_booster = getattr(booster, "get_booster", None)
+        best = getattr(booster, "best_iteration", None) if get_booster is not None else None
         booster = get_booster() if get_booster is not None else booster
+        if best is not None:
+            booster = booster[: best + 1]
         if not hasattr(booster, "save_raw"):
             raise TypeError(f"an xgboost.Booster or a fitted xgboost.XGBRegressor is needed, not {type(booster)!r}")
         saved = bytes(booster.save_raw("ubj"))

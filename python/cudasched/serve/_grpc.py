@@ -27,6 +27,7 @@ __all__ = ["grpc_server", "messages", "stub"]
 _SERVICE = "cudasched.v1.Control"
 _WORKERS = 8
 _HEADER_BYTES = 8 * 1024
+_HANDSHAKE_S, _IDLE_S = 10.0, 60.0
 
 
 def _grpc() -> Any:
@@ -153,7 +154,7 @@ def _address(peer: str) -> str:
 
 
 def grpc_server(
-    service: Service, callers: Callers, host: str, port: int, pem: tuple[bytes, bytes] | None
+    service: Service, callers: Callers, host: str, port: int, pem: tuple[bytes, bytes] | None, connections: int
 ) -> tuple[Any, int]:
     """A server that listens, and is to be started; its port.
 
@@ -163,6 +164,7 @@ def grpc_server(
         host: The address.
         port: 0: any that is free.
         pem: Key and certificate, for TLS.
+        connections: So many at once; those that say nothing end after ten seconds, those without a call after a minute.
 
     Raises:
         ConfigError: grpcio is not installed, or the address cannot be had.
@@ -175,6 +177,7 @@ def grpc_server(
         Failure.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
         Failure.INTERNAL: grpc.StatusCode.INTERNAL,
     }
+    interceptor: Any = grpc.ServerInterceptor
     operations, known = _Operations(service), messages()
 
     def let_in(context: Any) -> str:
@@ -187,6 +190,18 @@ def grpc_server(
                 grpc.StatusCode.RESOURCE_EXHAUSTED if too_often else grpc.StatusCode.UNAUTHENTICATED, refusal.message
             )
         return f"grpc {address}"
+
+    def refuse(requests: Any, context: Any) -> Any:
+        """Answers a call without the token at once: no thread waits for a message of it."""
+        let_in(context)
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is needed with each call")
+
+    class Gate(interceptor):  # type: ignore[misc]
+        """Lets calls with the token in, before their messages are waited for."""
+
+        def intercept_service(self, continuation: Any, call: Any) -> Any:
+            given = [str(value).encode() for name, value in call.invocation_metadata if name == "authorization"]
+            return continuation(call) if callers.knows(given) else grpc.stream_stream_rpc_method_handler(refuse)
 
     def handler(operation: Callable[[Any, str], Any]) -> Callable[[Any, Any], Any]:
         def handle(request: Any, context: Any) -> Any:
@@ -212,12 +227,16 @@ def grpc_server(
     }
     server = grpc.server(
         futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="cudasched-grpc"),
+        interceptors=(Gate(),),
         maximum_concurrent_rpcs=4 * _WORKERS,
         options=[
             ("grpc.max_receive_message_length", callers.limits.body_bytes),
             ("grpc.max_metadata_size", _HEADER_BYTES),
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 0),
+            ("grpc.max_allowed_incoming_connections", connections),
+            ("grpc.server_handshake_timeout_ms", int(1e3 * _HANDSHAKE_S)),
+            ("grpc.max_connection_idle_ms", int(1e3 * _IDLE_S)),
         ],
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))

@@ -52,7 +52,7 @@ class Limits:
 
     Attributes:
         body_bytes: Of a request.
-        request_s: Until a request has been received and answered.
+        request_s: Until a request has been received. What is done for one with the token has time-outs of its own.
         per_s: Requests a second, of one address.
         burst: So many at once.
         wrong_tokens: So many at once, of one address; one more each `wrong_token_s`.
@@ -143,6 +143,10 @@ class Callers:
         self._requests = RateLimiter(self.limits.per_s, self.limits.burst)
         self._wrong = RateLimiter(1.0 / self.limits.wrong_token_s, self.limits.wrong_tokens)
 
+    def knows(self, authorization: Sequence[bytes]) -> bool:
+        """Whether a caller sent the token, and nothing else under that name."""
+        return len(authorization) == 1 and hmac.compare_digest(authorization[0], self._expected)
+
     def refusal(self, address: str, authorization: Sequence[bytes], public: bool = False) -> Refusal | None:
         """Counts a request; None: it is let in.
 
@@ -151,7 +155,7 @@ class Callers:
             authorization: What it sent under that name.
             public: What it asks for needs no token.
         """
-        known = len(authorization) == 1 and hmac.compare_digest(authorization[0], self._expected)
+        known = self.knows(authorization)
         wait_s = self._requests.wait_s(f"{address} with the token" if known else address)
         if wait_s > 0:
             return Refusal("too many requests", wait_s)
@@ -163,6 +167,7 @@ class Callers:
         if authorization:
             self._wrong.wait_s(address)
             self._refused(address)
+            return Refusal("that is not the token: `cudasched serve` says which file it is in")
         return Refusal("a bearer token is needed: `cudasched serve` says which file it is in")
 
 
@@ -205,12 +210,9 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        answered = False
 
         async def sending(message: Message) -> None:
-            nonlocal answered
             if message["type"] == "http.response.start":
-                answered = True
                 own = {name.lower() for name, _ in message["headers"]}
                 added = [(name, value) for name, value in _HEADERS.items() if name not in own]
                 message = {**message, "headers": [*message["headers"], *added]}
@@ -221,22 +223,34 @@ class Guard:
             await _answer(sending, *refusal)
             return
         try:
-            await asyncio.wait_for(self._serve(scope, receive, sending), timeout=self._limits.request_s)
+            body = await asyncio.wait_for(self._received(receive), timeout=self._limits.request_s)
         except _TooLargeError:
             await _answer(sending, 413, f"a request has at most {self._limits.body_bytes} bytes")
+            return
         except (TimeoutError, asyncio.TimeoutError):
-            if not answered:
-                await _answer(sending, 408, f"the request took longer than {self._limits.request_s:g} s")
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await _answer(sending, 408, f"the request took longer than {self._limits.request_s:g} s")
+            return
+        if body is None:
+            return
         # The application gets the whole of a body, or hears nothing of the request.
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receiving() -> Message:
+            return whole.pop() if whole else await receive()
+
+        # The answer to HEAD is GET's, of which the server sends the head.
+        wanted = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        await self._application(wanted, receiving, sending)
+
+    async def _received(self, receive: Receive) -> bytes | None:
+        """The body; None: the caller is gone."""
         parts: list[bytes] = []
         received = 0
         more = True
         while more and received <= _RECEIVED_BYTES:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return
+                return None
             part = message.get("body", b"")
             more = message.get("more_body", False)
             received += len(part)
@@ -244,12 +258,7 @@ class Guard:
                 parts.append(part)
         if received > self._limits.body_bytes:
             raise _TooLargeError
-        whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
-
-        async def receiving() -> Message:
-            return whole.pop() if whole else await receive()
-
-        await self._application(scope, receiving, send)
+        return b"".join(parts)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | tuple[int, str, float] | None:
         """Why the request is not let in: a status, a message, and after how long it may come again."""

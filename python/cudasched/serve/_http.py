@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +24,7 @@ _ASSETS = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
-PUBLIC = frozenset(_ASSETS) | {"/api/openapi.json"}
+PUBLIC = frozenset(_ASSETS) | {"/api/openapi.json", "/api/v1/health"}
 """Paths that need no token: they are the same for everybody."""
 
 _STATUS = {
@@ -76,11 +76,22 @@ def _problems_beside(*more: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
+class Health(BaseModel):
+    """That the server works."""
+
+    status: Literal["ok"]
+
+
 class Api:
     """The operations as functions of requests."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+
+    def health(self) -> Health:
+        """Whether the clients are looked at; needs no token."""
+        self._service.check()
+        return Health(status="ok")
 
     def clients(self) -> Clients:
         """Every client of this user, and the GPUs that they have used."""
@@ -163,6 +174,14 @@ def application(service: Service) -> FastAPI:
     for path, (name, kind) in _ASSETS.items():
         app.add_api_route(path, _asset(name, kind), methods=["GET"], include_in_schema=False)
     v1 = "/api/v1"
+    app.add_api_route(
+        f"{v1}/health",
+        api.health,
+        methods=["GET"],
+        responses=_problems(),
+        operation_id="health",
+        openapi_extra={"security": []},
+    )
     app.add_api_route(f"{v1}/clients", api.clients, methods=["GET"], responses=_problems(), operation_id="clients")
     app.add_api_route(
         f"{v1}/clients/{{id}}", api.client, methods=["GET"], responses=_problems(404), operation_id="client"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import secrets
@@ -58,6 +60,29 @@ def _open_private(path: Path, flags: int) -> int:
     return number
 
 
+def _make_private(path: Path, content: str) -> bool:
+    """Makes a file that is there whole or not at all; False: there is one already.
+
+    Raises:
+        ConfigError: It cannot be made; says why.
+    """
+    new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(_open_private(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="ascii") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(new, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            new.unlink()
+    return True
+
+
 def token_from(path: Path) -> str:
     """The token in a file; a new one, of 256 random bits, where there is no such file.
 
@@ -70,10 +95,9 @@ def token_from(path: Path) -> str:
         if os.path.lexists(path):
             raise
         token = secrets.token_urlsafe(32)
-        number = _open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(number, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-        return token
+        if _make_private(path, token + "\n"):
+            return token
+        number = _open_private(path, os.O_RDONLY)  # another server has made it meanwhile
     with os.fdopen(number, "rb") as file:
         token = file.read(4 * _MOST_TOKEN).decode("ascii", errors="replace").strip()
     if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
@@ -101,7 +125,21 @@ class AuditLog:
         self._file = self._open()
 
     def _open(self) -> int:
-        return _open_private(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        number = _open_private(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        size = os.fstat(number).st_size
+        if size and os.pread(number, 1, size - 1) != b"\n":  # of a server that was killed in the middle of a line
+            self._append(number, b"\n")
+        return number
+
+    @staticmethod
+    def _append(number: int, line: bytes) -> None:
+        """Writes a line whole, or leaves nothing of it."""
+        written = os.write(number, line)
+        if written != len(line):
+            end = os.fstat(number).st_size
+            if os.pread(number, written, end - written) == line[:written]:  # nobody else has written behind it
+                os.ftruncate(number, end - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(self, event: str, **fields: object) -> None:
         """Adds a line.
@@ -121,8 +159,7 @@ class AuditLog:
                     os.replace(self.path, self.path.with_name(self.path.name + ".1"))
                     os.close(self._file)
                     self._file = self._open()
-                if os.write(self._file, line.encode("ascii")) != len(line):
-                    raise OSError(0, "it was not written whole")
+                self._append(self._file, line.encode("ascii"))
         except (OSError, ConfigError) as error:
             raise Error(f"the audit log {self.path} cannot be written: {error}") from None
 

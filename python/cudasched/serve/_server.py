@@ -1,15 +1,23 @@
-"""Listening: addresses that may be had, TLS, connections that say nothing, and the end by a signal."""
+"""Listening: addresses that may be had, TLS, connections that say nothing, and the end by a signal.
+
+The connections that have not sent the token give way to newer ones where there are too many, the oldest first: nobody
+who merely connects shuts out those who have the token.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import math
+import resource
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
+from cudasched.log import logger
 from cudasched.observe.prometheus import _why
 from cudasched.serve._grpc import grpc_server
 from cudasched.serve._guard import Callers, Guard, Limits, hosts_of
@@ -30,7 +39,10 @@ __all__ = ["Server", "is_loopback"]
 
 _HEAD_S = 10.0
 _HEAD_BYTES = 16 * 1024
-_CONNECTIONS = 128
+_BACKLOG = 128
+_MOST_CONNECTIONS = 1024
+_DESCRIPTORS = 4096
+_SAID_EVERY_S = 60.0
 
 
 def is_loopback(host: str) -> bool:
@@ -41,18 +53,87 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _connections() -> int:
+    """How many connections HTTP and gRPC may each have: a quarter of the descriptors, more of which are taken first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(soft // 4, _MOST_CONNECTIONS))
+
+
+class _Waiting:
+    """Connections that have not sent the token, the oldest first. The event loop's thread alone uses it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sockets: dict[Any, socket.socket] = {}
+
+    def add(self, peer: Any, connection: socket.socket) -> None:
+        """One was accepted."""
+        self._sockets[peer] = connection
+        if len(self._sockets) > self._most:
+            self.give_way()
+
+    def remove(self, peer: Any) -> None:
+        """One has sent the token, or is gone."""
+        self._sockets.pop(peer, None)
+
+    def give_way(self) -> None:
+        """Ends the oldest."""
+        for peer in list(self._sockets)[: max(1, self._most // 16)]:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._sockets.pop(peer).shutdown(socket.SHUT_RDWR)
+
+
+class _Listening(socket.socket):
+    """Notes whom it accepts, before a handshake of TLS has begun."""
+
+    waiting: _Waiting
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        try:
+            connection, peer = super().accept()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                self.waiting.give_way()
+            raise
+        self.waiting.add(peer, connection)
+        return connection, peer
+
+
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
 class _Impatient(H11Protocol):
     """Ends connections on which no whole head of a request comes for a while."""
+
+    waiting: _Waiting
+    callers: Callers
+    _has_token = False
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request."""
+        super().data_received(data)
+        if not self._has_token and self.cycle is not None:
+            given = [value for name, value in self.cycle.scope["headers"] if name == b"authorization"]
+            if self.callers.knows(given):
+                self._has_token = True
+                self.waiting.remove(self._peer)
 
     def connection_made(self, transport: Any) -> None:
         """The connection is there."""
         super().connection_made(transport)
+        self._peer = transport.get_extra_info("peername")
         self._seen: Any = None
         self._watch = self.loop.call_later(_HEAD_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._watch.cancel()
+        self.waiting.remove(self._peer)
         super().connection_lost(exc)
 
     def _look(self) -> None:
@@ -71,13 +152,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = _Listening(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        listening.listen(_CONNECTIONS)
+        listening.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         listening.close()
         raise ConfigError(_why(host, port, error)) from None
@@ -134,16 +215,18 @@ class Server:
         callers = Callers(token, limits, service.wrong_token)
         hosts = hosts_of(host, self.port, allowed_hosts)
         guard = Guard(behind, callers, hosts=hosts, scheme=self.scheme, public=PUBLIC)
+        connections = _connections()
+        waiting = self._socket.waiting = _Waiting(connections)
         config = uvicorn.Config(
             guard,
-            http=_Impatient,
+            http=type("_Protocol", (_Impatient,), {"waiting": waiting, "callers": callers}),
+            backlog=_BACKLOG,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_CONNECTIONS,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=_HEAD_BYTES,
@@ -157,7 +240,7 @@ class Server:
         if grpc_port is not None:
             try:
                 pem = self._pem if certificate else None
-                self._grpc, self.grpc_port = grpc_server(service, callers, host, grpc_port, pem)
+                self._grpc, self.grpc_port = grpc_server(service, callers, host, grpc_port, pem, connections)
             except BaseException:
                 self._socket.close()
                 raise
@@ -170,11 +253,27 @@ class Server:
         if self._grpc is not None:
             self._grpc.start()
         try:
-            asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
+            asyncio.run(self._serve())
         finally:
             if self._grpc is not None:
                 self._grpc.stop(grace=1).wait()
             self._socket.close()
+
+    async def _serve(self) -> None:
+        said_at = -math.inf
+
+        def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            """Where descriptors are used up, each attempt to accept fails: a line a minute, not one for each."""
+            nonlocal said_at
+            error = context.get("exception")
+            if not isinstance(error, OSError) or error.errno not in _NO_DESCRIPTORS:
+                loop.default_exception_handler(context)
+            elif time.monotonic() - said_at > _SAID_EVERY_S:
+                said_at = time.monotonic()
+                logger.warning("no connection can be accepted: %s (ulimit -n)", error.strerror)
+
+        asyncio.get_running_loop().set_exception_handler(failed)
+        await self._uvicorn.serve(sockets=[self._socket])
 
     def stop(self) -> None:
         """Ends `run`."""

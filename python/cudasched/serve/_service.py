@@ -19,6 +19,7 @@ from cudasched import __version__, control
 from cudasched._text import one_line
 from cudasched.config import ClientClass
 from cudasched.errors import ArbiterError, ConfigError, Error
+from cudasched.log import logger
 from cudasched.observe import prometheus
 from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import Device, Process
@@ -40,6 +41,7 @@ __all__ = [
     "Usage",
 ]
 
+_LATE_LOOKS = 10
 KEPT_SAMPLES = 600
 """How many samples are kept: ten minutes."""
 
@@ -288,11 +290,13 @@ class Service:
         self._clock = clock
         self._lock = threading.Lock()  # guards what follows
         self._look: Look | None = None
+        self._looked_at = time.monotonic()
         self._rows: dict[int, Row] = {}
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._names: dict[str, str] = {}
         self._number = 0
         self._ended = threading.Event()
+        control.remove_left_traces(directory)
         self._thread = threading.Thread(target=self._watch, name="cudasched-serve", daemon=True)
         self.look()
         self._thread.start()
@@ -304,20 +308,36 @@ class Service:
 
     def _watch(self) -> None:
         while not self._ended.wait(self._interval_s):
-            self.look()
+            try:
+                self.look()
+            except Exception as error:  # a look that fails is one, and not the end of looking
+                logger.warning("the clients could not be looked at: %s: %s", type(error).__name__, error)
+
+    def check(self) -> None:
+        """Whether the clients have been looked at lately.
+
+        Raises:
+            OperationError: They have not.
+        """
+        with self._lock:
+            late_s = time.monotonic() - self._looked_at
+        if late_s > _LATE_LOOKS * self._interval_s:
+            raise OperationError(Failure.INTERNAL, f"the clients have not been looked at for {late_s:.0f} s")
 
     def look(self) -> None:
-        """Looks at the clients once."""
+        """Looks at the clients once. Where their tables cannot be read there is no sample, not one of no client."""
         try:
             devices, processes = read_clients(self._directory)
             devices = with_gpus(devices, processes)
         except Error as error:
             devices, processes = [Device(uuid="", name="", error=str(error))], []
+        if not processes and any(device.error for device in devices):
+            return
         # One that has said no number yet cannot be told from others.
         now = Look(time.monotonic(), tuple(devices), tuple(each for each in processes if each.number != 0))
         with self._lock:
             found = rows(now, self._look)
-            self._look = now
+            self._look, self._looked_at = now, now.at_s
             self._rows = {row.number: row for row in found}
             held = {each.number: sum(client.memory_bytes for _, client in each.clients) for each in now.processes}
             self._number += 1
@@ -345,6 +365,8 @@ class Service:
             devices, processes = read_clients(self._directory)
         except Error as error:
             raise OperationError(Failure.INTERNAL, str(error)) from None
+        if unread := next((device.error for device in devices if device.error and not device.uuid), ""):
+            raise OperationError(Failure.INTERNAL, unread)
         with self._lock:
             known, seen = dict(self._rows), {each.uuid: each.gpu for each in (self._look.devices if self._look else ())}
         infos = []

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from cudasched import _text
+from cudasched._scratch import cache_directory, ours
 from cudasched.errors import Error
 
 __all__ = ["REGIONS", "ExtensionError", "build", "built", "check", "command", "load", "place"]
 
+_COMPILES_S = 900.0
 _OLDEST, _NEWEST = (2, 4), (2, 13)
 _LOST = (
     "Without it there is no memory by class (cudasched.torch.memory), and PyTorch's cache is not given back; regions, "
@@ -51,7 +54,14 @@ def _version(torch: Any) -> str:
     return str(torch.__version__)
 
 
-def _check_version(torch: Any) -> None:
+def check_version(torch: Any) -> None:
+    """Whether the extension is for this PyTorch.
+
+    Raises:
+        ExtensionError: It is too old, too new, or without CUDA.
+    """
+    if torch.version.cuda is None:
+        raise ExtensionError("this PyTorch was built without CUDA")
     parts = _version(torch).split(".")
     try:
         found = int(parts[0]), int(parts[1])
@@ -88,15 +98,21 @@ def _cuda_include() -> str:
 
 
 def place(torch: Any) -> Path:
-    """Where the library of this PyTorch is, or will be."""
+    """Where the library of this PyTorch is, or will be.
+
+    Raises:
+        ExtensionError: There is no home, or its sources are not there.
+    """
     sources = _sources() / "torch"
     digest = hashlib.sha256(_version(torch).encode())
     digest.update(str(torch.compiled_with_cxx11_abi()).encode())
     for path in sorted(sources.glob("*.[ch]pp")):
         digest.update(path.read_bytes())
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache = cache_directory()
+    if cache is None:
+        raise ExtensionError("neither HOME nor XDG_CACHE_HOME says where to keep it")
     name = "".join(c if c.isalnum() or c in ".+" else "_" for c in _version(torch))
-    return Path(cache) / "cudasched" / f"torch-{name}-{digest.hexdigest()[:16]}" / "libcudasched_torch.so"
+    return cache / f"torch-{name}-{digest.hexdigest()[:16]}" / "libcudasched_torch.so"
 
 
 def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
@@ -105,13 +121,16 @@ def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
     Raises:
         ExtensionError: There is no compiler, or no header of CUDA.
     """
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++", "clang++")), None)
-    if compiler is None:
+    try:
+        compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, ("g++", "c++", "clang++"))][:1]
+    except ValueError as error:
+        raise ExtensionError(f"CXX={_text.shown(os.environ['CXX'])} is no command: {error}") from None
+    if not compiler:
         raise ExtensionError("there is no C++ compiler (g++); install one")
     sources = _sources()
     home = Path(torch.__file__).parent
     arguments = [
-        compiler,
+        *compiler,
         "-std=c++20",
         "-O2",
         "-fPIC",
@@ -133,23 +152,35 @@ def build(torch: Any, *, again: bool = False) -> Path:
     Raises:
         ExtensionError: It cannot be compiled, or this PyTorch is too old, too new or without CUDA.
     """
-    _check_version(torch)
-    if torch.version.cuda is None:
-        raise ExtensionError("this PyTorch was built without CUDA")
+    check_version(torch)
     library = place(torch)
-    if library.is_file() and not again:
+    if _trusted(library) and not again:
         return library
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not ours(library.parent.stat()):
+            raise ExtensionError(f"{library.parent} is another user's, or another user may write to it: remove it")
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             made = Path(scratch) / library.name
-            done = subprocess.run(command(torch, made), capture_output=True, text=True)
+            done = subprocess.run(
+                command(torch, made), capture_output=True, text=True, errors="replace", timeout=_COMPILES_S
+            )
             if done.returncode != 0:
                 raise ExtensionError(f"the compiler failed: {_text.printable(_first_error(done.stderr))}")
             os.replace(made, library)  # whole, whichever process builds it meanwhile
+    except subprocess.TimeoutExpired:
+        raise ExtensionError(f"the compiler did not end within {_COMPILES_S:g} s") from None
     except OSError as error:
         raise ExtensionError(f"{library}: {error}") from error
     return library
+
+
+def _trusted(library: Path) -> bool:
+    """Whether it is there and nobody else could have put it there: it is code that is run."""
+    try:
+        return library.is_file() and ours(library.parent.stat()) and ours(library.lstat())
+    except OSError:
+        return False
 
 
 def _first_error(said: str) -> str:
@@ -245,8 +276,8 @@ class Library:
 def built(torch: Any) -> bool:
     """Whether the library of this PyTorch is there already."""
     try:
-        _check_version(torch)
-        return torch.version.cuda is not None and place(torch).is_file()
+        check_version(torch)
+        return _trusted(place(torch))
     except (ExtensionError, OSError):
         return False
 
@@ -262,9 +293,7 @@ def check(torch: Any) -> list[tuple[bool, str]]:
             found.append((False, f"{what}: {error}"))
 
     def version() -> str:
-        _check_version(torch)
-        if torch.version.cuda is None:
-            raise ExtensionError("this PyTorch was built without CUDA")
+        check_version(torch)
         return f"{_version(torch)}, CUDA {torch.version.cuda}"
 
     look("PyTorch", version)

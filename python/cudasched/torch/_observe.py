@@ -86,6 +86,7 @@ def observe() -> None:
         if _library is not None:
             return
         torch: Any = importlib.import_module("torch")
+        _extension.check_version(torch)
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             raise _extension.ExtensionError(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from cudasched.tune._face import tune
 from cudasched.tune.bandit import Bandit
@@ -54,8 +53,9 @@ __all__ = [
 
 
 class _Callable(ModuleType):
-    def __call__(self, *given: Any, **named: Any) -> Tuned:
-        return tune(*given, **named)
+    """This package, which may be called."""
+
+    __call__ = staticmethod(tune)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from types import CodeType
 from typing import Any
 
-from cudasched._text import closest
+from cudasched._text import closest, shown
 from cudasched.errors import ConfigError
 
 __all__ = ["Expression"]
 
+_MOST_CHARACTERS = 4096
+_MOST_BITS = 4096
 _LARGEST_EXPONENT = 64
+_TOO_MANY = 1 << 63
+
+
+def _numbers(*given: Any) -> None:
+    for one in given:
+        if not isinstance(one, (int, float)):
+            raise TypeError(f"{shown(one)} is no number")
+
+
+def _refuse_large(bits: float) -> None:
+    if bits > _MOST_BITS:
+        raise OverflowError("the number is too large")
 
 
 def _power(base: float, exponent: float) -> float:
-    if abs(exponent) > _LARGEST_EXPONENT:
+    _numbers(base, exponent)
+    if not abs(exponent) <= _LARGEST_EXPONENT:
         raise OverflowError(f"the exponent {exponent} is too large")
-    return float(base**exponent) if exponent < 0 or isinstance(base, float) else base**exponent
+    if isinstance(base, int):
+        _refuse_large(base.bit_length() * exponent)
+    made = base**exponent
+    _numbers(made)  # of a negative base it may be complex
+    return float(made) if exponent < 0 or isinstance(base, float) else made
+
+
+def _times(one: float, other: float) -> float:
+    _numbers(one, other)
+    if isinstance(one, int) and isinstance(other, int):
+        _refuse_large(one.bit_length() + other.bit_length())
+    return one * other
+
+
+def _modulo(one: float, other: float) -> float:
+    _numbers(one, other)
+    return one % other
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -30,12 +62,25 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min,
     "power": _power,
 }
+# In the place of operators: of text they would be repetition and formatting, and of numbers they have no bound. A name
+# that no parameter can have.
+_OPERATORS: Mapping[type[ast.operator], str] = {ast.Mult: "*", ast.Mod: "%"}
+_GLOBALS: dict[str, Any] = {"__builtins__": {}, "*": _times, "%": _modulo, **_FUNCTIONS}
 _NODES = (
     *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.IfExp),
     *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub),
     *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
     *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Tuple, ast.List),
 )
+
+
+class _Bounded(ast.NodeTransformer):
+    """Calls functions in the place of operators that are to be bounded."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        name = _OPERATORS.get(type(node.op))
+        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
 
 
 class Expression:
@@ -61,16 +106,20 @@ class Expression:
         """
         self.text = str(text)
         self._where = where
+        if len(self.text) > _MOST_CHARACTERS:
+            raise ConfigError(f"{where}: an expression has at most {_MOST_CHARACTERS} characters")
         try:
-            tree = ast.parse(self.text.strip(), mode="eval")
+            with warnings.catch_warnings():  # of Python, about numbers beside words and calls of numbers
+                warnings.simplefilter("ignore")
+                tree = ast.parse(self.text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ConfigError(f"{where}: '{self.text}' is no expression") from None
+            raise ConfigError(f"{where}: {shown(self.text)} is no expression") from None
         names = set()
         for node in ast.walk(tree):
             if not isinstance(node, _NODES):
                 raise ConfigError(f"{where}: '{self.text}' has {type(node).__name__}, which expressions may not have")
             if isinstance(node, ast.Constant) and not isinstance(node.value, (bool, int, float, str)):
-                raise ConfigError(f"{where}: '{self.text}' has {node.value!r}, which expressions may not have")
+                raise ConfigError(f"{where}: '{self.text}' has {shown(node.value)}, which expressions may not have")
             if isinstance(node, ast.Call) and (
                 not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords
             ):
@@ -81,29 +130,37 @@ class Expression:
                     raise ConfigError(f"{where}: '{self.text}' has the name {node.id}, which is not known{hint}")
                 names.add(node.id)
         self.names = frozenset(names)
-        self._code: CodeType = compile(tree, where, "eval")
+        try:
+            bounded = ast.fix_missing_locations(_Bounded().visit(tree))
+            self._code: CodeType = compile(bounded, "<expression>", "eval")
+        except (RecursionError, MemoryError, ValueError):
+            raise ConfigError(f"{where}: {shown(self.text)} is nested too deep") from None
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Its value.
 
         Raises:
-            ConfigError: It cannot be computed: a division by zero, a number that is too large, text in a sum.
+            ConfigError: It cannot be computed: a division by zero, a number of over 4,096 bits, text in a sum, a
+                parameter where there is no configuration.
         """
         try:
-            return eval(self._code, {"__builtins__": {}, **_FUNCTIONS}, dict(values))
-        except (ArithmeticError, TypeError, ValueError) as error:
-            used = ", ".join(f"{name} = {values[name]!r}" for name in sorted(self.names))
-            raise ConfigError(f"{self._where}: '{self.text}' cannot be computed with {used}: {error}") from None
+            return eval(self._code, _GLOBALS, dict(values))
+        except (ArithmeticError, NameError, TypeError, ValueError) as error:
+            used = ", ".join(f"{name} = {shown(values[name])}" for name in sorted(self.names) if name in values)
+            beside = f" with {used}" if used else ""
+            raise ConfigError(f"{self._where}: '{self.text}' cannot be computed{beside}: {error}") from None
 
     def integer(self, values: Mapping[str, Any]) -> int:
         """Its value, which is a whole number of 0 or more.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: It is none, or has more than 63 bits.
         """
         value = self(values)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0:
-            raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, not a whole number of 0 or more")
+            raise ConfigError(f"{self._where}: '{self.text}' is {shown(value)}, not a whole number of 0 or more")
         if isinstance(value, float) and not value.is_integer():
             raise ConfigError(f"{self._where}: '{self.text}' is {value!r}, no whole number; ceil_div(a, b) rounds up")
+        if value >= _TOO_MANY:
+            raise ConfigError(f"{self._where}: '{self.text}' is {shown(value)}, which is too large")
         return int(value)

@@ -1,7 +1,8 @@
 """A worker process: `python -m cudasched.tune._worker FD`. It compiles, or measures on a GPU, and may die of either.
 
-It answers each request over the connection that it was started with. A fault of a kernel loses the context, so the
-process answers and ends; a hang or a crash is seen by the process that started it (`workers`).
+It answers each request over the connection that it was started with, and ends with the process at its other end. A
+fault of a kernel loses the context, so the process answers and ends; a hang or a crash is seen by the process that
+started it (`workers`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cudasched._life import end_with
 from cudasched.errors import DriverError, Error
 from cudasched.tune._bench import Bench, Job, Plan
 from cudasched.tune._driver import Device
@@ -94,7 +96,9 @@ def run_once(path: Path) -> int:
 def main() -> int:
     """Entry point."""
     if sys.argv[1] == "--once":
+        end_with(sys.stdin.fileno())
         return run_once(Path(sys.argv[2]))
+    end_with(int(sys.argv[1]))
     return serve(Connection(int(sys.argv[1])))
 
 

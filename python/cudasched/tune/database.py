@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudasched.errors import Error
+from cudasched._scratch import cache_directory
+from cudasched._text import one_line, shown
+from cudasched.errors import ConfigError, Error
 from cudasched.tune.measurement import STATUSES, Measurement
 from cudasched.tune.space import Configuration, Problem, configuration_key
 
@@ -45,8 +46,39 @@ _COLUMNS = (
 
 
 def default_path() -> Path:
-    """``$XDG_CACHE_HOME/cudasched/tune.sqlite``, in ``~/.cache`` where that is not set."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudasched" / "tune.sqlite"
+    """``$XDG_CACHE_HOME/cudasched/tune.sqlite``, in ``~/.cache`` where that is not set.
+
+    Raises:
+        ConfigError: Neither variable says where.
+    """
+    cache = cache_directory()
+    if cache is None:
+        raise ConfigError("neither HOME nor XDG_CACHE_HOME says where to keep measurements: name a file (--database)")
+    return cache / "tune.sqlite"
+
+
+def _from_json(text: object) -> Any:
+    if not isinstance(text, str):
+        raise ValueError(f"{shown(text)} is no JSON")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+
+
+def _as_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
+
+
+def _length(text: object) -> int:
+    """As SQLite's own, but that what is no list has no element: it is replaced."""
+    try:
+        found = _from_json(text)
+    except ValueError:
+        return 0
+    return len(found) if isinstance(found, list) else 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,7 @@ class Database:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
+            self._connection.create_function("json_array_length", 1, _length, deterministic=True)
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
                 raise Error(f"{self.path}: a database of version {version}; this cudasched reads version {_VERSION}")
@@ -128,8 +161,9 @@ class Database:
             self._connection.execute(f"PRAGMA user_version = {_VERSION}")
         except sqlite3.Error as error:
             raise Error(f"{self.path}: the tuner's database cannot be opened: {error}") from None
-        except OSError as error:
-            raise Error(f"{self.path}: the tuner's database cannot be opened: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # the latter for a name that no file can have
+            why = getattr(error, "strerror", None) or error
+            raise Error(f"{self.path}: the tuner's database cannot be opened: {why}") from None
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[sqlite3.Connection]:
@@ -137,6 +171,15 @@ class Database:
             yield self._connection
         except sqlite3.Error as error:
             raise Error(f"{self.path}: the tuner's database cannot be used: {error}") from None
+
+    @contextlib.contextmanager
+    def _damaged(self) -> Iterator[None]:
+        """SQLite keeps anything in any column: what is none of ours is said with the file's name."""
+        try:
+            yield
+        except (ValueError, TypeError, OverflowError) as error:
+            why = one_line(str(error))
+            raise Error(f"{self.path}: the tuner's database is damaged ({why}); remove it, or name another") from None
 
     def put(self, key: Key, configuration: Configuration, made: Measurement) -> None:
         """Keeps a measurement, unless there is one with more samples.
@@ -163,7 +206,7 @@ class Database:
         """All measurements of a problem, by `configuration_key`.
 
         Raises:
-            Error: It cannot be read.
+            Error: It cannot be read, or is damaged.
         """
         with self._guarded() as connection:
             rows = connection.execute(
@@ -174,21 +217,29 @@ class Database:
         found = {}
         for configuration, *values in rows:
             about = dict(zip(_COLUMNS, values, strict=True))
-            if about["status"] in STATUSES:
-                about["samples_us"] = tuple(json.loads(about["samples_us"]))
-                about["profile"] = json.loads(about["profile"])
-                found[configuration] = Measurement(**about)
+            with self._damaged():
+                if not isinstance(_from_json(configuration), dict):
+                    raise ValueError(f"{shown(configuration)} is no configuration")
+                samples_us = tuple(_from_json(about.pop("samples_us")))
+                profile = _from_json(about.pop("profile"))
+                if about["status"] in STATUSES:  # of a later version
+                    found[configuration] = Measurement.from_file(samples_us=samples_us, profile=profile, **about)
         return found
 
     def keys(self, kernel: str | None = None) -> list[Key]:
-        """What there are measurements of."""
+        """What there are measurements of.
+
+        Raises:
+            Error: It cannot be read, or is damaged.
+        """
         with self._guarded() as connection:
             rows = connection.execute(
                 "SELECT DISTINCT gpu, kernel, fingerprint, shape FROM measurements WHERE ? IS NULL OR kernel = ? "
                 "ORDER BY kernel, shape, gpu",
                 (kernel, kernel),
             ).fetchall()
-        return [Key(*row) for row in rows]
+        with self._damaged():
+            return [Key(*map(_as_text, row)) for row in rows]
 
     def others(self, key: Key) -> dict[str, dict[str, Measurement]]:
         """Measurements of the same kernel for other shapes on the same GPU, by shape."""
@@ -223,27 +274,32 @@ class Database:
             )
 
     def runs(self) -> list[Run]:
-        """All runs, the latest first."""
+        """All runs, the latest first.
+
+        Raises:
+            Error: It cannot be read, or is damaged.
+        """
         with self._guarded() as connection:
             rows = connection.execute(
                 "SELECT run, gpu, kernel, fingerprint, shape, strategy, seed, began, ended, evaluations, best, "
                 "best_us, trace FROM runs ORDER BY run DESC"
             ).fetchall()
-        return [
-            Run(
-                run=row[0],
-                key=Key(*row[1:5]),
-                strategy=row[5],
-                seed=row[6],
-                began=row[7],
-                ended=row[8],
-                evaluations=row[9],
-                best=json.loads(row[10]) if row[10] else None,
-                best_us=row[11],
-                trace=tuple(json.loads(row[12])),
-            )
-            for row in rows
-        ]
+        with self._damaged():
+            return [
+                Run(
+                    run=int(row[0]),
+                    key=Key(*map(_as_text, row[1:5])),
+                    strategy=_as_text(row[5]),
+                    seed=int(row[6]),
+                    began=float(row[7]),
+                    ended=None if row[8] is None else float(row[8]),
+                    evaluations=int(row[9]),
+                    best=dict(_from_json(row[10])) if row[10] else None,
+                    best_us=None if row[11] is None else float(row[11]),
+                    trace=tuple(float(one) for one in _from_json(row[12])),
+                )
+                for row in rows
+            ]
 
     def close(self) -> None:
         """Closes the file."""

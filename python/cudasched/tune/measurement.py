@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
+
+from cudasched._text import shown
 
 __all__ = ["STATUSES", "Measurement", "Status", "robust"]
 
@@ -69,6 +71,26 @@ class Measurement:
     discarded: int = 0
     profile: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def from_file(cls, **values: Any) -> Measurement:
+        """One of what a file says, which may say anything.
+
+        Raises:
+            ValueError: There is no such status, or a value is none of its field.
+        """
+        made = cls(**values)
+        if made.status not in STATUSES:
+            raise ValueError(f"{shown(made.status)} is no status")
+        if not isinstance(made.message, str) or not isinstance(made.profile, dict):
+            raise ValueError("a message is a text, and a profile a table")
+        for one in (*(getattr(made, name) for name in _NUMBERS), *made.profile.values()):
+            if not isinstance(one, (int, float)) or not 0 <= one < _TOO_MUCH:
+                raise ValueError(f"{shown(one)} is no number of 0 or more")
+        for one in made.samples_us:
+            if not isinstance(one, (int, float)) or not 0 < one < _TOO_MUCH:
+                raise ValueError(f"{shown(one)} is no time")
+        return made
+
     @property
     def time_us(self) -> float | None:
         """The median of its samples without outliers, us; None where it has no time."""
@@ -77,6 +99,13 @@ class Measurement:
     def with_samples(self, samples_us: Sequence[float], seconds: float) -> Measurement:
         """With more samples behind those that it has."""
         return replace(self, samples_us=(*self.samples_us, *samples_us), run_s=self.run_s + seconds)
+
+
+_TOO_MUCH = 1e18
+_NUMBERS = (
+    *("registers", "local_bytes", "static_shared_bytes", "occupancy", "workspace_bytes", "sm_clock_mhz"),
+    *("compile_s", "run_s", "discarded"),
+)
 
 
 def robust(samples: Sequence[float]) -> float:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cudasched._text import one_line
 from cudasched.errors import Error
 from cudasched.tune._need import need
 from cudasched.tune.measurement import STATUSES, Measurement, robust
@@ -139,14 +139,15 @@ class Recording:
                 space = Space(header["space"], path)
                 problem = space.problem(Gpu(*header["gpu"]), header["shape"])
                 return cls._of(problem, header, {name: data[name] for name in data.files})
+        except Error as error:
+            raise error if str(path) in str(error) else Error(f"{path}: {error}") from None
         except OSError as error:
             raise Error(f"{path}: the recording cannot be read: {error.strerror or error}") from None
-        except (KeyError, ValueError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
-            raise Error(f"{path}: it is no recording of a space ({error})") from None
+        except Exception as error:  # numpy and zipfile have no one class for what a damaged file makes them raise
+            raise Error(f"{path}: it is no recording of a space ({one_line(str(error))[:200]})") from None
 
     @classmethod
     def _of(cls, problem: Problem, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Recording:
-        np = need("numpy", "a recording")
         names = list(problem.space.parameters)
         place = {configuration_key(one): i for i, one in enumerate(problem.configurations)}
         found: list[Measurement | None] = [None] * len(place)
@@ -156,19 +157,30 @@ class Recording:
             index = place[configuration_key(configuration)]
             order.append(index)
             samples = arrays["samples"][row]
-            found[index] = Measurement(
+            found[index] = made = Measurement.from_file(
                 status=STATUSES[int(arrays["status"][row])],
-                samples_us=tuple(float(one) for one in samples[~np.isnan(samples)]),
+                samples_us=_times(samples),
                 **{name: arrays[name][row].item() for name in _NUMBERS},
             )
-        if None in found:
-            raise ValueError(f"{found.count(None)} configurations are missing")
+            if made.status == "ok" and not made.samples_us:
+                raise ValueError(f"configuration {row} has no time")
+        if None in found or len(order) != len(found):
+            raise ValueError(f"it has {len(order)} rows for {len(found)} configurations")
         retimed = {
-            order[int(index)]: tuple(float(one) for one in row[~np.isnan(row)])
+            order[int(index)]: _times(row)
             for index, row in zip(arrays["retimed"], arrays["retimed_samples"], strict=True)
         }
+        for samples_us in retimed.values():
+            if not Measurement.from_file(status="ok", samples_us=samples_us).samples_us:
+                raise ValueError("a configuration that was timed again has no time")
         measurements = tuple(one for one in found if one is not None)
-        return cls(problem, measurements, retimed, header["fingerprint"], header["about"])
+        about = {str(name): str(value) for name, value in dict(header["about"]).items()}
+        return cls(problem, measurements, retimed, str(header["fingerprint"]), about)
+
+
+def _times(samples: Any) -> tuple[float, ...]:
+    """Of a row that is filled up with NaN."""
+    return tuple(float(one) for one in samples if one == one)
 
 
 class Replay:

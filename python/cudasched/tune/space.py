@@ -6,11 +6,14 @@ configurations are enumerated.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import math
+import os
 import re
+import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +45,9 @@ _MOST_COMBINATIONS = 5_000_000
 _MOST_CONFIGURATIONS = 200_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES = 1 << 20
+_LARGEST = 1 << 63  # what TOML promises of whole numbers
+_MOST_INCLUDES = 1000
+_MOST_GRID = (2**31 - 1, 65535, 65535)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]{1,200})"', re.MULTILINE)
 TYPES: Mapping[str, int] = {
     "float32": 4,
@@ -55,6 +61,8 @@ TYPES: Mapping[str, int] = {
     "int64": 8,
 }
 """Bytes of an element."""
+_WHOLE: Mapping[str, str] = {"int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "int64": "q"}
+"""How struct packs one: what does not fit is no value of the type."""
 Role = Literal["input", "output", "inout", "scalar", "workspace", "tensor_map"]
 _ROLES = ("input", "output", "inout", "scalar", "workspace", "tensor_map")
 _MAPPED = ("input", "output", "inout")
@@ -197,6 +205,29 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _finite(value: object, where: str) -> float:
+    with contextlib.suppress(OverflowError):
+        if _is_number(value) and math.isfinite(value):
+            return float(value)
+    raise ConfigError(f"{where} is a finite number, not {shown(value)}")
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ConfigError(f"{where} is a text, not {shown(value)}")
+    return value
+
+
+def _refuse_large(data: object) -> None:
+    """Whole numbers beyond 64 bits, which TOML and JSON can write, are refused wherever they are."""
+    waiting = [data]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, int) and not -_LARGEST <= one < _LARGEST:
+            raise ConfigError(f"{shown(one)} is too large: whole numbers have up to 63 bits")
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else []
+
+
 def _values(name: str, given: Any) -> tuple[Value, ...]:
     """The values of a parameter: a list, or a range."""
     where = f"parameter {name}"
@@ -265,9 +296,10 @@ class Space:
         self.text = text
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and what is nested as deep
             raise ConfigError(f"{path}: it is no TOML: {error}") from None
         try:
+            _refuse_large(data)
             self._read(data)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
@@ -285,8 +317,8 @@ class Space:
         if not isinstance(self.kernel, str) or not _NAME.fullmatch(self.kernel):
             raise ConfigError('it names no kernel: kernel = "name"')
         source = data.get("source")
-        if source is not None and not isinstance(source, str):
-            raise ConfigError(f"source is the name of a file, not {shown(source)}")
+        if source is not None:
+            _text(source, "source, the name of a file,")
         self.source = self.path.parent / source if source else None
         self.shape = self._numbers(data.get("shape", {}), "shape")
         self.constants = self._numbers(data.get("constants", {}), "constants")
@@ -328,8 +360,13 @@ class Space:
         check = _table(data.get("check", {}), "check")
         _refuse_unknown(check, ("reference", "relative", "absolute"), "check")
         self.reference = self._reference(check.get("reference"))
-        self.relative = float(check.get("relative", 1e-4))
-        self.absolute = float(check.get("absolute", 1e-5))
+        self.relative = _finite(check.get("relative", 1e-4), "check: relative")
+        self.absolute = _finite(check.get("absolute", 1e-5), "check: absolute")
+        if not 0 <= self.relative < 1 or self.absolute < 0:
+            raise ConfigError(
+                f"check: relative = {self.relative:g}, absolute = {self.absolute:g}: tolerances are 0 or more, and "
+                "with a relative one of 1 or more nothing would be checked"
+            )
         self.work = self._expression(data.get("work", 0), "work")
         self._digest_of = json.dumps(
             {key: data[key] for key in sorted(data) if key not in ("parameters", "constraints", "shape")}
@@ -371,13 +408,13 @@ class Space:
 
     def _argument(self, table: dict[str, Any], place: int) -> Argument:
         name = table.get("name", f"argument {place}")
-        where = f"argument {name}"
+        where = f"argument {name}" if isinstance(name, str) else f"argument {place}"
         of_maps = ("of", "dims", "box", "swizzle") if table.get("role") == "tensor_map" else ()
         _refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean", *of_maps), where)
         role, kind = table.get("role"), table.get("type", "float32" if table.get("role") != "workspace" else "uint8")
         if role not in _ROLES:
             raise ConfigError(f"{where}: role is one of {', '.join(_ROLES)}, not {shown(role)}")
-        if kind not in TYPES:
+        if not isinstance(kind, str) or kind not in TYPES:
             raise ConfigError(f"{where}: type is one of {', '.join(TYPES)}, not {shown(kind)}")
         fill = table.get("fill", "normal")
         if fill not in _FILLS:
@@ -386,13 +423,13 @@ class Space:
         if wanted and wanted not in table:
             raise ConfigError(f"{where}: it has no {wanted}")
         return Argument(
-            name=str(name),
+            name=_text(name, f"argument {place}: its name"),
             role=role,
             type=kind,
             size=self._expression(table["size"], f"{where}: size") if wanted == "size" else None,
             value=self._expression(table["value"], f"{where}: value") if wanted == "value" else None,
             fill=fill,
-            mean=float(table.get("mean", 0.0)),
+            mean=_finite(table.get("mean", 0.0), f"{where}: mean"),
             **(self._map(table, where) if role == "tensor_map" else {}),
         )
 
@@ -420,7 +457,7 @@ class Space:
     def _reference(self, given: Any) -> tuple[Path, str] | None:
         if given is None:
             return None
-        file, _, function = str(given).partition(":")
+        file, _, function = _text(given, "check: reference, file.py:function,").partition(":")
         path = self.path.parent / file
         if not file or not _NAME.fullmatch(function):
             raise ConfigError(f"check: reference is file.py:function, not {shown(given)}")
@@ -437,6 +474,7 @@ class Space:
             ConfigError: A name that the shape has not, or no configuration is left.
         """
         chosen = dict(self.shape)
+        _refuse_large(dict(shape or {}))
         for name, value in (shape or {}).items():
             if name not in chosen:
                 raise ConfigError(f"the shape has no {name}; it has {', '.join(chosen) or 'no names'}")
@@ -455,15 +493,26 @@ class Space:
 
 
 def with_includes(source: Path) -> list[Path]:
-    """A source and the files beside it that it includes, directly or not."""
-    found, waiting = [], [source]
+    """A source and the files beside it that it includes, directly or not; each once, however it is named.
+
+    Raises:
+        ConfigError: There are more than 1,000.
+    """
+    found: dict[Path, Path] = {}
+    waiting = [source]
     while waiting:
         path = waiting.pop()
-        if path in found or not path.is_file():
+        named = path.resolve()
+        if named in found or not path.is_file():
             continue
-        found.append(path)
-        waiting += [path.parent / name.decode(errors="replace") for name in _INCLUDE.findall(path.read_bytes())]
-    return [found[0], *sorted(found[1:])] if found else []
+        found[named] = path
+        if len(found) > _MOST_INCLUDES:
+            raise ConfigError(f"{source}: it includes more than {_MOST_INCLUDES} files")
+        waiting += [
+            path.parent / os.fsdecode(name) for name in _INCLUDE.findall(path.read_bytes()) if b"\0" not in name
+        ]
+    paths = list(found.values())
+    return [*paths[:1], *sorted(paths[1:])]
 
 
 @dataclass(frozen=True)
@@ -491,9 +540,13 @@ class Problem:
         """All that meet the constraints and what a block may have on this GPU, in the order of the file's values.
 
         Raises:
-            ConfigError: There is none, or there are too many.
+            ConfigError: There is none, there are too many, or a size, a scalar or the work cannot be computed.
         """
         architecture = self.gpu.architecture
+        try:
+            _ = self.sizes(), self.scalars(), self.work
+        except ConfigError as error:
+            raise ConfigError(f"{self.space.path}: {error}") from None
         names = list(self.space.parameters)
         found: list[dict[str, Value]] = []
         refused: dict[str, int] = {}
@@ -538,6 +591,8 @@ class Problem:
             return f"shared memory, of which a block has at most {architecture.max_shared_bytes_per_block} bytes"
         if launch.blocks < 1:
             return "the grid, which has no block"
+        if any(one > most for one, most in zip(launch.grid, _MOST_GRID, strict=True)):
+            return f"the grid, which has at most {' x '.join(map(str, _MOST_GRID))} blocks"
         return ""
 
     @cached_property
@@ -570,9 +625,22 @@ class Problem:
         return {one.name: one.size.integer(values) for one in self.space.arguments if one.size is not None}
 
     def scalars(self) -> dict[str, int | float]:
-        """The value of each scalar."""
+        """The value of each scalar.
+
+        Raises:
+            ConfigError: It is no number, or not one of its type.
+        """
         values = self._values({})
-        return {one.name: one.value(values) for one in self.space.arguments if one.value is not None}
+        made = {one.name: (one.value(values), one.type) for one in self.space.arguments if one.value is not None}
+        for name, (value, kind) in made.items():
+            try:
+                if not isinstance(value, (int, float)) or ("int" in kind and value != int(value)):
+                    raise ValueError
+                if "int" in kind:
+                    struct.pack(_WHOLE[kind], int(value))
+            except (ValueError, OverflowError, struct.error):
+                raise ConfigError(f"argument {name}: {shown(value)} is no {kind}") from None
+        return {name: value for name, (value, _) in made.items()}
 
     def tensor_maps(self, configuration: Configuration) -> dict[str, TensorMap]:
         """How TMA sees the arrays that the kernel has tensor maps of.
@@ -597,8 +665,12 @@ class Problem:
 
     @property
     def work(self) -> float:
-        """What one launch does, in the unit that the space counts in (bytes, operations); 0: not said."""
-        return float(self.space.work(self._values({})))
+        """What one launch does, in the unit that the space counts in (bytes, operations); 0: not said.
+
+        Raises:
+            ConfigError: It is no number.
+        """
+        return _finite(self.space.work(self._values({})), f"work: '{self.space.work.text}'")
 
     def occupancy(self, launch: Launch, registers: int = 0, static_shared_bytes: int = 0) -> float:
         """Resident threads of those that a multiprocessor can hold, 0 to 1; registers are known once it is compiled."""

@@ -5,6 +5,7 @@ Both give a prior, an array of costs of which only the ratios count; the search 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections.abc import Mapping
@@ -31,7 +32,11 @@ _TREES = 100
 
 def parse_key(shape: str) -> dict[str, float]:
     """A shape from what `Problem.key` wrote."""
-    return {name: float(value) for name, _, value in (part.partition("=") for part in shape.split(",")) if name}
+    made = {}
+    for name, _, value in (part.partition("=") for part in shape.split(",")):
+        with contextlib.suppress(ValueError):  # a database may say anything
+            made[name] = float(value)
+    return made
 
 
 def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
@@ -102,7 +107,7 @@ def from_predictor(problem: Problem, model: Any = None) -> NDArray[float64] | No
             _columns(problem), problem.gpu.sms, problem.gpu.architecture.max_warps_per_sm * WARP_THREADS
         )
         made: NDArray[float64] = chosen.predict(rows)
-    except (Error, ImportError, TypeError, ValueError):
+    except (Error, ImportError, ArithmeticError, TypeError, ValueError):
         return None
     return made / 1e3
 

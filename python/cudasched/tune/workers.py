@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -118,7 +119,8 @@ class Worker:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
-            self._process.kill()
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # with a compiler that it has started
             try:
                 code = self._process.wait(30)
             except subprocess.TimeoutExpired:  # inside the driver, which tears a context down: init gets it
@@ -371,10 +373,11 @@ class Live:
         file.write_bytes(pickle.dumps((replace(self._plan, compare=None), self._job(request, made))))
         command = tool([sys.executable, "-m", "cudasched.tune._worker", "--once", str(file)])
         environment = {**os.environ, **_gpu_environment()}
+        theirs, ours = os.pipe()  # the process ends with this one, and when its tool took too long
         try:
             done = subprocess.run(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=theirs,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -386,6 +389,9 @@ class Live:
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
             return 124, said.decode(errors="replace") if isinstance(said, bytes) else said
+        finally:
+            os.close(theirs)
+            os.close(ours)
         return done.returncode, done.stdout
 
     def close(self) -> None:

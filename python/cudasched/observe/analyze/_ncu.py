@@ -88,7 +88,9 @@ def find(chosen: str | os.PathLike[str] | None = None) -> Path:
         ConfigError: What was chosen cannot be run.
     """
     if chosen is not None:
-        found = shutil.which(os.fspath(chosen))
+        # A path loses its "./", and a name without a slash would be looked for on the PATH alone.
+        here = Path(chosen).absolute()
+        found = shutil.which(here if here.is_file() else chosen)
         if found is None:
             raise ConfigError(f"--ncu {os.fspath(chosen)}: there is no such program, or it cannot be run")
         return Path(found)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
+import os
 import signal
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cudasched import hook
 from cudasched._scratch import Scratch
 from cudasched.errors import Error
 from cudasched.observe import clients
@@ -69,8 +73,30 @@ def new_session() -> str:
     return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ} {uuid.uuid4().hex[:8]}"
 
 
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """Recordings of one run directory take turns: two at once on a GPU would each be slower by the other."""
+    directory = Path(hook.load_core().run_directory())
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(directory / "recording", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Error(f"{directory}: recordings cannot take turns there: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("cudasched: waits until another recording is over", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(lock)
+
+
 def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Baseline:
-    """Runs a program so many times, one after another.
+    """Runs a program so many times, one after another; waits while another process of this run directory records.
 
     What the programs print is theirs: it goes where this process's output goes.
 
@@ -85,7 +111,7 @@ def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Basel
     from cudasched.cli.collect import run_collected
     from cudasched.collect import read
 
-    with Scratch("baseline") as scratch:
+    with _turn(), Scratch("baseline") as scratch:
         paths: list[Path] = []
         counted = []
         for number in range(1, runs + 1):

@@ -125,6 +125,7 @@ def convert(directory: Path, output: Output, form: str, flame: Output | None) ->
         ) from error
     if flame is not None and graph is not None and summary.processes:
         flame.write(graph.page(output.path.name))
+        summary.without_time = graph.without_time
     return summary
 
 

@@ -83,6 +83,7 @@ class Summary:
     rotated_away: int = 0
     cut_short: int = 0
     damaged: int = 0
+    without_time: int = 0
 
 
 @dataclass

@@ -137,6 +137,8 @@ function limit(client) {
   return field;
 }
 
+const LABELS = [...document.querySelectorAll("thead th")].map((head) => head.textContent);
+
 function row(client) {
   const [share, wait, attainment] = last(client.id);
   const swatch = element("span", { className: "swatch" });
@@ -146,7 +148,11 @@ function row(client) {
                        element("small", {}, String(client.pid)));
   const made = element("tr", {}, name);
   made.dataset.client = client.id;
-  const cell = (content, numeric = false) => made.append(element("td", numeric ? { className: "number" } : {}, content));
+  const cell = (content, numeric = false) => {
+    const added = element("td", numeric ? { className: "number" } : {}, content);
+    added.dataset.label = LABELS[made.children.length]; // what a narrow screen shows in the place of the head
+    made.append(added);
+  };
   cell(classButtons(client));
   cell(percent(share), true);
   cell(client.state);
@@ -214,7 +220,9 @@ function round(most) {
 function makeChart(chart) {
   const svg = drawn("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img", "aria-label": chart.title });
   const readout = element("div", { className: "readout" });
+  const legend = element("ul", { className: "legend" });
   chart.svg = svg;
+  chart.legend = legend;
   chart.readout = readout;
   chart.pointer = null;
   svg.addEventListener("pointermove", (event) => {
@@ -226,7 +234,19 @@ function makeChart(chart) {
     chart.pointer = null;
     draw(chart);
   });
-  return element("div", { className: "card" }, element("h2", {}, `${chart.title}, ${chart.unit}`), svg, readout);
+  return element("div", { className: "card" }, element("h2", {}, `${chart.title}, ${chart.unit}`), svg, legend, readout);
+}
+
+function showLegend(chart, ids) {
+  const entries = ids.map((id) => [colorOf(id), names[id] ?? id.slice(0, 12)]);
+  const text = JSON.stringify(entries);
+  if (text === chart.entries) return;
+  chart.entries = text;
+  chart.legend.replaceChildren(...entries.map(([color, name]) => {
+    const swatch = element("span", { className: "swatch" });
+    swatch.style.background = color;
+    return element("li", { title: name }, swatch, name);
+  }));
 }
 
 function draw(chart) {
@@ -271,6 +291,7 @@ function draw(chart) {
     const [at, value] = points[points.length - 1];
     if (value !== null) parts.push(drawn("circle", { cx: x(at), cy: y(value), r: 2.5, fill: colorOf(id) }));
   }
+  showLegend(chart, [...lines].filter(([, points]) => points.some(([, value]) => value !== null)).map(([id]) => id));
   if (chart.pointer !== null && seen.length) {
     const near = seen.reduce((best, sample) => (Math.abs(x(sample.at_s) - chart.pointer) < Math.abs(x(best.at_s) - chart.pointer) ? sample : best));
     parts.push(drawn("line", { class: "cursor", x1: x(near.at_s), x2: x(near.at_s), y1: TOP, y2: HIGH - BOTTOM }));

@@ -1,10 +1,13 @@
-"""The page. Streamlit runs this file for each visitor and after each click; without the token nothing is shown."""
+"""The page. Streamlit runs this file for each visitor and after each click."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from cudasched.tune import Live, Settings, Space, as_header, run
 from cudasched.tune._need import need
 from cudasched.tune.dashboard import _data, _plots
 from cudasched.tune.dashboard._data import Entry
-from cudasched.tune.dashboard._serve import SETTINGS, TOKEN, token_matches
+from cudasched.tune.dashboard._serve import SETTINGS
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.search import STRATEGIES
@@ -29,21 +32,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 def _settings() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(os.environ[SETTINGS]).read_text())
     return found
-
-
-def _admitted(settings: dict[str, Any]) -> bool:
-    """Whether this visitor has given the token; asks for it."""
-    if st.session_state.get("admitted"):
-        return True
-    given = st.query_params.get(TOKEN)
-    if given is None:
-        given = st.text_input("Token", type="password", help="`cudasched dashboard` printed it.") or None
-    if given is not None and token_matches(given, settings[TOKEN]):
-        st.session_state["admitted"] = True
-        st.query_params.clear()  # not to be copied with the address
-        st.rerun()
-    st.info("The address that `cudasched dashboard` printed has the token in it.")
-    return False
 
 
 def _table(found: Sequence[Entry]) -> None:
@@ -103,8 +91,15 @@ def _search(settings: dict[str, Any], database: Database) -> None:
     kernel = space = None
     if source == "A recorded space":
         if not recordings:
-            st.info("`cudasched dashboard space.npz` offers a recorded space here.")
-            return
+            st.info(
+                "A recorded space is tuned without a GPU. `cudasched dashboard FILE.npz` offers one here; "
+                "`benchmarks/tune/recorded` in a clone has some, and `python -m benchmarks.tune record` makes one."
+            )
+            uploaded = st.file_uploader("Recorded space", type=["npz"])
+            if uploaded is None or not _NAME.fullmatch(Path(uploaded.name).name):
+                return
+            name = Path(uploaded.name).name
+            recordings = [_kept(Path(settings["directory"]), {name: uploaded.getvalue()}) / name]
         chosen = st.selectbox("Space", recordings, format_func=lambda path: path.stem)
     else:
         left, right = st.columns(2)
@@ -124,9 +119,11 @@ def _search(settings: dict[str, Any], database: Database) -> None:
     if chosen is not None:
         _run(Replay(Recording.load(chosen), int(seed)), wanted, database, chosen.stem)
     elif restricted is not None and restricted.source is not None:
-        with st.spinner("Preparing the GPU"):
-            live = Live(restricted, restricted.source)
-        with live:
+        with contextlib.ExitStack() as held:
+            with st.spinner("Waiting for the GPU, on which another page tunes"):
+                held.enter_context(_data.GPU)
+            with st.spinner("Preparing the GPU"):
+                live = held.enter_context(Live(restricted, restricted.source))
             _run(live, replace(wanted, batch=4), database, restricted.kernel)
 
 
@@ -140,11 +137,8 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
     if not _NAME.fullmatch(name):
         st.error("The kernel's file name has other characters than letters, digits, `_`, `.` and `-`.")
         return None
-    place = directory / "uploaded"
-    place.mkdir(exist_ok=True)
-    (place / name).write_bytes(kernel.getvalue())
     text = uploaded.getvalue().decode("utf-8", errors="replace")
-    (place / "space.toml").write_text(text)
+    place = _kept(directory, {name: kernel.getvalue(), "space.toml": text.encode()})
     space = Space(text, place / "space.toml")
     space.source = place / name
     with st.expander("Ranges", expanded=True):
@@ -154,6 +148,21 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
             if chosen:
                 space.parameters[parameter] = tuple(chosen)
     return space
+
+
+def _kept(directory: Path, files: dict[str, bytes]) -> Path:
+    """A directory with what was uploaded, named by it: no session changes the files that another one compiles."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    place = directory / digest.hexdigest()[:24]
+    if not place.exists():
+        new = Path(tempfile.mkdtemp(dir=directory))
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        with contextlib.suppress(OSError):  # another session has uploaded the same meanwhile
+            new.rename(place)
+    return place
 
 
 def _run(evaluator: Evaluator, settings: Settings, database: Database, name: str) -> None:
@@ -231,11 +240,8 @@ def _files(settings: dict[str, Any], _: Database) -> None:
     paths = [Path(path) for path in settings["files"]]
     uploaded = st.file_uploader("Open a report, a data set, a recording or a layer", type=["npz", "json", "parquet"])
     if uploaded is not None and _NAME.fullmatch(Path(uploaded.name).name):
-        place = Path(settings["directory"]) / "opened"
-        place.mkdir(exist_ok=True)
-        path = place / Path(uploaded.name).name
-        path.write_bytes(uploaded.getvalue())
-        paths.insert(0, path)
+        name = Path(uploaded.name).name
+        paths.insert(0, _kept(Path(settings["directory"]), {name: uploaded.getvalue()}) / name)
     if not paths:
         st.info("`cudasched dashboard FILE...` offers files here.")
         return
@@ -250,6 +256,8 @@ def _files(settings: dict[str, Any], _: Database) -> None:
         st.metric("The whole layer", f"{total:.2f} times as fast")
         left = st.columns(2)[0]
         left.pyplot(_plots.layer_bars(content))
+        if len(content) > _plots.MOST_BARS:
+            left.caption(f"The {_plots.MOST_BARS} kernels that took longest, of {len(content):,}.")
     else:
         st.subheader(f"{content.launches:,} launches on {content.gpu}")
         rows = [
@@ -271,8 +279,6 @@ def main() -> None:
     st.set_page_config(page_title="cudasched: tuning", layout="wide")
     st.title("Tuning")
     settings = _settings()
-    if not _admitted(settings):
-        return
     with Database(settings["database"] or default_path()) as database:
         tabs = st.tabs(["Tune", "Runs", "Measurements", "Files"])
         for tab, page in zip(tabs, (_tune, _runs, _known, _files), strict=True):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cudasched._text import one_line
 from cudasched.errors import ConfigError, Error
 from cudasched.tune.database import Database, Key
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.recording import Recording
 
-__all__ = ["Entry", "Layer", "entries", "grid", "layers", "pareto", "recorded"]
+__all__ = ["GPU", "Entry", "Layer", "entries", "grid", "layers", "pareto", "recorded"]
+
+
+GPU = threading.Lock()
+"""Held while a page measures: two at once on a GPU would each be slower by the other."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +131,10 @@ def layers(text: str) -> list[Layer]:
             Layer(str(one["kernel"]), float(one["baseline_us"]), float(one["tuned_us"]))
             for one in json.loads(text)["kernels"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"it is no layer: {error!r}") from None
-    if not found or any(not (one.baseline_us > 0 and one.tuned_us > 0) for one in found):
-        raise ConfigError("a layer has kernels, and their times are over 0")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"it is no layer: {one_line(repr(error))[:200]}") from None
+    if not found or not all(0 < time < math.inf for one in found for time in (one.baseline_us, one.tuned_us)):
+        raise ConfigError("a layer has kernels, and their times are over 0 and finite")
     return found
 
 
@@ -141,7 +147,7 @@ def open_file(path: Path) -> tuple[str, Any]:
     if path.suffix == ".npz":
         return "recording", Recording.load(path)
     if path.suffix == ".json":
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         try:
             return "layer", layers(text)
         except ConfigError:

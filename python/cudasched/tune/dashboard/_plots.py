@@ -9,11 +9,17 @@ from typing import Any
 from cudasched.tune._need import need
 from cudasched.tune.dashboard._data import Entry, Layer, cost, grid, pareto
 
-__all__ = ["heat_map", "layer_bars", "pareto_plot", "progress"]
+__all__ = ["MOST_BARS", "heat_map", "layer_bars", "pareto_plot", "progress"]
 
 _INK, _MUTED, _GRID = "#1f2933", "#66727f", "#e3e8ee"
 _BLUE, _ORANGE, _GREY = "#2563a8", "#c8611a", "#b6bfc9"
 _SERIES = (_BLUE, _ORANGE, "#2d8659", "#8a5bb5", "#a33b52", "#5f6b77")
+
+
+MOST_BARS = 40
+"""What a plot of bars shows at most; a figure of thousands takes gigabytes."""
+_MOST_NUMBERS = 2000
+_HIGHEST = 24.0
 
 
 def _axes(width: float = 7.0, height: float = 3.6) -> tuple[Any, Any]:
@@ -50,11 +56,11 @@ def progress(traces: Mapping[str, Sequence[float]]) -> Any:
 
 
 def heat_map(found: Sequence[Entry], x: str, y: str) -> Any:
-    """The best time for each pair of values; pairs without a time stay empty."""
+    """The best time for each pair of values; pairs without a time stay empty, and thousands are colours alone."""
     np = need("numpy", "the dashboard")
     xs, ys, times = grid(found, x, y)
     values = np.array([[np.nan if one is None else one for one in row] for row in times], dtype=float)
-    figure, axes = _axes(7.0, max(2.2, 0.55 * len(ys) + 1.2))
+    figure, axes = _axes(7.0, min(max(2.2, 0.55 * len(ys) + 1.2), _HIGHEST))
     axes.grid(False)
     known = values[~np.isnan(values)]
     if known.size:
@@ -62,13 +68,14 @@ def heat_map(found: Sequence[Entry], x: str, y: str) -> Any:
         scale = colours.LogNorm(known.min(), max(known.max(), known.min() * 1.001))
         axes.imshow(values, cmap="Blues", norm=scale, aspect="auto")
         middle = math.sqrt(known.min() * known.max())
-        for row, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
+        for row, column in zip(*np.nonzero(~np.isnan(values)), strict=True) if values.size <= _MOST_NUMBERS else ():
             value = values[row, column]
             ink = "white" if value > middle else _INK
             weight = "bold" if value == known.min() else "normal"
             axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=ink, fontsize=8, fontweight=weight)
-    axes.set_xticks(range(len(xs)), [str(one) for one in xs])
-    axes.set_yticks(range(len(ys)), [str(one) for one in ys])
+    for ticks, known_values in ((axes.set_xticks, xs), (axes.set_yticks, ys)):
+        step = -(-len(known_values) // MOST_BARS)
+        ticks(range(0, len(known_values), step), [str(one) for one in known_values[::step]])
     _label(axes, x, y)
     return figure
 
@@ -98,7 +105,9 @@ def pareto_plot(found: Sequence[Entry], what: str) -> Any:
 
 
 def layer_bars(found: Sequence[Layer]) -> Any:
-    """Baseline and tuned time of each kernel, side by side, with how many times as fast."""
+    """Baseline and tuned time of each kernel, side by side, with how many times as fast; of many, the longest ones."""
+    if len(found) > MOST_BARS:
+        found = sorted(found, key=lambda one: -one.baseline_us)[:MOST_BARS]
     figure, axes = _axes(7.0, max(2.0, 0.62 * len(found) + 1.0))
     axes.grid(False, axis="y")
     for place, one in enumerate(found):

@@ -1,8 +1,11 @@
-"""Starting Streamlit with what keeps the page to its user."""
+"""Starting Streamlit with what keeps the page to its user.
+
+The token is the first part of every address that Streamlit answers: without it there is no page, no session and nothing
+to upload to.
+"""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import json
 import os
@@ -17,11 +20,16 @@ from cudasched._scratch import Scratch
 from cudasched.errors import ConfigError
 from cudasched.tune._need import need
 
-__all__ = ["SETTINGS", "TOKEN", "Options", "command_line", "serve", "token_matches"]
+__all__ = ["SETTINGS", "Options", "command_line", "serve"]
 
-#: Where the page finds its settings, in its environment; the token is in the file, which its user alone may read.
+#: Where the page finds its settings, in its environment.
 SETTINGS = "CUDASCHED_DASHBOARD"
-TOKEN = "token"
+#: Where Streamlit finds the token, in its environment, too: others can read a command line.
+_BASE_PATH = "STREAMLIT_SERVER_BASE_URL_PATH"
+#: Streamlit, ended with the command that started it, whose end of the pipe at its standard input is closed then.
+_STREAMLIT = (
+    "from cudasched._life import end_with; end_with(0); from streamlit.web.cli import main; main(prog_name='streamlit')"
+)
 _APP = Path(__file__).parent / "_app.py"
 _UPLOAD_MB = 64
 _PATIENCE_S = 10.0
@@ -87,16 +95,11 @@ def command_line(options: Options) -> list[str]:
         "logger.level": "error",
     }
     settings = [f"--{name}={value}" for name, value in flags.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(_APP), *settings]
-
-
-def token_matches(given: str | None, token: str) -> bool:
-    """Compares in a time that does not depend on the content."""
-    return hmac.compare_digest((given or "").encode(), token.encode())
+    return [sys.executable, "-c", _STREAMLIT, "run", str(_APP), *settings]
 
 
 def serve(options: Options) -> int:
-    """Runs the dashboard until Ctrl-C. Returns its exit code.
+    """Runs the dashboard until Ctrl-C, or until its terminal is closed. Returns its exit code.
 
     Raises:
         ConfigError: An option has no meaning, or is not allowed.
@@ -108,26 +111,26 @@ def serve(options: Options) -> int:
     with Scratch("dashboard") as directory:
         file = directory / "settings.json"
         settings = {
-            TOKEN: token,
             "database": str(options.database) if options.database else None,
             "files": [str(path.resolve()) for path in options.files],
             "directory": str(directory),
         }
         file.touch(mode=0o600)
         file.write_text(json.dumps(settings))
-        environment = {**os.environ, SETTINGS: str(file), "CUDASCHED_OFF": "1"}
+        environment = {**os.environ, SETTINGS: str(file), _BASE_PATH: token, "CUDASCHED_OFF": "1"}
         # Streamlit reads ./.streamlit/config.toml: not one of the directory where this was started.
         host = f"[{options.address}]" if ":" in options.address else options.address
         # It ends as by Ctrl-C: with its page.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        print(f"cudasched dashboard: http://{host}:{options.port}/?{TOKEN}={token}", flush=True)
-        process = subprocess.Popen(command_line(options), env=environment, cwd=directory, stdin=subprocess.DEVNULL)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+                signal.signal(number, signal.default_int_handler)
+        print(f"cudasched dashboard: http://{host}:{options.port}/{token}/", flush=True)
+        process = subprocess.Popen(command_line(options), env=environment, cwd=directory, stdin=subprocess.PIPE)
         try:
             return process.wait()
         except KeyboardInterrupt:
             return _INTERRUPTED
         finally:
-            signal.signal(signal.SIGTERM, before)
             process.terminate()
             try:
                 process.wait(_PATIENCE_S)
