@@ -30,6 +30,7 @@ enum class State : std::uint32_t {
   kUnseen = 5,   // libcuda's contexts were not seen: another driver, or CUDA was begun before cudasched
   kRefused = 6,  // the driver refuses the call, or answers what is not known here
   kLost = 7,     // the program has closed the file that the driver had opened
+  kTool = 8,     // a debugger, sanitizer or profiler is in the process, and the driver is its own
 };
 
 class TimeSlices {

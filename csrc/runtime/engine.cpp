@@ -37,6 +37,10 @@ Engine& engine() noexcept {
   return *instance;
 }
 
+void Engine::watch_driver(void* real_driver) noexcept {
+  slice_keeper_.watch(real_driver, settings_, a_tool_is_injected());
+}
+
 Device* Engine::find_device(ThreadState& thread) noexcept {
   CUcontext context = nullptr;
   if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;

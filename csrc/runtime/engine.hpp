@@ -106,7 +106,7 @@ class Engine {
   Slices& slices() noexcept { return slices_; }
   SliceKeeper& slice_keeper() noexcept { return slice_keeper_; }
   // The driver's library is loaded, and the program's first call of it waits.
-  void watch_driver(void* real_driver) noexcept { slice_keeper_.watch(real_driver, settings_); }
+  void watch_driver(void* real_driver) noexcept;
   const Graphs& graphs() const noexcept { return graphs_; }
   bool note_priority(CUgraphExec exec, GivenPriority priority) noexcept {
     return graphs_.note_priority(exec, priority);

@@ -13,9 +13,10 @@ namespace cudasched::runtime {
 
 using preempt::State;
 
-void SliceKeeper::watch(void* real_driver, const Settings& settings) noexcept {
+void SliceKeeper::watch(void* real_driver, const Settings& settings, bool tool) noexcept {
   setting_ = settings.time_slice_us;
-  if (setting_ != 0U) slices_.watch(real_driver);
+  tool_ = tool;
+  if (setting_ != 0U && !tool_) slices_.watch(real_driver);
 }
 
 // 0: libcuda's own; state_ says why, where best effort is there.
@@ -36,6 +37,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
   });
   state_ = !best_effort     ? State::kUnused
            : setting_ == 0U ? State::kSetOff
+           : tool_          ? State::kTool
            : mps            ? State::kMps
            : latency        ? State::kShared
                             : State::kOn;

@@ -14,8 +14,8 @@ class Engine;
 
 class SliceKeeper {
  public:
-  // Before the program's first driver call goes on.
-  void watch(void* real_driver, const Settings& settings) noexcept;
+  // Before the program's first driver call goes on. `tool`: one is injected into the program.
+  void watch(void* real_driver, const Settings& settings, bool tool) noexcept;
   void tick(Engine& engine, std::int64_t now_ns) noexcept;
   // In each slot of the process: its length and state.
   preempt::State state() const noexcept { return state_; }
@@ -28,6 +28,7 @@ class SliceKeeper {
   preempt::TimeSlices slices_;
   std::optional<std::uint32_t> setting_;  // none: found on line; 0: off
   preempt::State state_ = preempt::State::kUnused;
+  bool tool_ = false;
   bool said_ = false;
 };
 

@@ -156,7 +156,8 @@ enum cudasched_time_slice_state {
   CUDASCHED_TIME_SLICE_SHARED = 4,  /* its process has latency work, too */
   CUDASCHED_TIME_SLICE_UNSEEN = 5,  /* its contexts were not seen: another driver, or CUDA was begun before cudasched */
   CUDASCHED_TIME_SLICE_REFUSED = 6, /* by the driver */
-  CUDASCHED_TIME_SLICE_LOST = 7     /* the program has closed files of the driver */
+  CUDASCHED_TIME_SLICE_LOST = 7,    /* the program has closed files of the driver */
+  CUDASCHED_TIME_SLICE_TOOL = 8     /* a debugger, sanitizer or profiler is in the program */
 };
 
 /* One client of one table, as `cudasched status` shows it. */

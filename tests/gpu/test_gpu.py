@@ -94,7 +94,8 @@ def said_so_far(process: subprocess.Popen[str]) -> str:
 
 
 def test_an_active_latency_client_holds_best_effort_work_and_its_death_frees_it(start: Start) -> None:
-    trainer = start("trainer.py", client_class="best-effort")
+    # Held by the gate alone: other programs of these tests use the GPU, and slices give way to them, too.
+    trainer = start("trainer.py", client_class="best-effort", options=("--time-slice-us", "off"))
     line_of(trainer, "")
     server = start("server.py", "stuck", client_class="latency")
     line_of(server, "ready")

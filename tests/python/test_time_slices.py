@@ -120,9 +120,13 @@ def test_what_it_does_not_know_turns_them_off_once_and_the_gate_goes_on(
     assert train.stderr.startswith(said)
 
 
-def test_off_is_what_it_says(stage: Stage) -> None:
-    train = trainer(stage, CUDASCHED_TIME_SLICE_US="off")
-    eventually(lambda: clients()[train.pid].time_slice == "off", "it is off")
+@pytest.mark.parametrize(
+    ("state", "environment"),
+    [("off", {"CUDASCHED_TIME_SLICE_US": "off"}), ("tool", {"NV_SANITIZER_INJECTION_PORT_BASE": "1"})],
+)
+def test_off_and_beside_a_tool_nothing_is_set(stage: Stage, state: str, environment: dict[str, str]) -> None:
+    train = trainer(stage, **environment)
+    eventually(lambda: clients()[train.pid].time_slice == state, f"it is {state}")
 
 
 def test_a_forked_child_leaves_its_parents_alone(stage: Stage) -> None:

@@ -224,6 +224,7 @@ _NOT_INTERRUPTED = {
     "unseen": "its contexts were not seen: start it with `cudasched run`, or import cudasched before CUDA begins",
     "refused": "the driver refuses it",
     "closed": "the program has closed files of the driver",
+    "tool": "a debugger, sanitizer or profiler is in the program",
 }
 
 
