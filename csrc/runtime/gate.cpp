@@ -150,6 +150,11 @@ void Gate::forget_context(CUcontext context) noexcept {
   markers_.forget();
 }
 
+// The caller holds lock_.
+void Gate::note_length(std::int64_t duration_ns) noexcept {
+  if (duration_ns > admission_.long_ns()) long_seen_ns_.store(now_ns(), std::memory_order_relaxed);
+}
+
 // ---- while no latency client is on the device ----------------------------------------------------------------------
 
 // A few nanoseconds for most launches: a lock, an estimate by the launch's geometry, an addition. Only one launch in
@@ -193,6 +198,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   }
   traced.ends(call, ordinal_);
   if (!first_look) hot().counters.was_held(telemetry::WaitReason::kBacklog);
+  if (found.proven) note_length(found.duration_ns);
   if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
   const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
   Pass pass;
@@ -304,6 +310,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
           count.unmet_collectives.fetch_add(1, std::memory_order_relaxed);
         }
         admitted_ns_ = now;
+        note_length(prediction.duration_ns);
         dry_since_ns_ = 0;
         const bool beside_others = ledger.holds_others(id_of(stream));
         const bool times = with_events && sampler_.times(call, prediction);

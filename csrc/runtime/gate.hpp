@@ -134,10 +134,12 @@ class Gate {
   };
   Progress progress() const noexcept { return progress_; }
 
-  // Kernels of this process are interrupted for latency clients of others, and the policy is the default one: the gate
-  // need not hold them. The ticker's.
-  void step_aside(bool aside) noexcept {
-    aside_.store(aside && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. Where it launches long
+  // ones, and the policy is the default one, the gate need not hold them then; between short ones it saves requests
+  // that queue behind one another changes of context. The ticker's.
+  void step_aside(bool interrupted, std::int64_t now_ns) noexcept {
+    const bool has_long = now_ns - long_seen_ns_.load(std::memory_order_relaxed) < kLongAgoNs;
+    aside_.store(interrupted && has_long && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
   // A latency client is there: launches are held.
@@ -181,6 +183,8 @@ class Gate {
 
  private:
   static constexpr std::int64_t kNotDueNs = INT64_MAX;
+  static constexpr std::int64_t kLongAgoNs =
+      10'000'000'000;  // a program that has launched no long kernel since has none
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
   // Between a submission and the next launch, where the launcher has it ready, and where the program must make it: what
   // takes longer is the program's doing.
@@ -192,6 +196,7 @@ class Gate {
   static constexpr std::int64_t kUnprovenLookNs = 50'000;
   static constexpr std::int64_t kMeetLookNs = 30'000;  // between two looks for a job's other members
 
+  void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   bool make_ready(CUcontext context) noexcept;
@@ -214,7 +219,8 @@ class Gate {
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<bool> aside_{false};
-  std::atomic<bool> strict_{false};  // the policy, the default one
+  std::atomic<bool> strict_{false};                      // the policy, the default one
+  std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than Admission::long_ns was admitted
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of a kernel of which nothing is known
   int ordinal_ = 0;

@@ -82,6 +82,7 @@ class Admission {
   bool latency_seen_since(std::int64_t time_ns) const noexcept { return latency_seen_ns_ >= time_ns; }
 
   schedule::Lead& lead() noexcept { return lead_; }
+  std::int64_t long_ns() const noexcept { return long_ns_; }
   bool lead_adapts() const noexcept { return lead_adapts_; }
   Neighbours& neighbours() noexcept { return neighbours_; }
   const Neighbours& neighbours() const noexcept { return neighbours_; }
