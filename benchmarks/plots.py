@@ -46,7 +46,7 @@ PREEMPT_ARMS: Mapping[str, tuple[str, str, str]] = {
 APART = 0.16
 HOST_BOUND_APART = 0.11
 RATIOS = (1, 1.25, 1.5, 2, 3, 4, 5, 6, 8)
-PREEMPT_RATIOS = (0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)
+PREEMPT_RATIOS = (0.8, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)
 HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 18)
 
 

@@ -49,7 +49,7 @@ LIMITED_BY: dict[str, str] = {
     "p99_ratio_worst": _SWITCHES,
     "p50_excess_ms_median": _SWITCHES,
     "p50_excess_ms_worst": _SWITCHES,
-    "best_effort_worst": "the LSTM, bound by its launches: what the launcher thread adds to each; the others have 0.908 and more",
+    "best_effort_worst": "the LSTM, bound by its launches: what the launcher thread adds to each; others 0.908 or more",
     "eager_p99_of_time_slices_median": "P99 is the host's in all arms, alone too (24 to 29 ms; P50 5 ms)",
     "eager_best_effort_worst": _GAPS,
 }

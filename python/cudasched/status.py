@@ -149,7 +149,8 @@ class Client:
         time_slice: Whether the GPU interrupts its kernels for other processes: ``on``; ``off`` (its setting); ``mps``
             (all MPS clients share one slice); ``shared`` (its process has latency work, too); ``unseen`` (its contexts
             were not seen: another driver, or CUDA was begun before cudasched); ``refused`` by the driver; ``closed``
-            (the program has closed the driver's files); ``tool`` (a debugger, sanitizer or profiler is in it); empty: it is not best effort.
+            (the program has closed the driver's files); ``tool`` (a debugger, sanitizer or profiler is in it);
+            empty: it is not best effort.
         time_slice_us: How long the GPU runs it before it interrupts it, us; None: as the driver has it, 2,048.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
         kernels: What the best-effort kernels of its process, on all of its GPUs, make of the GPU.

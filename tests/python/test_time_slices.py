@@ -74,7 +74,9 @@ def test_the_gate_steps_aside_where_kernels_are_interrupted(stage: Stage) -> Non
     [{"CUDASCHED_TIME_SLICE_US": "1"}, {"CUDASCHED_POLICY": "slack"}, {"CUDASCHED_LONG_US": "1e9"}],
     ids=["length", "policy", "short kernels"],
 )
-def test_the_gate_stays_where_a_length_or_a_policy_was_chosen_and_between_short_kernels(stage: Stage, setting: dict[str, str]) -> None:
+def test_the_gate_stays_where_a_length_or_a_policy_was_chosen_and_between_short_kernels(
+    stage: Stage, setting: dict[str, str]
+) -> None:
     serve, train = server(stage), trainer(stage, CUDASCHED_OFFLOAD="0", **setting)
     has_slice(train, 1)
     serve.call(ENTER)
