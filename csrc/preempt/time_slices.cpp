@@ -1,10 +1,12 @@
 #include "preempt/time_slices.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <span>
+#include <string>
 
 #include "preempt/wire.hpp"
 
@@ -13,6 +15,9 @@ namespace {
 
 // libcuda's own, where it was never seen.
 constexpr std::uint64_t kUsualUs = 2048;
+
+// Of a status: ioctl itself failed, with this errno.
+constexpr std::uint32_t kErrno = 0x8000'0000U;
 
 }  // namespace
 
@@ -32,6 +37,10 @@ bool TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   if (us == before && now < next_look_ns_) return false;
   next_look_ns_ = now + (now - made_ns_ < kSettlesNs ? kLookNs : kLookLaterNs);
 
+  if (groups_.overflows() > 0) {
+    turn_off(State::kRefused, "it has more than " + std::to_string(Groups::kMost) + " contexts");
+    return false;
+  }
   std::array<Group, Groups::kMost> groups;
   const std::size_t count = groups_.read(groups);
   if (us != 0 && (!watches_ || count == 0)) {
@@ -49,27 +58,25 @@ bool TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
 // False: it cannot be done, and is off.
 bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
   if (OpenFile::of(group.file.descriptor) != group.file) {
-    turn_off(group, State::kLost, "", 0);
+    turn_off(State::kLost, "");
     return false;
   }
   std::uint64_t has = 0;
   if (const std::uint32_t status = control(group, wire::kGetTimeSlice, has); status != 0) {
-    turn_off(group, State::kRefused, "GET_TIMESLICE", status);
-    return state() != State::kRefused;
+    return refused(group, "GET_TIMESLICE", status);
   }
   if (has == us) return true;
   if (group.set_us != has) own_us_ = has;
   std::uint64_t wanted = us;
   calls_.fetch_add(1, std::memory_order_relaxed);
   if (const std::uint32_t status = control(group, wire::kSetTimeSlice, wanted); status != 0) {
-    turn_off(group, State::kRefused, "SET_TIMESLICE", status);
-    return state() != State::kRefused;
+    return refused(group, "SET_TIMESLICE", status);
   }
   groups_.set(group.client, group.handle, us);
   return true;
 }
 
-// The status of the kernel module; 0: done. An errno comes with its upper bit set.
+// The status of the kernel module; 0: done.
 std::uint32_t TimeSlices::control(const Group& group, std::uint32_t command, std::uint64_t& us) noexcept {
   wire::TimeSlice slice{us};
   wire::Control call{.client = group.client,
@@ -81,27 +88,29 @@ std::uint32_t TimeSlices::control(const Group& group, std::uint32_t command, std
                      .status = wire::kNoStatus};
   const int result =
       door_.call(group.file.descriptor, wire::request(wire::kControl, sizeof call), static_cast<void*>(&call));
-  if (result < 0) return 0x8000'0000U | static_cast<std::uint32_t>(errno);
+  if (result < 0) return kErrno | static_cast<std::uint32_t>(errno);
   us = slice.us;
   return call.status;
 }
 
-// Unless the group is gone: its context was destroyed meanwhile.
-void TimeSlices::turn_off(const Group& gone, State why, const char* call, std::uint32_t status) noexcept {
+// True: the group is gone, because its context was destroyed meanwhile.
+bool TimeSlices::refused(const Group& asked, const char* call, std::uint32_t status) noexcept {
   std::array<Group, Groups::kMost> groups;
-  bool lives = false;
-  for (const Group& group : std::span(groups).first(groups_.read(groups))) {
-    lives = lives || (group.client == gone.client && group.handle == gone.handle);
-  }
-  if (!lives) return;
+  const auto living = std::span(groups).first(groups_.read(groups));
+  const auto is_it = [&](const Group& group) { return group.client == asked.client && group.handle == asked.handle; };
+  if (std::none_of(living.begin(), living.end(), is_it)) return true;
+  std::array<char, 96> text{};
+  std::snprintf(text.data(), text.size(), (status & kErrno) != 0 ? "%s failed with errno %u" : "%s gave status 0x%x",
+                call, status & ~kErrno);
+  turn_off(State::kRefused, text.data());
+  return false;
+}
+
+void TimeSlices::turn_off(State state, std::string_view why) noexcept {
   us_.store(0, std::memory_order_relaxed);
-  state_.store(why, std::memory_order_relaxed);
+  state_.store(state, std::memory_order_relaxed);
   try {
-    std::array<char, 96> text{};
-    const bool failed = (status & 0x8000'0000U) != 0;
-    std::snprintf(text.data(), text.size(), failed ? "%s failed with errno %u" : "%s was answered with status 0x%x",
-                  call, status & 0x7FFF'FFFFU);
-    why_ = text.data();
+    why_ = why;
   } catch (const std::exception&) {  // no memory for it
   }
 }

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "preempt/door.hpp"
 #include "preempt/groups.hpp"
@@ -28,7 +29,7 @@ enum class State : std::uint32_t {
   kMps = 3,      // the contexts of all MPS clients share one slice
   kShared = 4,   // the process has latency work, too: a slice is of all that it runs
   kUnseen = 5,   // libcuda's contexts were not seen: another driver, or CUDA was begun before cudasched
-  kRefused = 6,  // the driver refuses the call, or answers what is not known here
+  kRefused = 6,  // the driver refuses the call, or answers what is not known here; or there are too many contexts
   kLost = 7,     // the program has closed the file that the driver had opened
   kTool = 8,     // a debugger, sanitizer or profiler is in the process, and the driver is its own
 };
@@ -45,10 +46,13 @@ class TimeSlices {
   // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }
   std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
-  // Of kRefused: what was called, and what came of it. The ticker's.
+  // Of kRefused: what came of which call. The ticker's.
   const std::string& why() const noexcept { return why_; }
   // Calls that set a slice, ever.
   std::uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
+
+  // What is known of the process's contexts.
+  Groups& groups() noexcept { return groups_; }
 
   void reset_in_child() noexcept;
 
@@ -60,7 +64,8 @@ class TimeSlices {
 
   bool give(const Group& group, std::uint32_t us) noexcept;
   std::uint32_t control(const Group& group, std::uint32_t command, std::uint64_t& us) noexcept;
-  void turn_off(const Group& group, State why, const char* call, std::uint32_t status) noexcept;
+  bool refused(const Group& group, const char* call, std::uint32_t status) noexcept;
+  void turn_off(State state, std::string_view why) noexcept;
 
   Door door_;
   Groups groups_;

@@ -152,7 +152,9 @@ void Gate::forget_context(CUcontext context) noexcept {
 
 // The caller holds lock_.
 void Gate::note_length(std::int64_t duration_ns) noexcept {
-  if (duration_ns > admission_.long_ns()) long_seen_ns_.store(now_ns(), std::memory_order_relaxed);
+  if (duration_ns <= admission_.long_ns()) return;
+  long_seen_ns_.store(now_ns(), std::memory_order_relaxed);
+  if (duration_ns > longest_ns()) longest_ns_.store(duration_ns, std::memory_order_relaxed);
 }
 
 // ---- while no latency client is on the device ----------------------------------------------------------------------

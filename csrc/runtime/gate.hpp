@@ -142,6 +142,9 @@ class Gate {
     aside_.store(interrupted && has_long && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
+  // The longest launch so far of those longer than `long_us`; 0: none is. Any thread.
+  std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
+
   // A latency client is there: launches are held.
   bool beside_latency() const noexcept { return registered() && latency_clients(); }
 
@@ -219,7 +222,8 @@ class Gate {
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<bool> aside_{false};
-  std::atomic<bool> strict_{false};                      // the policy, the default one
+  std::atomic<bool> strict_{false};  // the policy, the default one
+  std::atomic<std::int64_t> longest_ns_{0};
   std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than Admission::long_ns was admitted
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of a kernel of which nothing is known

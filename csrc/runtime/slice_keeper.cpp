@@ -1,9 +1,9 @@
 #include "runtime/slice_keeper.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "base/log.hpp"
 #include "runtime/engine.hpp"
@@ -12,6 +12,19 @@
 namespace cudasched::runtime {
 
 using preempt::State;
+
+namespace {
+
+constexpr std::int64_t kUsualSliceNs = 2'048'000;  // as libcuda sets it, where there is no MPS
+
+// The longest kernel or graph of the process so far.
+std::int64_t longest_ns(Engine& engine) noexcept {
+  std::int64_t longest = 0;
+  engine.for_each_device([&](Device& device) { longest = std::max(longest, device.gate.longest_ns()); });
+  return longest;
+}
+
+}  // namespace
 
 void SliceKeeper::watch(void* real_driver, const Settings& settings, bool tool) noexcept {
   setting_ = settings.time_slice_us;
@@ -55,13 +68,17 @@ void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
                 " us: kernels of other programs interrupt what it runs");
     }
     if (state_ == State::kRefused && !std::exchange(said_, true)) {
-      log::warning("the driver does not let this program set its time slice (" + slices_.why() +
+      log::warning("this program's time slice cannot be set (" + slices_.why() +
                    "): what it runs is not interrupted for others, and the gate alone holds it back");
     }
     if (state_ == State::kLost && !std::exchange(said_, true)) {
       log::warning(
           "this program has closed files of the NVIDIA driver: what it runs is not interrupted for others, and the "
           "gate alone holds it back");
+    }
+    if (state_ == State::kMps && longest_ns(engine) > kUsualSliceNs && !std::exchange(said_, true)) {
+      log::warning("kernels of this program last for " + std::to_string(longest_ns(engine) / kNsPerMs) +
+                   " ms, and under MPS nothing interrupts them for requests of others: run it without --mps");
     }
   } catch (const std::exception&) {  // no memory for a message
   }

@@ -9,7 +9,7 @@ import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
 from support import Run
 
-NOT_SET = "cudasched: warning: the driver does not let this program set its time slice"
+NOT_SET = "cudasched: warning: this program's time slice cannot be set"
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +105,8 @@ def test_a_program_with_latency_work_of_its_own_keeps_the_drivers(stage: Stage) 
 @pytest.mark.parametrize(
     ("mode", "state", "said"),
     [
-        ("refused", "refused", f"{NOT_SET} (SET_TIMESLICE was answered with status 0x1b)"),
-        ("unsupported", "refused", f"{NOT_SET} (GET_TIMESLICE was answered with status 0x56)"),
+        ("refused", "refused", f"{NOT_SET} (SET_TIMESLICE gave status 0x1b)"),
+        ("unsupported", "refused", f"{NOT_SET} (GET_TIMESLICE gave status 0x56)"),
         ("forbidden", "refused", f"{NOT_SET} (GET_TIMESLICE failed with errno 1)"),
         ("closed", "closed", "cudasched: warning: this program has closed files of the NVIDIA driver"),
         ("unknown", "unseen", ""),

@@ -113,7 +113,7 @@ TEST_F(TimeSlicesTest, ADriverThatRefusesTurnsThemOff) {
   new_context();
   slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
-  EXPECT_EQ(slices_.why(), "SET_TIMESLICE was answered with status 0x1b");
+  EXPECT_EQ(slices_.why(), "SET_TIMESLICE gave status 0x1b");
   slices_.keep(1, now_ns() + kNsPerSecond);
   EXPECT_EQ(slices_.calls(), 1U);
 }
@@ -123,7 +123,7 @@ TEST_F(TimeSlicesTest, ADriverThatHasNoneTurnsThemOff) {
   new_context();
   slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
-  EXPECT_EQ(slices_.why(), "GET_TIMESLICE was answered with status 0x56");
+  EXPECT_EQ(slices_.why(), "GET_TIMESLICE gave status 0x56");
   EXPECT_EQ(slices_.calls(), 0U);
 }
 
@@ -159,6 +159,28 @@ TEST_F(TimeSlicesTest, ADriverIsWatchedOnceAndALibraryWithoutIoctlNotAtAll) {
   EXPECT_FALSE(others.watch(driver_));
   EXPECT_FALSE(others.watch(nullptr));
   EXPECT_FALSE(others.watch(dlopen("libm.so.6", RTLD_NOW)));
+}
+
+// The simulated GPU has fewer contexts than there is room for: these are told to what notes them.
+TEST_F(TimeSlicesTest, MoreContextsThanThereIsRoomForTurnThemOff) {
+  begin();
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kOn);
+  wire::GroupParameters parameters{0, 0, 0, wire::kFirstGraphics};
+  for (std::uint32_t i = 0; i < Groups::kMost; ++i) {
+    wire::Alloc call{.client = 1,
+                     .parent = 2,
+                     .object = 3 + i,
+                     .object_class = wire::kChannelGroup,
+                     .parameters = reinterpret_cast<std::uintptr_t>(&parameters),
+                     .parameters_size = sizeof parameters,
+                     .status = 0};
+    slices_.groups().note(0, wire::request(wire::kAlloc, sizeof call), &call, 0);
+  }
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kRefused);
+  EXPECT_EQ(slices_.why(), "it has more than 256 contexts");
 }
 
 // Contexts come and go on threads of their own while the lengths are kept: no call is made that the kernel module does

@@ -1,0 +1,71 @@
+// Time slices as the engine keeps them, over the simulated driver: the length of a process's contexts by what it does.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "hooked_driver.hpp"
+#include "other_client.hpp"
+#include "preempt/time_slices.hpp"
+#include "runtime/engine.hpp"
+
+namespace cudasched::test {
+namespace {
+
+using preempt::State;
+using runtime::engine;
+
+class SliceKeeperTest : public ::testing::Test {
+ protected:
+  SliceKeeperTest() { setenv("CUDASCHED_TIME_SLICE_US", "auto", 1); }
+
+  static arbiter::Slot& slot(const Program& program) {
+    const InRegion region(CUDASCHED_BEST_EFFORT);
+    Program::check(program.launch(1));
+    Program::check(program.synchronize());
+    auto& table = HookedDriver::instance().table();
+    return table.slot(__builtin_ctzll(table.layout().best_effort.load()));
+  }
+  static bool is(const arbiter::Slot& slot, State state) {
+    return slot.time_slice_state.load() == static_cast<std::uint32_t>(state);
+  }
+};
+
+TEST_F(SliceKeeperTest, BestEffortHasTheShortestUntilTheProcessHasLatencyWorkToo) {
+  const Program program;
+  const arbiter::Slot& mine = slot(program);
+  EXPECT_TRUE(eventually([&] { return is(mine, State::kOn) && mine.time_slice_us.load() == 1; }));
+  {
+    const InRegion region(CUDASCHED_LATENCY);
+    Program::check(program.launch(2, Program::new_stream()));
+  }
+  EXPECT_TRUE(eventually([&] { return is(mine, State::kShared) && mine.time_slice_us.load() == 0; }));
+}
+
+TEST_F(SliceKeeperTest, UnderMpsNothingIsSetAndLongKernelsAreWarnedOf) {
+  HookedDriver::instance();
+  static auto* const real = driver::table().device_get_attribute;
+  const Replaced mps(
+      driver::table().device_get_attribute, +[](int* value, CUdevice_attribute what, CUdevice device) {
+        if (what != CU_DEVICE_ATTRIBUTE_MPS_ENABLED) return real(value, what, device);
+        *value = 1;
+        return CUDA_SUCCESS;
+      });
+  const OtherClient idle(false);
+  const Program program;
+  ::testing::internal::CaptureStderr();
+  const arbiter::Slot& mine = slot(program);
+  EXPECT_TRUE(eventually([&] { return is(mine, State::kMps); }));
+  EXPECT_EQ(mine.time_slice_us.load(), 0U);
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  for (int i = 0; i < 5; ++i) {
+    Program::check(program.launch(3, program.stream(), 1'000));  // 20 ms
+    Program::check(program.synchronize());
+  }
+  for (int i = 0; i < 3; ++i) {  // ticks
+    EXPECT_TRUE(eventually([&, before = mine.heartbeat_ns.load()] { return mine.heartbeat_ns.load() != before; }));
+  }
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("run it without --mps"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace cudasched::test
