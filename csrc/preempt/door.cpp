@@ -32,9 +32,11 @@ int watched_ioctl(int descriptor, unsigned long request, ...) noexcept {
   va_start(arguments, request);
   void* const argument = va_arg(arguments, void*);
   va_end(arguments);
+  Groups& groups = *watcher.load(std::memory_order_acquire);
+  groups.note_before(request, argument);
   const int result = behind.load(std::memory_order_acquire)(descriptor, request, argument);
   const int saved_errno = errno;
-  watcher.load(std::memory_order_acquire)->note(descriptor, request, argument, result);
+  groups.note(descriptor, request, argument, result);
   errno = saved_errno;
   return result;
 }

@@ -19,6 +19,26 @@ Layout copy_of(const void* argument) noexcept {
   return layout;
 }
 
+// What the kernel module is asked, taken out of the call that it may be wrapped in; no argument: nothing of the
+// driver's.
+struct Call {
+  std::uint32_t number = 0;
+  std::uint32_t size = 0;
+  const void* argument = nullptr;
+};
+
+Call unwrapped(unsigned long request, const void* argument) noexcept {
+  if (argument == nullptr || !wire::is_drivers(request)) return {};
+  const Call call{wire::number_of(request), wire::size_of(request), argument};
+  if (call.number != wire::kTransfer || call.size != sizeof(wire::Transfer)) return call;
+  const auto transfer = copy_of<wire::Transfer>(argument);
+  return {transfer.number, transfer.size, reinterpret_cast<const void*>(transfer.argument)};
+}
+
+bool goes_with(const Group& group, std::uint32_t client, std::uint32_t object) noexcept {
+  return group.client == client && (object == client || object == group.handle || object == group.device);
+}
+
 }  // namespace
 
 OpenFile OpenFile::of(int descriptor) noexcept {
@@ -27,28 +47,34 @@ OpenFile OpenFile::of(int descriptor) noexcept {
   return {descriptor, seen.st_dev, seen.st_ino, seen.st_rdev};
 }
 
-void Groups::note(int descriptor, unsigned long request, const void* argument, int result) noexcept {
-  if (result < 0 || argument == nullptr || !wire::is_drivers(request)) return;
-  std::uint32_t number = wire::number_of(request);
-  std::uint32_t size = wire::size_of(request);
-  if (number == wire::kTransfer && size == sizeof(wire::Transfer)) {
-    const auto transfer = copy_of<wire::Transfer>(argument);
-    number = transfer.number;
-    size = transfer.size;
-    argument = reinterpret_cast<const void*>(transfer.argument);
-    if (argument == nullptr) return;
-  }
-  if (number == wire::kAlloc && size == sizeof(wire::Alloc)) {
+void Groups::note_before(unsigned long request, const void* argument) noexcept {
+  const Call call = unwrapped(request, argument);
+  if (call.argument == nullptr || call.number != wire::kFree || call.size != sizeof(wire::Free)) return;
+  const auto free = copy_of<wire::Free>(call.argument);
+  const std::scoped_lock lock(lock_);
+  for_each_of(free.client, free.object, [](Group& group) { group.ends = true; });
+}
+
+void Groups::note(int descriptor, unsigned long request, const void* wrapped, int result) noexcept {
+  const auto [number, size, argument] = unwrapped(request, wrapped);
+  if (argument == nullptr) return;
+  const bool made = result >= 0;
+  if (made && number == wire::kAlloc && size == sizeof(wire::Alloc)) {
     const auto call = copy_of<wire::Alloc>(argument);
     if (call.object_class != wire::kChannelGroup || call.status != 0) return;
     add(descriptor, call.client, call.parent, call.object, call.parameters);
-  } else if (number == wire::kAlloc && size == sizeof(wire::AllocWithRights)) {
+  } else if (made && number == wire::kAlloc && size == sizeof(wire::AllocWithRights)) {
     const auto call = copy_of<wire::AllocWithRights>(argument);
     if (call.object_class != wire::kChannelGroup || call.status != 0) return;
     add(descriptor, call.client, call.parent, call.object, call.parameters);
   } else if (number == wire::kFree && size == sizeof(wire::Free)) {
     const auto call = copy_of<wire::Free>(argument);
-    if (call.status == 0) remove(call.client, call.object);
+    const std::scoped_lock lock(lock_);
+    if (made && call.status == 0) {
+      remove(call.client, call.object);
+    } else {
+      for_each_of(call.client, call.object, [](Group& group) { group.ends = false; });
+    }
   }
 }
 
@@ -64,23 +90,28 @@ void Groups::add(int descriptor, std::uint32_t client, std::uint32_t device, std
     ++overflows_;
     return;
   }
-  groups_[count_++] = {file, client, device, handle, 0};
+  groups_[count_++] = {file, client, device, handle, 0, false};
 }
 
-// A group goes with itself, its device or its client.
+template <typename Visit>
+void Groups::for_each_of(std::uint32_t client, std::uint32_t object, Visit&& visit) noexcept {
+  for (std::size_t i = 0; i < count_; ++i) {
+    if (goes_with(groups_[i], client, object)) visit(groups_[i]);
+  }
+}
+
+// The caller holds lock_.
 void Groups::remove(std::uint32_t client, std::uint32_t object) noexcept {
-  const std::scoped_lock lock(lock_);
-  const auto goes = [&](const Group& group) {
-    return group.client == client && (object == client || object == group.handle || object == group.device);
-  };
   const auto end = groups_.begin() + static_cast<std::ptrdiff_t>(count_);
+  const auto goes = [&](const Group& group) { return goes_with(group, client, object); };
   count_ = static_cast<std::size_t>(std::remove_if(groups_.begin(), end, goes) - groups_.begin());
 }
 
 std::size_t Groups::read(std::array<Group, kMost>& groups) const noexcept {
   const std::scoped_lock lock(lock_);
-  std::copy_n(groups_.begin(), count_, groups.begin());
-  return count_;
+  const auto end = std::copy_if(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(count_), groups.begin(),
+                                [](const Group& group) { return !group.ends; });
+  return static_cast<std::size_t>(end - groups.begin());
 }
 
 void Groups::set(std::uint32_t client, std::uint32_t handle, std::uint32_t us) noexcept {

@@ -2,9 +2,9 @@
 // A context has one (a green context, and each context of a GPU of several, one of its own); groups of copy engines are
 // left out.
 //
-// note() is called behind each such call, on the thread that makes it; never on the launch path, which makes none. It
-// reads what the kernel module has just read, and changes nothing. Everything may be called from any thread; lock_ is
-// held for a few copies, never across a system call. Nothing allocates.
+// note_before() and note() are called around each such call, on the thread that makes it; never on the launch path,
+// which makes none. They read what the kernel module reads, and change nothing. Everything may be called from any
+// thread; lock_ is held for a few copies, never across a system call. Nothing allocates.
 #pragma once
 
 #include <sys/types.h>
@@ -35,16 +35,19 @@ struct Group {
   std::uint32_t device = 0;
   std::uint32_t handle = 0;
   std::uint32_t set_us = 0;  // the time slice that this room has set; 0: none
+  bool ends = false;         // the kernel module is about to free it
 };
 
 class Groups {
  public:
   static constexpr std::size_t kMost = 256;
 
-  // An ioctl(2) of libcuda's has returned `result`.
+  // An ioctl(2) of libcuda's is about to be made: what it frees is no longer there for others.
+  void note_before(unsigned long request, const void* argument) noexcept;
+  // It has returned `result`.
   void note(int descriptor, unsigned long request, const void* argument, int result) noexcept;
 
-  // Copies at most kMost groups; returns how many.
+  // Copies at most kMost groups, none that ends; returns how many.
   std::size_t read(std::array<Group, kMost>& groups) const noexcept;
   void set(std::uint32_t client, std::uint32_t handle, std::uint32_t us) noexcept;
 
@@ -59,6 +62,9 @@ class Groups {
  private:
   void add(int descriptor, std::uint32_t client, std::uint32_t device, std::uint32_t handle,
            std::uint64_t parameters) noexcept;
+  // The groups that go with an object: itself, its device or its client.
+  template <typename Visit>
+  void for_each_of(std::uint32_t client, std::uint32_t object, Visit&& visit) noexcept;
   void remove(std::uint32_t client, std::uint32_t object) noexcept;
 
   mutable SpinLock lock_;

@@ -120,15 +120,13 @@ void make_channel_group(Context& context) {
 
 void free_channel_group(Context& context) {
   ResourceManager& rm = manager();
-  {
-    const std::scoped_lock lock(rm.mutex);
-    rm.groups.erase(context.group);
-  }
   wire::Free call{.client = kClient,
                   .parent = kDevice + static_cast<std::uint32_t>(context.device),
                   .object = context.group,
                   .status = 0};
-  ioctl(rm.descriptor, wire::request(wire::kFree, sizeof call), &call);
+  if (ioctl(rm.descriptor, wire::request(wire::kFree, sizeof call), &call) == 0) return;
+  const std::scoped_lock lock(rm.mutex);
+  rm.groups.erase(context.group);
 }
 
 }  // namespace cudasched::simulate
@@ -144,10 +142,11 @@ extern "C" int cudasched_simulated_ioctl(int descriptor, unsigned long request, 
     errno = EPERM;
     return -1;
   }
+  const std::scoped_lock lock(rm.mutex);
   if (wire::number_of(request) == wire::kControl) {
-    const std::scoped_lock lock(rm.mutex);
     auto* const call = static_cast<wire::Control*>(argument);
     call->status = control(rm, descriptor, *call);
   }
-  return 0;  // what is allocated and freed is done by then
+  if (wire::number_of(request) == wire::kFree) rm.groups.erase(static_cast<wire::Free*>(argument)->object);
+  return 0;  // what is allocated is there by then
 }

@@ -37,7 +37,9 @@ class GroupsTest : public ::testing::Test {
     groups_.note(file_, wire::request(wire::kAlloc, sizeof call), &call, 0);
   }
   void release(std::uint32_t client, std::uint32_t object, std::uint32_t status = 0) {
-    wire::Free call{.client = client, .parent = 2, .object = object, .status = status};
+    wire::Free call{.client = client, .parent = 2, .object = object, .status = 0};
+    groups_.note_before(wire::request(wire::kFree, sizeof call), &call);
+    call.status = status;
     groups_.note(file_, wire::request(wire::kFree, sizeof call), &call, 0);
   }
   std::vector<std::uint32_t> handles() const {
@@ -66,6 +68,16 @@ TEST_F(GroupsTest, OneIsKnownFromItsAllocationToItsEndThatOfItsDeviceOrOfItsClie
     EXPECT_EQ(handles(), Handles{});
   }
   EXPECT_EQ(groups_.made(), 3U);
+}
+
+// The kernel module does not know it any more by the time that the call returns.
+TEST_F(GroupsTest, OneThatIsBeingFreedIsNotThereAndIsAgainWhereThatIsRefused) {
+  allocate(10);
+  wire::Free call{.client = 1, .parent = 2, .object = 10, .status = 0};
+  groups_.note_before(wire::request(wire::kFree, sizeof call), &call);
+  EXPECT_EQ(handles(), Handles{});
+  groups_.note(file_, wire::request(wire::kFree, sizeof call), &call, -1);
+  EXPECT_EQ(handles(), Handles{10});
 }
 
 TEST_F(GroupsTest, BothLayoutsAndTheWrappedCallAreRead) {
