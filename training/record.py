@@ -129,9 +129,9 @@ def child(options: argparse.Namespace) -> None:
 
 def environment(journals: Path) -> dict[str, str]:
     """Of a process whose launches are recorded into `journals`, as `cudasched collect --timing both` makes it."""
-    from cudasched import hook
+    from cudasched import _preload, hook
     from cudasched.cli.coverage import find_cupti
-    from cudasched.cli.run import configure, preload
+    from cudasched.cli.run import configure
 
     configure()
     hook.load_core().find_driver()
@@ -140,7 +140,7 @@ def environment(journals: Path) -> dict[str, str]:
         **{name: value for name, value in ENVIRONMENT.items() if name not in os.environ},
         "CUDASCHED_COLLECT_DIR": str(journals.absolute()),
         "CUDASCHED_COLLECT_TIMING": "both",
-        "LD_PRELOAD": preload(hook.locate(), os.environ.get("LD_PRELOAD", "")),
+        **_preload.added(hook.locate(), os.environ),
     }
     if cupti := made.get("CUDASCHED_CUPTI") or find_cupti(Path(sys.executable)):
         made["CUDASCHED_CUPTI"] = cupti

@@ -37,7 +37,8 @@ from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
 
 HERE = Path(__file__).parent
-CUT = {"CUDASCHED_GRAPH_SLICES": "auto"}
+#: Without time slices, or two processes would need no cuts.
+CUT = {"CUDASCHED_GRAPH_SLICES": "auto", "CUDASCHED_TIME_SLICE_US": "off"}
 SERVER = "bert_graph"
 ARMS = (
     "latency_alone",
@@ -78,7 +79,7 @@ class GraphFleet(Fleet):
 
     modes: Mapping[str, Mode] = {
         **{name: dataclasses.replace(mode, environment=CUT) for name, mode in Fleet.modes.items()},
-        "whole": Mode(environment={"CUDASCHED_GRAPH_SLICES": "off"}),
+        "whole": Mode(environment={**CUT, "CUDASCHED_GRAPH_SLICES": "off"}),
         "one_process": Mode(environment=CUT),
     }
     script = HERE / "program.py"

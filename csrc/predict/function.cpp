@@ -312,7 +312,7 @@ constexpr std::string_view kLibraryBeginnings =
     "torch:: torchvision vision:: fused_dropout softmax_warp krn_partial gammabetabackward indexing_backward_kernel "
     "elementwise_kernel_with_index$ randperm_handle_duplicate_keys reduction_prod_kernel$ multi_tensor_apply_kernel "
     "tensorflow:: eigen:: eigenmetakernel tsl:: xla:: loop_*fusion$ input_*fusion$ wrapped_*fusion$ gemm_*fusion$ "
-    "wrapped_+$ *xmma_ *_trt_ "
+    "wrapped_+$ stream_executor:: *xmma_ *_trt_ "
     "triton_gemm_*fusion$ fusion$ vllm:: sglang:: flashinfer:: tensorrt_llm:: transformer_engine:: apex:: deepspeed:: "
     "xformers:: bitsandbytes:: raft:: cuml:: cudf:: cugraph:: rmm:: mamba:: faiss:: marlin:: ggml:: nvte:: "
     "onnxruntime:: mxnet:: paddle:: phi:: mindspore:: kquantize kdequantize kgemm_4bit koptimizer dequantize_block "

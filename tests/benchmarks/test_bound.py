@@ -52,5 +52,5 @@ def test_percentiles_lie_between_the_extremes_and_rise(values, share):
 
 def test_percentiles_of_a_ramp():
     values = [float(value) for value in range(101)]
-    assert summary(values) == {"p50": 50, "p95": 95, "p99": 99, "mean": 50, "n": 101}
+    assert summary(values) == {"p50": 50, "p95": 95, "p99": 99, "mean": 50, "max": 100, "n": 101}
     assert percentile([1.0, 2.0], 0.5) == 1.5

@@ -181,8 +181,9 @@ def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
-    tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUDASCHED_TIME_SLICE_US", "off")  # or the gate steps aside, and no launch waits at it
     out = tmp_path / "breadth.json"
     common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
     two = ["--programs", "torchvision_resnet50,cupy_fft_sort", "--servers", "recommender"]

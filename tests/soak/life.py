@@ -268,6 +268,7 @@ def told_to_end() -> bool:
 
 
 def main() -> None:
+    sys.setswitchinterval(1e-4)  # as a program of both classes should
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     seed, client_class = sys.argv[1:]
