@@ -171,7 +171,8 @@ def test_shim_exports_every_driver_symbol(unpacked: pathlib.Path) -> None:
     assert len(listed) > 600
     found = exported(unpacked / "cudasched/hook/libcuda.so.1")
     assert listed <= found
-    assert {name for name in found - listed if not name.startswith("cudasched_")} == set()
+    # What is written at the end is written there, too (csrc/hook/shim.c).
+    assert {name for name in found - listed if not name.startswith("cudasched_")} == {"_exit", "_Exit"}
 
 
 def test_python_module_exports_its_entry_alone(unpacked: pathlib.Path) -> None:

@@ -86,7 +86,7 @@ def test_the_spaces_of_the_kernels_have_a_thousand_to_five_thousand_configuratio
         ('"threads <= 512"', "\"'a' * 1000000000 == 'a'\"", "'a' is no number"),
         ('"threads <= 512"', "\"'%1000000000d' % 1 == 'a'\"", "is no number"),
         ('"threads <= 512"', '"(1, 2) * 1000000000 == 1"', "(1, 2) is no number"),
-        ('"threads <= 512"', f'"{"-" * 3000}1 > 0"', "is no expression"),
+        ('"threads <= 512"', f'"{"-" * 3000}1 > 0"', "is nested too deep"),
         ('"threads <= 512"', f'"{"1 + " * 3000}1 > 0"', "at most 4096 characters"),
         ("[shape]", "[check]\nrelative = inf\n[shape]", "check: relative is a finite number, not inf"),
         ("[shape]", "[check]\nrelative = 1.0\n[shape]", "nothing would be checked"),

@@ -112,7 +112,9 @@ class Expression:
             with warnings.catch_warnings():  # of Python, about numbers beside words and calls of numbers
                 warnings.simplefilter("ignore")
                 tree = ast.parse(self.text.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (RecursionError, MemoryError):  # some Pythons say so when they parse, others when they compile
+            raise ConfigError(f"{where}: {shown(self.text)} is nested too deep") from None
+        except (SyntaxError, ValueError):
             raise ConfigError(f"{where}: {shown(self.text)} is no expression") from None
         names = set()
         for node in ast.walk(tree):
