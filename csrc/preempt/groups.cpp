@@ -90,7 +90,7 @@ void Groups::add(int descriptor, std::uint32_t client, std::uint32_t device, std
     ++overflows_;
     return;
   }
-  groups_[count_++] = {file, client, device, handle, 0, false};
+  groups_[count_++] = {file, client, device, handle, false};
 }
 
 template <typename Visit>
@@ -112,13 +112,6 @@ std::size_t Groups::read(std::array<Group, kMost>& groups) const noexcept {
   const auto end = std::copy_if(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(count_), groups.begin(),
                                 [](const Group& group) { return !group.ends; });
   return static_cast<std::size_t>(end - groups.begin());
-}
-
-void Groups::set(std::uint32_t client, std::uint32_t handle, std::uint32_t us) noexcept {
-  const std::scoped_lock lock(lock_);
-  for (std::size_t i = 0; i < count_; ++i) {
-    if (groups_[i].client == client && groups_[i].handle == handle) groups_[i].set_us = us;
-  }
 }
 
 std::uint64_t Groups::made() const noexcept {

@@ -34,8 +34,7 @@ struct Group {
   std::uint32_t client = 0;
   std::uint32_t device = 0;
   std::uint32_t handle = 0;
-  std::uint32_t set_us = 0;  // the time slice that this room has set; 0: none
-  bool ends = false;         // the kernel module is about to free it
+  bool ends = false;  // the kernel module is about to free it
 };
 
 class Groups {
@@ -49,7 +48,6 @@ class Groups {
 
   // Copies at most kMost groups, none that ends; returns how many.
   std::size_t read(std::array<Group, kMost>& groups) const noexcept;
-  void set(std::uint32_t client, std::uint32_t handle, std::uint32_t us) noexcept;
 
   // Changes with each group that comes.
   std::uint64_t made() const noexcept;

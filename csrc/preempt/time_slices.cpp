@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <span>
-#include <string>
 
 #include "preempt/wire.hpp"
 
@@ -21,38 +20,38 @@ constexpr std::uint32_t kErrno = 0x8000'0000U;
 
 }  // namespace
 
-bool TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
+void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   const State state = this->state();
-  if (state == State::kRefused || state == State::kLost) return false;
+  if (state == State::kRefused || state == State::kLost) return;
   const std::uint32_t before = us_.load(std::memory_order_relaxed);
   if (us == 0 && before == 0) {
     state_.store(State::kUnused, std::memory_order_relaxed);
-    return false;
+    return;
   }
   if (const std::uint64_t made = groups_.made(); made != made_) {
     made_ = made;
     made_ns_ = now;
     next_look_ns_ = now;
   }
-  if (us == before && now < next_look_ns_) return false;
+  if (us == before && now < next_look_ns_) return;
   next_look_ns_ = now + (now - made_ns_ < kSettlesNs ? kLookNs : kLookLaterNs);
 
   if (groups_.overflows() > 0) {
-    turn_off(State::kRefused, "it has more than " + std::to_string(Groups::kMost) + " contexts");
-    return false;
+    static_assert(Groups::kMost == 256);
+    turn_off(State::kRefused, "it has more than 256 contexts");
+    return;
   }
   std::array<Group, Groups::kMost> groups;
   const std::size_t count = groups_.read(groups);
   if (us != 0 && (!watches_ || count == 0)) {
     state_.store(State::kUnseen, std::memory_order_relaxed);
-    return false;
+    return;
   }
   for (const Group& group : std::span(groups).first(count)) {
-    if (!give(group, us != 0 ? us : static_cast<std::uint32_t>(own_us_ != 0 ? own_us_ : kUsualUs))) return true;
+    if (!give(group, us != 0 ? us : static_cast<std::uint32_t>(own_us_ != 0 ? own_us_ : kUsualUs))) return;
   }
   us_.store(us, std::memory_order_relaxed);
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
-  return true;
 }
 
 // False: it cannot be done, and is off.
@@ -66,13 +65,12 @@ bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
     return refused(group, "GET_TIMESLICE", status);
   }
   if (has == us) return true;
-  if (group.set_us != has) own_us_ = has;
+  if (has != us_.load(std::memory_order_relaxed)) own_us_ = has;
   std::uint64_t wanted = us;
   calls_.fetch_add(1, std::memory_order_relaxed);
   if (const std::uint32_t status = control(group, wire::kSetTimeSlice, wanted); status != 0) {
     return refused(group, "SET_TIMESLICE", status);
   }
-  groups_.set(group.client, group.handle, us);
   return true;
 }
 

@@ -40,8 +40,8 @@ class TimeSlices {
   bool watch(void* driver) noexcept { return watches_ = door_.watch(driver, groups_); }
 
   // Gives each context `us`; 0: what libcuda had given it. Looks now and then whether it still has it: libcuda sets
-  // its own 0.1 s after it has made a context. Returns true if a call was made.
-  bool keep(std::uint32_t us, std::int64_t now_ns) noexcept;
+  // its own 0.1 s after it has made a context.
+  void keep(std::uint32_t us, std::int64_t now_ns) noexcept;
 
   // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }

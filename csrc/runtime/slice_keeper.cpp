@@ -82,13 +82,14 @@ void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
     }
   } catch (const std::exception&) {  // no memory for a message
   }
+  const std::uint32_t told_us = state_ == State::kOn ? slices_.us() : 0;
   engine.for_each_device([&](Device& device) {
     for (int i = 0; i < kClassCount; ++i) {
       const int index = device.slot(static_cast<Class>(i));
       if (index < 0) continue;
       arbiter::Slot& slot = device.table().slot(index);
       const bool tells = static_cast<Class>(i) == Class::kBestEffort;
-      slot.time_slice_us.store(tells ? this->us() : 0, std::memory_order_relaxed);
+      slot.time_slice_us.store(tells ? told_us : 0, std::memory_order_relaxed);
       slot.time_slice_state.store(static_cast<std::uint32_t>(tells ? state_ : State::kUnused),
                                   std::memory_order_relaxed);
     }

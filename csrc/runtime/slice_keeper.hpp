@@ -17,9 +17,6 @@ class SliceKeeper {
   // Before the program's first driver call goes on. `tool`: one is injected into the program.
   void watch(void* real_driver, const Settings& settings, bool tool) noexcept;
   void tick(Engine& engine, std::int64_t now_ns) noexcept;
-  // In each slot of the process: its length and state.
-  preempt::State state() const noexcept { return state_; }
-  std::uint32_t us() const noexcept { return state_ == preempt::State::kOn ? slices_.us() : 0; }
   void reset_in_child() noexcept;
 
  private:
