@@ -146,6 +146,12 @@ class _Impatient(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens; so many may wait to be accepted as without the limit of those that are accepted at once."""
+        await super().startup(sockets=sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The signals are the command's."""
@@ -220,7 +226,7 @@ class Server:
         config = uvicorn.Config(
             guard,
             http=type("_Protocol", (_Impatient,), {"waiting": waiting, "callers": callers}),
-            backlog=_BACKLOG,
+            backlog=min(_BACKLOG, connections // 4),  # so many are accepted before any is looked at or ends
             ws="none",
             lifespan="off",
             log_config=None,
