@@ -143,6 +143,14 @@ def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: s
     assert "refused by the memory limit of this program, 256.0 MiB: it holds 0.0 MiB" in done.stderr
 
 
+def test_what_the_driver_refuses_changes_no_account(command: str, simulated: Path) -> None:
+    """Histories of calls that are too much, twice, in part or somewhere else."""
+    program = Path(__file__).parents[1] / "soak" / "refused_memory.py"
+    run = [command, "run", "--memory-limit", "1GiB", "--", sys.executable, program, "200"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, "200 0\n"), done.stderr
+
+
 @pytest.mark.parametrize("value", ["much", "20", "20GiBs", "-1GiB"])
 def test_a_limit_that_is_no_size_starts_nothing(cudasched: Run, value: str) -> None:
     done = cudasched("run", f"--memory-limit={value}", "--", "echo", "started")

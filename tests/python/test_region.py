@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import inspect
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ import pytest
 from cudasched import _region, hook
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Run
+from support import PATIENCE_S, Run
 
 
 class Engine:
@@ -368,42 +369,11 @@ def test_a_generator_on_one_thread_may_hold_its_region(engine: Engine) -> None:
     assert engine.nothing_open() and not _region._moving
 
 
-UNDER_SIGNALS = """
-import signal, time
-import cudasched, launcher
-gpu = launcher.Gpu(); gpu.launch(); gpu.synchronize()
-class Late(Exception): pass
-def late(*_): raise Late
-signal.signal(signal.SIGALRM, late)
-@cudasched.region("best_effort")
-def body(): pass
-def block():
-    with cudasched.region("latency"):
-        pass
-interrupts = 0
-end = time.monotonic() + 60
-while interrupts < 2000 and time.monotonic() < end:
-    for work in (block, body):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.00002 + interrupts % 97 * 0.000003)
-            while True:
-                work()
-        except Late:
-            interrupts += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-from cudasched._region import _thread
-before = cudasched.state()
-gpu.launch(10); gpu.synchronize()
-after = cudasched.state()
-print(len(_thread.regions), after.latency_launches - before.latency_launches,
-      after.best_effort_launches - before.best_effort_launches, after.launches - before.launches)
-"""
-
-
-def test_a_signal_handlers_exception_leaves_no_region_open(python: Run, simulated: Path) -> None:
+def test_a_signal_handlers_exception_leaves_no_region_open(simulated: Path) -> None:
     """Wherever it comes: in the entry, in the body or in the end of a `with` block or of a decorated function."""
-    done = python(UNDER_SIGNALS)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 10\n", "")
+    program = Path(__file__).parents[1] / "soak" / "interrupted_regions.py"
+    done = subprocess.run([sys.executable, program, "2000"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2000 0\n", "")
 
 
 def test_a_sub_interpreter_is_told_that_nothing_is_managed_there(python: Run, simulated: Path) -> None:

@@ -1,12 +1,13 @@
 """Odd input for what other people reach or write: ``python -m tests.soak.mutations [--count N] [--out FILE]``.
 
 Damaged files of each kind that a tool reads (benchmarks/hardening/damage.py), and odd connections and heads of requests
-for a `cudasched serve` that runs. A file ends in an answer or in one of cudasched's errors; the server answers an odd
-request with a refusal or ends its connection, and goes on answering who has the token. Its P99 is measured beside 500
-connections of another user that say nothing.
+for a `cudasched serve` that runs; regions that a signal's handler interrupts (interrupted_regions.py) and histories of
+refused memory calls (refused_memory.py). A file ends in an answer or in one of cudasched's errors; the server answers
+an odd request with a refusal or ends its connection, and goes on answering who has the token. Its P99 is measured
+beside 500 connections of another user that say nothing.
 
 Prints what was run and what failed of each kind, as JSON. Exit code 0: nothing failed. ``--out`` puts the figures into
-a results file; ``--with`` adds the counts of another program in the form that this one prints, for one figure over all.
+a results file; ``--trials`` runs the programs of a directory that check themselves: 0 is right, 77 cannot tell.
 """
 
 from __future__ import annotations
@@ -116,19 +117,48 @@ class Server:
         return self._process.stderr.read()
 
 
-@contextlib.contextmanager
-def serving(directory: Path) -> Iterator[Server]:
-    """A server with a run directory and a state of its own."""
-    (directory / "device").mkdir(mode=0o700)
-    environment = {
+def on_a_simulated_gpu(directory: Path) -> dict[str, str]:
+    """The environment of a program that has a GPU, a run directory and a state of its own."""
+    (directory / "device").mkdir(mode=0o700, exist_ok=True)
+    return {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDASCHED_")},
         "CUDASCHED_DRIVER": str(hook.locate().simulated_driver),
         "CUDASCHED_SIM_DIR": str(directory / "device"),
         "CUDASCHED_RUN_DIR": str(directory / "run"),
         "HOME": str(directory),
     }
+
+
+def by_itself(program: str, count: int, directory: Path, *run: str) -> dict[str, int]:
+    """Counts of a program here that prints how many it ran and how many failed, under `cudasched run` where wanted."""
+    wrapped = [sys.executable, "-m", "cudasched", "run", *run, "--"] if run else []
+    command = [*wrapped, sys.executable, str(Path(__file__).with_name(program)), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, env=on_a_simulated_gpu(directory))
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        raise AssertionError(f"{program} ended with {done.returncode}")
+    ran, failed = done.stdout.split()
+    return {"run": int(ran), "failed": int(failed)}
+
+
+def trials(directory: Path) -> dict[str, int]:
+    """The exit codes of its programs, by their names from there; those in `gpu` need one."""
+    codes = {}
+    for program in sorted(directory.rglob("[!_]*.py")):
+        if program.name != "common.py" and (program.parent.name != "gpu" or Path("/dev/nvidiactl").exists()):
+            done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=program.parent)
+            codes[str(program.relative_to(directory))] = done.returncode
+            if done.returncode not in (0, 77):
+                print(f"{program.name} ended with {done.returncode}: {done.stdout[-300:]}", file=sys.stderr)
+    return codes
+
+
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[Server]:
+    """A server."""
     token = directory / "serve.token"
     command = [sys.executable, "-m", "cudasched", "serve", "--port", "0", "--token-file", str(token)]
+    environment = on_a_simulated_gpu(directory)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield Server(process, token)
@@ -237,15 +267,16 @@ def under_attack(server: Server, turns: int) -> list[float]:
     return ratios
 
 
-def figure(name: str, value: float, goal: float, better: str, n: int, spread: tuple[float, float]) -> FigureRow:
-    """One row."""
+def figure(name: str, values: list[float], goal: float, n: int) -> FigureRow:
+    """One row: the median of what is to be little, or for the count of inputs the least."""
+    more = name == "mutations_run"
     return FigureRow.judged(
         figure=name,
-        value=value,
+        value=min(values) if more else statistics.median(values),
         goal=goal,
-        better="less" if better == "less" else "more",
-        low=spread[0],
-        high=spread[1],
+        better="more" if more else "less",
+        low=min(values),
+        high=max(values),
         n=n,
     )
 
@@ -255,16 +286,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.mutations", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="inputs of each kind")
     parser.add_argument("--turns", type=int, default=3, help="pairs of turns of the attack; 0: none")
-    parser.add_argument("--with", dest="others", type=Path, nargs="*", default=[], help="counts of other programs")
+    parser.add_argument("--trials", type=Path, help="a directory of programs that check themselves")
     parser.add_argument("--out", type=Path, help="a results file, into which the figures go")
     options = parser.parse_args()
     counts: dict[str, dict[str, int]] = {}
-    for path in options.others:
-        counts |= json.loads(path.read_text())["counts"]
     for kind in KINDS:
         failed, said = damage.run(kind, options.count)
         print(*said, sep="\n", end="\n" if said else "", file=sys.stderr)
         counts[kind] = {"run": options.count, "failed": failed}
+    with tempfile.TemporaryDirectory(prefix="cudasched-mutations-") as scratch:
+        directory = Path(scratch)
+        counts["signal_regions"] = by_itself("interrupted_regions.py", options.count, directory)
+        counts["refused_memory"] = by_itself("refused_memory.py", options.count, directory, "--memory-limit", "1GiB")
     with tempfile.TemporaryDirectory(prefix="cudasched-mutations-") as scratch, serving(Path(scratch)) as server:
         counts |= requests(server, options.count)
         ratios = under_attack(server, options.turns)
@@ -272,19 +305,24 @@ def main() -> int:
     if said_by_server:
         counts["connections"]["failed"] += 1
         print(f"the server said: {said_by_server[:2000]}", file=sys.stderr)
-    failed, least = sum(one["failed"] for one in counts.values()), min(one["run"] for one in counts.values())
-    print(json.dumps({"counts": counts, "serve_p99_under_attack_ratio": ratios}, indent=1))
+    codes = trials(options.trials.resolve()) if options.trials else {}
+    wrong = [name for name, code in codes.items() if code not in (0, 77)]
+    failed = sum(one["failed"] for one in counts.values())
+    ran: list[float] = [one["run"] for one in counts.values()]
+    print(json.dumps({"counts": counts, "serve_p99_under_attack_ratio": ratios, "trials": codes}, indent=1))
     if options.out:
-        total = sum(one["run"] for one in counts.values())
-        most = max(one["run"] for one in counts.values())
         rows = [
-            figure("mutations_failed", failed, 0, "less", total, (failed, failed)),
-            figure("mutations_run", least, 1000, "more", len(counts), (least, most)),
+            figure("mutations_failed", [failed], 0, int(sum(ran))),
+            figure("mutations_run", ran, 1000, len(ran)),
+            figure("signal_regions_left", [counts["signal_regions"]["failed"]], 0, counts["signal_regions"]["run"]),
         ]
         if ratios:
-            spread = min(ratios), max(ratios)
-            value = statistics.median(ratios)
-            rows.append(figure("serve_p99_under_attack_ratio", value, 2, "less", len(ratios), spread))
+            rows.append(figure("serve_p99_under_attack_ratio", ratios, 2, len(ratios)))
+        if codes:
+            told = [name for name, code in codes.items() if code != 77]
+            coverage = [name for name in told if "coverage" in name]
+            rows.append(figure("trials_failed", [len(wrong)], 0, len(told)))
+            rows.append(figure("coverage_false_passes", [len(set(coverage) & set(wrong))], 0, len(coverage)))
         meta = Meta(
             gpu="none",
             driver=None,
@@ -297,7 +335,7 @@ def main() -> int:
             command=command_line(),
         )
         merge_figures(options.out, meta, rows)
-    return 1 if failed else 0
+    return 1 if failed or wrong else 0
 
 
 if __name__ == "__main__":
