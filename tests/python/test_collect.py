@@ -219,8 +219,7 @@ def test_a_program_whose_cupti_cannot_be_had_runs_all_the_same(
     ended = run_launcher(cudasched)
     assert (ended.returncode, ended.stdout) == (1, "launched 50\n")  # the program's, but nothing was recorded
     assert what in ended.stderr
-    assert "no launch was recorded" in ended.stderr
-    assert collect.read("data.parquet").num_rows == 0
+    assert "no launch was recorded" in ended.stderr and not Path("data.parquet").exists()
 
 
 def test_on_the_simulated_driver_cupti_is_not_tried(cudasched: Run, simulated: Path) -> None:
@@ -289,7 +288,7 @@ def test_a_full_disk_costs_launches_and_nothing_else(cudasched: Run, simulated: 
     ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, "-c", code)
     assert ended.stdout == "done\n", ended.stderr
     assert "cannot be written" in ended.stderr
-    recorded = collect.read("data.parquet").num_rows
+    recorded = collect.read("data.parquet").num_rows if Path("data.parquet").exists() else 0
     assert recorded < 500
     assert ended.returncode == (0 if recorded else 1)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
@@ -298,7 +297,7 @@ def test_a_full_disk_costs_launches_and_nothing_else(cudasched: Run, simulated: 
 def test_the_programs_exit_code_is_the_commands(cudasched: Run, simulated: Path) -> None:
     ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", "sh", "-c", "exit 7")
     assert ended.returncode == 7
-    assert collect.read("data.parquet").num_rows == 0
+    assert not Path("data.parquet").exists()
 
 
 def test_usage_errors_are_one_line(cudasched: Run, simulated: Path) -> None:

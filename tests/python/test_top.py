@@ -28,6 +28,8 @@ from test_containers import nvml  # noqa: F401
 pytest.importorskip("textual")
 pyte = pytest.importorskip("pyte")
 
+from cudasched.observe.top import columns_of  # noqa: E402
+
 NOTHING = Times((0,) * 98)
 CLIENT = Client(
     0,
@@ -80,6 +82,32 @@ PROCESS = Process(9, 7, "serve.py", "0", METRICS, (("GPU-1", CLIENT),))
 
 def at(second: float, *processes: Process) -> Look:
     return Look(second, (Device("GPU-1", "H200"),), processes)
+
+
+@pytest.mark.parametrize("width", [40, 75, 80, 100, 132, 200])
+def test_no_column_is_cut_off(width: int) -> None:
+    """Guards against columns that a width had room for by their titles, and not by their cells."""
+    long = Row(
+        1,
+        1234567,
+        "a" * 40,
+        ("latency", "best_effort"),
+        5,
+        "overdue 12345 s",
+        1.0,
+        123456.0,
+        1234.5,
+        12345.6,
+        1.0,
+        1e4,
+        123.0,
+        123456,
+    )
+    shown = columns_of([long], width)
+    taken = sum(2 + max(len(column.title), len(column.text(long))) for column in shown)
+    assert taken <= width or all(column.rank == 0 for column in shown)
+    assert {column.title for column in shown} >= {"pid", "name", "class", "GPU %"}
+    assert len(columns_of([], width)) >= len(shown)
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:

@@ -38,7 +38,7 @@ class Finding(_Frozen):
         description="Time x expected gain over the run, ns; null if nothing was timed."
     )
     shown: bool = Field(
-        description="Whether following the rule was measured to help a real kernel; docs/advise.md has the measurement."
+        description="Whether following the rule was measured to help a kernel made for it; docs/advise.md: how much."
     )
     kernels: tuple[Affected, ...] = Field(
         default=(), description="Of a finding on the program: the kernels, the most time at stake first."

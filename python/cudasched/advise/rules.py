@@ -60,7 +60,7 @@ SHOWN = frozenset(
         "tiny_launches",
     }
 )
-"""Rules whose advice was measured to help a real kernel, before and after (docs/advise.md)."""
+"""Rules whose advice was measured to help a kernel made for it, before and after (docs/advise.md)."""
 
 _LOW_OCCUPANCY = 0.5
 _HALF_SPEED_OCCUPANCY = 0.125  # speed = o / (o + this): memory latency is hidden with diminishing returns

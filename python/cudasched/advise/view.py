@@ -124,7 +124,8 @@ def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
 
 def _estimate(finding: Finding) -> str:
     """What a gain rests on."""
-    return "measured to help:" if finding.shown else "an estimate, not yet measured on a kernel:"
+    made_for_it = "the advice helped a kernel made for it" if finding.shown else "not yet measured on a kernel"
+    return f"an estimate, {made_for_it}:"
 
 
 def terminal(report: Report, *, columns: int, top: int) -> RenderableType:

@@ -94,9 +94,10 @@ class recording:  # noqa: N801  used like a function
             self._claim.__exit__(None, None, None)
         shutil.rmtree(directory, ignore_errors=True)
         self.rows = int(made["rows"])
-        if "kept" in made:
+        if self.rows == 0 and not self._output.is_stream:
+            kept = ", which was there before, is kept as it was" if "kept" in made else " is not written"
             warnings.warn(
-                f"no launch was recorded, so {self._path}, which was there before, is kept as it was",
+                f"no launch was recorded, so {self._path}{kept}",
                 HookWarning,
                 stacklevel=2,
             )

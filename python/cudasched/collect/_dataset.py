@@ -243,7 +243,7 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
     Args:
         directory: Where the journals are; they stay.
         output: The Parquet file; it appears when it is whole, in place of what was there. If there are no launches,
-            what was there stays.
+            none is written, and what was there stays; a stream gets one without rows.
 
     Returns:
         The file's metadata, "rows", and "kept" if the file is the one that was there before.
@@ -272,10 +272,11 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
                 if waiting or rows == 0:
                     writer.write_table(_table(waiting, form), row_group_size=ROW_GROUP_ROWS)
                     rows += count
-            if rows == 0 and target.holds_something:
+            if rows == 0 and not target.is_stream:
                 raise _NothingRecordedError
     except _NothingRecordedError:
-        return {**metadata, "rows": "0", "kept": "1"}
+        if target.holds_something:
+            metadata["kept"] = "1"
     return {**metadata, "rows": str(rows)}
 
 

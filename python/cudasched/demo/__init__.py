@@ -114,7 +114,7 @@ def main(seconds: float, output: Path, simulate: bool, as_json: bool = False) ->
     finally:
         if backend:
             backend.close()
-    console.print(_table(rows, scene))
+    console.print(_table(rows, scene, backend.scale))
     title = f"{scene.description}, {device}"
     report = {
         "device": device,
@@ -213,7 +213,7 @@ def percentiles(requests: int) -> list[str]:
     return [name for name in ("p50", "p95", "p99") if name == "p50" or requests * (100 - int(name[1:])) >= 100 * BEYOND]
 
 
-def _table(rows: list[dict[str, Any]], scene: Scene) -> Table:
+def _table(rows: list[dict[str, Any]], scene: Scene, scale: float) -> Table:
     from rich.table import Table
 
     fewest = min(row["latency_ms"]["n"] for row in rows)
@@ -222,7 +222,10 @@ def _table(rows: list[dict[str, Any]], scene: Scene) -> Table:
     caption = "share: best effort of what it does alone in the time that requests leave"
     if highest != "p99":
         caption += f"; {fewest} requests bear no P99: --seconds {_seconds_for_p99(rows)} would"
-    table = Table(title=f"{scene.description}, {scene.rate_hz:g} requests/s", caption=caption)
+    title = f"{scene.description}, {scene.rate_hz:g} requests/s"
+    if scale != 1:
+        title += f" of simulated time (a second takes {scale:g})"
+    table = Table(title=title, caption=caption)
     table.add_column("")
     table.add_column("requests", justify="right")
     for share in shares:

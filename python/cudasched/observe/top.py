@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -43,7 +44,8 @@ class _Column:
         title: Its heading.
         text: What a row has there.
         order: By which rows are sorted.
-        rank: From which width of the terminal on it is shown, characters.
+        rank: From which width of the terminal on it is shown, characters. Where long cells leave no room, those of the
+            greatest rank go; those of 0 stay.
         descends: The greatest come first.
     """
 
@@ -72,6 +74,17 @@ _COLUMNS = (
     _Column("policy", lambda r: r.policy or "-", lambda r: r.policy, 130, descends=False),
     _Column("past gate", lambda r: str(r.past_gate), lambda r: r.past_gate, 150),
 )
+
+
+def columns_of(shown: Sequence[Row], width: int) -> list[_Column]:
+    """Those that a terminal of so many characters has room for, whole."""
+    chosen = [column for column in _COLUMNS if column.rank <= width]
+    widths = {column: 2 + max(map(cell_len, (column.title, *map(column.text, shown)))) for column in chosen}
+    for least in sorted(chosen, key=lambda column: column.rank, reverse=True):
+        if least.rank == 0 or sum(widths[column] for column in chosen) <= width:
+            break
+        chosen.remove(least)
+    return chosen
 
 
 class Top(App[int]):
@@ -216,7 +229,7 @@ class Top(App[int]):
         self._show()
 
     def _columns(self) -> list[_Column]:
-        return [column for column in _COLUMNS if column.rank <= self.size.width]
+        return columns_of(self._rows, self.size.width)
 
     def _summary(self) -> Text:
         lines = []
