@@ -307,6 +307,7 @@ PYBIND11_MODULE(_core, module) {
       "region_end_elsewhere", [](std::uint64_t token) { check(cudasched_region_end_elsewhere(token)); },
       py::arg("token"));
   module.def("to_its_end", &to_its_end, py::arg("function"));
+  module.def("finish", &cudasched_finish, py::call_guard<py::gil_scoped_release>());
   module.def("expect", [](double within_ms) { check(cudasched_expect(within_ms)); }, py::arg("within_ms"));
   module.def(
       "bind_stream",

@@ -251,6 +251,9 @@ def region_end_elsewhere(token: int) -> None:
 def to_its_end(function: Callable[..., Any]) -> Any:
     """A method that calls `function` with an empty list before its arguments, and if it raises again with that list."""
 
+def finish() -> None:
+    """Before the process ends by `_exit`: what exit handlers would do is done now, once, in 5 s at most."""
+
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 

@@ -13,6 +13,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class _Core(Protocol):
     def region_may_move(self, token: int) -> None: ...
     def region_end_elsewhere(self, token: int) -> None: ...
     def to_its_end(self, function: Callable[..., Any]) -> Any: ...
+    def finish(self) -> None: ...
     def expect(self, within_ms: float) -> None: ...
     def order(self, stream: int, ahead: tuple[int, ...], yields: bool) -> None: ...
     def is_idle(self, stream: int) -> bool: ...
@@ -217,7 +219,30 @@ def load_core() -> _Core:
             except ImportError as error:
                 raise HookError(f"{files.core} cannot be loaded: {error}") from error
             _core = module
+            _finish_workers()
         return _core
+
+
+def _finish_workers() -> None:
+    """What exit handlers write is written by multiprocessing's workers, too, which end by `os._exit`."""
+
+    def at_the_end(_: object = None) -> None:
+        from multiprocessing import util
+
+        util.Finalize(None, load_core().finish, exitpriority=-1)
+
+    def when_it_begins() -> None:
+        # A worker forgets the finalizers that are there, and runs then what is registered here.
+        if "multiprocessing.util" in sys.modules:
+            from multiprocessing import util
+
+            util.register_after_fork(at_the_end, at_the_end)
+
+    os.register_at_fork(after_in_child=when_it_begins)  # of one that a fork makes,
+    when_it_begins()  # of one that imports cudasched as it begins,
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:  # and of one that has begun
+        at_the_end()
 
 
 def switched_off() -> bool:

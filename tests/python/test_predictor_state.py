@@ -118,6 +118,32 @@ def test_it_is_kept_by_a_program_that_ends_without_exit_handlers(stage: Stage, c
     assert is_about(known_us(only_state(cache), 20), 20)
 
 
+WORKER = """
+import cudasched
+from program import Gpu
+def work():
+    cudasched.set_class("best_effort")
+    gpu = Gpu()
+    for _ in range(6):
+        gpu.launch(us=20)
+        gpu.synchronize()
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "forkserver"])
+def test_it_is_kept_by_workers_of_a_program_that_imports_cudasched(
+    stage: Stage, cache: Path, tmp_path: Path, way: str
+) -> None:
+    """They end by `os._exit`, which nobody stands before where nothing is preloaded."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    program = stage.importing(**PATIENT)
+    program.call(f"import multiprocessing, sys; sys.path.insert(0, {str(tmp_path)!r}); import worker")
+    program.call(f"one = multiprocessing.get_context({way!r}).Process(target=worker.work); one.start(); one.join()")
+    assert program.call("one.exitcode") == 0, program.stderr
+    assert is_about(known_us(only_state(cache), 20), 20)
+    assert finish(program) == ""
+
+
 def test_a_second_run_goes_on_from_the_first(stage: Stage, cache: Path) -> None:
     assert learn(stage, 20) == ""
     first = known_us(only_state(cache), 20)
