@@ -208,6 +208,7 @@ void bind_simulate(py::module_& module) {
       .def_readwrite("turn_ns", &ReplaySettings::turn_ns)
       .def_readwrite("prediction_sigma", &ReplaySettings::prediction_sigma)
       .def_readwrite("switch_ns", &ReplaySettings::switch_ns)
+      .def_readwrite("best_effort_slice_ns", &ReplaySettings::best_effort_slice_ns)
       .def_readwrite("end_ns", &ReplaySettings::end_ns)
       .def_readwrite("seed", &ReplaySettings::seed);
 

@@ -216,6 +216,7 @@ class Replay {
   void reaches_gpu(Client& client);
   void run_gpu();
   int choose() const;
+  std::int64_t slice_ns_of(const Client& client) const;
   bool another_ready() const;
   void complete();
   void cut();
@@ -292,6 +293,7 @@ void check(const ReplaySettings& settings) {
   if (settings.reaction_ns <= 0) refuse("reaction time", "above 0");
   if (settings.turn_ns <= 0) refuse("turn", "above 0");
   if (settings.slice_ns <= 0) refuse("slice", "above 0");
+  not_negative("slice of best effort", settings.best_effort_slice_ns);
   if (settings.end_ns <= 0) refuse("length", "above 0");
   if (!(settings.prediction_sigma >= 0 && settings.prediction_sigma <= 3)) refuse("prediction sigma", "0 to 3");
 }
@@ -847,6 +849,11 @@ void Replay::reaches_gpu(Client& client) {
   run_gpu();
 }
 
+std::int64_t Replay::slice_ns_of(const Client& client) const {
+  const bool own = client.best_effort && settings_.best_effort_slice_ns > 0;
+  return own ? settings_.best_effort_slice_ns : settings_.slice_ns;
+}
+
 bool Replay::another_ready() const {
   return std::any_of(clients_.begin(), clients_.end(),
                      [&](const auto& client) { return client->slot != last_ && client->ready(); });
@@ -881,8 +888,9 @@ void Replay::run_gpu() {
   const bool slices = settings_.sharing == Sharing::kTimeSlice;
   if (slices && slice_end_ns_ == kForeverNs && last_ != kNoClient && another_ready()) {
     // A slice renews while no other client wants the GPU.
-    const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / settings_.slice_ns;
-    slice_end_ns_ = slice_start_ns_ + (passed + 1) * settings_.slice_ns;
+    const std::int64_t slice_ns = slice_ns_of(*clients_[static_cast<std::size_t>(last_)]);
+    const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / slice_ns;
+    slice_end_ns_ = slice_start_ns_ + (passed + 1) * slice_ns;
     if (running_ != kNoClient) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
   }
   if (running_ != kNoClient) return;
@@ -901,7 +909,7 @@ void Replay::run_gpu() {
   if (last_ != chosen) {
     last_ = chosen;
     slice_start_ns_ = run_start_ns_;
-    slice_end_ns_ = another_ready() ? run_start_ns_ + settings_.slice_ns : kForeverNs;
+    slice_end_ns_ = another_ready() ? run_start_ns_ + slice_ns_of(client) : kForeverNs;
   }
   running_ = chosen;
   if (!job.begun && settings_.log) result_.log[job.record].start_ns = run_start_ns_;

@@ -12,7 +12,8 @@
 //              kernel by kernel (latency work first, where `priorities` says so); the first kernel of a request that
 //              follows best-effort work takes `switch_ns` longer, because its caches are cold. With time slicing,
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
-//              (kernels are then cut), and each change costs `switch_ns`.
+//              (kernels are then cut), and each change costs `switch_ns`. Slices are `slice_ns` long, or for best
+//              effort what it sets itself.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
 //              Under `harvest` and `slack` a request's segments are learned as they are in a latency client, a timed
 //              launch taking what it takes with the same noise. What is in flight is counted by the gate's ledger, held
@@ -101,6 +102,7 @@ struct ReplaySettings {
   std::int64_t reaction_ns = 3'000;  // from what opens the gate to the launch's submission
   std::int64_t switch_ns = 130'000;
   std::int64_t slice_ns = 2'000'000;
+  std::int64_t best_effort_slice_ns = 0;  // that best-effort contexts set themselves; 0: as the others'
 
   std::int64_t end_ns = 10'000'000'000;  // of the virtual time
   std::uint64_t seed = 1;

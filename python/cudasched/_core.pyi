@@ -440,6 +440,7 @@ class ReplaySettings:
     turn_ns: int
     prediction_sigma: float
     switch_ns: int
+    best_effort_slice_ns: int
     end_ns: int
     seed: int
 

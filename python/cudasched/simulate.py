@@ -194,6 +194,7 @@ class Arm:
         linger_us: How long the gate stays closed after latency work, us; to a launch over 300 us twice as long.
         margin_us: What `slack` leaves of a request's slack, us; None: 0.2 ms and two context switches.
         switch_us: What changing from one process to the other costs, us; None: as measured on an H200.
+        time_slice_us: In two processes, the hardware's slice that best-effort contexts set themselves, us; None: none.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
         name: Of the arm; by default made of the policy and the lead.
     """
@@ -211,6 +212,7 @@ class Arm:
     linger_us: float = 100.0
     margin_us: float | None = None
     switch_us: float | None = None
+    time_slice_us: float | None = None
     prediction_sigma: float = 0.05
     name: str = ""
 
@@ -225,7 +227,7 @@ class Arm:
         if self.name:
             return self.name
         if self.policy == "open":
-            return "open"
+            return "open" if self.time_slice_us is None else f"time slices of {self.time_slice_us:g} us"
         lead = self.lead_us if isinstance(self.lead_us, str) else f"{self.lead_us:g} us"
         return f"{self.policy_name}, lead {lead}"
 
@@ -604,6 +606,7 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
     settings.priorities = arm.stream_priorities
     settings.linger_ns = _nanoseconds("linger_us", arm.linger_us)
     settings.switch_ns = _nanoseconds("switch_us", switch_us)
+    settings.best_effort_slice_ns = _nanoseconds("time_slice_us", arm.time_slice_us or 0)
     margin_us = 200 + 2 * switch_us if arm.margin_us is None else arm.margin_us
     settings.margin_ns = _nanoseconds("margin_us", margin_us)
     settings.prediction_sigma = arm.prediction_sigma
@@ -674,7 +677,7 @@ def compare(
     servers = [client for client in clients if client.client_class == "latency"]
     trainings = [client for client in clients if client.client_class == "best_effort"]
     # Alone means without cudasched: the program's own thread calls the driver.
-    bare = replace(arms[0], policy="open", offload=False, lead_us=0.0)
+    bare = replace(arms[0], policy="open", offload=False, lead_us=0.0, time_slice_us=None)
     rows: list[Row] = []
     alone = _run(servers, replace(bare, name="latency alone"), seconds, seed) if servers else None
     if alone:
@@ -716,6 +719,8 @@ def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _measured_arms(arm: Arm) -> tuple[str, ...]:
     """What the benchmark calls an arm like this one."""
+    if arm.time_slice_us is not None:
+        return ()
     if arm.policy != "open":
         return (f"cudasched_{arm.sharing}", f"cudasched_{arm.sharing}_{arm.policy_name}")
     if arm.sharing == "mps":

@@ -215,6 +215,18 @@ def test_servers_without_meaning_are_refused(options: Any) -> None:
         served(simulate.request(0.5), **options)
 
 
+def test_time_slices_of_best_effort_are_its_own() -> None:
+    """As beside the driver's slices, where a request waits for 2 ms of the others, and without a gate."""
+    training = simulate.best_effort(steps(launches=20, longest_us=20_000))
+    arms = [simulate.Arm("open", offload=False, time_slice_us=us) for us in (None, 1)]
+    alone, _, plain, own = simulate.compare([served(simulate.request(0.48)), training], arms, seconds=2)
+    assert (plain.arm, own.arm) == ("open", "time slices of 1 us")
+    assert alone.latency_ms and plain.latency_ms and own.latency_ms
+    assert own.latency_ms.p50 == pytest.approx(alone.latency_ms.p50 + 0.13, abs=0.02)  # a change of contexts
+    assert plain.latency_ms.p50 > own.latency_ms.p50 + 0.5
+    assert own.best_effort_ratio and own.best_effort_ratio > 0.9
+
+
 @pytest.mark.parametrize(
     "arm",
     [
@@ -224,6 +236,7 @@ def test_servers_without_meaning_are_refused(options: Any) -> None:
         simulate.Arm(lead_us=float("nan")),
         simulate.Arm(linger_us=-1),
         simulate.Arm(prediction_sigma=-1),
+        simulate.Arm(time_slice_us=-1),
         simulate.Arm(sharing="cloud"),  # type: ignore[arg-type]
     ],
 )
@@ -392,6 +405,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
     done = cudasched("simulate", str(recorded), *options, "--load", "transformer", "--request-ms", "0.48")
     assert (done.returncode, done.stderr) == (0, "")
     assert "slack, lead 20 us" in done.stdout and "GPU busy" in done.stdout
+    assert "time slices of 1 us" in done.stdout
     assert "measured on the GPU" in done.stdout
 
 

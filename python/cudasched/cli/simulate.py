@@ -124,7 +124,10 @@ def command(
     ],
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="strict, slack, harvest, open (no gate), or FILE.py:FUNCTION; may be given again."),
+        typer.Option(
+            help="strict, slack, harvest, open (no gate), or FILE.py:FUNCTION; may be given again. Default: open, "
+            "strict, with --slo-ms slack, and in two processes the hardware's time slices of 1 us."
+        ),
     ] = None,
     lead_us: Annotated[
         list[str] | None,
@@ -195,6 +198,10 @@ def command(
         for one in named
         for lead in (leads if one != "open" else leads[:1])
     ]
+    if policy is None and sharing == "two_processes":
+        # As `time_slice_us = auto` chooses them beside programs of long kernels.
+        own_us = 1.0 if len(traces) == 1 else 1200.0
+        arms.append(replace(first, policy="open", lead_us=0.0, offload=False, time_slice_us=own_us))
     if measured is None and _MEASURED.is_file():
         measured = _MEASURED
     rows = simulate.compare(

@@ -155,6 +155,29 @@ TEST(Replay, AProgramOfItsOwnIsAsFastAsItsGpuOrItsHost) {
   EXPECT_NEAR(static_cast<double>(offloaded.clients[0].launches), 1e9 / 17'400, 10);
 }
 
+// A request beside kernels of 10 ms waits for its slice to begin, and for nothing else where theirs lasts 1 us.
+TEST(Replay, BestEffortGivesWayWhereItsSliceIsShort) {
+  ReplaySettings settings;
+  settings.sharing = Sharing::kTimeSlice;
+  settings.policy = "open";
+  settings.offload = false;
+  settings.end_ns = 2 * kSecond;
+  const std::vector<ReplayClient> clients{server(60, 7, settings.end_ns), training({10'000}, 7, 6 * kUs)};
+  const auto worst = [](const ReplayResult& result) {
+    const auto& latencies = result.clients[0].latencies_ns;
+    return *std::max_element(latencies.begin(), latencies.end());
+  };
+  const ReplayResult alone = run({clients[0]}, settings);
+  const ReplayResult usual = run(clients, settings);
+  settings.best_effort_slice_ns = 1'000;
+  const ReplayResult own = run(clients, settings);
+  EXPECT_GT(worst(usual), worst(alone) + settings.slice_ns / 2);
+  EXPECT_LT(worst(own), 2 * (worst(alone) + settings.switch_ns));
+  EXPECT_GT(own.clients[1].gpu_ns, usual.clients[1].gpu_ns * 9 / 10);
+  settings.best_effort_slice_ns = -1;
+  EXPECT_THROW(run(clients, settings), ConfigError);
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kSecondsEach = 1;
 #else
