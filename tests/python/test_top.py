@@ -137,6 +137,13 @@ def test_a_process_that_came_or_began_anew_has_no_negative_rates() -> None:
     assert came.gpu_share is None
 
 
+def test_what_is_normal_has_no_share_in_place_of_none() -> None:
+    """Guards against a busy program at 0%: launches as `normal` are not timed."""
+    later = replace(METRICS, launches={**METRICS.launches, "normal": 1000})
+    (row,) = rows(at(2.0, replace(PROCESS, metrics=later)), at(1.0, PROCESS))
+    assert (row.gpu_share, row.launches_per_s) == (None, 1000.0)
+
+
 @pytest.mark.parametrize(
     ("fields", "state"),
     [

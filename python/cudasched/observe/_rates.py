@@ -37,6 +37,7 @@ class Row:
         priority: The highest of its clients.
         state: ``active``, ``waiting``, ``overdue 12 s``, ``idle``.
         gpu_share: GPU seconds a second: best effort's predicted time, and the time in which latency work held the gate.
+            None where there were launches as ``normal`` alone, which are not timed.
         launches_per_s: Of all classes.
         gate_wait_ms: The 95th percentile of waits at the gate.
         request_ms: The 99th percentile of requests, over all regions.
@@ -126,7 +127,8 @@ def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
     if metrics is not None and before is not None and elapsed_s > 0:
         spent = metrics.best_effort_gpu_s - before.best_effort_gpu_s
         spent += metrics.latency_active_s - before.latency_active_s
-        share = max(0.0, spent / elapsed_s)
+        normal = metrics.launches.get("normal", 0) - before.launches.get("normal", 0)
+        share = max(0.0, spent / elapsed_s) if spent > 0 or normal <= 0 else None
         launches = max(0, sum(metrics.launches.values()) - sum(before.launches.values())) / elapsed_s
         wait = _since(metrics.gate_wait, before.gate_wait).p95_ms
         earlier = {region.name: region.times for region in before.regions}
