@@ -40,6 +40,7 @@ __all__ = ["Server", "is_loopback"]
 _HEAD_S = 10.0
 _HEAD_BYTES = 16 * 1024
 _BACKLOG = 128
+_AT_ONCE = 16  # are accepted before one that is there is looked at, or ends
 _MOST_CONNECTIONS = 1024
 _DESCRIPTORS = 4096
 _SAID_EVERY_S = 60.0
@@ -226,7 +227,7 @@ class Server:
         config = uvicorn.Config(
             guard,
             http=type("_Protocol", (_Impatient,), {"waiting": waiting, "callers": callers}),
-            backlog=min(_BACKLOG, connections // 4),  # so many are accepted before any is looked at or ends
+            backlog=_AT_ONCE,
             ws="none",
             lifespan="off",
             log_config=None,
