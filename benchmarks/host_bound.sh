@@ -17,31 +17,9 @@ out=$1
 shift
 python=${PYTHON:-python3}
 
-if [ -n "${DRY:-}" ]; then
-  gpus=(0)
-else
-  list_gpus
-  mkdir -p "$out"
-fi
-share_cores
-
-# measure I OPTION...: the part of the Ith GPU, from 0; its lines carry its number.
-measure() {
-  local i=$1
-  shift
-  local -a command=("$python" -m benchmarks.host_bound --no-plots --out "$out/host_bound-$((i + 1)).json"
-    --part "$((i + 1))/${#gpus[@]}" --limit-s "${LIMIT_S:-590}" ${COMMIT:+--commit "$COMMIT"} "$@")
-  if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
-  CUDA_VISIBLE_DEVICES=${gpus[i]} taskset -c "${cores_of[i]}" "${command[@]}" 2>&1 | sed -u "s|^|$((i + 1))/${#gpus[@]}: |"
-}
-
+begin_on_gpus "$out"
 status=0
-running=()
-for i in "${!gpus[@]}"; do
-  measure "$i" "$@" &
-  running+=($!)
-done
-for one in "${running[@]}"; do wait "$one" || status=$?; done
+on_each_gpu "$out/host_bound" benchmarks.host_bound --no-plots --limit-s "${LIMIT_S:-590}" "$@" || status=$?
 [ -z "${DRY:-}" ] || exit 0
 "$python" -m benchmarks.host_bound merge --out "$out/host_bound.json" "$out"/host_bound-[0-9]*.cells || status=$?
 exit "$status"

@@ -20,13 +20,7 @@ name=${NAME:-preempt}
 python=${PYTHON:-python3}
 limit=${LIMIT_S:-590}
 
-if [ -n "${DRY:-}" ]; then
-  gpus=(0)
-else
-  list_gpus
-  mkdir -p "$out"
-fi
-share_cores
+begin_on_gpus "$out"
 
 # merge: puts all cells in OUT together in OUT/NAME.json and .cells; what the parts had is in there then.
 merge() {
@@ -37,29 +31,12 @@ merge() {
   rm -f "$out/$name"-[0-9]*
 }
 
-# measure I OPTION...: the part of the Ith GPU, from 0; its lines carry its number.
-measure() {
-  local i=$1 status=0
-  shift
-  local -a command=("$python" -m benchmarks.preempt --out "$out/$name-$((i + 1)).json"
-    --part "$((i + 1))/${#gpus[@]}" --limit-s "$((limit - SECONDS))" ${COMMIT:+--commit "$COMMIT"} "$@")
-  if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
-  CUDA_VISIBLE_DEVICES=${gpus[i]} taskset -c "${cores_of[i]}" "${command[@]}" 2>&1 |
-    sed -u "s|^|$((i + 1))/${#gpus[@]}: |" | tee -a "$out/log" || status=$?
-  return "$status"
-}
-
 if [ -z "${DRY:-}" ]; then
   merge >>"$out/log"
   for i in "${!gpus[@]}"; do [ ! -f "$out/$name.cells" ] || cp "$out/$name.cells" "$out/$name-$((i + 1)).cells"; done
 fi
 status=0
-running=()
-for i in "${!gpus[@]}"; do
-  measure "$i" "$@" &
-  running+=($!)
-done
-for one in "${running[@]}"; do wait "$one" || status=$?; done
+on_each_gpu "$out/$name" benchmarks.preempt --limit-s "$((limit - SECONDS))" "$@" || status=$?
 [ -z "${DRY:-}" ] || exit 0
 merge || status=$?
 exit "$status"
