@@ -11,6 +11,8 @@ MODES: dict[Mode, str] = {"two_processes": "two processes", "mps": "under MPS", 
 LOADS = ("transformer", "resnet50", "gemm", "elementwise")
 OTHERS = ("transformer", "resnet50", "elementwise")
 FOUR = "transformer+resnet50"
+#: Requests of a cell from which on its P99 is told without reserve: ten are longer.
+LEAST_FOR_P99 = 1000
 #: Training whose host is slower than the GPU.
 CPU_BOUND = ("resnet50", "bert_training")
 
@@ -59,6 +61,34 @@ class Rows:
     def managed(self, mode: Mode, beside: str, suffix: str = "", **scene: str | bool) -> ColocationRow | None:
         """The row under cudasched in one mode."""
         return self.find(f"cudasched_{mode}{suffix}", beside, **scene)  # type: ignore[arg-type]
+
+
+def beside(results: Results, row: ColocationRow, arm: str) -> ColocationRow | None:
+    """The row of another arm with the same programs, requests, scene and repeat."""
+
+    def about(one: ColocationRow) -> tuple[object, ...]:
+        requests = one.latency_load, one.other_latency, one.arrivals, one.rate_hz
+        return one.best_effort_load, *requests, one.scene, one.repeat
+
+    others = (one for one in results.rows if isinstance(one, ColocationRow) and one.arm == arm)
+    return next((one for one in others if about(one) == about(row)), None)
+
+
+def best_effort_of_time_slices(results: Results, row: ColocationRow) -> float | None:
+    """Best effort over best effort beside the same requests in plain time slices; None where either is missing."""
+    slices = beside(results, row, "processes")
+    if slices is None or not row.best_effort_per_s or not slices.best_effort_per_s:
+        return None
+    return row.best_effort_per_s / slices.best_effort_per_s
+
+
+def few_requests(rows: Iterable[ColocationRow]) -> str:
+    """A line of warning for a table with cells of few requests, else nothing."""
+    numbers = [row.latency_ms.n for row in rows if row.latency_ms and row.arm != "latency_alone"]
+    if not numbers or min(numbers) >= LEAST_FOR_P99:
+        return ""
+    of = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
+    return f"P99 is of {of} requests a cell, fewer than {LEAST_FOR_P99:,}: single requests move it.\n"
 
 
 def judged(measured: float | None, target: float, at_least: bool = False, repeats: Sequence[float] = ()) -> str:

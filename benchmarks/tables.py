@@ -1,9 +1,11 @@
-"""Writes the tables of README.md and docs/ from benchmarks/results; `--check` only says which are stale.
+"""Writes the tables and figures of README.md and docs/ from benchmarks/results; `--check` only says which are stale.
 
 A document asks for a table by a marker, and what stands between it and the end is replaced:
 
     <!-- table:colocation -->
     <!-- end -->
+
+A figure in a sentence is a span (spans.py).
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
 (figures.py; breadth/summary.py; graphs/summary.py), `table:preempt:SERVER` is long kernels beside one server, by
@@ -28,6 +30,7 @@ from pathlib import Path
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from pydantic import ValidationError
 
+from benchmarks import spans
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
 from benchmarks.figures import figures_table
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
@@ -87,8 +90,8 @@ def documents(root: Path = ROOT) -> list[Path]:
     return [path for path in [root / "README.md", *sorted((root / "docs").glob("**/*.md"))] if path.exists()]
 
 
-def rendered(text: str, results: Path = RESULTS) -> str:
-    """A document with its tables made anew.
+def rendered(text: str, results: Path = RESULTS, stale: list[str] | None = None) -> str:
+    """A document with its tables and the figures in its prose made anew; `stale` gets a line for each changed figure.
 
     Raises:
         ValueError: It asks for results that are not there or do not meet the schema.
@@ -109,7 +112,7 @@ def rendered(text: str, results: Path = RESULTS) -> str:
         except (OSError, ValidationError) as error:
             raise ValueError(f"table:{match['name']}: {path}: {error}") from error
 
-    return MARKED.sub(table, text)
+    return MARKED.sub(table, spans.written(text, results, stale))
 
 
 def part_of(results: Results, part: str) -> Results:
@@ -441,18 +444,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
-    stale = []
-    try:
-        for path in documents():
-            text = path.read_text()
-            new = rendered(text)
-            if new != text:
-                stale.append(path)
-                if not options.check:
-                    replace(path, new)
-                print(f"{path.relative_to(ROOT)}: {'stale' if options.check else 'written'}")
-    except ValueError as error:
-        print(f"tables: {error}", file=sys.stderr)
+    stale, wrong = [], []
+    for path in documents():
+        name, changed = path.relative_to(ROOT), list[str]()
+        text = path.read_text()
+        try:
+            new = rendered(text, stale=changed)
+        except ValueError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        if new != text:
+            stale.append(path)
+            if not options.check:
+                replace(path, new)
+            print(f"{name}: {'stale' if options.check else 'written'}")
+            for said in changed:
+                print(f"{name}:{said}")
+    if wrong:
+        print(*wrong, sep="\n", file=sys.stderr)
         return 1
     if options.plots:
         from benchmarks.colocation.__main__ import write_plots
