@@ -460,6 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in documents():
         name, changed = path.relative_to(ROOT), list[str]()
         text = path.read_text()
+        wrong += [f"{name}:{said}" for said in spans.unmarked(path.name, text)]
         try:
             new = rendered(text, stale=changed)
         except ValueError as error:

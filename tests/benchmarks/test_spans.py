@@ -143,3 +143,31 @@ def test_a_found_figure_has_its_line():
 
 def test_of_results_only_the_first_screen_claims():
     assert len(spans.unmarked("results.md", "# Results\n3 ms\n## How to read the tables\n4 ms\n")) == 1
+
+
+def test_every_claim_is_marked():
+    said = [
+        f"{path.name}:{line}" for path in tables.documents() for line in spans.unmarked(path.name, path.read_text())
+    ]
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("<!-- figure:core count -->13<!-- end --> figures", 0, ""),
+        ("<!-- figure:core count -->14<!-- end --> figures", 1, "README.md:1: figure:core count: 14 is 13 now"),
+        ("<!-- figure:core value figure=none -->1<!-- end --> x", 1, "there is no row with figure=none"),
+        ("P99 is 2.4 x alone", 1, "README.md:1: '2.4 x' is in no span"),
+    ],
+)
+def test_a_check_refuses_stale_unknown_and_unmarked_figures(tmp_path, monkeypatch, capsys, text, status, said):
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "documents", lambda: [readme])
+    assert tables.main(["--check"]) == status and readme.read_text() == text
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    tables.main([])
+    assert "14" not in readme.read_text(), "without --check a stale figure is written"
