@@ -88,6 +88,13 @@ def best_effort_of_time_slices(results: Results, row: ColocationRow) -> float | 
     return row.best_effort_per_s / slices.best_effort_per_s
 
 
+def p50_of_alone(row: ColocationRow) -> float | None:
+    """The row's ratio, or that of its medians in a file that is older than the ratio."""
+    if row.p50_ratio or row.latency_ms is None or row.alone_ms is None:
+        return row.p50_ratio
+    return row.latency_ms.p50 / row.alone_ms.p50
+
+
 def few_requests(rows: Iterable[ColocationRow]) -> str:
     """A line of warning for a table with cells of few requests, else nothing."""
     numbers = [row.latency_ms.n for row in rows if row.latency_ms and row.arm != "latency_alone"]

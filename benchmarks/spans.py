@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from benchmarks.figures import best_effort_of_time_slices
+from benchmarks.figures import best_effort_of_time_slices, p50_of_alone
 from benchmarks.results.schema import ColocationRow, Results, load
 
 SPAN = re.compile(r"(?P<start><!-- figure:(?P<file>\w+) (?P<query>[^\n]*?) -->)(?P<was>.*?)(?P<end><!-- end -->)")
@@ -59,6 +59,7 @@ def _best_effort_of_alone(_: Results, row: ColocationRow) -> float | None:
 DERIVED: dict[str, Callable[[Results, ColocationRow], float | None]] = {
     "best_effort_of_time_slices": best_effort_of_time_slices,
     "best_effort_of_alone": _best_effort_of_alone,
+    "p50_of_alone": lambda _, row: p50_of_alone(row),
     "p99_of_bound": _p99_of_bound,
 }
 

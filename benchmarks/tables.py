@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from benchmarks import spans
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
-from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table
+from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table, p50_of_alone
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
 from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs, servers
@@ -373,10 +373,8 @@ def _summary_cell(results: Results, row: ColocationRow | None) -> str:
 
 
 def _over_alone(row: ColocationRow) -> str:
-    """P50 and P99 over alone, the latter alone in files of before."""
-    if not row.p99_ratio:
-        return ""
-    return f" ({row.p50_ratio:.2f}x, {row.p99_ratio:.2f}x)" if row.p50_ratio else f" ({row.p99_ratio:.2f}x)"
+    p50 = p50_of_alone(row)
+    return f" ({p50:.2f}x, {row.p99_ratio:.2f}x)" if p50 and row.p99_ratio else ""
 
 
 def _kept(results: Results, row: ColocationRow) -> list[str]:

@@ -15,6 +15,7 @@ from benchmarks.figures import (
     few_requests,
     figures_table,
     judged,
+    p50_of_alone,
     ratio_cell,
     worst,
 )
@@ -139,6 +140,13 @@ def test_best_effort_of_time_slices_is_of_the_same_requests_scene_and_repeat():
     assert ratio_cell(results, theirs[-1]) == "1.20/1.30x · 98%", "time slices are not compared with themselves"
     assert ratio_cell(results, ours.model_copy(update={"p99_ratio": None, "best_effort_ratio": None})) == "0.80 ms"
     assert ratio_cell(results, None) == ""
+
+
+def test_a_row_of_before_has_the_ratio_of_its_medians():
+    slow = Latency(p50=1.5, p95=2.0, p99=3.0, mean=1.5, n=1000)
+    assert p50_of_alone(row("mps", "gemm", "mps")) == 1.2
+    assert p50_of_alone(row("mps", "gemm", "mps", p50_ratio=None, latency_ms=slow)) == pytest.approx(2.5)
+    assert p50_of_alone(row("mps", "gemm", "mps", p50_ratio=None, alone_ms=None)) is None
 
 
 @pytest.mark.parametrize(("numbers", "said"), [([1000, 2000], ""), ([244, 1000], "244 to 1000"), ([361, 361], "361")])

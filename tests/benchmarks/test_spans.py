@@ -39,6 +39,7 @@ def document(query: str, was: str = "old") -> str:
         ("count arm=cudasched_mps,processes", "5"),
         ("count p99_ratio>1.9", "3"),
         ("max p99_of_bound .1f", "1.0"),
+        ("max p50_of_alone .1f", "1.2"),
         ("best_effort_of_alone arm=processes best_effort_load=gemm .1f", "2.0"),
     ],
 )
