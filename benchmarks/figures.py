@@ -108,8 +108,8 @@ def ratio_cell(results: Results, row: ColocationRow | None) -> str:
     """P50 and P99 over alone, and best effort of what is left and, in brackets, of plain time slices."""
     if row is None or row.latency_ms is None:
         return ""
-    ratios = "/".join(f"{ratio:.2f}" for ratio in (row.p50_ratio, row.p99_ratio) if ratio)
-    parts = [f"{ratios}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"]
+    ratios = "/".join(f"{ratio:.2f}" for ratio in (p50_of_alone(row), row.p99_ratio) if ratio)
+    parts = [f"{ratios}x" if ratios else f"{row.latency_ms.p99:.2f} ms"]
     if row.best_effort_ratio:
         of_slices = best_effort_of_time_slices(results, row) if row.arm != "processes" else None
         parts.append(f"{row.best_effort_ratio:.0%}" + (f" ({of_slices:.0%})" if of_slices else ""))

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.colocation.cells import KERNELS, CellFile
-from benchmarks.figures import beside, best_effort_of_time_slices, few_requests, judged, ratio_cell
+from benchmarks.figures import beside, best_effort_of_time_slices, few_requests, judged, p50_of_alone, ratio_cell
 from benchmarks.results.schema import ColocationRow, Results
 
 #: The arms under cudasched, and what a table calls them.
@@ -71,11 +71,11 @@ def breadth_figures(results: Results) -> str:
 
     line("pairs of program and server", lambda rows: str(len(rows)))
     line("requests", lambda rows: f"{sum(row.latency_ms.n for row in rows if row.latency_ms):,}")
-    line("P50 / alone, median", lambda rows: f"{statistics.median(_of('p50_ratio', rows)):.3g}")
-    line("P50 / alone, worst", lambda rows: _worst(max(rows, key=lambda row: row.p50_ratio or 0.0), "p50_ratio"))
+    line("P50 / alone, median", lambda rows: f"{statistics.median(map(_p50, rows)):.3g}")
+    line("P50 / alone, worst", lambda rows: _worst(max(rows, key=_p50), _p50))
     line("P99 / alone, median", lambda rows: _judged(rows, statistics.median(_of("p99_ratio", rows)), P99_MEDIAN))
     line("P99 / alone, mean", lambda rows: f"{statistics.fmean(_of('p99_ratio', rows)):.3g}")
-    line("P99 / alone, worst", lambda rows: _worst(max(rows, key=lambda row: row.p99_ratio or 0.0), "p99_ratio"))
+    line("P99 / alone, worst", lambda rows: _worst(max(rows, key=_p99), _p99))
     line(
         f"P99 / the larger of {P99_WORST:g} x alone and {BOUND_MARGIN:g} x the bound, worst",
         lambda rows: _judged(rows, max(map(p99_over_allowed, rows)), 1.0),
@@ -208,8 +208,16 @@ def _judged(rows: Sequence[ColocationRow], value: float, target: float, at_least
     return judged(value, target, at_least) if rows[0].arm in MANAGED else f"{value:.3g}"
 
 
-def _worst(row: ColocationRow, field: str) -> str:
-    return f"{getattr(row, field):.3g}, {row.best_effort_load} beside {row.latency_load}"
+def _p50(row: ColocationRow) -> float:
+    return p50_of_alone(row) or 0.0
+
+
+def _p99(row: ColocationRow) -> float:
+    return row.p99_ratio or 0.0
+
+
+def _worst(row: ColocationRow, ratio: Callable[[ColocationRow], float]) -> str:
+    return f"{ratio(row):.3g}, {row.best_effort_load} beside {row.latency_load}"
 
 
 def _bounds(by_arm: dict[str, ColocationRow]) -> str:

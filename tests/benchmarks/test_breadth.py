@@ -164,6 +164,8 @@ def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_pat
     assert "| P50 / alone, worst | 6, torch_sparse beside bert_graph | 1.6, jax_transformer beside" in table
     assert "| P99 / alone, worst | 6, torch_sparse beside bert_graph | 1.6, jax_transformer beside" in table
     assert "| best effort of time slices, worst |  | 1, jax_transformer beside bert_graph |" in table
+    before = [row.model_copy(update={"p50_ratio": None}) for row in made.rows if isinstance(row, ColocationRow)]
+    assert breadth_figures(made.model_copy(update={"rows": before})) == table, "P50 of a file without that ratio"
     assert "| best effort of time slices, pairs below 0.97 |  | 0 | 0 |" in table
     assert "0.928 (>= 0.95) **missed**, jax_transformer" in table and "| requests | 1,800 | 1,800 | 1,800 |" in table
     row = next(row for row in made.rows if row.arm == "cudasched_mps" and row.best_effort_load == "jax_transformer")
