@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.results.schema import ColocationRow, Mode, OverheadRow, Results
@@ -11,6 +11,8 @@ MODES: dict[Mode, str] = {"two_processes": "two processes", "mps": "under MPS", 
 LOADS = ("transformer", "resnet50", "gemm", "elementwise")
 OTHERS = ("transformer", "resnet50", "elementwise")
 FOUR = "transformer+resnet50"
+#: Requests of a cell from which on its P99 is told without reserve: ten are longer.
+LEAST_FOR_P99 = 1000
 #: Training whose host is slower than the GPU.
 CPU_BOUND = ("resnet50", "bert_training")
 
@@ -21,27 +23,33 @@ class Figure:
 
     Attributes:
         name: What it is.
-        targets: In each mode that has one.
+        targets: In each mode that has one; None where the figure is shown without one.
         measure: How it follows from the rows; None where something was not measured.
         at_least: A target is the least that counts as met, not the most.
+        repeats: The same of each repeat, where repeats have rates of their own.
     """
 
     name: str
-    targets: dict[Mode, float]
+    targets: Mapping[Mode, float | None]
     measure: Callable[[Rows, Mode], float | None]
     at_least: bool = False
+    repeats: Callable[[Rows], list[float]] = lambda _: []
 
     def cell(self, rows: Rows, mode: Mode) -> str:
-        """Measured, target, and whether it is met; empty where there is no target."""
+        """Measured, target, and whether it is met; empty where the figure is not of the mode."""
         if mode not in self.targets:
             return ""
-        return judged(self.measure(rows, mode), self.targets[mode], self.at_least)
+        measured, target = self.measure(rows, mode), self.targets[mode]
+        if target is None:
+            return "?" if measured is None else f"{measured:.3g}"
+        return judged(measured, target, self.at_least, self.repeats(rows))
 
 
 class Rows:
     """The colocation rows of one results file, by what they are about."""
 
     def __init__(self, results: Results) -> None:
+        self.results = results
         self._rows = [row for row in results.rows if isinstance(row, ColocationRow)]
 
     def find(
@@ -59,6 +67,53 @@ class Rows:
     def managed(self, mode: Mode, beside: str, suffix: str = "", **scene: str | bool) -> ColocationRow | None:
         """The row under cudasched in one mode."""
         return self.find(f"cudasched_{mode}{suffix}", beside, **scene)  # type: ignore[arg-type]
+
+
+def beside(results: Results, row: ColocationRow, arm: str) -> ColocationRow | None:
+    """The row of another arm with the same programs, requests, scene and repeat."""
+
+    def about(one: ColocationRow) -> tuple[object, ...]:
+        requests = one.latency_load, one.other_latency, one.arrivals, one.rate_hz
+        return one.best_effort_load, *requests, one.scene, one.repeat
+
+    others = (one for one in results.rows if isinstance(one, ColocationRow) and one.arm == arm)
+    return next((one for one in others if about(one) == about(row)), None)
+
+
+def best_effort_of_time_slices(results: Results, row: ColocationRow) -> float | None:
+    """Best effort over best effort beside the same requests in plain time slices; None where either is missing."""
+    slices = beside(results, row, "processes")
+    if slices is None or not row.best_effort_per_s or not slices.best_effort_per_s:
+        return None
+    return row.best_effort_per_s / slices.best_effort_per_s
+
+
+def p50_of_alone(row: ColocationRow) -> float | None:
+    """The row's ratio, or that of its medians in a file that is older than the ratio."""
+    if row.p50_ratio or row.latency_ms is None or row.alone_ms is None:
+        return row.p50_ratio
+    return row.latency_ms.p50 / row.alone_ms.p50
+
+
+def few_requests(rows: Iterable[ColocationRow]) -> str:
+    """A line of warning for a table with cells of few requests, else nothing."""
+    numbers = [row.latency_ms.n for row in rows if row.latency_ms and row.arm != "latency_alone"]
+    if not numbers or min(numbers) >= LEAST_FOR_P99:
+        return ""
+    of = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
+    return f"P99 is of {of} requests a cell, fewer than {LEAST_FOR_P99:,}: single requests move it.\n"
+
+
+def ratio_cell(results: Results, row: ColocationRow | None) -> str:
+    """P50 and P99 over alone, and best effort of what is left and, in brackets, of plain time slices."""
+    if row is None or row.latency_ms is None:
+        return ""
+    ratios = "/".join(f"{ratio:.2f}" for ratio in (p50_of_alone(row), row.p99_ratio) if ratio)
+    parts = [f"{ratios}x" if ratios else f"{row.latency_ms.p99:.2f} ms"]
+    if row.best_effort_ratio:
+        of_slices = best_effort_of_time_slices(results, row) if row.arm != "processes" else None
+        parts.append(f"{row.best_effort_ratio:.0%}" + (f" ({of_slices:.0%})" if of_slices else ""))
+    return " · ".join(parts)
 
 
 def judged(measured: float | None, target: float, at_least: bool = False, repeats: Sequence[float] = ()) -> str:
@@ -126,6 +181,11 @@ def _least_best_effort(rows: Rows, mode: Mode) -> float | None:
     return worst((_best_effort(load)(rows, mode) for load in LOADS), at_least=True)
 
 
+def _least_of_time_slices(rows: Rows, mode: Mode) -> float | None:
+    found = [rows.managed(mode, load) for load in LOADS]
+    return worst((best_effort_of_time_slices(rows.results, row) if row else None for row in found), at_least=True)
+
+
 def _attained(rows: Rows, mode: Mode) -> float | None:
     row = rows.managed(mode, "transformer", "_slack", latency="gpt_decode", arrivals="periodic")
     return row.attainment if row else None
@@ -150,24 +210,25 @@ def _down(value: Callable[[ColocationRow], float | None], *loads: str) -> Callab
     return lambda rows, mode: worst((one(rows, mode, load) for load in loads), at_least=True)
 
 
-def _useful(rows: Rows, mode: Mode) -> float | None:
-    """Growth of the useful share of the GPU's time over a latency client alone, beside the load where it is least."""
-
-    def one(load: str) -> float | None:
-        both, alone = rows.managed(mode, load), rows.find("latency_alone", load)
-        if not both or not alone or both.useful_gpu is None or not alone.useful_gpu:
-            return None
-        return both.useful_gpu / alone.useful_gpu - 1
-
-    return worst((one(load) for load in LOADS), at_least=True)
-
-
 def _offload_gain(load: str) -> Callable[[Rows, Mode], float | None]:
     def measure(rows: Rows, mode: Mode) -> float | None:
         hooked, bare = rows.find("best_effort_alone_hooked", load), rows.find("best_effort_alone", load)
         if not hooked or not bare or not hooked.best_effort_per_s or not bare.best_effort_per_s:
             return None
         return hooked.best_effort_per_s / bare.best_effort_per_s - 1
+
+    return measure
+
+
+def _offload_gains(load: str) -> Callable[[Rows], list[float]]:
+    """The same of each pair of repeats that followed one another."""
+
+    def measure(rows: Rows) -> list[float]:
+        hooked, bare = rows.find("best_effort_alone_hooked", load), rows.find("best_effort_alone", load)
+        if not hooked or not bare:
+            return []
+        pairs = zip(hooked.best_effort_per_s_per_repeat, bare.best_effort_per_s_per_repeat, strict=False)
+        return [ours / theirs - 1 for ours, theirs in pairs]
 
     return measure
 
@@ -182,6 +243,7 @@ FIGURES = (
     Figure("the same, hint 0.5 ms ahead: P99 / alone", _each(1.22, 1.15, 1.10), _hinted),
     Figure("GEMMs, periodic: P99 / alone", _each(1.30, 1.15, 1.10), _ratio("p99", "gemm", arrivals="periodic")),
     Figure("best effort, least of four loads", _each(0.97, 0.97, 0.97), _least_best_effort, at_least=True),
+    Figure("best effort of time slices, least of four loads", dict.fromkeys(MODES), _least_of_time_slices),
     Figure(
         "best effort, GEMMs, periodic",
         _each(0.94, 0.94, 0.94),
@@ -201,9 +263,14 @@ FIGURES = (
         for beside, loads in (("all but GEMMs", OTHERS), ("GEMMs", ("gemm",)))
         for name, value in ((f"{beside}: P95", _p95), (f"{beside}: queue wait", lambda row: row.wait_ms))
     ),
-    Figure("useful GPU time, more than latency alone by", _each(0.15, 0.15, 0.15), _useful, at_least=True),
     *(
-        Figure(f"{load} alone, offloaded: faster than bare by", {"two_processes": 0.10}, _offload_gain(load), True)
+        Figure(
+            f"{load} alone, offloaded: faster than bare by",
+            {"two_processes": 0.10},
+            _offload_gain(load),
+            at_least=True,
+            repeats=_offload_gains(load),
+        )
         for load in CPU_BOUND
     ),
 )

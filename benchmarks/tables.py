@@ -1,9 +1,11 @@
-"""Writes the tables of README.md and docs/ from benchmarks/results; `--check` only says which are stale.
+"""Writes the tables and figures of README.md and docs/ from benchmarks/results; `--check` only says which are stale.
 
 A document asks for a table by a marker, and what stands between it and the end is replaced:
 
     <!-- table:colocation -->
     <!-- end -->
+
+A figure in a sentence is a span (spans.py).
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
 (figures.py; breadth/summary.py; graphs/summary.py), `table:preempt:SERVER` is long kernels beside one server, by
@@ -28,8 +30,9 @@ from pathlib import Path
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from pydantic import ValidationError
 
+from benchmarks import spans
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
-from benchmarks.figures import figures_table
+from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table, p50_of_alone
 from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
 from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs, servers
@@ -87,8 +90,8 @@ def documents(root: Path = ROOT) -> list[Path]:
     return [path for path in [root / "README.md", *sorted((root / "docs").glob("**/*.md"))] if path.exists()]
 
 
-def rendered(text: str, results: Path = RESULTS) -> str:
-    """A document with its tables made anew.
+def rendered(text: str, results: Path = RESULTS, stale: list[str] | None = None) -> str:
+    """A document with its tables and the figures in its prose made anew; `stale` gets a line for each changed figure.
 
     Raises:
         ValueError: It asks for results that are not there or do not meet the schema.
@@ -109,7 +112,7 @@ def rendered(text: str, results: Path = RESULTS) -> str:
         except (OSError, ValidationError) as error:
             raise ValueError(f"table:{match['name']}: {path}: {error}") from error
 
-    return MARKED.sub(table, text)
+    return MARKED.sub(table, spans.written(text, results, stale))
 
 
 def part_of(results: Results, part: str) -> Results:
@@ -193,8 +196,8 @@ def colocation_table(results: Results) -> str:
         loads = list(dict.fromkeys(row.best_effort_load for row in these))
         by_gpu = ", and of the GPU time left" if any(row.best_effort_gpu_ratio for row in these) else ""
         lines = [
-            f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P99 / alone), best effort of what is "
-            f"left to it{by_gpu}.",
+            f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P50 and P99 over alone), best effort of "
+            f"what is left to it (and of that in time slices){by_gpu}.",
             "",
             f"| arm | {' | '.join(f'beside {beside}' for beside in loads)} |",
             f"|---|{'---|' * len(loads)}",
@@ -203,28 +206,30 @@ def colocation_table(results: Results) -> str:
             own = {row.best_effort_load: row for row in these if (row.arm, row.lead_us) == (arm, lead_us)}
             several = len({row.lead_us for row in these if row.arm == arm}) > 1
             name = arm.replace("_", " ") + (f", lead {lead_us} us" if several and lead_us is not None else "")
-            cells = [_colocation_cell(own[beside]) if beside in own else "" for beside in loads]
+            cells = [_colocation_cell(results, own[beside]) if beside in own else "" for beside in loads]
             lines.append(f"| {name} | {' | '.join(cells)} |")
         for name, modes in BOUNDS.items():
             bounded = [row for row in these if row.mode in modes]
             cells = [_bound_cell(row for row in bounded if row.best_effort_load == beside) for beside in loads]
             if any(cells):
                 lines.append(f"| {name}: P99 | {' | '.join(cells)} |")
-        tables.append("\n".join(lines) + "\n")
+        few = few_requests(these)
+        tables.append("\n".join(lines) + "\n" + (few and f"\n{few}"))
     return "\n".join(tables)
 
 
 def summary_table(results: Results) -> str:
-    """A line for each best-effort load beside the file's first latency load: P99, and best effort of what is left."""
+    """A line for each best-effort load beside the file's first latency load: P99, and best effort of time slices."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
     scene = _scene(rows[0])
     lines = [f"| beside | {' | '.join(SHORT)} |", f"|---|{'---|' * len(SHORT)}"]
     for beside in dict.fromkeys(row.best_effort_load for row in rows if _scene(row) == scene):
         own = {row.arm: row for row in rows if _scene(row) == scene and row.best_effort_load == beside}
-        cells = [_summary_cell(own.get(arm)) for arm in SHORT.values()]
+        cells = [_summary_cell(results, own.get(arm)) for arm in SHORT.values()]
         if all(cells):
             lines.append(f"| {SPELLED.get(beside, beside)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    few = few_requests(row for row in rows if _scene(row) == scene and row.arm in SHORT.values())
+    return "\n".join(lines) + "\n" + (few and f"\n{few}")
 
 
 def overhead_table(results: Results) -> str:
@@ -346,29 +351,37 @@ def _scene(row: ColocationRow) -> tuple[str, str, str, float]:
     return row.latency_load, row.other_latency, row.arrivals, row.rate_hz
 
 
-def _colocation_cell(row: ColocationRow) -> str:
+def _colocation_cell(results: Results, row: ColocationRow) -> str:
     parts = []
     if row.latency_ms:
         shares = "/".join(f"{value:.2f}" for value in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99))
-        parts.append(f"{shares} ({row.p99_ratio:.2f}x)" if row.p99_ratio else shares)
+        parts.append(f"{shares}{_over_alone(row)}")
     if row.best_effort_per_s:
         rate = f"{row.best_effort_per_s:.1f}/s" if row.best_effort_per_s < 1000 else f"{row.best_effort_per_s:.0f}/s"
         if "+" in row.best_effort_load:
             rate = f"{row.best_effort_per_s:.0%} of the GPU"
-        parts.append(", ".join([rate, *_kept(row)]))
+        parts.append(", ".join([rate, *_kept(results, row)]))
     return " · ".join(parts)
 
 
-def _summary_cell(row: ColocationRow | None) -> str:
+def _summary_cell(results: Results, row: ColocationRow | None) -> str:
     if row is None or row.latency_ms is None:
         return ""
-    ratio = f" ({row.p99_ratio:.1f}x)" if row.p99_ratio and row.arm != "latency_alone" else ""
-    return ", ".join([f"{row.latency_ms.p99:.2f} ms{ratio}", *_kept(row)[:1]])
+    ratios = "" if row.arm == "latency_alone" else _over_alone(row)
+    of_slices = best_effort_of_time_slices(results, row) if row.arm != "processes" else None
+    return f"{row.latency_ms.p99:.2f} ms{ratios}" + (f", {of_slices:.0%}" if of_slices else "")
 
 
-def _kept(row: ColocationRow) -> list[str]:
-    """What best effort keeps: of the time that requests leave, and where it was measured, of the GPU time."""
-    kept = [f"{row.best_effort_ratio:.0%}"] if row.best_effort_ratio else []
+def _over_alone(row: ColocationRow) -> str:
+    p50 = p50_of_alone(row)
+    return f" ({p50:.2f}x, {row.p99_ratio:.2f}x)" if p50 and row.p99_ratio else ""
+
+
+def _kept(results: Results, row: ColocationRow) -> list[str]:
+    """Best effort of the time that requests leave, of time slices, and where it was measured, of the GPU time left."""
+    of_slices = best_effort_of_time_slices(results, row) if row.latency_ms and row.arm != "processes" else None
+    beside = f" ({of_slices:.0%})" if of_slices else ""
+    kept = [f"{row.best_effort_ratio:.0%}{beside}"] if row.best_effort_ratio else []
     return [*kept, f"{row.best_effort_gpu_ratio:.0%} of GPU time"] if row.best_effort_gpu_ratio else kept
 
 
@@ -441,18 +454,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
     options = parser.parse_args(arguments)
-    stale = []
-    try:
-        for path in documents():
-            text = path.read_text()
-            new = rendered(text)
-            if new != text:
-                stale.append(path)
-                if not options.check:
-                    replace(path, new)
-                print(f"{path.relative_to(ROOT)}: {'stale' if options.check else 'written'}")
-    except ValueError as error:
-        print(f"tables: {error}", file=sys.stderr)
+    stale, wrong = [], []
+    for path in documents():
+        name, changed = path.relative_to(ROOT), list[str]()
+        text = path.read_text()
+        wrong += [f"{name}:{said}" for said in spans.unmarked(path.name, text)]
+        try:
+            new = rendered(text, stale=changed)
+        except ValueError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        if new != text:
+            stale.append(path)
+            if not options.check:
+                replace(path, new)
+            print(f"{name}: {'stale' if options.check else 'written'}")
+            for said in changed:
+                print(f"{name}:{said}")
+    if wrong:
+        print(*wrong, sep="\n", file=sys.stderr)
         return 1
     if options.plots:
         from benchmarks.colocation.__main__ import write_plots

@@ -8,10 +8,13 @@ from typing import TypeGuard
 
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.colocation.cells import KERNELS, CellFile
+from benchmarks.figures import beside, best_effort_of_time_slices, few_requests, judged, p50_of_alone, ratio_cell
 from benchmarks.results.schema import ColocationRow, Results
 
 #: The arms under cudasched, and what a table calls them.
 MANAGED = {"cudasched_two_processes": "two processes", "cudasched_mps": "under MPS"}
+#: The same beside plain time slices.
+SHOWN = {"processes": "time slices", **MANAGED}
 #: What is promised: P99 over alone and best effort of what is left, typical and worst.
 P99_MEDIAN, P99_WORST, BOUND_MARGIN = 1.25, 1.5, 1.05
 BEST_EFFORT_MEDIAN, BEST_EFFORT_WORST = 0.99, 0.95
@@ -25,7 +28,7 @@ def is_breadth(results: Results) -> bool:
 
 
 def breadth_table(results: Results) -> str:
-    """A table for each server: a line a program, P99 over alone and best effort of what is left in each arm."""
+    """A table for each server: a line a program, latency over alone and best effort in each arm."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
     tables = []
     for server in dict.fromkeys(row.latency_load for row in rows):
@@ -33,72 +36,92 @@ def breadth_table(results: Results) -> str:
         alone = next((row.latency_ms for row in own if row.arm == "latency_alone" and row.latency_ms), None)
         said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
         lines = [
-            f"`{server}`, {own[0].arrivals} {own[0].rate_hz:g}/s{said}: P99 / alone, best effort of what is left.",
+            f"`{server}`, {own[0].arrivals} {own[0].rate_hz:g}/s{said}: P50/P99 over alone, best effort of what is "
+            "left (and of time slices).",
             "",
-            f"| program | alone | time slices | {' | '.join(MANAGED.values())} | bound: P99 / alone |",
-            f"|---|---|---|{'---|' * (len(MANAGED) + 1)}",
+            f"| program | alone | {' | '.join(SHOWN.values())} | bound: P99 / alone |",
+            f"|---|---|{'---|' * (len(SHOWN) + 1)}",
         ]
         for program in dict.fromkeys(row.best_effort_load for row in own):
             by_arm = {row.arm: row for row in own if row.best_effort_load == program}
             alone_row = by_arm.get("best_effort_alone")
             per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
-            cells = [_cell(by_arm.get(arm)) for arm in ("processes", *MANAGED)]
+            cells = [ratio_cell(results, by_arm.get(arm)) for arm in SHOWN]
             lines.append(f"| {program} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
-        tables.append("\n".join(lines) + "\n")
+        few = few_requests(own)
+        tables.append("\n".join(lines) + "\n" + (few and f"\n{few}"))
     return "\n".join(tables)
 
 
 def breadth_figures(results: Results) -> str:
     """The figures over all programs and servers, typical beside worst, a column for each way of sharing."""
-    columns = {arm: _managed(results, arm) for arm in MANAGED}
-    lines = [f"| figure | {' | '.join(MANAGED.values())} |", f"|---|{'---|' * len(MANAGED)}"]
+    columns = {arm: _both_known(results, arm) for arm in SHOWN}
+    lines = [f"| figure | {' | '.join(SHOWN.values())} |", f"|---|{'---|' * len(SHOWN)}"]
 
     def line(name: str, cell: Callable[[Sequence[ColocationRow]], str]) -> None:
         lines.append(f"| {name} | {' | '.join(cell(rows) if rows else '' for rows in columns.values())} |")
 
+    def of_slices(rows: Sequence[ColocationRow]) -> dict[str, float]:
+        known = ((row, best_effort_of_time_slices(results, row)) for row in rows if row.arm in MANAGED)
+        return {f"{row.best_effort_load} beside {row.latency_load}": share for row, share in known if share}
+
+    def least_of_slices(rows: Sequence[ColocationRow]) -> str:
+        shares = of_slices(rows)
+        return f"{min(shares.values()):.3g}, {min(shares, key=shares.__getitem__)}" if shares else ""
+
     line("pairs of program and server", lambda rows: str(len(rows)))
     line("requests", lambda rows: f"{sum(row.latency_ms.n for row in rows if row.latency_ms):,}")
-    line("P99 / alone, median", lambda rows: _judged(statistics.median(_p99(rows)), P99_MEDIAN))
-    line("P99 / alone, mean", lambda rows: f"{statistics.fmean(_p99(rows)):.3g}")
-    line("P99 / alone, worst", lambda rows: _worst(max(rows, key=lambda row: row.p99_ratio or 0.0), "p99_ratio"))
+    line("P50 / alone, median", lambda rows: f"{statistics.median(map(_p50, rows)):.3g}")
+    line("P50 / alone, worst", lambda rows: _worst(max(rows, key=_p50), _p50))
+    line("P99 / alone, median", lambda rows: _judged(rows, statistics.median(_of("p99_ratio", rows)), P99_MEDIAN))
+    line("P99 / alone, mean", lambda rows: f"{statistics.fmean(_of('p99_ratio', rows)):.3g}")
+    line("P99 / alone, worst", lambda rows: _worst(max(rows, key=_p99), _p99))
     line(
         f"P99 / the larger of {P99_WORST:g} x alone and {BOUND_MARGIN:g} x the bound, worst",
-        lambda rows: _judged(max(map(p99_over_allowed, rows)), 1.0),
+        lambda rows: _judged(rows, max(map(p99_over_allowed, rows)), 1.0),
+    )
+    line(
+        "best effort of time slices, median",
+        lambda rows: f"{statistics.median(shares):.3g}" if (shares := of_slices(rows).values()) else "",
+    )
+    line("best effort of time slices, worst", least_of_slices)
+    line(
+        f"best effort of time slices, pairs below {EXPLAINED:g}",
+        lambda rows: str(sum(share < EXPLAINED for share in shares)) if (shares := of_slices(rows).values()) else "",
     )
     line(
         "best effort of what is left, median",
-        lambda rows: _judged(statistics.median(_best_effort(rows)), BEST_EFFORT_MEDIAN, at_least=True),
+        lambda rows: _judged(rows, statistics.median(_of("best_effort_ratio", rows)), BEST_EFFORT_MEDIAN, True),
     )
-    line("best effort of what is left, mean", lambda rows: f"{statistics.fmean(_best_effort(rows)):.3g}")
+    line("best effort of what is left, mean", lambda rows: f"{statistics.fmean(_of('best_effort_ratio', rows)):.3g}")
     line(
         "best effort of what is left, worst",
-        lambda rows: _judged(min(_best_effort(rows)), BEST_EFFORT_WORST, at_least=True)
+        lambda rows: _judged(rows, min(_of("best_effort_ratio", rows)), BEST_EFFORT_WORST, True)
         + f", {min(rows, key=lambda row: row.best_effort_ratio or 0.0).best_effort_load}",
     )
     return "\n".join(lines) + "\n"
 
 
 def limits_table(results: Results) -> str:
-    """The cells with less than `EXPLAINED` of what is left: how much GPU time a request costs them beyond its own.
+    """The cells with less than `EXPLAINED` of what is left or of time slices, and the GPU time that a request costs.
 
     That is what is missing, divided by the requests. Where the best effort keeps the GPU busy by itself, no faster
     submission makes up for it. What the program's own counts say is in rows measured since they keep them.
     """
     lines = [
-        "| program | beside | arm | best effort | time slices | lost a request, ms | more than alone, ms | GPU alone "
-        "| gate waits | launcher CPU |",
-        f"|{'---|' * 10}",
+        "| program | beside | arm | best effort | time slices | of time slices | lost a request, ms "
+        "| more than alone, ms | GPU alone | gate waits | launcher CPU |",
+        f"|{'---|' * 11}",
     ]
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
     for row in rows:
-        if not _is_managed(row) or row.best_effort_ratio is None or row.best_effort_ratio >= EXPLAINED:
+        if not _is_managed(row) or row.best_effort_ratio is None:
+            continue
+        of_slices = best_effort_of_time_slices(results, row)
+        if min(row.best_effort_ratio, of_slices or 1.0) >= EXPLAINED:
             continue
         assert row.duty is not None
-        pair = (row.best_effort_load, row.latency_load)
-        sliced = next(
-            (each for each in rows if each.arm == "processes" and (each.best_effort_load, each.latency_load) == pair),
-            None,
-        )
+        sliced = beside(results, row, "processes")
         lost_ms = (1.0 - row.best_effort_ratio) * (1.0 - row.duty) / row.rate_hz * 1e3
         longer_ms = row.latency_ms.mean - row.alone_ms.mean if row.latency_ms and row.alone_ms else None
         cells = (
@@ -107,7 +130,8 @@ def limits_table(results: Results) -> str:
             MANAGED[row.arm],
             f"{row.best_effort_ratio:.3f}",
             f"{sliced.best_effort_ratio:.3f}" if sliced and sliced.best_effort_ratio else "",
-            f"{lost_ms:.2f}",
+            f"{of_slices:.3f}" if of_slices else "",
+            f"{lost_ms:.2f}" if lost_ms > 0 else "",
             f"{longer_ms:.2f}" if longer_ms is not None else "",
             *(
                 f"{share:.0%}" if share is not None else "not kept"
@@ -169,34 +193,31 @@ def _is_managed(row: object) -> TypeGuard[ColocationRow]:
     return isinstance(row, ColocationRow) and row.arm in MANAGED
 
 
-def _managed(results: Results, arm: str) -> list[ColocationRow]:
+def _both_known(results: Results, arm: str) -> list[ColocationRow]:
     """The rows of an arm that have both figures."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm == arm]
     return [row for row in rows if row.p99_ratio is not None and row.best_effort_ratio is not None]
 
 
-def _p99(rows: Sequence[ColocationRow]) -> list[float]:
-    return [row.p99_ratio for row in rows if row.p99_ratio is not None]
+def _of(field: str, rows: Sequence[ColocationRow]) -> list[float]:
+    return [value for row in rows if (value := getattr(row, field)) is not None]
 
 
-def _best_effort(rows: Sequence[ColocationRow]) -> list[float]:
-    return [row.best_effort_ratio for row in rows if row.best_effort_ratio is not None]
+def _judged(rows: Sequence[ColocationRow], value: float, target: float, at_least: bool = False) -> str:
+    """A value, held against its target where the rows are of an arm under cudasched."""
+    return judged(value, target, at_least) if rows[0].arm in MANAGED else f"{value:.3g}"
 
 
-def _judged(value: float, target: float, at_least: bool = False) -> str:
-    met = value >= target if at_least else value <= target
-    return f"{value:.3g} ({'>=' if at_least else '<='} {target:g}) {'met' if met else '**missed**'}"
+def _p50(row: ColocationRow) -> float:
+    return p50_of_alone(row) or 0.0
 
 
-def _worst(row: ColocationRow, field: str) -> str:
-    return f"{getattr(row, field):.3g}, {row.best_effort_load} beside {row.latency_load}"
+def _p99(row: ColocationRow) -> float:
+    return row.p99_ratio or 0.0
 
 
-def _cell(row: ColocationRow | None) -> str:
-    if row is None or row.latency_ms is None:
-        return ""
-    ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"
-    return f"{ratio} · {row.best_effort_ratio:.0%}" if row.best_effort_ratio else ratio
+def _worst(row: ColocationRow, ratio: Callable[[ColocationRow], float]) -> str:
+    return f"{ratio(row):.3g}, {row.best_effort_load} beside {row.latency_load}"
 
 
 def _bounds(by_arm: dict[str, ColocationRow]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from benchmarks.colocation.cells import KERNELS, CellFile
+from benchmarks.figures import best_effort_of_time_slices, few_requests, ratio_cell
 from benchmarks.graphs.loads import LOADS
 from benchmarks.results.schema import ColocationRow, Results
 
@@ -28,14 +29,14 @@ def is_graphs(results: Results) -> bool:
 
 
 def graphs_table(results: Results) -> str:
-    """A line a load: P99 over alone and best effort of what is left in each arm."""
+    """A line a load: latency over alone and best effort in each arm."""
     rows = _rows(results)
     alone = next((row.latency_ms for row in rows if row.arm == "latency_alone" and row.latency_ms), None)
     said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
     names = [*WHOLE.values(), *(name for name, _ in SLICED.values())]
     lines = [
-        f"`{rows[0].latency_load}`, {rows[0].arrivals} {rows[0].rate_hz:g}/s{said}: P99 / alone, best effort of what "
-        "is left.",
+        f"`{rows[0].latency_load}`, {rows[0].arrivals} {rows[0].rate_hz:g}/s{said}: P50/P99 over alone, best effort of "
+        "what is left (and of time slices).",
         "",
         f"| load | alone | {' | '.join(names)} | bound: P99 / alone | while slices are built: P99 / alone (requests) |",
         f"|---|---|{'---|' * (len(names) + 2)}",
@@ -47,9 +48,11 @@ def graphs_table(results: Results) -> str:
         mps_row = by_arm.get("best_effort_alone_mps")
         if mps_row and mps_row.best_effort_per_s:
             per_s = f"{per_s}, MPS {mps_row.best_effort_per_s:.1f}/s".removeprefix(", ")
-        cells = [_cell(by_arm.get(arm)) for arm in (*WHOLE, *SLICED)]
+        shown = [by_arm.get(arm) for arm in (*WHOLE, *SLICED)]
+        cells = [ratio_cell(results, row) + (_of_mps(row, 0) if row else "") for row in shown]
         lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} | {_building(by_arm)} |")
-    return "\n".join(lines) + "\n"
+    few = few_requests(rows)
+    return "\n".join(lines) + "\n" + (few and f"\n{few}")
 
 
 def graphs_figures(results: Results) -> str:
@@ -58,7 +61,7 @@ def graphs_figures(results: Results) -> str:
     lines = [f"| load | {' | '.join(name for name, _ in SLICED.values())} |", f"|---|{'---|' * len(SLICED)}"]
     for load in _loads(rows):
         by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
-        cells = [_judged(by_arm.get(arm), goal) for arm, (_, goal) in SLICED.items()]
+        cells = [_judged(results, by_arm.get(arm), goal) for arm, (_, goal) in SLICED.items()]
         if any(cells):
             lines.append(f"| {load} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -111,28 +114,27 @@ def _loads(rows: list[ColocationRow]) -> list[str]:
     return [load for load in LOADS if load in there]
 
 
-def _cell(row: ColocationRow | None) -> str:
-    if row is None or row.latency_ms is None:
-        return ""
-    ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else f"{row.latency_ms.p99:.2f} ms"
-    return f"{ratio} · {row.best_effort_ratio:.0%}{_of_mps(row, 0)}" if row.best_effort_ratio else ratio
-
-
 def _of_mps(row: ColocationRow, digits: int) -> str:
     """The same share of what it does alone as an MPS client, where that was measured."""
     return f" ({row.best_effort_mps_ratio:.{digits}%} of MPS alone)" if row.best_effort_mps_ratio else ""
 
 
-def _judged(row: ColocationRow | None, goal: float) -> str:
+def _judged(results: Results, row: ColocationRow | None, goal: float) -> str:
+    """Both figures and their goals.
+
+    Best effort is held to its goal against time slices, too: a program that is bound by its host alone is faster with
+    the launcher thread, whatever the gate costs it.
+    """
     if row is None or row.latency_ms is None or row.alone_ms is None or row.best_effort_ratio is None:
         return ""
     allowed_ms = allowed_p99_ms(row, goal)
     assert allowed_ms is not None
-    met = row.latency_ms.p99 <= allowed_ms and row.best_effort_ratio >= BEST_EFFORT
+    of_slices = best_effort_of_time_slices(results, row)
+    met = row.latency_ms.p99 <= allowed_ms and min(row.best_effort_ratio, of_slices or 1.0) >= BEST_EFFORT
+    beside = f", {of_slices:.1%} of time slices" if of_slices else ""
     said = f"{row.latency_ms.p99 / row.alone_ms.p99:.2f} (<= {allowed_ms / row.alone_ms.p99:.2f})"
-    return (
-        f"{said}, {row.best_effort_ratio:.1%} (>= {BEST_EFFORT:.0%}) {'met' if met else '**missed**'}{_of_mps(row, 1)}"
-    )
+    kept = f"{row.best_effort_ratio:.1%}{beside} (>= {BEST_EFFORT:.0%})"
+    return f"{said}, {kept} {'met' if met else '**missed**'}{_of_mps(row, 1)}"
 
 
 def _building(by_arm: dict[str, ColocationRow]) -> str:

@@ -11,6 +11,12 @@ from benchmarks.results.schema import ColocationRow, Mode, Results
 
 #: Servers whose figures `harvest` is to leave as they are under `strict`: a CUDA graph, and one that waits each 0.2 ms.
 AS_STRICT = ("bert_graph", "recommender")
+#: What each way of sharing is without cudasched: its arm, and what the table calls it.
+RIVALS: dict[Mode, tuple[str, str]] = {
+    "mps": ("mps_priority", "MPS, priorities"),
+    "two_processes": ("processes", "time slices"),
+    "one_process": ("one_process_priority", "stream priorities"),
+}
 MODES: dict[Mode, str] = {"mps": "MPS", "two_processes": "two processes", "one_process": "one process"}
 
 
@@ -47,12 +53,13 @@ def goal(mode: Mode, server: str, beside: str) -> Goal:
 
 
 def host_bound_figures(results: Results) -> str:
-    """Each pair in each mode: the figures with their goals, and beside time slices or strict where that is promised."""
+    """Each pair in each mode: the figures with their goals, and those of strict and of the same without cudasched."""
     rows = {
         (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if isinstance(row, ColocationRow)
     }
     lines = [
-        "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | host's pace | compared |",
+        "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | host's pace "
+        "| compared: P50, P99, of the GPU time left |",
         "|---|---|---|---|---|---|---|",
     ]
     for mode, spelled in MODES.items():
@@ -65,7 +72,7 @@ def host_bound_figures(results: Results) -> str:
                 _cell(row.p99_ratio, wanted.p99),
                 _cell(row.best_effort_gpu_ratio, wanted.kept, at_least=True),
                 _cell(row.host_pace, None),
-                _compared(row, rows.get(("processes", server, beside))),
+                _compared(row, rows.get((RIVALS[mode][0], server, beside))),
             ]
             lines.append(f"| {server}, {beside} | {spelled} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -79,15 +86,17 @@ def _cell(measured: float | None, target: float | None, at_least: bool = False, 
     return f"{measured:.3g} ({spread(repeats)})" if len(repeats) > 1 else f"{measured:.3g}"
 
 
-def _compared(row: ColocationRow, slices: ColocationRow | None) -> str:
-    """What a row is to be like: of some servers the one under strict, others' is to be not worse than time slices."""
-    if row.latency_load in AS_STRICT:
-        return _over_strict(row)
-    if row.mode != "two_processes" or slices is None:
-        return ""
-    pairs = ((row.p50_ratio, slices.p50_ratio, 1), (row.best_effort_gpu_ratio, slices.best_effort_gpu_ratio, -1))
-    worse = [ours * sign > theirs * sign for ours, theirs, sign in pairs if ours is not None and theirs is not None]
-    return "time slices: **worse in both**" if len(worse) == 2 and all(worse) else "time slices: met"
+def _compared(row: ColocationRow, rival: ColocationRow | None) -> str:
+    """A row beside its rival, which it may be worse than in P50 and best effort, and of some servers over strict."""
+    parts = [_over_strict(row)] if row.latency_load in AS_STRICT else []
+    if rival is not None:
+        ratios = (rival.p50_ratio, rival.p99_ratio, rival.best_effort_gpu_ratio)
+        told = ", ".join("?" if ratio is None else f"{ratio:.3g}" for ratio in ratios)
+        pairs = ((row.p50_ratio, ratios[0], 1), (row.best_effort_gpu_ratio, ratios[2], -1))
+        worse = [ours * sign > theirs * sign for ours, theirs, sign in pairs if ours is not None and theirs is not None]
+        name = RIVALS[row.mode][1]
+        parts.append(f"{name}: {told}{' **worse in both**' if len(worse) == 2 and all(worse) else ''}")
+    return "; ".join(part for part in parts if part)
 
 
 def _over_strict(row: ColocationRow) -> str:

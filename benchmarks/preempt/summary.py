@@ -15,6 +15,7 @@ from cudasched.demo.harness import Arm
 
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
+from benchmarks.figures import few_requests
 from benchmarks.preempt.programs import LONG_KERNELS
 from benchmarks.results.schema import ColocationRow, FigureRow, Results
 
@@ -278,7 +279,8 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
         shares = [[value for group in repeats if (value := share(group, arm))] for arm in kept]
         cells += [f"{statistics.median(values):.1%}" if values else "" for values in shares]
         lines.append(f"| {program} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    few = few_requests(row for group in own for row in group.values())
+    return "\n".join(lines) + "\n" + (few and f"\n{few}")
 
 
 def _latency(rows: Sequence[ColocationRow]) -> str:

@@ -206,5 +206,6 @@ def test_an_arm_without_its_baseline_has_figures_but_no_ratios(tmp_path):
 
 def test_the_table_has_a_line_an_arm_and_the_bound(tmp_path):
     table = colocation_table(results(filled(tmp_path / "run.cells")))
-    assert "| processes | 2.00/2.00/2.00 (4.00x) · 650.0/s, 96% |" in table
+    assert "| processes | 2.00/2.00/2.00 (4.00x, 4.00x) · 650.0/s, 96% |" in table
+    assert "1.30/1.30/1.30 (2.60x, 2.60x) · 600.0/s, 88% (92%) |" in table, "in brackets, of time slices"
     assert "| bound, two processes: P99 | 2.0" in table

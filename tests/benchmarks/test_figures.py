@@ -2,11 +2,27 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from test_cells import META
 
 from benchmarks import tables
-from benchmarks.figures import FIGURES, MODES, OVERHEADS, Figure, figures_table, judged, worst
+from benchmarks.figures import (
+    FIGURES,
+    MODES,
+    OVERHEADS,
+    Figure,
+    best_effort_of_time_slices,
+    few_requests,
+    figures_table,
+    judged,
+    p50_of_alone,
+    ratio_cell,
+    worst,
+)
 from benchmarks.results.schema import ColocationRow, Latency, OverheadRow, Results
+
+#: What a row lacks whose server was not measured alone.
+UNKNOWN = ("alone_ms", "p50_ratio", "p99_ratio", "best_effort_ratio")
 
 
 def row(arm: str, beside: str, mode: str = "two_processes", **fields: object) -> ColocationRow:
@@ -34,7 +50,6 @@ def row(arm: str, beside: str, mode: str = "two_processes", **fields: object) ->
             "best_effort_ratio": 0.98,
             "attainment": 0.995,
             "wait_ms": 0.1,
-            "useful_gpu": 0.9,
         }
         | fields
     )
@@ -55,7 +70,7 @@ def everything() -> list[ColocationRow]:
     for beside in ("transformer", "resnet50", "gemm", "elementwise", "bert_training"):
         slow = Latency(p50=2.0, p95=4.0, p99=6.0, mean=2.0, n=1000)
         rows.append(row("processes", beside, latency_ms=slow, wait_ms=1.0))
-        rows.append(row("latency_alone", beside, useful_gpu=0.03))
+        rows.append(row("latency_alone", beside))
         rows.append(row("best_effort_alone", beside, latency_ms=None))
         rows.append(row("best_effort_alone_hooked", beside, latency_ms=None, best_effort_per_s=112.0))
     for mode in MODES:
@@ -78,6 +93,7 @@ def test_every_figure_is_found_where_everything_was_measured():
     for loads in ("all but GEMMs", "GEMMs"):
         assert found[f"{loads}: P95, less than time slices by"][0] == "0.825 (>= 0.5) met"
         assert found[f"{loads}: queue wait, less than time slices by"][0] == "0.9 (>= 0.5) met"
+    assert found["best effort of time slices, least of four loads"] == ["1", "1", "1"]
     assert found["resnet50 alone, offloaded: faster than bare by"] == ["0.12 (>= 0.1) met", "", ""]
 
 
@@ -100,6 +116,48 @@ def test_what_was_not_measured_is_neither_met_nor_missed():
 def test_a_figure_without_a_target_in_a_mode_says_nothing_there():
     figure = Figure("x", {"mps": 1.0}, lambda rows, mode: 2.0)
     assert [bool(figure.cell(None, mode)) for mode in MODES] == [False, True, False]  # type: ignore[arg-type]
+
+
+def test_a_gain_of_offload_has_the_spread_of_its_pairs():
+    bare, hooked = {"best_effort_per_s_per_repeat": [100.0, 80.0]}, {"best_effort_per_s_per_repeat": [98.0, 96.0]}
+    rows = [
+        row("best_effort_alone", "resnet50", best_effort_per_s=90.0, **bare),
+        row("best_effort_alone_hooked", "resnet50", best_effort_per_s=97.0, **hooked),
+    ]
+    (cell, *_) = lines(rows)["resnet50 alone, offloaded: faster than bare by"]
+    assert cell == "0.0778 (-0.02 to 0.2; >= 0.1) **missed**"
+
+
+def test_best_effort_of_time_slices_is_of_the_same_requests_scene_and_repeat():
+    ours = row("cudasched_mps", "gemm", "mps", best_effort_per_s=90.0, repeat=1)
+    theirs = [
+        row("processes", "gemm", best_effort_per_s=50.0, repeat=0),
+        row("processes", "gemm", best_effort_per_s=60.0, repeat=1, rate_hz=30.0),
+        row("processes", "resnet50", best_effort_per_s=70.0, repeat=1),
+    ]
+    assert best_effort_of_time_slices(Results(meta=META, rows=[ours, *theirs]), ours) is None
+    theirs.append(row("processes", "gemm", best_effort_per_s=100.0, repeat=1))
+    results = Results(meta=META, rows=[ours, *theirs])
+    assert best_effort_of_time_slices(results, ours) == 0.9
+    assert ratio_cell(results, ours) == "1.20/1.30x · 98% (90%)"
+    assert ratio_cell(results, theirs[-1]) == "1.20/1.30x · 98%", "time slices are not compared with themselves"
+    assert ratio_cell(results, ours.model_copy(update=dict.fromkeys(UNKNOWN))) == "0.80 ms"
+    assert ratio_cell(results, None) == ""
+
+
+def test_a_row_of_before_has_the_ratio_of_its_medians():
+    slow = Latency(p50=1.5, p95=2.0, p99=3.0, mean=1.5, n=1000)
+    assert p50_of_alone(row("mps", "gemm", "mps")) == 1.2
+    assert p50_of_alone(row("mps", "gemm", "mps", p50_ratio=None, latency_ms=slow)) == pytest.approx(2.5)
+    assert p50_of_alone(row("mps", "gemm", "mps", p50_ratio=None, alone_ms=None)) is None
+
+
+@pytest.mark.parametrize(("numbers", "said"), [([1000, 2000], ""), ([244, 1000], "244 to 1000"), ([361, 361], "361")])
+def test_a_table_of_few_requests_says_so(numbers, said):
+    few = Latency(p50=0.6, p95=0.7, p99=0.8, mean=0.6, n=10)
+    rows = [row("cudasched_mps", "gemm", latency_ms=few.model_copy(update={"n": n})) for n in numbers]
+    rows.append(row("latency_alone", "gemm", latency_ms=few))
+    assert (f"P99 is of {said} requests a cell" in few_requests(rows)) if said else not few_requests(rows)
 
 
 def test_judging():

@@ -128,7 +128,8 @@ def measured_row(**other: object) -> ColocationRow:
 
 def test_the_figures_say_what_is_met_and_what_is_not():
     def row(arm: str, server: str, beside: str, p50: float, kept: float) -> ColocationRow:
-        mode = "two_processes" if arm == "processes" else arm.removeprefix("cudasched_").removesuffix("_strict")
+        modes = {"processes": "two_processes", "mps_priority": "mps"}
+        mode = modes.get(arm) or arm.removeprefix("cudasched_").removesuffix("_strict")
         loads = {"arm": arm, "mode": mode, "latency_load": server, "best_effort_load": beside}
         return measured_row(**loads, p50_ratio=p50, best_effort_gpu_ratio=kept)
 
@@ -136,10 +137,12 @@ def test_the_figures_say_what_is_met_and_what_is_not():
         row("cudasched_mps", "bert_eager", "transformer", 1.02, 0.94),
         row("cudasched_two_processes", "bert_eager", "transformer", 1.2, 0.8),
         row("processes", "bert_eager", "transformer", 1.1, 0.9),
+        row("mps_priority", "bert_eager", "transformer", 3.0, 0.99),
     ]
     table = table_of(Results(meta=META, rows=rows), "figures")
     assert "1.02 (<= 1.05) met | 1.1 (<= 1.15) met | 0.94 (>= 0.95) **missed**" in table
-    assert "time slices: **worse in both**" in table
+    assert "| time slices: 1.1, 1.1, 0.9 **worse in both** |" in table
+    assert "| MPS, priorities: 3, 1.1, 0.99 |" in table
     several = measured_row(p50_ratio_per_repeat=[1.02, 1.15, 0.975])
     assert "| 1.02 (0.975 to 1.15; <= 1.1) met |" in table_of(Results(meta=META, rows=[several]), "figures")
     graph = measured_row(latency_load="bert_graph", p50_ratio_per_repeat=[1.02, 1.15, 0.975])

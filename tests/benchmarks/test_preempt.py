@@ -234,6 +234,7 @@ def test_the_table_is_of_one_server_and_the_plot_has_a_mark_a_cell(tmp_path: Pat
     table = preempt_table(made)
     assert "| torch_attention | 2.00/2.00 | 6.00/6.00 | 4.00/4.00 | 2.10/2.10 | 2.10/2.10 | " in table
     assert "98.0%" in table and "torch_lstm" not in table
+    assert table.endswith("fewer than 1,000: single requests move it.\n")
     assert "torch_lstm" in tables.table_of(made, "vit_graph")
     with pytest.raises(ValueError, match="no rows of the server nothing, only of bert_graph, vit_graph"):
         preempt_table(made, "nothing")
