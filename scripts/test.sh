@@ -126,7 +126,7 @@ install_cpu_pytorch() {
 
 # Tests that wait for processes outnumber those that compute. A test that hangs ends its worker alone, and is named. Tests of
 # a module stay together in one process, which imports and builds once what they share, until another has no more to do.
-in_parallel=(-n 4 --dist worksteal --timeout 600)
+in_parallel=(-n "$((jobs < 4 ? 4 : jobs < 8 ? jobs : 8))" --dist worksteal --timeout 600)
 
 # import_once DIRECTORY OPTION...: makes the byte code of all that tests import, once for each package that is installed:
 # pytest's processes begin together, and each would make it for itself.
