@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import stat
@@ -140,6 +141,17 @@ def test_needs_nothing_that_a_machine_may_lack(unpacked: pathlib.Path, library: 
         assert needed == {"libcuda.so.1"}
 
 
+@pytest.mark.skipif(
+    int((os.confstr("CS_GNU_LIBC_VERSION") or "glibc 2.0").split(".")[1]) > 37,
+    reason="headers of glibc 2.38 and later ask for newer functions; wheels for others are built on Debian 12",
+)
+@pytest.mark.parametrize("library", sorted(NEEDED))
+def test_asks_for_no_glibc_after_2_34(unpacked: pathlib.Path, library: str) -> None:
+    """That of RHEL 9; Ubuntu 22.04 has 2.35. Names that are no number (GLIBC_ABI_...) are newer still."""
+    asked = set(re.findall(r"Name: (GLIBC_\S+)", run(["readelf", "-VW", unpacked / library])))
+    assert {name for name in asked if not re.fullmatch(r"GLIBC_2\.([0-9]|[12][0-9]|3[0-4])(\.\d+)*", name)} == set()
+
+
 @pytest.mark.parametrize(("library", "soname"), sorted(LIBRARIES.items()))
 def test_is_known_by_the_name_of_its_file(unpacked: pathlib.Path, library: str, soname: str) -> None:
     assert dynamic(unpacked / library, "SONAME") == [soname]
@@ -173,6 +185,16 @@ def test_shim_exports_every_driver_symbol(unpacked: pathlib.Path) -> None:
     assert listed <= found
     # What is written at the end is written there, too (csrc/hook/shim.c).
     assert {name for name in found - listed if not name.startswith("cudasched_")} == {"_exit", "_Exit"}
+
+
+def test_simulated_driver_exports_names_of_the_driver_alone(unpacked: pathlib.Path) -> None:
+    found = exported(unpacked / "cudasched/simulate/libcuda.so.1")
+    assert len(found) > 200
+    assert {name for name in found if not re.fullmatch(r"cu[A-Z]\w+|cudasched_\w+", name)} == set()
+
+
+def test_stub_exports_nothing(unpacked: pathlib.Path) -> None:
+    assert exported(unpacked / "cudasched/hook/libcuda.so") == set()
 
 
 def test_python_module_exports_its_entry_alone(unpacked: pathlib.Path) -> None:
