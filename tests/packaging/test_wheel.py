@@ -42,7 +42,7 @@ NEEDED = {
 
 OLD_GLIBC = pytest.mark.skipif(
     int((os.confstr("CS_GNU_LIBC_VERSION") or "glibc 2.0").split(".")[1]) > 37,
-    reason="headers of glibc 2.38 and later ask for its functions; wheels for other machines are built on Debian 12",
+    reason="headers of glibc 2.38 and later ask for its functions; wheels for others are built on Debian 12",
 )
 
 
