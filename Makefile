@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian or Ubuntu machine; see CONTRIBUTING.md.
-.PHONY: help demo test lint format tidy debug-symbols clean
+.PHONY: help demo test lint format tidy wheel debug-symbols clean
 
 help:
 	@echo "make demo    two programs share a GPU (a simulated one where there is none): table and plot in demo-out/"
@@ -7,6 +7,7 @@ help:
 	@echo "make lint    ruff, mypy, clang-format and shell syntax"
 	@echo "make format  rewrite the sources as lint wants them"
 	@echo "make tidy    clang-tidy over csrc (minutes)"
+	@echo "make wheel   a wheel in dist/ for Linux with glibc 2.34 or later"
 	@echo "make debug-symbols  a wheel in dist/ and the debug information of its libraries in dist/debug/"
 	@echo "make clean   remove what the above built"
 
@@ -24,6 +25,9 @@ format:
 
 tidy:
 	@scripts/tidy.sh
+
+wheel:
+	@scripts/wheel.sh
 
 debug-symbols:
 	@scripts/debug-symbols.sh

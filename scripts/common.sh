@@ -146,7 +146,7 @@ install_requirements() {
 # The directory csrc/kernels changes by byte code alone: tests import a module there.
 install_package() {
   local directory="$1" extra="$2" stamp="$1/.installed-package-$2"
-  if [ -e "$stamp" ] && [ -z "$(find csrc include python cmake CMakeLists.txt pyproject.toml README.md \
+  if [ -e "$stamp" ] && [ -z "$(find csrc include python cmake CMakeLists.txt pyproject.toml docs/package.md \
     -name __pycache__ -prune -o ! -path csrc/kernels -newer "$stamp" -print -quit)" ]; then
     return
   fi

@@ -91,6 +91,12 @@ def test_editable_install_runs_the_source_tree(
     assert outside(editable, "import cudasched; print(cudasched.__file__)").startswith(str(source))
 
 
+def test_exceptions_find_their_handlers(installed: pathlib.Path, outside: Callable[..., str]) -> None:
+    """One is thrown and caught in the engine, the next in the Python module: the unwinder finds the frames of both."""
+    code = "import cudasched; from cudasched import hook\ntry: hook.load_core().set_process_class('latency', 0, -1.0)\n"
+    assert "SLO" in outside(installed, code + "except cudasched.ConfigError as error: print(error)")
+
+
 @pytest.mark.parametrize("home", ["/proc", "/nonexistent"])
 def test_import_needs_no_writable_directory(installed: pathlib.Path, outside: Callable[..., str], home: str) -> None:
     """/proc takes no files, from root neither."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 import tarfile
 import zipfile
 
 import pytest
-from conftest import run
+from conftest import ROOT, run
 
 BUILD_SDIST = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
 
@@ -32,6 +33,7 @@ def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
         "include/cudasched/engine.h",
         "LICENSE",
         "README.md",
+        "docs/package.md",
     } <= names
     assert not any(name.startswith(("build/", ".venv")) or name.endswith((".so", ".o", ".a")) for name in names)
 
@@ -43,6 +45,15 @@ def test_leaves_out_what_models_were_trained_on(sdist: pathlib.Path) -> None:
     assert "training/train.py" in names
     assert not any(name.startswith("training/data/") or name.endswith((".parquet", ".npz")) for name in names)
     assert sdist.stat().st_size < 4 << 20
+
+
+def test_an_index_takes_it_and_the_wheel(sdist: pathlib.Path, wheel: pathlib.Path) -> None:
+    run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel])
+
+
+def test_page_of_an_index_links_no_file_of_the_tree() -> None:
+    targets = re.findall(r"""\]\(([^)]*)|(?:src|href)=["']([^"']*)""", (ROOT / "docs/package.md").read_text())
+    assert [target for pair in targets for target in pair if target and not target.startswith("https://")] == []
 
 
 def test_wheel_built_from_it_is_the_wheel_of_the_tree(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import stat
+import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -37,6 +39,11 @@ NEEDED = {
     "cudasched/simulate/libcuda.so.1": SYSTEM,
     CORE: SYSTEM | {"libcudasched.so"},
 }
+
+OLD_GLIBC = pytest.mark.skipif(
+    int((os.confstr("CS_GNU_LIBC_VERSION") or "glibc 2.0").split(".")[1]) > 37,
+    reason="headers of glibc 2.38 and later ask for its functions; wheels for others are built on Debian 12",
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +147,41 @@ def test_needs_nothing_that_a_machine_may_lack(unpacked: pathlib.Path, library: 
         assert needed == {"libcuda.so.1"}
 
 
+@OLD_GLIBC
+@pytest.mark.parametrize("library", sorted(NEEDED))
+def test_asks_for_no_glibc_after_2_34(unpacked: pathlib.Path, library: str) -> None:
+    """That of RHEL 9; Ubuntu 22.04 has 2.35. Names that are no number (GLIBC_ABI_...) are newer still."""
+    asked = set(re.findall(r"Name: (GLIBC_\S+)", run(["readelf", "-VW", unpacked / library])))
+    assert {name for name in asked if not re.fullmatch(r"GLIBC_2\.([0-9]|[12][0-9]|3[0-4])(\.\d+)*", name)} == set()
+
+
+@OLD_GLIBC
+def test_is_tagged_with_the_oldest_glibc_and_else_unchanged(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    printed = run([sys.executable, ROOT / "scripts/manylinux.py", wheel, tmp_path])
+    (tagged,) = tmp_path.iterdir()
+    assert printed.strip() == str(tagged)
+    assert tagged.name == wheel.name.replace("-linux_", "-manylinux_2_34_")
+    assert tagged.stat().st_size <= 5e6
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(tagged) as after:
+        assert set(before.namelist()) == {name for name in after.namelist() if not name.endswith("/")}
+        changed = [name for name in before.namelist() if before.read(name) != after.read(name)]
+    assert {name.rpartition("/")[2] for name in changed} == {"RECORD", "WHEEL"}
+
+
+def test_newer_glibc_is_refused_with_advice(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    newer = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(newer, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry, source.read(entry).replace(b"GLIBC_2.34\0", b"GLIBC_2.99\0"))
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/manylinux.py", newer, out], stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 1
+    assert "too-recent" in done.stderr and "Debian 12" in done.stderr
+    assert not out.exists() or list(out.iterdir()) == []
+
+
 @pytest.mark.parametrize(("library", "soname"), sorted(LIBRARIES.items()))
 def test_is_known_by_the_name_of_its_file(unpacked: pathlib.Path, library: str, soname: str) -> None:
     assert dynamic(unpacked / library, "SONAME") == [soname]
@@ -173,6 +215,16 @@ def test_shim_exports_every_driver_symbol(unpacked: pathlib.Path) -> None:
     assert listed <= found
     # What is written at the end is written there, too (csrc/hook/shim.c).
     assert {name for name in found - listed if not name.startswith("cudasched_")} == {"_exit", "_Exit"}
+
+
+def test_simulated_driver_exports_names_of_the_driver_alone(unpacked: pathlib.Path) -> None:
+    found = exported(unpacked / "cudasched/simulate/libcuda.so.1")
+    assert len(found) > 200
+    assert {name for name in found if not re.fullmatch(r"cu[A-Z]\w+|cudasched_\w+", name)} == set()
+
+
+def test_stub_exports_nothing(unpacked: pathlib.Path) -> None:
+    assert exported(unpacked / "cudasched/hook/libcuda.so") == set()
 
 
 def test_python_module_exports_its_entry_alone(unpacked: pathlib.Path) -> None:
