@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -87,7 +88,7 @@ class Collector {
   void sample_clocks();
   void write_rows(bool all);
   void fill(Pending& launch);
-  std::int64_t elapsed_of(const Pending& launch);
+  std::int64_t elapsed_of(const Pending& launch, int& patience_ms);
   void tie_clock() noexcept;
   void write_meta();
   void write_end();
@@ -546,13 +547,14 @@ void Collector::write_rows(bool all) {
   std::vector<std::uint32_t> words;
   std::vector<std::uint16_t> pointers;
   std::vector<std::int64_t> elapsed;
+  int patience_ms = 50;  // of all these launches
   std::erase_if(unread_, [&](EventTimer::Pair* pair) {
     std::int64_t ignored = 0;
     return timer_->read_elapsed(pair, ignored) != EventTimer::Answer::kNotYet;
   });
   for (Pending& launch : launches) {
     fill(launch);
-    if (options_.timing == Timing::kBoth) elapsed.push_back(elapsed_of(launch));
+    if (options_.timing == Timing::kBoth) elapsed.push_back(elapsed_of(launch, patience_ms));
     const std::size_t pointers_before = pointers.size();
     // A pointer is aligned to its size in the block.
     for (std::size_t i = 0; options_.allocations != nullptr && i + 1 < launch.words.size(); i += 2) {
@@ -577,13 +579,18 @@ void Collector::write_rows(bool all) {
   (written ? rows_ : lost_) += rows.size();
 }
 
-// CUPTI has told the launch's end, and the event behind it comes at once.
-std::int64_t Collector::elapsed_of(const Pending& launch) {
+// CUPTI has told the launch's end, and the event behind it comes soon.
+std::int64_t Collector::elapsed_of(const Pending& launch, int& patience_ms) {
   constexpr std::int64_t kNone = -1;
   auto* const pair = static_cast<EventTimer::Pair*>(launch.events);
   if (pair == nullptr) return kNone;
   std::int64_t elapsed_ns = kNone;
-  if (timer_->read_elapsed(pair, elapsed_ns) == EventTimer::Answer::kNotYet) unread_.push_back(pair);
+  EventTimer::Answer answer = timer_->read_elapsed(pair, elapsed_ns);
+  for (; answer == EventTimer::Answer::kNotYet && patience_ms > 0; --patience_ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    answer = timer_->read_elapsed(pair, elapsed_ns);
+  }
+  if (answer == EventTimer::Answer::kNotYet) unread_.push_back(pair);
   return elapsed_ns;
 }
 
