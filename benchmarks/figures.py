@@ -81,9 +81,12 @@ def beside(results: Results, row: ColocationRow, arm: str) -> ColocationRow | No
 
 
 def best_effort_of_time_slices(results: Results, row: ColocationRow) -> float | None:
-    """Best effort over best effort beside the same requests in plain time slices; None where either is missing."""
+    """Best effort over best effort beside the same requests in plain time slices.
+
+    None where either is missing, and of time slices themselves.
+    """
     slices = beside(results, row, "processes")
-    if slices is None or not row.best_effort_per_s or not slices.best_effort_per_s:
+    if slices is None or row.arm == "processes" or not row.best_effort_per_s or not slices.best_effort_per_s:
         return None
     return row.best_effort_per_s / slices.best_effort_per_s
 
@@ -96,12 +99,12 @@ def p50_of_alone(row: ColocationRow) -> float | None:
 
 
 def few_requests(rows: Iterable[ColocationRow]) -> str:
-    """A line of warning for a table with cells of few requests, else nothing."""
+    """The end of a table with cells of few requests: a blank line and a warning; else nothing."""
     numbers = [row.latency_ms.n for row in rows if row.latency_ms and row.arm != "latency_alone"]
     if not numbers or min(numbers) >= LEAST_FOR_P99:
         return ""
     of = f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
-    return f"P99 is of {of} requests a cell, fewer than {LEAST_FOR_P99:,}: single requests move it.\n"
+    return f"\nP99 is of {of} requests a cell, fewer than {LEAST_FOR_P99:,}: single requests move it.\n"
 
 
 def ratio_cell(results: Results, row: ColocationRow | None) -> str:
@@ -111,7 +114,7 @@ def ratio_cell(results: Results, row: ColocationRow | None) -> str:
     ratios = "/".join(f"{ratio:.2f}" for ratio in (p50_of_alone(row), row.p99_ratio) if ratio)
     parts = [f"{ratios}x" if ratios else f"{row.latency_ms.p99:.2f} ms"]
     if row.best_effort_ratio:
-        of_slices = best_effort_of_time_slices(results, row) if row.arm != "processes" else None
+        of_slices = best_effort_of_time_slices(results, row)
         parts.append(f"{row.best_effort_ratio:.0%}" + (f" ({of_slices:.0%})" if of_slices else ""))
     return " · ".join(parts)
 

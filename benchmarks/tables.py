@@ -213,8 +213,7 @@ def colocation_table(results: Results) -> str:
             cells = [_bound_cell(row for row in bounded if row.best_effort_load == beside) for beside in loads]
             if any(cells):
                 lines.append(f"| {name}: P99 | {' | '.join(cells)} |")
-        few = few_requests(these)
-        tables.append("\n".join(lines) + "\n" + (few and f"\n{few}"))
+        tables.append("\n".join(lines) + "\n" + few_requests(these))
     return "\n".join(tables)
 
 
@@ -228,8 +227,8 @@ def summary_table(results: Results) -> str:
         cells = [_summary_cell(results, own.get(arm)) for arm in SHORT.values()]
         if all(cells):
             lines.append(f"| {SPELLED.get(beside, beside)} | {' | '.join(cells)} |")
-    few = few_requests(row for row in rows if _scene(row) == scene and row.arm in SHORT.values())
-    return "\n".join(lines) + "\n" + (few and f"\n{few}")
+    shown = [row for row in rows if _scene(row) == scene and row.arm in SHORT.values()]
+    return "\n".join(lines) + "\n" + few_requests(shown)
 
 
 def overhead_table(results: Results) -> str:
@@ -368,7 +367,7 @@ def _summary_cell(results: Results, row: ColocationRow | None) -> str:
     if row is None or row.latency_ms is None:
         return ""
     ratios = "" if row.arm == "latency_alone" else _over_alone(row)
-    of_slices = best_effort_of_time_slices(results, row) if row.arm != "processes" else None
+    of_slices = best_effort_of_time_slices(results, row)
     return f"{row.latency_ms.p99:.2f} ms{ratios}" + (f", {of_slices:.0%}" if of_slices else "")
 
 
@@ -379,7 +378,7 @@ def _over_alone(row: ColocationRow) -> str:
 
 def _kept(results: Results, row: ColocationRow) -> list[str]:
     """Best effort of the time that requests leave, of time slices, and where it was measured, of the GPU time left."""
-    of_slices = best_effort_of_time_slices(results, row) if row.latency_ms and row.arm != "processes" else None
+    of_slices = best_effort_of_time_slices(results, row) if row.latency_ms else None
     beside = f" ({of_slices:.0%})" if of_slices else ""
     kept = [f"{row.best_effort_ratio:.0%}{beside}"] if row.best_effort_ratio else []
     return [*kept, f"{row.best_effort_gpu_ratio:.0%} of GPU time"] if row.best_effort_gpu_ratio else kept

@@ -48,8 +48,7 @@ def breadth_table(results: Results) -> str:
             per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
             cells = [ratio_cell(results, by_arm.get(arm)) for arm in SHOWN]
             lines.append(f"| {program} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
-        few = few_requests(own)
-        tables.append("\n".join(lines) + "\n" + (few and f"\n{few}"))
+        tables.append("\n".join(lines) + "\n" + few_requests(own))
     return "\n".join(tables)
 
 

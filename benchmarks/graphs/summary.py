@@ -51,8 +51,7 @@ def graphs_table(results: Results) -> str:
         shown = [by_arm.get(arm) for arm in (*WHOLE, *SLICED)]
         cells = [ratio_cell(results, row) + (_of_mps(row, 0) if row else "") for row in shown]
         lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} | {_building(by_arm)} |")
-    few = few_requests(rows)
-    return "\n".join(lines) + "\n" + (few and f"\n{few}")
+    return "\n".join(lines) + "\n" + few_requests(rows)
 
 
 def graphs_figures(results: Results) -> str:

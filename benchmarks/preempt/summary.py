@@ -279,8 +279,7 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
         shares = [[value for group in repeats if (value := share(group, arm))] for arm in kept]
         cells += [f"{statistics.median(values):.1%}" if values else "" for values in shares]
         lines.append(f"| {program} | {' | '.join(cells)} |")
-    few = few_requests(row for group in own for row in group.values())
-    return "\n".join(lines) + "\n" + (few and f"\n{few}")
+    return "\n".join(lines) + "\n" + few_requests(row for group in own for row in group.values())
 
 
 def _latency(rows: Sequence[ColocationRow]) -> str:
