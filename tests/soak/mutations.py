@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from cudasched import hook
 
@@ -119,7 +120,7 @@ class Server:
 
 def on_a_simulated_gpu(directory: Path) -> dict[str, str]:
     """The environment of a program that has a GPU, a run directory and a state of its own."""
-    (directory / "device").mkdir(mode=0o700, exist_ok=True)
+    (directory / "device").mkdir(mode=0o700)
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDASCHED_")},
         "CUDASCHED_DRIVER": str(hook.locate().simulated_driver),
@@ -129,11 +130,11 @@ def on_a_simulated_gpu(directory: Path) -> dict[str, str]:
     }
 
 
-def by_itself(program: str, count: int, directory: Path, *run: str) -> dict[str, int]:
-    """Counts of a program here that prints how many it ran and how many failed, under `cudasched run` where wanted."""
+def by_itself(program: str, count: int, environment: dict[str, str], *run: str) -> dict[str, int]:
+    """The two counts that a program of this directory prints; with options of `cudasched run` it runs under that."""
     wrapped = [sys.executable, "-m", "cudasched", "run", *run, "--"] if run else []
     command = [*wrapped, sys.executable, str(Path(__file__).with_name(program)), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, env=on_a_simulated_gpu(directory))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     sys.stderr.write(done.stderr)
     if done.returncode != 0:
         raise AssertionError(f"{program} ended with {done.returncode}")
@@ -267,14 +268,13 @@ def under_attack(server: Server, turns: int) -> list[float]:
     return ratios
 
 
-def figure(name: str, values: list[float], goal: float, n: int) -> FigureRow:
-    """One row: the median of what is to be little, or for the count of inputs the least."""
-    more = name == "mutations_run"
+def figure(name: str, values: list[float], goal: float, n: int, better: Literal["less", "more"] = "less") -> FigureRow:
+    """One row: the median where less is better, else the least."""
     return FigureRow.judged(
         figure=name,
-        value=min(values) if more else statistics.median(values),
+        value=statistics.median(values) if better == "less" else min(values),
         goal=goal,
-        better="more" if more else "less",
+        better=better,
         low=min(values),
         high=max(values),
         n=n,
@@ -295,9 +295,9 @@ def main() -> int:
         print(*said, sep="\n", end="\n" if said else "", file=sys.stderr)
         counts[kind] = {"run": options.count, "failed": failed}
     with tempfile.TemporaryDirectory(prefix="cudasched-mutations-") as scratch:
-        directory = Path(scratch)
-        counts["signal_regions"] = by_itself("interrupted_regions.py", options.count, directory)
-        counts["refused_memory"] = by_itself("refused_memory.py", options.count, directory, "--memory-limit", "1GiB")
+        environment = on_a_simulated_gpu(Path(scratch))
+        counts["signal_regions"] = by_itself("interrupted_regions.py", options.count, environment)
+        counts["refused_memory"] = by_itself("refused_memory.py", options.count, environment, "--memory-limit", "1GiB")
     with tempfile.TemporaryDirectory(prefix="cudasched-mutations-") as scratch, serving(Path(scratch)) as server:
         counts |= requests(server, options.count)
         ratios = under_attack(server, options.turns)
@@ -313,7 +313,7 @@ def main() -> int:
     if options.out:
         rows = [
             figure("mutations_failed", [failed], 0, int(sum(ran))),
-            figure("mutations_run", ran, 1000, len(ran)),
+            figure("mutations_run", ran, 1000, len(ran), better="more"),
             figure("signal_regions_left", [counts["signal_regions"]["failed"]], 0, counts["signal_regions"]["run"]),
         ]
         if ratios:

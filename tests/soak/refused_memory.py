@@ -29,11 +29,7 @@ class _Properties(ctypes.Structure):
 
 
 class Memory:
-    """What a program holds by the statuses that it got.
-
-    Attributes:
-        references: Of each handle, those of cuMemCreate and its mappings.
-    """
+    """The memory of a program by the statuses that the driver returned."""
 
     def __init__(self, driver: Any, chance: random.Random) -> None:
         self._driver, self._chance = driver, chance
@@ -43,7 +39,7 @@ class Memory:
         assert status in (0, NOT_SUPPORTED), status
         self._reserved = status == 0
         self._bytes: dict[int, int] = {}  # of each handle that is held
-        self.references: dict[int, list[str | int]] = {}
+        self._references: dict[int, list[str | int]] = {}  # of each handle: the creation's, mappings' offsets
         self._mapped: dict[int, int] = {}  # offset: handle
         self._allocated: dict[int, int] = {}
         self._gone: list[int] = []
@@ -54,16 +50,16 @@ class Memory:
         return sum(self._bytes.values()) + sum(self._allocated.values())
 
     def _drop(self, handle: int, reference: str | int) -> None:
-        self.references[handle].remove(reference)
-        if not self.references[handle]:
-            del self.references[handle], self._bytes[handle]
+        self._references[handle].remove(reference)
+        if not self._references[handle]:
+            del self._references[handle], self._bytes[handle]
             self._gone.append(handle)
 
     def create(self) -> None:
         """Physical memory, at times more than there may be."""
         handle, size = Address(), self._chance.choice((1, 2, 4, 64)) * UNIT
         if self._driver.cuMemCreate(ctypes.byref(handle), Size(size), ctypes.byref(self._properties), Address(0)) == 0:
-            self._bytes[handle.value], self.references[handle.value] = size, ["own"]
+            self._bytes[handle.value], self._references[handle.value] = size, ["own"]
 
     def map(self) -> None:
         """It, at an address that may be another's."""
@@ -73,7 +69,7 @@ class Memory:
         offset = self._chance.randrange(SPACE // (4 * UNIT)) * 4 * UNIT
         at = Address(self._space.value + offset)
         if self._driver.cuMemMap(at, Size(self._bytes[handle]), Size(0), Address(handle), Address(0)) == 0:
-            self.references[handle].append(offset)
+            self._references[handle].append(offset)
             self._mapped[offset] = handle
 
     def unmap(self) -> None:
@@ -110,7 +106,7 @@ class Memory:
         for offset, handle in self._mapped.items():
             status = self._driver.cuMemUnmap(Address(self._space.value + offset), Size(self._bytes[handle]))
             assert status == 0, status
-        for handle, references in self.references.items():
+        for handle, references in self._references.items():
             assert "own" not in references or self._driver.cuMemRelease(Address(handle)) == 0
         for at in self._allocated:
             assert self._driver.cuMemFree_v2(Address(at)) == 0
