@@ -233,9 +233,7 @@ def _finish_workers() -> None:
 
     def when_it_begins() -> None:
         # A worker forgets the finalizers that are there, and runs then what is registered here.
-        if "multiprocessing.util" in sys.modules:
-            from multiprocessing import util
-
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
             util.register_after_fork(at_the_end, at_the_end)
 
     os.register_at_fork(after_in_child=when_it_begins)  # of one that a fork makes,

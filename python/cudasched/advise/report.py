@@ -37,9 +37,7 @@ class Finding(_Frozen):
     time_at_stake_ns: int | None = Field(
         description="Time x expected gain over the run, ns; null if nothing was timed."
     )
-    shown: bool = Field(
-        description="Whether following the rule was measured to help a kernel made for it; docs/advise.md: how much."
-    )
+    shown: bool = Field(description="Whether the advice was measured to help a kernel made for it (docs/advise.md).")
     kernels: tuple[Affected, ...] = Field(
         default=(), description="Of a finding on the program: the kernels, the most time at stake first."
     )
