@@ -181,7 +181,7 @@ class Table {
   void set_active(int slot, std::int64_t now_ns) noexcept;
   void clear_active(int slot) noexcept;
 
-  std::uint64_t active() const noexcept { return layout_->active.load(std::memory_order_acquire); }
+  std::uint64_t active() const noexcept { return layout_->active.load(); }
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
 
   // Keeps the table usable: repairs the file, follows its name, and writes anew what this Table's clients are. Two

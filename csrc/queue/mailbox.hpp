@@ -29,7 +29,7 @@ class Mailbox {
       for_any_.compare_exchange_strong(none, static_cast<std::uint32_t>(status));
     }
     if (is_sticky(status)) broken_.store(true, std::memory_order_relaxed);
-    filled_.store(true, std::memory_order_release);
+    filled_.store(true);  // sequentially consistent, as is the store of take_filled
   }
 
   // A sticky error came: every call fails until the context is gone.

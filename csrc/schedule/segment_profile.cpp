@@ -69,7 +69,7 @@ void SegmentProfile::forget() noexcept {
 
 void SegmentProfile::clear() noexcept {
   known_.store(false, std::memory_order_release);
-  for (auto& left : left_) left.store(0, std::memory_order_relaxed);
+  for (auto& left : left_) left.store(kNothingKnown, std::memory_order_relaxed);
   for (auto& gpu : gpu_ns_) gpu.store(0, std::memory_order_relaxed);
   measured_ns_.fill(0);
   host_share_.fill(0);

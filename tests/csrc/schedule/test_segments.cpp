@@ -270,6 +270,13 @@ TEST(Segments, AnotherModelUnderTheSameKeyIsUnknownWithinAFewRequests) {
   }
 }
 
+TEST(SegmentProfile, ThatIsClearedKnowsNothing) {
+  SegmentProfile profile;
+  profile.clear();
+  EXPECT_EQ(profile.left(0), kNothingKnown);
+  EXPECT_EQ(profile.left(3), kNothingKnown);
+}
+
 TEST(Segments, ALiarIsBelievedLessAndLessOften) {
   // Its requests change as soon as they are believed.
   Segments segments(0.03);
