@@ -19,8 +19,8 @@ once and kept. `--scene` takes several by commas:
     ablation  all under cudasched, with other settings an arm; results of their own, preempt_ablation.json
 
 In the arms `slices` best effort alone is under cudasched, in `before` and `cudasched` both are, `before` without time
-slices of its own. The figures that are promised go into NAME_figures.json; `merge --bits FILE` adds what a program
-counted that compares checksums ({"failed": 0, "n": 9}). The exit status is 0 when all cells have a result, 3 when time
+slices of its own. The figures that are promised go into NAME_figures.json; `merge --soak FILE...` adds those
+of `tests.soak.slices`. The exit status is 0 when all cells have a result, 3 when time
 ran out first, 1 when a cell failed.
 """
 
@@ -344,9 +344,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["merge"]:
         parser = merge_parser("preempt")
-        parser.add_argument("--bits", type=Path, help="what compared checksums, for the figure bits_failed")
+        parser.add_argument("--soak", type=Path, nargs="+", default=[], help="files of tests.soak.slices, one a GPU")
         chosen = parser.parse_args(arguments[1:])
-        return merge_cells("preempt", chosen, lambda cells: finish(cells, chosen.out, chosen.bits))
+        return merge_cells("preempt", chosen, lambda cells: finish(cells, chosen.out, chosen.soak))
     options = parse(arguments)
     if options.dry:
         with PreemptFleet(backend := Backend()) as fleet:
@@ -365,11 +365,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def finish(cells: CellFile, out: Path, bits: Path | None = None, shown: bool = True) -> None:
+def finish(cells: CellFile, out: Path, soak: Sequence[Path] = (), shown: bool = True) -> None:
     """Writes rows and figures, and prints what they say (of all that there is, not of a part) and what failed."""
     made = results(cells)
     report(cells, out, made, (every_table,) if shown else ())
-    found = figures(made, bits)
+    found = figures(made, soak)
     if found.rows:
         found.write(out.with_name(f"{out.stem}_figures.json"))
         print(core_table(found) if shown else "")

@@ -169,12 +169,13 @@ def worse_in_both(group: Group, arm: str) -> float | None:
     return None if latency is None or kept is None else float(latency > 1 + NOISE and kept < 1 - NOISE)
 
 
-def figures(results: Results, bits: Path | None = None) -> Results:
+def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
     """The figures that are promised, as far as their cells were measured.
 
     Args:
         results: The rows.
-        bits: A JSON file with `failed` and `n`: programs whose checksums differ from those of an undisturbed run.
+        soak: Files of `tests.soak.slices`, one a GPU: kinds of programs whose checksums are not those of an
+            undisturbed run, all else that went wrong, and for how long they ran.
     """
     made: list[FigureRow] = []
 
@@ -230,10 +231,16 @@ def figures(results: Results, bits: Path | None = None) -> Results:
     figure(
         "several_best_effort", [*each(several, share, "slices"), *each(several, share, "cudasched")], 0.95, "more", min
     )
-    if bits is not None:
-        told = json.loads(bits.read_text())
-        figure("bits_failed", [told["failed"]], 0.0, take=max)
-        made[-1] = made[-1].model_copy(update={"n": told["n"]})
+    told = [json.loads(path.read_text()) for path in soak]
+    changed = {kind for each in told for kind in each["changed"]}
+    figure(
+        "bits_failed",
+        [float(kind in changed) for kind in {kind for each in told for kind in each["checked"]}],
+        0.0,
+        take=sum,
+    )
+    figure("soak_failures", [len(each["failures"]) for each in told], 0.0, take=sum)
+    figure("soak_gpu_minutes", [each["seconds"] / 60 for each in told], 30.0, "more", sum)
     return Results(meta=results.meta, rows=made)
 
 

@@ -207,10 +207,15 @@ def test_a_missed_figure_says_what_limits_it_and_checksums_are_told(
 ) -> None:
     monkeypatch.setattr("benchmarks.preempt.summary.LIMITED_BY", {"bits_failed": "a reason"})
     made = results(filled(tmp_path / "good.cells", 2.1, 1.0))
-    for failed in (0, 2):
-        (tmp_path / "bits.json").write_text(json.dumps({"failed": failed, "n": 9}))
-        row = next(row for row in figures(made, tmp_path / "bits.json").rows if row.figure == "bits_failed")
-        assert (row.value, row.n, row.limited_by) == (failed, 9, "a reason" if failed else "")
+    done = {"changed": {}, "checked": {"fp8": 2, "lstm": 3}, "failures": [], "seconds": 60.0}
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    files[0].write_text(json.dumps({**done, "checked": {"attention": 1}, "failures": ["one hung"]}))
+    for changed in ({}, {"lstm": 2, "fp8": 1}):
+        files[1].write_text(json.dumps({**done, "changed": changed}))
+        rows = {row.figure: row for row in figures(made, files).rows}
+        row = rows["bits_failed"]
+        assert (row.value, row.n, row.limited_by) == (len(changed), 3, "a reason" if changed else "")
+        assert (rows["soak_failures"].value, rows["soak_gpu_minutes"].value) == (1, 2)
 
 
 def test_each_repeat_has_rows_of_its_own_and_several_programs_count_together(tmp_path: Path) -> None:

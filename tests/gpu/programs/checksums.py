@@ -1,22 +1,24 @@
 """Ten deterministic training steps of each model that is named; prints a checksum of its losses and parameters.
 
-    checksums.py attention convolution attention_graph convolution_graph compiled side_streams ddp
+    checksums.py [--steps N] attention convolution attention_graph convolution_graph compiled side_streams lstm \\
+        triton_attention fp8 ddp
 
 Under cudasched also prints, at the end, how many launches were offloaded.
 """
 
+import argparse
 import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from torch import Tensor, nn
-
-STEPS = 10
 
 
 class Attention(nn.Module):
@@ -78,6 +80,65 @@ class SideStreams(nn.Module):
         return (parts[0] * parts[1]).mean()
 
 
+class Lstm(nn.Module):
+    """Of cuDNN, which runs its layers on streams of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(64, 128, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)[0].mean()
+
+
+class StraightThrough(torch.autograd.Function):
+    """Kernels without a derivative; what comes back goes on as it is."""
+
+    @staticmethod
+    def forward(context: object, x: Tensor, kernels: Callable[[Tensor], Tensor]) -> Tensor:
+        return kernels(x)
+
+    @staticmethod
+    def backward(context: object, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class TritonAttention(nn.Module):
+    """A layer, and a flash attention in Triton."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return StraightThrough.apply(self.body(x), self.attention).square().mean()
+
+    @staticmethod
+    def attention(x: Tensor) -> Tensor:
+        from benchmarks.preempt.triton_attention import attention
+
+        half = x.half().contiguous()
+        out = torch.empty_like(half)
+        attention(half, half, half, out)
+        return out.float()
+
+
+class Fp8(nn.Module):
+    """A layer, and a product of its outputs in FP8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return StraightThrough.apply(self.body(x), self.product).square().mean()
+
+    @staticmethod
+    def product(x: Tensor) -> Tensor:
+        small, one = x.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
+        return torch._scaled_mm(small, small.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16).float()
+
+
 Step = Callable[[], Tensor]
 """Trains on what lies in the input; returns the loss, on the GPU."""
 
@@ -137,11 +198,14 @@ MODELS: dict[str, tuple[type[nn.Module], Shape, Callable[[nn.Module, torch.optim
     "convolution_graph": (Convolution, (8, 3, 32, 32), graph_of_model),
     "compiled": (Perceptron, (256, 64), compiled),
     "side_streams": (SideStreams, (256, 64), eager),
+    "lstm": (Lstm, (32, 16, 64), eager),
+    "triton_attention": (TritonAttention, (4, 1024, 64), eager),
+    "fp8": (Fp8, (256, 64), eager),
     "ddp": (Attention, (8, 64, 32), distributed),
 }
 
 
-def checksum(name: str, seed: int = 1) -> str:
+def checksum(name: str, steps: int, seed: int = 1) -> str:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.manual_seed(3)
@@ -155,7 +219,7 @@ def checksum(name: str, seed: int = 1) -> str:
     x = torch.randn(shape, generator=random).cuda()
     step = stepper(model, optimizer, x)
     digest = hashlib.sha256()
-    for _ in range(STEPS):
+    for _ in range(steps):
         # From pinned memory, which is filled anew only once the copy is done.
         x.copy_(torch.randn(shape, generator=random).pin_memory(), non_blocking=True)
         digest.update(step().detach().cpu().numpy().tobytes())
@@ -173,23 +237,23 @@ def offloaded() -> int:
     return int(cudasched.state().offloaded_launches)
 
 
-def rank_of_two(rank: int, directory: str) -> None:
+def rank_of_two(rank: int, directory: str, steps: int) -> None:
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
     store = f"file://{directory}/store"
     dist.init_process_group("nccl", store, world_size=2, rank=rank, device_id=torch.device("cuda", rank))
-    digest = checksum("ddp", seed=1 + rank)
+    digest = checksum("ddp", steps, seed=1 + rank)
     dist.barrier()
     dist.destroy_process_group()
     with open(f"{directory}/{rank}", "w") as file:
         file.write(f"{digest} {offloaded()}")
 
 
-def two_ranks() -> tuple[str, int]:
+def two_ranks(steps: int) -> tuple[str, int]:
     """The checksums of both ranks, and what was offloaded in both."""
     with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(rank_of_two, (directory,), nprocs=2)
+        torch.multiprocessing.spawn(rank_of_two, (directory, steps), nprocs=2)
         found = []
         for rank in range(2):
             with open(f"{directory}/{rank}") as file:
@@ -198,12 +262,16 @@ def two_ranks() -> tuple[str, int]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("models", nargs="+", choices=MODELS)
+    options = parser.parse_args()
     in_ranks = 0
-    for name in sys.argv[1:]:
+    for name in options.models:
         if name == "ddp":
-            digest, in_ranks = two_ranks()
+            digest, in_ranks = two_ranks(options.steps)
         else:
-            digest = checksum(name)
+            digest = checksum(name, options.steps)
         print(name, digest, flush=True)
     if "CUDASCHED_CLASS" in os.environ:
         print("offloaded", in_ranks or offloaded(), flush=True)
