@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Style and types: ruff, mypy, clang-format, shell syntax. With --fix rewrites what can be rewritten.
+# Style and types: ruff, mypy, clang-format, shell syntax, words of the documents. With --fix rewrites what can be rewritten.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 setup build
 install_requirements "$venv" run test lint
@@ -35,9 +35,10 @@ check "ruff format" ruff format --check "${python_sources[@]}"
 check mypy mypy --strict
 check clang-format check_clang_format
 check "bash -n" check_shell
+check words python scripts/words.py
 if [ "${#failed[@]}" -gt 0 ]; then
   printf -v names "%s, " "${failed[@]}"
   echo "lint failed: ${names%, }  (make format rewrites what can be rewritten)"
   exit 1
 fi
-echo "lint passed: ruff, mypy, clang-format, shell syntax"
+echo "lint passed: ruff, mypy, clang-format, shell syntax, words of the documents"

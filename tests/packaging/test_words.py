@@ -1,0 +1,92 @@
+"""scripts/words.py, which holds the documents to plain words."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+spec = importlib.util.spec_from_file_location("words", ROOT / "scripts/words.py")
+assert spec is not None and spec.loader is not None
+words = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(words)
+
+DOCUMENT = """\
+# A title of its own
+
+The gate closes at 1.5 ms: <!-- figure:core count -->14<!-- end --> `launches` of
+[a program](docs/what.md) wait. Why?
+
+    what a command prints
+
+- one item, which is long enough
+- a label
+
+<!-- table:core -->
+| what | it |
+<!-- end -->
+
+| command | its meaning |
+|---|---|
+| `run --what` | starts the program with a class |
+
+```python
+# what it does
+```
+"""
+
+
+def test_only_prose_that_a_hand_wrote_is_looked_at() -> None:
+    assert words.sentences(DOCUMENT) == [
+        (1, "# A title of its own"),
+        (3, "The gate closes at 1.5 ms: 14 of [a program] wait."),
+        (4, "Why?"),
+        (8, "- one item, which is long enough"),
+        (9, "- a label"),
+        (15, "command"),
+        (15, "its meaning"),
+        (17, "starts the program with a class"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [("It does what it says.", 1), ("What does it say?", 0), ('"What next?"', 0), ("What a launch costs", 1)],
+)
+def test_what_is_free_outside_of_questions(said: str, count: int) -> None:
+    assert words.free_what(said) == count
+
+
+@pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ("It keeps its lead, and they keep theirs.", 3),
+        ("This is new, and these are too; this gate is old.", 2),
+        ("The P99 is that of the server, and that is all.", 2),
+        ("A kernel that is long, and a wait that ends it.", 1),
+    ],
+)
+def test_pronouns_are_told_from_articles_and_clauses(said: str, count: int) -> None:
+    assert round(words.figures([said])["pronouns_per_100"] * words.words(said) / 100) == count
+
+
+def test_a_label_is_no_sentence() -> None:
+    figures = words.figures(["one two three four\n\n" + "word " * 30 + ".\n\none two three four five six."])
+    assert figures["words_per_sentence"] == 18.0
+    assert figures["sentences_over_25"] == 1
+    assert figures["docs_words"] == 40
+
+
+def test_a_figure_over_its_limit_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(words.LIMITS, "docs_words", 10)
+    assert words.main([]) == 1
+    assert "docs_words is" in capsys.readouterr().out
+
+
+def test_figures_are_json() -> None:
+    printed = subprocess.run(
+        [sys.executable, ROOT / "scripts/words.py", "--figures"], stdout=subprocess.PIPE, check=True
+    )
+    assert json.loads(printed.stdout).keys() == words.LIMITS.keys()
