@@ -56,7 +56,8 @@ _PRONOUN = re.compile(
 
 def prose(text: str) -> str:
     """The text written by hand, each line where it was."""
-    return _BLOCKS.sub(lambda match: "\n" * match[0].count("\n"), text)
+    shown = _BLOCKS.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return re.sub(r"^#.*", r"\g<0> |", shown, flags=re.MULTILINE)  # a heading ends like a cell
 
 
 def sentences(text: str) -> list[tuple[int, str]]:

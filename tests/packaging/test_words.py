@@ -15,7 +15,6 @@ spec.loader.exec_module(words)
 
 DOCUMENT = """\
 # A title of its own
-
 The gate closes at 1.5 ms: <!-- figure:core count -->14<!-- end --> `launches` of
 [a program](docs/what.md) wait. Why?
 
@@ -41,13 +40,13 @@ The gate closes at 1.5 ms: <!-- figure:core count -->14<!-- end --> `launches` o
 def test_only_prose_that_a_hand_wrote_is_looked_at() -> None:
     assert words.sentences(DOCUMENT) == [
         (1, "# A title of its own"),
-        (3, "The gate closes at 1.5 ms: 14 of [a program] wait."),
-        (4, "Why?"),
-        (8, "- one item, which is long enough"),
-        (9, "- a label"),
-        (15, "command"),
-        (15, "its meaning"),
-        (17, "starts the program with a class"),
+        (2, "The gate closes at 1.5 ms: 14 of [a program] wait."),
+        (3, "Why?"),
+        (7, "- one item, which is long enough"),
+        (8, "- a label"),
+        (14, "command"),
+        (14, "its meaning"),
+        (16, "starts the program with a class"),
     ]
 
 
