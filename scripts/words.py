@@ -36,7 +36,7 @@ _BLOCKS = re.compile(
     r"|<!--.*?-->"  # what a span says stays
     r"|^\|[ :|-]+\|$"  # the rule under a table's head
     r"|(?<=\])\([^)\s]*\)"  # targets of links
-    r"|`[^`\n]*`",
+    r"|`[^`\n]*(?:\n[^`\n]*)?`",
     re.DOTALL | re.MULTILINE,
 )
 _END = re.compile(r"(?<=[.!?])[\"')*_]*\s|\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=[#|])|(?<=\S)\s*\|")
