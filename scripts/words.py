@@ -30,7 +30,7 @@ LONG = 25
 LABEL = 5
 
 _BLOCKS = re.compile(
-    r"<!-- table:.*?<!-- end -->"  # generated
+    r"<!-- (?:table|generated):.*?<!-- end -->"
     r"|^```.*?^```"
     r"|(?<=\n\n) {4}[^\n]*(?:\n(?: {4}[^\n]*)?)*"  # an indented block of code
     r"|<!--.*?-->"  # what a span says stays

@@ -27,6 +27,10 @@ The gate closes at 1.5 ms: <!-- figure:core count -->14<!-- end --> `launches` o
 | what | it |
 <!-- end -->
 
+<!-- generated: script.py -->
+| what | it |
+<!-- end -->
+
 | command | its meaning |
 |---|---|
 | `run --what` | starts the program with a class |
@@ -44,9 +48,9 @@ def test_only_prose_that_a_hand_wrote_is_looked_at() -> None:
         (3, "Why?"),
         (7, "- one item, which is long enough"),
         (8, "- a label"),
-        (14, "command"),
-        (14, "its meaning"),
-        (16, "starts the program with a class"),
+        (18, "command"),
+        (18, "its meaning"),
+        (20, "starts the program with a class"),
     ]
 
 
