@@ -18,13 +18,13 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-#: A figure may fall and not rise. Targets: 0.15, 3.0, 20, none, 40,000. What is not reached yet is the value reached.
+#: A figure may fall and not rise. All but `sentences_over_25` are at their target; that one is the value reached.
 LIMITS = {
-    "free_what_per_100": 0.94,
-    "pronouns_per_100": 3.72,
+    "free_what_per_100": 0.15,
+    "pronouns_per_100": 3.0,
     "words_per_sentence": 20.0,
-    "sentences_over_25": 541,
-    "docs_words": 49_200,
+    "sentences_over_25": 310,
+    "docs_words": 40_000,
 }
 LONG = 25
 LABEL = 5
