@@ -1,6 +1,7 @@
 """Python's face of the engine (``include/cudasched/engine.h``). Import it through ``cudasched.hook.load_core``."""
 
 import os
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -489,6 +490,33 @@ def replay(
     clients: list[ReplayClient], settings: ReplaySettings, policy: Callable[[Snapshot], object] | None = None
 ) -> ReplayResult:
     """Runs a simulation. Raises ConfigError, and what the policy raises."""
+
+class Batching:
+    """When batches of requests start, and which requests can meet their deadlines (csrc/schedule/batching.hpp)."""
+
+    def __init__(self, policy: str, sizes: list[int], margin_ns: int, delay_ns: int) -> None: ...
+    def next(
+        self,
+        now_ns: int,
+        deadlines_ns: array[int],
+        arrivals_ns: array[int],
+        bounds_ns: array[int],
+        most: int,
+        gap_ns: int,
+    ) -> tuple[int, int | None]: ...
+    def admit(
+        self,
+        free_ns: int,
+        deadlines_ns: array[int],
+        bounds_ns: array[int],
+        most: int,
+        place: int,
+        deadline_ns: int,
+        protected_count: int,
+    ) -> tuple[int, bool]: ...
+
+def aimd_limit(limit: float, full: bool, in_time: bool, most: float) -> float:
+    """The most requests of a batch after one more, by additive increase and multiplicative decrease."""
 
 def demangled(name: bytes) -> str:
     """A kernel's whole name as the predictor reads it; as it is where it is not mangled or cannot be read."""
