@@ -1,0 +1,252 @@
+"""The requests that wait for a batch: a state machine, told the time. No thread, no lock: the caller holds one."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from bisect import bisect_left
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cudasched import hook
+from cudasched.errors import Error
+from cudasched.inference._errors import DeadlineError, QueueFullError
+from cudasched.inference._times import Times
+
+__all__ = ["NEVER_NS", "Queue", "Refused", "Request"]
+
+NEVER_NS = 2**63 - 1
+"""The deadline of a request that has none."""
+
+Action = Literal["reject", "delay"]
+_numbers = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One input and what becomes of it.
+
+    Attributes:
+        x: The input.
+        arrival_ns: When it was submitted.
+        deadline_ns: When its answer is due.
+        level: Higher levels are served first.
+        delayed: It was late, and is served after the others of its level.
+        number: Of two that are equal otherwise, the first comes first.
+        future: Its answer.
+    """
+
+    x: Any
+    arrival_ns: int
+    deadline_ns: int = NEVER_NS
+    level: float = 0
+    delayed: bool = False
+    number: int = field(default_factory=lambda: next(_numbers))
+    future: Future[Any] = field(default_factory=Future)
+
+    @property
+    def key(self) -> tuple[float, bool, int, int]:
+        """By which requests are served in order."""
+        return -self.level, self.delayed, self.deadline_ns, self.number
+
+    def late(self, end_ns: int, why: str) -> DeadlineError:
+        """The error where it would end then."""
+        predicted_ms = (end_ns - self.arrival_ns) / 1e6
+        deadline_ms = None if self.deadline_ns == NEVER_NS else (self.deadline_ns - self.arrival_ns) / 1e6
+        due = "" if deadline_ms is None else f", and its deadline is {deadline_ms:.3g} ms"
+        return DeadlineError(
+            f"{why}: it would end {predicted_ms:.3g} ms after it was submitted{due}", predicted_ms, deadline_ms
+        )
+
+
+Refused = list[tuple[Request, Error]]
+
+
+class Queue:
+    """Requests in the order in which they are served: by level, then by deadline.
+
+    Args:
+        policy: When a batch starts (csrc/schedule/batching.hpp).
+        times: Of batches.
+        margin_ns: Between the predicted end of a batch and its earliest deadline.
+        delay_ns: Of the policy ``delay``.
+        timeout_ns: A request may wait for so long; NEVER_NS: for ever.
+        on_timeout: ``reject`` it then, and where it cannot meet its deadline any more, or ``delay`` it.
+        max_queue: So many wait.
+        on_full: ``reject`` further ones, or ``delay`` them: they come in, in the order of their arrival, as others go.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        times: Times,
+        *,
+        margin_ns: int = 0,
+        delay_ns: int = 0,
+        timeout_ns: int = NEVER_NS,
+        on_timeout: Action = "reject",
+        max_queue: int = 256,
+        on_full: Action = "reject",
+    ) -> None:
+        hook.load_core()
+        from cudasched import _core
+
+        self._batching = _core.Batching(policy, times.sizes, margin_ns, delay_ns)
+        self._aimd_limit = _core.aimd_limit
+        self.times, self._margin_ns = times, margin_ns
+        self._timeout_ns, self._on_timeout = timeout_ns, on_timeout
+        self._max_queue, self._on_full = max_queue, on_full
+        self._most = float(times.sizes[-1])
+        self._aimd = policy == "aimd"
+        self._limit = 1.0 if self._aimd else self._most
+        self._busy_until_ns = 0
+        self._gap_ns, self._last_ns = NEVER_NS, 0  # between arrivals, a running mean; the last of them
+        # The requests, with columns beside them for the decision.
+        self._requests: list[Request] = []
+        self._deadlines_ns = array("q")
+        self._arrivals_ns = array("q")
+        self._timeouts_ns = array("q")
+        self._outside: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests) + len(self._outside)
+
+    def add(self, request: Request, now_ns: int) -> None:
+        """A request arrives.
+
+        Raises:
+            QueueFullError: As many wait as may.
+            DeadlineError: It cannot meet its deadline, or only if one of its level or above misses its own.
+        """
+        if self._last_ns:
+            gap_ns = now_ns - self._last_ns
+            self._gap_ns = gap_ns if self._gap_ns == NEVER_NS else self._gap_ns + (gap_ns - self._gap_ns) // 16
+        self._last_ns = now_ns
+        if len(self._requests) < self._max_queue and not self._outside:
+            self._insert(request, now_ns)
+        elif self._on_full == "delay":
+            self._outside.append(request)
+        else:
+            raise QueueFullError(f"{self._max_queue} requests wait; no more may (max_queue)")
+
+    def _insert(self, request: Request, now_ns: int) -> None:
+        place = self._place(request.key)
+        if request.deadline_ns != NEVER_NS and not request.delayed:
+            end_ns, displaces = self._batching.admit(
+                max(now_ns, self._busy_until_ns),
+                self._deadlines_ns,
+                self.times.bounds_ns,
+                int(self._limit),
+                place,
+                request.deadline_ns,
+                self._place((-request.level, True)),
+            )
+            if end_ns + self._margin_ns > request.deadline_ns:
+                raise request.late(end_ns, "the request cannot meet its deadline")
+            if displaces:
+                raise request.late(end_ns, "the request would make another one late that was accepted before")
+        self._requests.insert(place, request)
+        self._deadlines_ns.insert(place, NEVER_NS if request.delayed else request.deadline_ns)
+        self._arrivals_ns.insert(place, request.arrival_ns)
+        waits = request.delayed or self._timeout_ns == NEVER_NS
+        self._timeouts_ns.insert(place, NEVER_NS if waits else request.arrival_ns + self._timeout_ns)
+
+    def _place(self, key: tuple[float, ...]) -> int:
+        return bisect_left(self._requests, key, key=lambda request: request.key)
+
+    def remove(self, request: Request) -> bool:
+        """Whether it waited; it does no more."""
+        place = self._place(request.key)
+        if place < len(self._requests) and self._requests[place] is request:
+            self._delete(place, place + 1)
+            return True
+        if request in self._outside:
+            self._outside.remove(request)
+            return True
+        return False
+
+    def _delete(self, first: int, last: int) -> None:
+        for column in (self._requests, self._deadlines_ns, self._arrivals_ns, self._timeouts_ns):
+            del column[first:last]
+
+    def clear(self) -> list[Request]:
+        """All that waited; none does any more."""
+        everyone = [*self._requests, *self._outside]
+        self._delete(0, len(self._requests))
+        self._outside.clear()
+        return everyone
+
+    def take(self, now_ns: int, at_once: bool = False) -> tuple[list[Request], Refused, int | None]:
+        """The GPU is free: the batch that starts now, else when to ask again; None: when a request arrives.
+
+        Args:
+            now_ns: The time.
+            at_once: Wait for no larger batch.
+
+        Returns:
+            The batch, the requests that wait no longer, each with its error, and when to ask again.
+        """
+        self._busy_until_ns = 0
+        refused = self.expire(now_ns) + self._let_in(now_ns)
+        count, look_ns = self._batching.next(
+            now_ns, self._deadlines_ns, self._arrivals_ns, self.times.bounds_ns, int(self._limit), self._gap_ns
+        )
+        last_ns = min(self._timeouts_ns, default=NEVER_NS) - self._margin_ns - 1  # rather than let it time out
+        if count == 0 and (at_once or now_ns >= last_ns):
+            count = min(len(self._requests), int(self._limit))
+        batch = self._requests[:count]
+        if batch:
+            self._delete(0, count)
+            self._busy_until_ns = now_ns + self.times.bound_ns(count)
+            return batch, refused, None
+        return [], refused, None if look_ns is None else min(look_ns, last_ns)
+
+    def _let_in(self, now_ns: int) -> Refused:
+        refused: Refused = []
+        while self._outside and len(self._requests) < self._max_queue:
+            request = self._outside.popleft()
+            try:
+                self._insert(request, now_ns)
+            except DeadlineError as error:
+                refused.append((request, error))
+        return refused
+
+    def end(self, count: int, duration_ns: int | None, in_time: bool) -> None:
+        """A batch of so many requests has ended.
+
+        Args:
+            count: How many.
+            duration_ns: How long it took; None: it failed.
+            in_time: No request of it was late.
+        """
+        if duration_ns is not None:
+            self.times.record(count, duration_ns)
+        if self._aimd:
+            self._limit = self._aimd_limit(self._limit, count >= int(self._limit), in_time, self._most)
+        self._busy_until_ns = 0
+
+    def expiry_ns(self) -> int:
+        """When the next request times out or cannot meet its deadline any more; NEVER_NS: none does."""
+        if not self._requests:
+            return NEVER_NS
+        return min(min(self._timeouts_ns), min(self._deadlines_ns) - self.times.bounds_ns[0] + 1)
+
+    def expire(self, now_ns: int) -> Refused:
+        """Rejects or delays requests that have timed out or cannot meet their deadlines any more."""
+        if self.expiry_ns() > now_ns:
+            return []
+        refused: Refused = []
+        end_ns = now_ns + self.times.bounds_ns[0]
+        columns = zip(list(self._requests), list(self._timeouts_ns), list(self._deadlines_ns), strict=True)
+        for request, timeout_ns, deadline_ns in columns:
+            if now_ns < timeout_ns and end_ns <= deadline_ns:
+                continue
+            self.remove(request)
+            if self._on_timeout == "delay":
+                request.delayed = True
+                self._insert(request, now_ns)
+            else:
+                refused.append((request, request.late(end_ns, "the request waited for too long")))
+        return refused
