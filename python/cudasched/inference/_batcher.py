@@ -1,0 +1,485 @@
+"""Requests from tasks and threads, run in batches on a thread of the batcher's own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Real
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cudasched._region import region
+from cudasched._text import shown
+from cudasched.errors import ConfigError
+from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
+from cudasched.inference._inputs import check_input
+from cudasched.inference._queue import NEVER_NS, Queue, Refused, Request
+from cudasched.inference._times import LONGEST_MS, Times
+
+__all__ = ["Batcher", "Statistics"]
+
+_MEASURED = 3
+"""Runs of each size with the example, after one that is not counted."""
+
+_Ms = Annotated[float, Field(gt=0, le=LONGEST_MS)]
+_Count = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    sizes: Annotated[tuple[_Count, ...], Field(min_length=1, strict=False)]
+    slo_ms: _Ms | None
+    policy: Literal["deadline", "eager", "delay", "aimd"]
+    max_queue: _Count
+    on_full: Literal["reject", "delay"]
+    delay_ms: Annotated[float, Field(ge=0, le=LONGEST_MS)]
+    margin_ms: Annotated[float, Field(ge=0, le=LONGEST_MS)]
+    timeout_ms: _Ms | None
+    on_timeout: Literal["reject", "delay"]
+    max_bytes: _Count | None
+    client_class: Literal["latency", "normal", "best_effort"]
+    hang_ms: _Ms
+
+
+@dataclass
+class Statistics:
+    """Counts since the batcher was made; times are ms, totals over all requests or batches.
+
+    ``submitted`` is the sum of ``completed``, ``failed``, ``cancelled``, ``refused``, ``full``, ``timed_out``,
+    ``waiting`` and ``running``.
+
+    Attributes:
+        submitted: Requests whose input was accepted.
+        completed: Requests with an answer.
+        missed: Completed requests whose answer came after their deadline.
+        failed: Requests whose batch failed, or that waited behind a model that hangs.
+        cancelled: Requests cancelled before their batch started.
+        refused: Requests that could not meet their deadline when they were submitted.
+        full: Requests refused because too many waited.
+        timed_out: Requests that waited too long.
+        waiting: Requests that wait now.
+        running: Requests of the batch that runs now.
+        batches: How many batches had how many requests.
+        queue_ms: Time between submission and start, of the requests that have run.
+        longest_queue_ms: The longest of these.
+        run_ms: Time of batches that have run.
+    """
+
+    submitted: int = 0
+    completed: int = 0
+    missed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    full: int = 0
+    timed_out: int = 0
+    waiting: int = 0
+    running: int = 0
+    batches: dict[int, int] = field(default_factory=dict)
+    queue_ms: float = 0.0
+    longest_queue_ms: float = 0.0
+    run_ms: float = 0.0
+
+
+@dataclass(eq=False)
+class _Batch:
+    requests: list[Request]
+    start_ns: int
+    given_up: bool = False
+
+
+class Batcher:
+    """Collects requests into batches, and starts each batch by the deadlines of its requests.
+
+    ::
+
+        batcher = Batcher(lambda inputs: list(model(torch.stack(inputs)).cpu()), slo_ms=20)
+        y = await batcher.submit(x, deadline_ms=15)    # of one event loop
+        y = batcher.submit_future(x).result()          # of any thread
+
+    One batch runs at a time, on a thread of the batcher's own, in a ``cudasched.region`` whose target is the time left
+    to the earliest deadline in the batch. Requests are served by priority, then by deadline. Regions do nothing without
+    a GPU; the rest works there, too. ``with`` and ``async with`` close the batcher.
+
+    Args:
+        run: Called with a list of 1 to ``max(sizes)`` inputs. Returns as many outputs, in their order, when they are
+            ready.
+        sizes: Sizes of batches. The time of a batch is that of the smallest size that holds it, as `run` may pad.
+        slo_ms: Deadline of requests that give none, ms after submission, at most an hour; None: no deadline.
+        policy: ``"deadline"``: the batch starts when no larger one could start in time, or waiting gains nothing.
+            ``"eager"``: at once. ``"delay"``: when it is full, after `delay_ms`, or at its latest start. ``"aimd"``: at
+            once, with a limit that rises by one while requests are in time and falls by a tenth when one is late.
+        max_queue: So many requests wait.
+        on_full: ``"reject"`` further requests, or ``"delay"`` them: each waits outside until there is room.
+        delay_ms: Of the policy ``"delay"``: the longest wait for a larger batch.
+        margin_ms: Left between the predicted end of a batch and its earliest deadline: what threads wake late by.
+        timeout_ms: The longest time in the queue; None: none.
+        on_timeout: ``"reject"`` requests that waited so long, or that cannot meet their deadline any more, or
+            ``"delay"`` them: they are served after the others of their priority.
+        predict: The time of a batch of a size in ms, for sizes that have not run; None: from those that have.
+        example: An input, which others have to be like in structure, dtype and shape. Each size runs with it, four
+            times, before the batcher is made, so that the time of each is known. None: ``run.example``, or any input.
+        max_bytes: The most that arrays of an input may have; None: no limit.
+        client_class: Of the region; ``"best_effort"`` for a model whose requests have time.
+        name: Of the region, for ``cudasched.metrics``; of class latency alone.
+        hang_ms: A batch that runs for longer hangs: its requests fail, and all others until it returns.
+
+    Raises:
+        ConfigError: An argument has no meaning.
+        RunError: `run` fails with the example.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Sequence[Any]],
+        sizes: Sequence[int] = (1, 2, 4, 8, 16),
+        slo_ms: float | None = 10.0,
+        policy: Literal["deadline", "eager", "delay", "aimd"] = "deadline",
+        max_queue: int = 256,
+        on_full: Literal["reject", "delay"] = "reject",
+        *,
+        delay_ms: float = 0.0,
+        margin_ms: float = 0.5,
+        timeout_ms: float | None = None,
+        on_timeout: Literal["reject", "delay"] = "reject",
+        predict: Callable[[int], float] | None = None,
+        example: Any = None,
+        max_bytes: int | None = None,
+        client_class: Literal["latency", "normal", "best_effort"] = "latency",
+        name: str = "",
+        hang_ms: float = 60_000.0,
+    ) -> None:
+        given = dict(locals())
+        if not callable(run):
+            raise ConfigError(f"run = {shown(run)}: a function from inputs to outputs is needed")
+        try:
+            options = self._options = _Options.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = str(first["loc"][0])
+            raise ConfigError(f"{place} = {shown(given[place])}: {first['msg']}") from None
+        region(client_class, name=name)  # refuses names that it cannot have
+        self._run, self._name = run, name
+        self._example = getattr(run, "example", None) if example is None else example
+        self._queue = Queue(
+            policy,
+            Times(sorted(set(options.sizes)), predict),
+            margin_ns=_ns(margin_ms),
+            delay_ns=_ns(delay_ms),
+            timeout_ns=NEVER_NS if timeout_ms is None else _ns(timeout_ms),
+            on_timeout=on_timeout,
+            max_queue=max_queue,
+            on_full=on_full,
+        )
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.RLock()
+        self._arrived = threading.Condition(self._lock)  # for the runner
+        self._changed = threading.Condition(self._lock)  # for the watcher, and for who closes
+        self._alarm_ns = NEVER_NS  # when the watcher wakes
+        self._running: _Batch | None = None
+        self._closed = self._ended = False
+        self._counts = Statistics()
+        ready: Future[None] = Future()
+        for target in (partial(self._serve, ready), self._watch):
+            threading.Thread(target=target, name=f"cudasched batcher {name}".strip(), daemon=True).start()
+        atexit.register(self.close)
+        try:
+            ready.result()
+        except BaseException:
+            self._refuse_more()
+            raise
+
+    async def submit(self, x: Any, *, deadline_ms: float | None = None, priority: float = 0) -> Any:
+        """The answer to one input, from a task. A task that is cancelled takes its request with it.
+
+        Args:
+            x: The input.
+            deadline_ms: When the answer is due, ms from now; None: `slo_ms`.
+            priority: Higher is served first, whatever the deadlines.
+
+        Raises:
+            InputError: The input is not like the example or too large, the deadline is in the past or over an hour, or
+                the priority is no finite number.
+            DeadlineError: The deadline cannot be met, or the request waited for too long.
+            QueueFullError: `max_queue` requests wait.
+            RunError: `run` raised, hangs, or returned another number of outputs.
+            UseError: The batcher is closed, was made before a fork, or was used from another event loop that is open.
+        """
+        self._check_use()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._loop is not loop and self._loop is not None and not self._loop.is_closed():
+                raise UseError("this batcher is used from another event loop: make one for each, or use submit_future")
+            self._loop = loop
+        return await asyncio.wrap_future(self.submit_future(x, deadline_ms=deadline_ms, priority=priority))
+
+    def submit_future(self, x: Any, *, deadline_ms: float | None = None, priority: float = 0) -> Future[Any]:
+        """The answer to one input, from any thread; arguments and errors as of `submit`.
+
+        Errors that are known at once are raised, the others are the future's. Cancelling the future takes the request
+        out of the queue; once its batch runs it cannot be cancelled.
+        """
+        self._check_use()
+        due_ms = self._options.slo_ms if deadline_ms is None else _number("deadline_ms", deadline_ms)
+        level = _number("priority", priority)
+        if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
+            past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
+            raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
+        check_input(x, self._example, self._options.max_bytes)
+        with self._lock:
+            if self._closed:
+                raise UseError("this batcher is closed")
+            now_ns = time.monotonic_ns()
+            request = Request(x, now_ns, NEVER_NS if due_ms is None else now_ns + _ns(due_ms), level)
+            counts = self._counts
+            counts.submitted += 1
+            try:
+                if self._running is not None and self._running.given_up:
+                    raise self._hangs()
+                self._queue.add(request, now_ns)
+            except RunError:
+                counts.failed += 1
+                raise
+            except DeadlineError:
+                counts.refused += 1
+                raise
+            except QueueFullError:
+                counts.full += 1
+                raise
+            self._arrived.notify()
+            self._set_alarm()
+        request.future.add_done_callback(partial(self._forget, request))
+        return request.future
+
+    def statistics(self) -> Statistics:
+        """A copy of the counts, all of one moment.
+
+        Raises:
+            UseError: The batcher was made before a fork.
+        """
+        self._check_use()
+        with self._lock:
+            running = 0 if self._running is None or self._running.given_up else len(self._running.requests)
+            batches = dict(self._counts.batches)
+            return replace(self._counts, batches=batches, waiting=len(self._queue), running=running)
+
+    def close(self) -> None:
+        """Accepts no more, runs what waits, without waiting for larger batches, and returns when that is done.
+
+        Behind a model that hangs, what waits fails after `hang_ms`. Called twice, or after a fork, it does nothing.
+        """
+        if self._pid != os.getpid():
+            return
+        self._refuse_more()
+        with self._lock:
+            self._changed.wait_for(lambda: self._ended or (self._running is not None and self._running.given_up))
+
+    def _refuse_more(self) -> None:
+        atexit.unregister(self.close)
+        with self._lock:
+            self._closed = True
+            self._arrived.notify_all()
+
+    def __enter__(self) -> Batcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Batcher:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def _check_use(self) -> None:
+        if self._pid != os.getpid():
+            raise UseError("this batcher was made before a fork, and its threads are in the parent: make one here")
+
+    def _forget(self, request: Request, future: Future[Any]) -> None:
+        """Its future is done: if it was cancelled, it waits no more."""
+        if future.cancelled():
+            with self._lock:
+                self._counts.cancelled += self._queue.remove(request)
+
+    def _counted(self, refused: Refused) -> Refused:
+        """Without the requests that were cancelled. Under the lock; `_fail` comes after it, outside."""
+        left = []
+        for request, error in refused:
+            if request.future.set_running_or_notify_cancel():
+                left.append((request, error))
+                self._counts.timed_out += isinstance(error, DeadlineError)
+                self._counts.failed += isinstance(error, RunError)
+            else:
+                self._counts.cancelled += 1
+        return left
+
+    # The runner.
+
+    def _serve(self, ready: Future[None]) -> None:
+        try:
+            if self._example is not None:
+                self._measure()
+            ready.set_result(None)
+        except BaseException as error:
+            ready.set_exception(error)
+        while True:
+            batch, refused = self._next()
+            _fail(refused)
+            if batch is not None:
+                self._serve_batch(batch)
+            elif not refused:
+                break
+        with self._lock:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _measure(self) -> None:
+        for size in reversed(self._queue.times.sizes):  # the largest first: graphs of smaller ones share its memory
+            for measured in range(-1, _MEASURED):
+                begin_ns = time.monotonic_ns()
+                self._outputs([self._example] * size, self._options.slo_ms)
+                if measured >= 0:
+                    self._queue.times.record(size, time.monotonic_ns() - begin_ns)
+
+    def _next(self) -> tuple[_Batch | None, Refused]:
+        """Waits for a batch, or for requests that wait no longer; neither: the batcher is closed, and none waits."""
+        with self._lock:
+            while True:
+                now_ns = time.monotonic_ns()
+                taken, refused, look_ns = self._queue.take(now_ns, at_once=self._closed)
+                refused = self._counted(refused)
+                requests = [request for request in taken if request.future.set_running_or_notify_cancel()]
+                self._counts.cancelled += len(taken) - len(requests)
+                if requests:
+                    self._running = _Batch(requests, now_ns)
+                    self._set_alarm()
+                if requests or refused or (self._closed and not taken):
+                    return self._running, refused
+                if not taken:
+                    self._arrived.wait(None if look_ns is None else max(look_ns - now_ns, 0) / 1e9)
+
+    def _serve_batch(self, batch: _Batch) -> None:
+        error: RunError | None = None
+        outputs: list[Any] = []
+        begin_ns = time.monotonic_ns()
+        due_ns = min(request.deadline_ns for request in batch.requests)
+        try:
+            outputs = self._outputs(
+                [request.x for request in batch.requests], None if due_ns == NEVER_NS else (due_ns - begin_ns) / 1e6
+            )
+        except RunError as raised:
+            error = raised
+        end_ns = time.monotonic_ns()
+        with self._lock:
+            self._running = None
+            missed = sum(end_ns > request.deadline_ns for request in batch.requests)
+            has_run = error is None and not batch.given_up
+            self._queue.end(len(batch.requests), end_ns - begin_ns if has_run else None, missed == 0)
+            if batch.given_up:
+                return
+            self._count(batch, begin_ns, end_ns, None if error is not None else missed)
+        for place, request in enumerate(batch.requests):
+            if error is None:
+                request.future.set_result(outputs[place])
+            else:
+                request.future.set_exception(_copied(error))
+
+    def _count(self, batch: _Batch, begin_ns: int, end_ns: int, missed: int | None) -> None:
+        """A batch has run; None: it failed."""
+        counts, size = self._counts, len(batch.requests)
+        counts.batches[size] = counts.batches.get(size, 0) + 1
+        counts.run_ms += (end_ns - begin_ns) / 1e6
+        for request in batch.requests:
+            queue_ms = (batch.start_ns - request.arrival_ns) / 1e6
+            counts.queue_ms += queue_ms
+            counts.longest_queue_ms = max(counts.longest_queue_ms, queue_ms)
+        if missed is None:
+            counts.failed += size
+        else:
+            counts.completed += size
+            counts.missed += missed
+
+    def _outputs(self, inputs: list[Any], slack_ms: float | None) -> list[Any]:
+        """Raises RunError."""
+        kind = self._options.client_class
+        target_ms = min(slack_ms, LONGEST_MS) if kind == "latency" and slack_ms is not None and slack_ms > 0 else None
+        try:
+            with region(kind, slo_ms=target_ms, name=self._name):
+                outputs = self._run(inputs)
+        except BaseException as error:
+            raise RunError(f"run raised {type(error).__name__}: {error}") from error
+        if isinstance(outputs, (str, bytes, Mapping)) or not hasattr(outputs, "__len__"):
+            raise RunError(f"run returned {shown(outputs)}: a sequence with an output for each input is needed")
+        if len(outputs) != len(inputs):
+            raise RunError(f"run returned {len(outputs)} outputs for {len(inputs)} inputs")
+        return list(outputs)
+
+    # The watcher: what cannot wait until the batch that runs has ended.
+
+    def _due_ns(self) -> int:
+        if self._running is None or self._running.given_up:
+            return NEVER_NS
+        return min(self._queue.expiry_ns(), self._running.start_ns + _ns(self._options.hang_ms))
+
+    def _set_alarm(self) -> None:
+        if self._due_ns() < self._alarm_ns:
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                if self._ended:
+                    return
+                now_ns, self._alarm_ns = time.monotonic_ns(), self._due_ns()
+                if now_ns < self._alarm_ns:
+                    left_s = (self._alarm_ns - now_ns) / 1e9
+                    self._changed.wait(None if self._alarm_ns == NEVER_NS else left_s)
+                    continue
+                refused = self._counted(self._queue.expire(now_ns))
+                batch = self._running
+                if batch is not None and now_ns >= batch.start_ns + _ns(self._options.hang_ms):
+                    batch.given_up = True
+                    self._counts.failed += len(batch.requests)
+                    refused += [(request, self._hangs()) for request in batch.requests]
+                    refused += self._counted([(request, self._hangs()) for request in self._queue.clear()])
+                    self._changed.notify_all()  # who closes
+            _fail(refused)
+
+    def _hangs(self) -> RunError:
+        return RunError(f"run has not returned for over {self._options.hang_ms:g} ms (hang_ms)")
+
+
+def _fail(refused: Refused) -> None:
+    """Without the lock: a future calls those who wait for it."""
+    for request, error in refused:
+        request.future.set_exception(error)
+
+
+def _ns(value_ms: float) -> int:
+    return round(value_ms * 1e6)
+
+
+def _number(name: str, value: object) -> float:
+    """Raises InputError."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise InputError(f"{name} = {shown(value)}: a finite number is needed")
+    return float(value)
+
+
+def _copied(error: RunError) -> RunError:
+    """For each request one of its own: what is raised twice collects the tracebacks of both."""
+    copy = RunError(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy
