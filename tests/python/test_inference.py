@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +29,7 @@ from cudasched.inference import (
     UseError,
     _batcher,
 )
-from support import PATIENCE_S
+from support import PATIENCE_S, Run
 
 
 def doubled(inputs: list[Any]) -> list[Any]:
@@ -153,6 +156,19 @@ def test_a_model_returns_an_output_for_each_input(outputs: Any, said: str) -> No
         answer(batcher.submit_future(1))
 
 
+def test_a_future_does_not_keep_its_input() -> None:
+    class Input:
+        pass
+
+    with Batcher(lambda inputs: [1 for _ in inputs], slo_ms=None) as batcher:
+        x = Input()
+        gone = weakref.ref(x)
+        future = batcher.submit_future(x)
+        del x
+        assert answer(future) == 1
+    assert gone() is None
+
+
 def test_an_array_of_outputs_is_taken_apart() -> None:
     with Batcher(lambda inputs: np.stack(inputs) * 2, slo_ms=None) as batcher:
         assert answer(batcher.submit_future(np.ones(3))).tolist() == [2, 2, 2]
@@ -206,7 +222,9 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused() -> None:
     with Batcher(doubled, predict=lambda size: 50.0 + size) as batcher:
         with pytest.raises(DeadlineError, match="it would end 51 ms") as told:
             batcher.submit_future(1)
-        assert (told.value.predicted_ms, told.value.deadline_ms) == (51, 10)
+        copy = pickle.loads(pickle.dumps(told.value))  # of a worker of another process
+        for error in (told.value, copy):
+            assert (error.predicted_ms, error.deadline_ms) == (51, 10) and "51 ms" in str(error)
         assert answer(batcher.submit_future(1, deadline_ms=90_000)) == 2
         counts = batcher.statistics()
     assert (counts.refused, counts.completed, total(counts)) == (1, 1, 2)
@@ -448,6 +466,32 @@ def test_a_batch_runs_in_a_region_with_the_time_that_is_left(
     last = regions[-1]
     assert (last.kind, last.name) == (client_class, "model")
     assert last.slo_ms is None if within_ms is None else 0 < last.slo_ms < within_ms
+
+
+SERVES = """
+import json, cudasched, launcher
+from cudasched.inference import Batcher
+
+def run(inputs):
+    if not gpus:
+        gpus.append(launcher.Gpu())
+    gpus[0].launch()
+    gpus[0].synchronize()
+    return inputs
+
+gpus = []
+with Batcher(run, slo_ms=60_000, name="model", policy="eager") as batcher:
+    assert [future.result() for future in [batcher.submit_future(x) for x in range(50)]] == list(range(50))
+metrics = cudasched.metrics()
+(region,) = metrics.regions
+batches = sum(batcher.statistics().batches.values())
+print(json.dumps([metrics.launches["latency"] - batches, region.name, region.requests - batches, region.missed]))
+"""
+
+
+def test_with_a_driver_each_batch_is_a_request_of_class_latency(simulated: Path, python: Run) -> None:
+    done = python(SERVES)
+    assert done.stdout == '[0, "model", 0, 0]\n', done.stderr
 
 
 def test_names_are_documented() -> None:

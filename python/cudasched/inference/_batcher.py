@@ -308,7 +308,8 @@ class Batcher:
             raise UseError("this batcher was made before a fork, and its threads are in the parent: make one here")
 
     def _forget(self, request: Request, future: Future[Any]) -> None:
-        """Its future is done: if it was cancelled, it waits no more."""
+        """Its future is done, and keeps no input; if it was cancelled, it waits no more."""
+        request.x = None
         if future.cancelled():
             with self._lock:
                 self._counts.cancelled += self._queue.remove(request)

@@ -24,6 +24,9 @@ class DeadlineError(Error, TimeoutError):
         self.predicted_ms = predicted_ms
         self.deadline_ms = deadline_ms
 
+    def __reduce__(self) -> tuple[type[DeadlineError], tuple[str, float, float | None]]:
+        return type(self), (str(self), self.predicted_ms, self.deadline_ms)
+
 
 class QueueFullError(Error):
     """As many requests wait as may."""
