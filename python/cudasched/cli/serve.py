@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,60 +13,80 @@ import typer
 from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
 
-__all__ = ["EXAMPLE", "command"]
+__all__ = ["EXAMPLE", "AllowedHost", "Host", "Insecure", "Port", "TlsCert", "TlsKey", "TokenFile", "check", "command"]
 
 EXAMPLE = "Example: cudasched serve --port 9465 --grpc-port 9466"
 
 DEFAULT_PORT = 9465
 
+Host = Annotated[
+    str, typer.Option(help="The address to listen on. One that other machines reach needs TLS, or --insecure.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which is said.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="The bearer token; made where missing. Default: serve.token in ~/.local/state/cudasched."),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="The certificate, a PEM file with its chain.")]
+TlsKey = Annotated[Path | None, typer.Option(help="The certificate's private key, a PEM file.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let other machines in without TLS: the token can be read on the way.")
+]
+AllowedHost = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Another name by which this server is called; may be given several times."),
+]
 
-def command(
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. One that other machines reach needs TLS, or --insecure.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which is said.")] = DEFAULT_PORT,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Also serve gRPC on this port; 0: any that is free.")
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="The bearer token; made where missing. Default: serve.token in ~/.local/state/cudasched."),
-    ] = None,
-    audit_log: Annotated[
-        Path | None, typer.Option(help="Who changed what. Default: audit.jsonl beside the default token file.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The certificate, a PEM file with its chain.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key, a PEM file.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines in without TLS: the token can be read on the way.")
-    ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Another name by which this server is called; may be given several times."),
-    ] = None,
-) -> int:
-    """Serve a page and an interface by which this user's clients are seen and changed, until Ctrl-C or SIGTERM."""
-    configure()
+
+def check(host: str, tls_cert: Path | None, tls_key: Path | None, insecure: bool) -> None:
+    """Raises ConfigError where a server so would let in whom it should not, or uvicorn is missing."""
     try:
-        from cudasched.serve._server import Server, is_loopback
+        importlib.import_module("fastapi")
+        from cudasched.serve._server import is_loopback
     except ImportError:
-        raise ConfigError("`cudasched serve` needs FastAPI and uvicorn: pip install 'cudasched[serve]'") from None
-    from cudasched.serve._secret import AuditLog, state_directory, token_from
-    from cudasched.serve._service import Service
-
+        raise ConfigError("a server needs FastAPI and uvicorn: pip install 'cudasched[serve]'") from None
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
     if not is_loopback(host) and tls_cert is None and not insecure:
         raise ConfigError(
             f"other machines reach {host}: give --tls-cert and --tls-key, or --insecure where the network is trusted"
         )
+
+
+def command(
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Also serve gRPC on this port; 0: any that is free.")
+    ] = None,
+    token_file: TokenFile = None,
+    audit_log: Annotated[
+        Path | None, typer.Option(help="Who changed what. Default: audit.jsonl beside the default token file.")
+    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
+    allowed_host: AllowedHost = None,
+) -> int:
+    """Serve a page and an interface by which this user's clients are seen and changed, until Ctrl-C or SIGTERM."""
+    configure()
+    check(host, tls_cert, tls_key, insecure)
+    from cudasched.serve._grpc import grpc_server
+    from cudasched.serve._http import PUBLIC, application
+    from cudasched.serve._secret import AuditLog, state_directory, token_from
+    from cudasched.serve._server import Server
+    from cudasched.serve._service import Service
+
     token_path = token_file or state_directory() / "serve.token"
     token = token_from(token_path)
     audit = AuditLog(audit_log or state_directory() / "audit.jsonl")
     service = Service(audit)
     server = Server(
-        service,
+        application(service),
         token,
+        public=PUBLIC,
+        wrong_token=service.wrong_token,
+        grpc=partial(grpc_server, service),
         host=host,
         port=port,
         grpc_port=grpc_port,

@@ -200,6 +200,7 @@ class Guard:
         self._hosts = hosts
         self._origins = frozenset(f"{scheme}://{host}" for host in hosts)
         self._limits = callers.limits
+        self._received_bytes = max(_RECEIVED_BYTES, 2 * self._limits.body_bytes)
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -247,7 +248,7 @@ class Guard:
         parts: list[bytes] = []
         received = 0
         more = True
-        while more and received <= _RECEIVED_BYTES:
+        while more and received <= self._received_bytes:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -279,7 +280,7 @@ class Guard:
         if refusal is not None:
             return (429 if refusal.wait_s > 0 else 401), refusal.message, refusal.wait_s
         lengths = headers.get(b"content-length", [b"0"])
-        if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > _RECEIVED_BYTES:
+        if len(lengths) != 1 or not lengths[0].isdigit() or int(lengths[0][:12]) > self._received_bytes:
             return 413, f"a request has at most {self._limits.body_bytes} bytes"
         return None
 

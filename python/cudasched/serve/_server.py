@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,7 @@ from cudasched._text import one_line
 from cudasched.errors import ConfigError
 from cudasched.log import logger
 from cudasched.observe.prometheus import _why
-from cudasched.serve._grpc import grpc_server
 from cudasched.serve._guard import Callers, Guard, Limits, hosts_of
-from cudasched.serve._http import PUBLIC, application
-from cudasched.serve._service import Service
 
 __all__ = ["Server", "is_loopback"]
 
@@ -176,8 +173,11 @@ class Server:
     """Listens over HTTP and, where wanted, gRPC.
 
     Args:
-        service: The operations.
+        application: The operations over HTTP, an ASGI application.
         token: The bearer token.
+        public: Paths that need no token.
+        wrong_token: Told of each wrong token, with the caller's address.
+        grpc: Makes the server for gRPC, of callers, address, port, key and certificate, and the most connections.
         host: The address.
         port: 0: any that is free.
         grpc_port: 0: any that is free; None: no gRPC.
@@ -192,9 +192,12 @@ class Server:
 
     def __init__(
         self,
-        service: Service,
+        application: Any,
         token: str,
         *,
+        public: frozenset[str] = frozenset(),
+        wrong_token: Callable[[str], None] = lambda address: None,
+        grpc: Callable[[Callers, str, int, tuple[bytes, bytes] | None, int], tuple[Any, int]] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         grpc_port: int | None = None,
@@ -203,7 +206,6 @@ class Server:
         allowed_hosts: tuple[str, ...] = (),
         limits: Limits | None = None,
     ) -> None:
-        self._service = service
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
         self.scheme = "https" if certificate else "http"
@@ -218,10 +220,9 @@ class Server:
                     f"{certificate} and {key} are no certificate and key: {one_line(str(error))}"
                 ) from None
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
-        behind: Any = application(service)
-        callers = Callers(token, limits, service.wrong_token)
+        callers = Callers(token, limits, wrong_token)
         hosts = hosts_of(host, self.port, allowed_hosts)
-        guard = Guard(behind, callers, hosts=hosts, scheme=self.scheme, public=PUBLIC)
+        guard = Guard(application, callers, hosts=hosts, scheme=self.scheme, public=public)
         connections = _connections()
         waiting = self._socket.waiting = _Waiting(connections)
         config = uvicorn.Config(
@@ -244,10 +245,10 @@ class Server:
         self._uvicorn = _Uvicorn(config)
         self._grpc: Any = None
         self.grpc_port: int | None = None
-        if grpc_port is not None:
+        if grpc is not None and grpc_port is not None:
             try:
                 pem = self._pem if certificate else None
-                self._grpc, self.grpc_port = grpc_server(service, callers, host, grpc_port, pem, connections)
+                self._grpc, self.grpc_port = grpc(callers, host, grpc_port, pem, connections)
             except BaseException:
                 self._socket.close()
                 raise
