@@ -146,8 +146,9 @@ def _configure() -> None:
         warnings.warn(text, ConfigWarning, stacklevel=4)
 
 
-def _activate() -> None:
-    if hook.switched_off() or _is_command_line():
+def _activate(as_program: bool = False) -> None:
+    """Does what importing the package does; `as_program`: in the command, too, where that runs models."""
+    if hook.switched_off() or (_is_command_line() and not as_program):
         log.configure()
         return
     _configure()

@@ -23,6 +23,7 @@ _MODULES = (
     "baseline",
     "top",
     "serve",
+    "models",
     "torch",
     "dashboard",
     "tune",

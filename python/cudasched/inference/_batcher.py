@@ -111,6 +111,10 @@ class Batcher:
     to the earliest deadline in the batch. Requests are served by priority, then by deadline. Regions do nothing without
     a GPU; the rest works there, too. ``with`` and ``async with`` close the batcher.
 
+    Attributes:
+        example: An input, which others have to be like; None: any input.
+        max_queue: So many requests wait.
+
     Args:
         run: Called with a list of 1 to ``max(sizes)`` inputs. Returns as many outputs, in their order, when they are
             ready.
@@ -169,8 +173,8 @@ class Batcher:
             place = str(first["loc"][0])
             raise ConfigError(f"{place} = {shown(given[place])}: {first['msg']}") from None
         region(client_class, name=name)  # refuses names that it cannot have
-        self._run, self._name = run, name
-        self._example = getattr(run, "example", None) if example is None else example
+        self._run, self._name, self.max_queue = run, name, max_queue
+        self.example = getattr(run, "example", None) if example is None else example
         self._queue = Queue(
             policy,
             Times(sorted(set(options.sizes)), predict),
@@ -236,7 +240,7 @@ class Batcher:
         if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
             past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
             raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
-        check_input(x, self._example, self._options.max_bytes)
+        check_input(x, self.example, self._options.max_bytes)
         with self._lock:
             if self._closed:
                 raise UseError("this batcher is closed")
@@ -330,7 +334,7 @@ class Batcher:
 
     def _serve(self, ready: Future[None]) -> None:
         try:
-            if self._example is not None:
+            if self.example is not None:
                 self._measure()
             ready.set_result(None)
         except BaseException as error:
@@ -350,7 +354,7 @@ class Batcher:
         for size in reversed(self._queue.times.sizes):  # the largest first: graphs of smaller ones share its memory
             for measured in range(-1, _MEASURED):
                 begin_ns = time.monotonic_ns()
-                self._outputs([self._example] * size, self._options.slo_ms)
+                self._outputs([self.example] * size, self._options.slo_ms)
                 if measured >= 0:
                     self._queue.times.record(size, time.monotonic_ns() - begin_ns)
 

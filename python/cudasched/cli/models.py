@@ -1,0 +1,77 @@
+"""``cudasched models``: batchers over HTTP."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import cudasched
+from cudasched.cli.serve import AllowedHost, Host, Insecure, Port, TlsCert, TlsKey, TokenFile, check
+from cudasched.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer(name="models", help="Models in batches by deadline (docs/inference.md).", no_args_is_help=True)
+
+DEFAULT_PORT = 9467
+
+
+@app.callback()
+def _start() -> None:
+    """Models in batches by deadline."""
+
+
+@app.command(epilog="Example: cudasched models serve models.py --port 9467")
+def serve(
+    file: Annotated[Path, typer.Argument(help="A Python file whose `models` maps names to batchers.")],
+    host: Host = "127.0.0.1",
+    port: Port = DEFAULT_PORT,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    insecure: Insecure = False,
+    allowed_host: AllowedHost = None,
+    max_mib: Annotated[int, typer.Option(min=1, max=1024, help="The largest request, in MiB.")] = 16,
+) -> int:
+    """Serve the models of a file by the open inference protocol (KServe v2), until Ctrl-C or SIGTERM."""
+    check(host, tls_cert, tls_key, insecure)
+    try:
+        from cudasched.inference._kserve import PUBLIC, application
+    except ImportError:
+        raise ConfigError("a server of models needs NumPy: pip install 'cudasched[serve]'") from None
+    from cudasched.inference import Batcher
+    from cudasched.serve._guard import Limits
+    from cudasched.serve._secret import state_directory, token_from
+    from cudasched.serve._server import Server
+
+    cudasched._activate(as_program=True)  # before the file loads CUDA
+    if not file.is_file():
+        raise ConfigError(f"{file} is no file")
+    models = runpy.run_path(str(file)).get("models")
+    if not isinstance(models, dict) or not models or not all(isinstance(each, Batcher) for each in models.values()):
+        raise ConfigError(f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}')
+    token_path = token_file or state_directory() / "serve.token"
+    with ExitStack() as batchers:
+        for batcher in models.values():
+            batchers.enter_context(batcher)
+        server = Server(
+            application(models),
+            token_from(token_path),
+            public=PUBLIC,
+            host=host,
+            port=port,
+            certificate=tls_cert,
+            key=tls_key,
+            allowed_hosts=tuple(allowed_host or ()),
+            limits=Limits(body_bytes=max_mib << 20, per_s=1e6, burst=1_000_000),
+        )
+        shown = f"[{host}]" if ":" in host else host
+        print(f"cudasched: {server.scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)
+        print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)
+        server.run()
+    return 0

@@ -1,0 +1,228 @@
+"""Batchers over the open inference protocol: in process, and as `cudasched models serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cudasched.errors import ConfigError
+from cudasched.inference import Batcher
+from support import PATIENCE_S, Run
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+
+from cudasched.inference._kserve import application  # noqa: E402
+
+ONE = np.zeros(2, np.float32)
+
+
+def named(inputs: list[Any]) -> list[Any]:
+    return [{"sum": x["a"] + x["b"], "parts": x["a"]} for x in inputs]
+
+
+@pytest.fixture
+def models() -> Iterator[dict[str, Batcher]]:
+    with ExitStack() as stack:
+        made = {
+            "double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None, example=ONE, max_queue=400),
+            "named": Batcher(named, slo_ms=None, example={"a": ONE, "b": np.zeros((), np.int64)}),
+        }
+        yield {name: stack.enter_context(batcher) for name, batcher in made.items()}
+
+
+def ask(models: dict[str, Batcher], *requests: tuple[str, object]) -> list[tuple[int, Any]]:
+    """The statuses and answers of requests that are made at once; those with a body are posted."""
+
+    async def one(client: Any, path: str, body: object) -> tuple[int, Any]:
+        answer = await (client.get(path) if body is None else client.post(path, json=body))
+        return answer.status_code, answer.json()
+
+    async def everyone() -> list[tuple[int, Any]]:
+        transport = httpx.ASGITransport(app=application(models))
+        async with httpx.AsyncClient(transport=transport, base_url="http://models") as client:
+            return await asyncio.gather(*(one(client, path, body) for path, body in requests))
+
+    return asyncio.run(everyone())
+
+
+def tensor(data: Any, name: str = "input", datatype: str = "FP32", shape: list[int] | None = None) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape or list(np.shape(data)), "data": data}
+
+
+def test_what_it_says_of_itself_and_its_models(models: dict[str, Batcher]) -> None:
+    server, live, ready, metadata = ask(
+        models, ("/v2", None), ("/v2/health/live", None), ("/v2/models/named/ready", None), ("/v2/models/named", None)
+    )
+    assert server[1]["name"] == "cudasched" and live == (200, {})
+    assert ready == (200, {"name": "named", "ready": True})
+    assert metadata[1]["inputs"] == [
+        {"name": "a", "datatype": "FP32", "shape": [-1, 2]},
+        {"name": "b", "datatype": "INT64", "shape": [-1]},
+    ]
+
+
+def test_rows_are_requests_of_the_batcher(models: dict[str, Batcher]) -> None:
+    bodies = [{"id": str(x), "inputs": [tensor([[x, 1], [x, 2], [x, 3]])]} for x in range(100)]
+    for x, (status, answer) in enumerate(ask(models, *(("/v2/models/double/infer", body) for body in bodies))):
+        assert status == 200
+        data = [2 * x, 2, 2 * x, 4, 2 * x, 6]
+        output = {"name": "output_0", "datatype": "FP32", "shape": [3, 2], "data": data}
+        assert answer == {"model_name": "double", "id": str(x), "outputs": [output]}
+    ((_, counts),) = ask(models, ("/v2/models/double/stats", None))
+    assert counts["model_stats"][0]["completed"] == 300
+
+
+def test_inputs_and_outputs_have_names(models: dict[str, Batcher]) -> None:
+    inputs = [tensor([7], "b", "INT64"), tensor([1.5, 2], "a", shape=[1, 2])]
+    ((status, answer),) = ask(models, ("/v2/models/named/infer", {"inputs": inputs}))
+    assert status == 200
+    assert {output["name"]: output["data"] for output in answer["outputs"]} == {"sum": [8.5, 9], "parts": [1.5, 2]}
+
+
+def test_tensors_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    from cudasched.inference.torch import Model
+
+    example = torch.zeros(2)
+    with Batcher(Model(lambda x: (x * 2, x.sum(1)), example), slo_ms=None) as batcher:
+        ((status, answer),) = ask({"m": batcher}, ("/v2/models/m/infer", {"inputs": [tensor([[1, 2], [3, 4]])]}))
+    assert (status, [output["data"] for output in answer["outputs"]]) == (200, [[2, 4, 6, 8], [3, 7]])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("none/infer", {"inputs": [tensor([[1, 2]])]}, 404, "no model is named 'none'; there are double, named"),
+        ("double/infer", {}, 400, "body.inputs: Field required"),
+        ("double/infer", {"inputs": []}, 400, "at least 1"),
+        ("double/infer", {"inputs": [tensor([[1, 2, 3]])]}, 400, r"x has shape \(3,\); \(2,\) is needed"),
+        ("double/infer", {"inputs": [tensor([[1, 2]], datatype="FP64")]}, 400, "x has dtype float64"),
+        ("double/infer", {"inputs": [tensor([["a"]], datatype="BYTES")]}, 400, "'BYTES' is not supported"),
+        ("double/infer", {"inputs": [tensor([[1, "a"]])]}, 400, "are no FP32"),
+        ("double/infer", {"inputs": [tensor([[1, 2]], shape=[3, 2])]}, 400, "cannot reshape"),
+        ("double/infer", {"inputs": [tensor([[1, 2]], shape=[-1, 2])]}, 400, "a number of rows"),
+        ("double/infer", {"inputs": [tensor([], shape=[0, 2])]}, 400, "at least one"),
+        ("double/infer", {"inputs": [tensor([[1, 2]] * 401)]}, 400, "401 rows; at most 400"),
+        ("double/infer", {"inputs": [tensor([[1, 2]], "x")]}, 400, "the inputs are input; given are x"),
+        ("double/infer", {"inputs": [tensor([[1, 2]]), tensor([[1, 2]])]}, 400, "given once"),
+        ("named/infer", {"inputs": [tensor([[1, 2]], "a")]}, 400, "the inputs are a, b; given are a"),
+        ("double/infer", {"inputs": [tensor([[1e39, 0]])]}, 500, "finite numbers"),
+        ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"timeout": -1}}, 400, "in the past"),
+        ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"priority": "high"}}, 400, "priority = 'high'"),
+    ],
+)
+def test_what_is_wrong_is_said(models: dict[str, Batcher], path: str, body: Any, status: int, said: str) -> None:
+    ((found, answer),) = ask(models, (f"/v2/models/{path}", body))
+    assert found == status and re.search(said, answer["error"]), answer
+
+
+def test_deadlines_and_priorities_are_those_of_triton() -> None:
+    begun, held, seen = threading.Event(), threading.Event(), []
+
+    def run(inputs: list[Any]) -> list[Any]:
+        seen.append(float(inputs[0][0]))
+        if seen[-1] == 9:
+            begun.set()
+            assert held.wait(PATIENCE_S)
+        return inputs
+
+    def body(value: float, **parameters: int) -> tuple[str, object]:
+        return "/v2/models/m/infer", {"inputs": [tensor([[value, 0]])], "parameters": parameters}
+
+    with Batcher(run, sizes=(1,), slo_ms=None, example=ONE) as batcher:
+        del seen[:]
+        first = batcher.submit_future(np.array([9, 0], np.float32))
+        assert begun.wait(PATIENCE_S)
+        late = ask({"m": batcher}, body(1, timeout=2_000))
+        assert late[0][0] == 504 and "its deadline is 2 ms" in late[0][1]["error"]
+
+        def release() -> None:
+            while batcher.statistics().waiting < 2:
+                time.sleep(0.001)
+            held.set()
+
+        threading.Thread(target=release, daemon=True).start()
+        assert [status for status, _ in ask({"m": batcher}, body(1, priority=2), body(2, priority=1))] == [200, 200]
+        first.result(PATIENCE_S)
+    assert seen == [9, 2, 1]
+
+
+@pytest.mark.parametrize("example", [None, "text", {"a": "text"}, {1: ONE}])
+def test_a_model_needs_an_example_of_arrays(example: Any) -> None:
+    with (
+        Batcher(lambda inputs: inputs, slo_ms=None, example=example) as batcher,
+        pytest.raises(ConfigError, match="the model 'm' needs an example of numeric arrays"),
+    ):
+        application({"m": batcher})
+
+
+MODELS = """
+import numpy
+from cudasched.inference import Batcher
+
+models = {"double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None, example=numpy.zeros(2))}
+"""
+
+
+def test_the_command_serves_a_file(command: str, no_driver: Path, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    arguments = [command, "models", "serve", "models.py", "--port", "0", "--token-file", "token", "--max-mib", "2"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running, ExitStack() as stack:
+        stack.callback(running.kill)  # of a test that fails
+        assert running.stderr
+        first = running.stderr.readline()
+        url = re.fullmatch(r"cudasched: (http://127\.0\.0\.1:\d+/v2/models/)\{double\}\n", first)
+        assert url, first + running.stderr.read()
+        assert running.stderr.readline() == "cudasched: the token is in token\n"
+
+        def post(rows: int, token: str) -> tuple[int, Any]:
+            body = json.dumps({"inputs": [tensor([[1, 2]] * rows, datatype="FP64")]}).encode()
+            request = urllib.request.Request(url[1] + "double/infer", body, {"content-type": "application/json"})
+            request.add_header("authorization", f"Bearer {token}")
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)
+
+        token = Path("token").read_text().strip()
+        status, answer = post(1, token)
+        assert (status, answer["outputs"][0]["data"]) == (200, [2, 4])
+        assert post(1, "wrong")[0] == 401
+        assert post(300_000, token)[0] == 413
+        assert post(150_000, token) == (400, {"error": "150000 rows; at most 256 (max_queue)"})  # over 1 MiB
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(PATIENCE_S) == 0
+        assert running.stderr.read() == ""
+
+
+def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("from cudasched import hook\nraise SystemExit(f'{hook.installed()}')")
+    done = cudasched("models", "serve", "models.py", "--port", "0")
+    assert done.stderr == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "models.py is no file"), ("models = {}", "has no batchers"), ("models = {'m': 1}", "has no batchers")],
+)
+def test_a_file_without_models_is_told(text: str | None, said: str, cudasched: Run, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "models.py").write_text(text)
+    done = cudasched("models", "serve", "models.py", "--port", "0")
+    assert done.returncode != 0 and said in done.stderr, done.stderr
