@@ -49,7 +49,7 @@ async def serve(batcher: Batcher, requests: int, per_second: float) -> int:
 
 
 def main() -> None:
-    """Serves beside training, and says what became of the requests."""
+    """Serves beside training, and counts requests by their outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--per-second", type=float, default=500)

@@ -45,7 +45,7 @@ class Integers {
   py::buffer_info held_;
 };
 
-// What stays the same from batch to batch.
+// The rules of one batcher.
 class Batching {
  public:
   Batching(const std::string& policy, std::vector<std::int64_t> sizes, std::int64_t margin_ns, std::int64_t delay_ns)

@@ -77,7 +77,8 @@ def test_what_it_says_of_itself_and_its_models(models: dict[str, Batcher]) -> No
 
 
 def test_rows_are_requests_of_the_batcher(models: dict[str, Batcher]) -> None:
-    bodies = [{"id": str(x), "inputs": [tensor([[x, 1], [x, 2], [x, 3]])]} for x in range(100)]
+    rows = {x: tensor([[x, 1], [x, 2], [x, 3]]) for x in range(100)}
+    bodies = [{"id": str(x), "inputs": [rows[x]], "parameters": {"timeout": 0}} for x in rows]
     for x, (status, answer) in enumerate(ask(models, *(("/v2/models/double/infer", body) for body in bodies))):
         assert status == 200
         data = [2 * x, 2, 2 * x, 4, 2 * x, 6]

@@ -126,7 +126,7 @@ class Batcher:
         max_queue: So many requests wait.
         on_full: ``"reject"`` further requests, or ``"delay"`` them: each waits outside until there is room.
         delay_ms: Of the policy ``"delay"``: the longest wait for a larger batch.
-        margin_ms: Left between the predicted end of a batch and its earliest deadline: what threads wake late by.
+        margin_ms: Left between the predicted end of a batch and its earliest deadline, as threads wake late.
         timeout_ms: The longest time in the queue; None: none.
         on_timeout: ``"reject"`` requests that waited so long, or that cannot meet their deadline any more, or
             ``"delay"`` them: they are served after the others of their priority.
@@ -189,7 +189,7 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)  # for the runner
-        self._changed = threading.Condition(self._lock)  # for the watcher, and for who closes
+        self._changed = threading.Condition(self._lock)  # for the watcher and `close`
         self._alarm_ns = NEVER_NS  # when the watcher wakes
         self._running: _Batch | None = None
         self._closed = self._ended = False
@@ -279,9 +279,9 @@ class Batcher:
             return replace(self._counts, batches=batches, waiting=len(self._queue), running=running)
 
     def close(self) -> None:
-        """Accepts no more, runs what waits, without waiting for larger batches, and returns when that is done.
+        """Accepts no more requests, runs those that wait, in batches that start at once, and returns when that is done.
 
-        Behind a model that hangs, what waits fails after `hang_ms`. Called twice, or after a fork, it does nothing.
+        Behind a model that hangs, those that wait fail after `hang_ms`. Called twice, or after a fork, it does nothing.
         """
         if self._pid != os.getpid():
             return
@@ -431,7 +431,7 @@ class Batcher:
             raise RunError(f"run returned {len(outputs)} outputs for {len(inputs)} inputs")
         return list(outputs)
 
-    # The watcher: what cannot wait until the batch that runs has ended.
+    # The watcher: time-outs and hangs while a batch runs.
 
     def _due_ns(self) -> int:
         if self._running is None or self._running.given_up:
@@ -459,7 +459,7 @@ class Batcher:
                     self._counts.failed += len(batch.requests)
                     refused += [(request, self._hangs()) for request in batch.requests]
                     refused += self._counted([(request, self._hangs()) for request in self._queue.clear()])
-                    self._changed.notify_all()  # who closes
+                    self._changed.notify_all()  # for `close`
             _fail(refused)
 
     def _hangs(self) -> RunError:
@@ -467,7 +467,7 @@ class Batcher:
 
 
 def _fail(refused: Refused) -> None:
-    """Without the lock: a future calls those who wait for it."""
+    """Without the lock: a future makes calls into the program."""
     for request, error in refused:
         request.future.set_exception(error)
 
@@ -484,7 +484,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _copied(error: RunError) -> RunError:
-    """For each request one of its own: what is raised twice collects the tracebacks of both."""
+    """For each request one of its own: an exception that is raised twice collects the tracebacks of both."""
     copy = RunError(*error.args)
     copy.__cause__ = error.__cause__
     return copy

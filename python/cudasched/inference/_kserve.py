@@ -104,10 +104,10 @@ def application(models: Mapping[str, Batcher]) -> FastAPI:
         rows = _rows(request.inputs, inputs[name], batcher.example)
         if len(rows) > batcher.max_queue:
             raise InputError(f"{len(rows)} rows; at most {batcher.max_queue} (max_queue)")
-        # Those of Triton: 1 is the highest priority, and a time-out is in us.
+        # As Triton has them: 1 is the highest priority, and a time-out is in us; 0: the default.
         options: dict[str, Any] = {"priority": -_number(request, "priority", 0)}
-        if "timeout" in request.parameters:
-            options["deadline_ms"] = _number(request, "timeout", 0) / 1e3
+        if timeout_us := _number(request, "timeout", 0):
+            options["deadline_ms"] = timeout_us / 1e3
         tasks = [asyncio.ensure_future(batcher.submit(row, **options)) for row in rows]
         try:
             answers = await asyncio.gather(*tasks)

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One input and what becomes of it.
+    """One input, its place among others, and its answer.
 
     Attributes:
         x: The input.

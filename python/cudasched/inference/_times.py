@@ -23,8 +23,8 @@ _COVERAGE = 0.9
 class Times:
     """A bound for each size: a time that nine of ten recent batches do not exceed.
 
-    A size that has not run yet has what `predict` says. Without that its bound lies on a line between the nearest
-    sizes that have run, grows with the size beyond the largest of them, and is that of the smallest below it.
+    A size that has not run yet has the time that `predict` gives. Without that its bound lies on a line between the
+    nearest sizes that have run, grows with the size beyond the largest of them, and is that of the smallest below it.
 
     Args:
         sizes: Of batches, ascending. A batch is of the smallest size that holds it.

@@ -22,7 +22,7 @@ from cudasched.errors import ConfigError
 __all__ = ["Model"]
 
 _WARM_UP = 3
-"""Runs before a capture: what libraries allocate and choose at first may not be captured."""
+"""Runs before a capture: libraries allocate and choose algorithms in the first, and neither may be captured."""
 
 
 class Model:
