@@ -3,11 +3,12 @@
 // interrupted by a signal while it held the lock need not wait for itself for ever.
 #pragma once
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <atomic>
 #include <cstdint>
+
+#include "base/processor.hpp"
 
 namespace cudasched {
 
@@ -18,7 +19,7 @@ class SpinLock {
       if (tries % 32 == 0) {
         sched_yield();
       } else {
-        _mm_pause();
+        spin_pause();
       }
     }
   }
@@ -32,12 +33,7 @@ class SpinLock {
   bool held_by_this_thread() const noexcept { return holder_.load(std::memory_order_relaxed) == self(); }
 
  private:
-  // What the thread's own storage begins at: other than 0, and no other living thread's.
-  static std::uintptr_t self() noexcept {
-    std::uintptr_t pointer;
-    asm("movq %%fs:0, %0" : "=r"(pointer));
-    return pointer;
-  }
+  static std::uintptr_t self() noexcept { return thread_pointer(); }
 
   std::atomic<std::uintptr_t> holder_{0};
 };

@@ -9,6 +9,12 @@
 namespace cudasched::graphs {
 namespace {
 
+#if defined(__x86_64__)
+constexpr char kTarget[] = "x86_64-linux";
+#else
+constexpr char kTarget[] = "sbsa-linux";
+#endif
+
 constexpr const char* kRuntime = "libcudadevrt.a";
 
 // Where a loaded library is; empty: it is not loaded.
@@ -58,7 +64,7 @@ std::string find_device_runtime() {
   places.emplace_back("/usr/local/cuda/lib64");
   if (const std::filesystem::path toolkit = toolkit_of_path(); !toolkit.empty()) {
     places.push_back(toolkit / "lib64");
-    places.push_back(toolkit / "targets" / "x86_64-linux" / "lib");
+    places.push_back(toolkit / "targets" / kTarget / "lib");
   }
   for (const char* library : {"libcudart.so.13", "libcudart.so.12"})
     places.push_back(directory_of(library, "cudaMalloc"));

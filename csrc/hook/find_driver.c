@@ -17,6 +17,17 @@
 #include "hook/find_driver_internal.h"
 
 static const char kSoname[] = "libcuda.so.1";
+/* What the shim's own processor is called, in words, in directories, in ELF files, and in the cache of ld.so beside
+ * "libc 6". */
+#if defined(__x86_64__)
+#define PROCESSOR "x86-64"
+#define TRIPLET "x86_64-linux-gnu"
+enum { kMachine = EM_X86_64, kCacheFlags = 0x0303 };
+#else
+#define PROCESSOR "arm64"
+#define TRIPLET "aarch64-linux-gnu"
+enum { kMachine = EM_AARCH64, kCacheFlags = 0x0a03 };
+#endif
 static const char kShimMark[] = "cudasched_shim_version";
 
 /* ---- bytes of a file ------------------------------------------------------------------------------------------- */
@@ -86,7 +97,7 @@ enum cudasched_hook_library cudasched_hook_inspect_elf(const unsigned char* byte
   if (bytes[EI_CLASS] != ELFCLASS64 || bytes[EI_DATA] != ELFDATA2LSB) return kLibraryOtherProcessor;
   if (size < sizeof header) return kLibraryDamaged;
   memcpy(&header, bytes, sizeof header);
-  if (header.e_machine != EM_X86_64) return kLibraryOtherProcessor;
+  if (header.e_machine != kMachine) return kLibraryOtherProcessor;
   if (header.e_type != ET_DYN) return kLibraryNotShared;
   if (header.e_phentsize != sizeof(Elf64_Phdr) ||
       !in_bounds(size, header.e_phoff, (uint64_t)header.e_phnum * sizeof(Elf64_Phdr))) {
@@ -146,7 +157,6 @@ enum {
 };
 static const char kOldMagic[] = "ld.so-1.7.0";
 static const char kMagic[] = "glibc-ld.so.cache1.1";
-static const uint32_t kX8664Libc6 = 0x0303;
 
 bool cudasched_hook_scan_cache(const unsigned char* bytes, size_t size, const char* soname,
                                bool (*visit)(const char* path, void* context), void* context) {
@@ -167,7 +177,7 @@ bool cudasched_hook_scan_cache(const unsigned char* bytes, size_t size, const ch
     const unsigned char* entry = bytes + kHeaderBytes + i * kEntryBytes;
     uint64_t hwcap;
     memcpy(&hwcap, entry + kEntryHwcapAt, sizeof hwcap);
-    if (read_u32(entry) != kX8664Libc6 || hwcap != 0) continue; /* a hwcap copy may need a newer processor */
+    if (read_u32(entry) != kCacheFlags || hwcap != 0) continue; /* a hwcap copy may need a newer processor */
     const char* name = string_at(bytes, size, read_u32(entry + kEntryNameAt));
     if (name == NULL || strcmp(name, soname) != 0) continue;
     const char* path = string_at(bytes, size, read_u32(entry + kEntryPathAt));
@@ -207,7 +217,7 @@ static const char* description(enum cudasched_hook_library kind) {
     case kLibraryNotElf:
       return "not an ELF file";
     case kLibraryOtherProcessor:
-      return "not for x86-64";
+      return "not for " PROCESSOR;
     case kLibraryNotShared:
       return "not a shared object";
     case kLibraryDamaged:
@@ -334,11 +344,11 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
   if (places->driver != NULL && places->driver[0] != '\0') {
     const enum cudasched_hook_library kind = take(&search, places->driver);
     found = kind == kLibraryUsable;
-    explain(&search, "CUDASCHED_DRIVER=%s: %s. It must name the driver's x86-64 libcuda.so.1; unset it to search.",
+    explain(&search, "CUDASCHED_DRIVER=%s: %s. It must name the driver's " PROCESSOR " libcuda.so.1; unset it to search.",
             places->driver, description(kind));
   } else {
     explain(&search,
-            "no NVIDIA driver found (libcuda.so.1 for x86-64): install it, or set CUDASCHED_DRIVER to its path. "
+            "no NVIDIA driver found (libcuda.so.1 for " PROCESSOR "): install it, or set CUDASCHED_DRIVER to its path. "
             "Looked in");
     found = consider_places(&search, places);
   }
@@ -348,8 +358,13 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
 
 int cudasched_hook_find_driver(char* path, size_t path_bytes, char* why, size_t why_bytes) {
   static const char* const kDirectories[] = {
-      "/lib/x86_64-linux-gnu",   "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib",
-      "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib",          NULL,
+      "/lib/" TRIPLET, "/usr/lib/" TRIPLET, "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/nvidia/lib64",
+#if defined(__x86_64__)
+      "/usr/lib/wsl/lib",
+#else
+      "/usr/lib/" TRIPLET "/nvidia", "/usr/lib/" TRIPLET "/tegra", /* JetPack 6 and later, and before */
+#endif
+      NULL,
   };
   const struct cudasched_hook_places places = {
       .driver = secure_getenv("CUDASCHED_DRIVER"),

@@ -370,7 +370,14 @@ struct Passed {
   const std::uint64_t* registers;
   const std::uint64_t* stack;
 
-  std::uint64_t word(int place) const noexcept { return place < 6 ? registers[place] : stack[place - 6]; }
+  std::uint64_t word(int place) const noexcept {
+#if defined(__x86_64__)
+    constexpr int kInRegisters = 6;
+#else
+    constexpr int kInRegisters = 8;
+#endif
+    return place < kInRegisters ? registers[place] : stack[place - kInRegisters];
+  }
 
   // 0 where the table does not say which one it is.
   template <typename Handle>

@@ -101,7 +101,11 @@ std::size_t find_words(const link_map& map, const char* name, std::array<void**,
     for (const ElfW(Rela) & relocation :
          std::span(reinterpret_cast<const ElfW(Rela)*>(address), bytes / sizeof(ElfW(Rela)))) {
       const auto type = ELF64_R_TYPE(relocation.r_info);
+#if defined(__x86_64__)
       if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT) continue;
+#else
+      if (type != R_AARCH64_JUMP_SLOT && type != R_AARCH64_GLOB_DAT) continue;
+#endif
       const auto& symbol = reinterpret_cast<const ElfW(Sym)*>(symbols)[ELF64_R_SYM(relocation.r_info)];
       if (std::strcmp(reinterpret_cast<const char*>(strings) + symbol.st_name, name) != 0) continue;
       if (found < kWords) words[found++] = reinterpret_cast<void**>(map.l_addr + relocation.r_offset);

@@ -1,6 +1,5 @@
 #include "queue/launcher.hpp"
 
-#include <immintrin.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/futex.hpp"
+#include "base/processor.hpp"
 
 namespace cudasched::queue {
 
@@ -67,7 +67,7 @@ void Launcher::work() {
 // The ring is empty; returns when it may not be.
 void Launcher::await_work() {
   if (idle_ == Idle::kSpins) {
-    for (int i = 0; i < 16; ++i) _mm_pause();
+    for (int i = 0; i < 16; ++i) spin_pause();
     return;
   }
   const std::int64_t begin = now_ns();
@@ -78,7 +78,7 @@ void Launcher::await_work() {
     const std::int64_t spun_from = now;
     const std::int64_t spin_until = std::min(begin + kSpinNs, now + spin_saved_ns_);
     while (now < spin_until && ring_.front() == nullptr) {
-      for (int i = 0; i < 16; ++i) _mm_pause();
+      for (int i = 0; i < 16; ++i) spin_pause();
       now = now_ns();
     }
     spin_saved_ns_ -= now - spun_from;

@@ -1,6 +1,5 @@
 #include "queue/ring.hpp"
 
-#include <immintrin.h>
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -10,6 +9,7 @@
 
 #include "base/clock.hpp"
 #include "base/futex.hpp"
+#include "base/processor.hpp"
 
 namespace cudasched::queue {
 namespace {
@@ -128,7 +128,7 @@ bool Ring::await(Position position, std::int64_t longest_ns) noexcept {
   if (consumer_.load(std::memory_order_seq_cst) == kNapping) notify();
   const std::int64_t begin = now_ns();
   for (std::int64_t now = begin; now - begin < std::min(kSpinNs, longest_ns); now = now_ns()) {
-    for (int i = 0; i < 16; ++i) _mm_pause();
+    for (int i = 0; i < 16; ++i) spin_pause();
     if (passed() >= position) return true;
   }
   while (true) {

@@ -1,6 +1,5 @@
 #include "runtime/gate.hpp"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/processor.hpp"
 #include "driver/driver.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency/latency_activity.hpp"
@@ -59,7 +59,7 @@ void Gate::moved(int slot) noexcept {
 // For the ticker, which goes on where a thread keeps the lock for ever: in a user's policy that does not return.
 std::unique_lock<SpinLock> Gate::lock_soon() noexcept {
   std::unique_lock lock(lock_, std::defer_lock);
-  for (int tries = 0; tries < 1000 && !lock.try_lock(); ++tries) _mm_pause();
+  for (int tries = 0; tries < 1000 && !lock.try_lock(); ++tries) spin_pause();
   return lock;
 }
 

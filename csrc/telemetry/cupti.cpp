@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/hash.hpp"
+#include "base/processor.hpp"
 
 namespace cudasched::telemetry::cupti {
 namespace {
@@ -176,7 +177,7 @@ void* open_library(const std::string& path) {
   candidates.insert(
       candidates.end(),
       {"libcupti.so.13", "libcupti.so.12", "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
-       "/usr/local/cuda/lib64/libcupti.so.13", "/usr/local/cuda/targets/x86_64-linux/lib/libcupti.so.13"});
+       "/usr/local/cuda/lib64/libcupti.so.13", std::string("/usr/local/cuda/") + kToolkitTarget + "/libcupti.so.13"});
   std::string why;
   for (const std::string& candidate : candidates) {
     if (void* handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;

@@ -1,6 +1,5 @@
 #include "runtime/gate/waiter.hpp"
 
-#include <immintrin.h>
 #include <sched.h>
 #include <time.h>
 
@@ -8,6 +7,7 @@
 #include <mutex>
 
 #include "base/clock.hpp"
+#include "base/processor.hpp"
 #include "runtime/hot.hpp"
 
 namespace cudasched::runtime {
@@ -25,7 +25,7 @@ void Waiter::sleep_for(std::int64_t duration_ns) noexcept {
 void Waiter::spin(std::int64_t duration_ns) noexcept {
   const std::int64_t until_ns = now_ns() + duration_ns;
   while (now_ns() < until_ns) {
-    for (int i = 0; i < 16; ++i) _mm_pause();
+    for (int i = 0; i < 16; ++i) spin_pause();
   }
   sched_yield();
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -74,10 +75,11 @@ def find_cupti(program: Path) -> str | None:
     for home in _python_homes(program):
         for found in sorted(home.glob(f"lib/python3*/*-packages/nvidia/cu13/lib/{_CUPTI}")):
             return str(found)
+    target = "sbsa-linux" if platform.machine() == "aarch64" else "x86_64-linux"
     toolkits = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     toolkits += [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-13*"), reverse=True)]
     for toolkit in toolkits:
-        for directory in ("extras/CUPTI/lib64", "targets/x86_64-linux/lib", "lib64"):
+        for directory in ("extras/CUPTI/lib64", f"targets/{target}/lib", "lib64"):
             if (toolkit / directory / _CUPTI).is_file():
                 return str(toolkit / directory / _CUPTI)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import stat
 import struct
@@ -17,8 +18,8 @@ _NOT_FOUND = 127
 _CANNOT_RUN = 126
 _MOST_INTERPRETERS = 4  # as the kernel has it
 
-_MACHINES = {3: "x86 (32 bits)", 40: "ARM (32 bits)", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
-_X86_64 = 62
+_MACHINES = {3: "x86 (32 bits)", 40: "ARM (32 bits)", 62: "x86-64", 183: "arm64", 243: "RISC-V"}
+_OWN_MACHINE = 183 if platform.machine() == "aarch64" else 62
 _CLASS_64 = 2
 _LITTLE_ENDIAN = 1
 _PT_INTERP = 3
@@ -105,9 +106,9 @@ def _inspect_elf(path: Path, head: bytes) -> Unreached | None:
         (machine,) = struct.unpack_from("<H" if byte_order == _LITTLE_ENDIAN else ">H", head, 18)
     except (IndexError, struct.error):
         raise ProgramError(f"{path} is a damaged ELF file") from None
-    if elf_class != _CLASS_64 or byte_order != _LITTLE_ENDIAN or machine != _X86_64:
+    if elf_class != _CLASS_64 or byte_order != _LITTLE_ENDIAN or machine != _OWN_MACHINE:
         made_for = _MACHINES.get(machine, f"ELF machine {machine}")
-        raise ProgramError(f"{path} is made for {made_for}, and cudasched is for x86-64")
+        raise ProgramError(f"{path} is made for {made_for}, and this cudasched for {_MACHINES[_OWN_MACHINE]}")
     try:
         (table,) = struct.unpack_from("<Q", head, 32)
         entry_bytes, count = struct.unpack_from("<HH", head, 54)

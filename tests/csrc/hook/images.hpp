@@ -20,11 +20,21 @@ void append(Bytes& bytes, const T& value) {
 
 inline void append_text(Bytes& bytes, const std::string& text) { bytes.insert(bytes.end(), text.begin(), text.end()); }
 
+#if defined(__x86_64__)
+constexpr std::uint16_t kMachine = EM_X86_64, kOtherMachine = EM_AARCH64;
+constexpr std::uint32_t kCacheFlags = 0x0303;  // libc 6 and the processor
+constexpr char kProcessor[] = "x86-64";
+#else
+constexpr std::uint16_t kMachine = EM_AARCH64, kOtherMachine = EM_X86_64;
+constexpr std::uint32_t kCacheFlags = 0x0a03;
+constexpr char kProcessor[] = "arm64";
+#endif
+
 struct Library {
   unsigned char elf_class = ELFCLASS64;
   unsigned char byte_order = ELFDATA2LSB;
   std::uint16_t type = ET_DYN;
-  std::uint16_t machine = EM_X86_64;
+  std::uint16_t machine = kMachine;
   std::uint64_t base = 0x10000;  // first address of the one segment
   std::vector<std::string> symbols = {"cuInit"};
   std::vector<std::string> needed = {"libc.so.6"};
@@ -83,7 +93,7 @@ struct Library {
 struct CacheEntry {
   std::string name;
   std::string path;
-  std::uint32_t flags = 0x0303;  // ELF, libc 6, x86-64
+  std::uint32_t flags = kCacheFlags;
   std::uint64_t hwcap = 0;
 };
 

@@ -82,7 +82,7 @@ TEST(InspectElf, RefusesWhatLeadsToAnotherLibcuda) {
 }
 
 TEST(InspectElf, RefusesOtherProcessors) {
-  EXPECT_EQ(inspect(Library{.machine = EM_AARCH64}.image()), kLibraryOtherProcessor);
+  EXPECT_EQ(inspect(Library{.machine = kOtherMachine}.image()), kLibraryOtherProcessor);
   EXPECT_EQ(inspect(Library{.elf_class = ELFCLASS32}.image()), kLibraryOtherProcessor);
   EXPECT_EQ(inspect(Library{.byte_order = ELFDATA2MSB}.image()), kLibraryOtherProcessor);
 }
@@ -146,7 +146,7 @@ TEST(ScanCache, ReadsTheFormatBehindTheOlderOne) {
 TEST(ScanCache, PassesOverOtherProcessorsAndRelativePaths) {
   const Bytes cache = new_cache({{"libcuda.so.1", "/i386", 0x0003},
                                  {"libcuda.so.1", "/x32", 0x0803},
-                                 {"libcuda.so.1", "/newer-processor", 0x0303, std::uint64_t{1} << 62},
+                                 {"libcuda.so.1", "/newer-processor", kCacheFlags, std::uint64_t{1} << 62},
                                  {"libcuda.so.1", "relative"},
                                  {"libcuda.so.1", "/good"}});
   EXPECT_THAT(scan(cache).paths, ElementsAre("/good"));
@@ -262,7 +262,7 @@ TEST_F(Search, DoesNotFallBackFromTheVariable) {
       {at("missing"), "no such file"},
       {at("fixed"), "cannot be read"},
       {put("script", {'#', '!'}), "not an ELF file"},
-      {put("arm", Library{.machine = EM_AARCH64}.image()), "not for x86-64"},
+      {put("arm", Library{.machine = kOtherMachine}.image()), std::string("not for ") + kProcessor},
       {put("program", Library{.type = ET_EXEC}.image()), "not a shared object"},
       {put("shim", Library{.symbols = {"cudasched_shim_version"}}.image()), "a cudasched shim"},
       {put("cut", Bytes(40, 0x7f)), "not an ELF file"},
@@ -276,7 +276,7 @@ TEST_F(Search, DoesNotFallBackFromTheVariable) {
 
 TEST_F(Search, SkipsWhatIsNoDriverAndSaysSo) {
   const auto shim = put("shim/libcuda.so.1", Library{.symbols = {"cudasched_shim_version"}}.image());
-  const auto arm = put("arm/libcuda.so.1", Library{.machine = EM_AARCH64}.image());
+  const auto arm = put("arm/libcuda.so.1", Library{.machine = kOtherMachine}.image());
   const auto forwarder = put("forwarder/libcuda.so.1", Library{.needed = {"libcuda.so.1"}}.image());
   const auto link_stub = put("lib64/stubs/libcuda.so", Library{}.image());
   std::filesystem::create_directory(root_ / "link");
@@ -285,7 +285,7 @@ TEST_F(Search, SkipsWhatIsNoDriverAndSaysSo) {
   EXPECT_EQ(find(), "");
   EXPECT_THAT(why_, HasSubstr("Looked in LD_LIBRARY_PATH=" + library_path_));
   EXPECT_THAT(why_, HasSubstr("(" + shim + ": a cudasched shim)"));
-  EXPECT_THAT(why_, HasSubstr("(" + arm + ": not for x86-64)"));
+  EXPECT_THAT(why_, HasSubstr("(" + arm + ": not for " + kProcessor + ")"));
   EXPECT_THAT(why_, HasSubstr("(" + forwarder + ": needs another libcuda.so.1)"));
   EXPECT_THAT(why_, HasSubstr("(" + at("link/libcuda.so.1") + ": a stub for linking)"));
   EXPECT_THAT(why_, Not(HasSubstr("(" + at("missing"))));
@@ -368,9 +368,8 @@ TEST(FindDriver, ReadsTheEnvironment) {
   char why[2048];
   ASSERT_EQ(setenv("CUDASCHED_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
   EXPECT_EQ(cudasched_hook_find_driver(path, sizeof path, why, sizeof why), -1);
-  EXPECT_STREQ(why,
-               "CUDASCHED_DRIVER=/nonexistent/libcuda.so.1: no such file. It must name the driver's x86-64 "
-               "libcuda.so.1; unset it to search.");
+  EXPECT_EQ(why, std::string("CUDASCHED_DRIVER=/nonexistent/libcuda.so.1: no such file. It must name the driver's ") +
+                     kProcessor + " libcuda.so.1; unset it to search.");
   ASSERT_EQ(unsetenv("CUDASCHED_DRIVER"), 0);
 }
 
