@@ -1,7 +1,5 @@
 #include "predict/features.hpp"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "base/processor.hpp"
 #include "predict/logarithm.hpp"
 #include "predict/words.hpp"
 #include "predict/work.hpp"
@@ -59,6 +58,7 @@ void add_rest(std::span<const std::uint32_t> words, std::size_t at, const Alloca
   if (at < words.size()) sizes.add(words[at]);
 }
 
+#if defined(__x86_64__)
 __attribute__((target("avx2"))) inline __m256i all(std::uint32_t value) noexcept {
   return _mm256_set1_epi32(static_cast<int>(value));
 }
@@ -91,10 +91,12 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
                                                             const Allocations* allocations, Sizes& sizes) noexcept {
   constexpr std::size_t kAtATime = 64;
   constexpr std::uint64_t kUpperHalves = 0xaaaa'aaaa'aaaa'aaaaULL;
-  const std::uint32_t lowest = allocations != nullptr ? allocations->lowest_half() : 0x7000;
-  const std::uint32_t highest = allocations != nullptr ? allocations->highest_half() : 0x7fff;
-  const std::uint32_t least_upper = lowest <= highest ? std::min(lowest, 0x5500U) : 0x5500U;  // of the host's, and more
-  const std::uint32_t most_upper = lowest <= highest ? std::max(highest, 0x7fffU) : 0x7fffU;
+  constexpr std::uint32_t kMostMapped = kMappedHalf + 0xfff;
+  const std::uint32_t lowest = allocations != nullptr ? allocations->lowest_half() : kMappedHalf;
+  const std::uint32_t highest = allocations != nullptr ? allocations->highest_half() : kMostMapped;
+  // Of the host's, and more.
+  const std::uint32_t least_upper = lowest <= highest ? std::min(lowest, kProgramHalf) : kProgramHalf;
+  const std::uint32_t most_upper = lowest <= highest ? std::max(highest, kMostMapped) : kMostMapped;
   const std::size_t whole = words.size() / 8 * 8;
   __m256i greatest = _mm256_setzero_si256();  // the first kSizes count
   for (std::size_t begin = 0; begin < whole; begin += kAtATime) {
@@ -127,12 +129,14 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
   return whole;
 }
 
+#endif
+
 std::size_t add_eights_portable(std::span<const std::uint32_t>, const Allocations*, Sizes&) noexcept { return 0; }
 
-const auto add_eights = [] {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") ? &add_eights_avx2 : &add_eights_portable;
-}();
+#if !defined(__x86_64__)
+constexpr auto* add_eights_avx2 = &add_eights_portable;
+#endif
+const auto add_eights = has_avx2() ? add_eights_avx2 : &add_eights_portable;
 
 Sizes sizes_of(std::span<const std::uint32_t> words, const Allocations* allocations) noexcept {
   Sizes sizes;

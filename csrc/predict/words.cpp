@@ -1,11 +1,12 @@
 #include "predict/words.hpp"
 
-#include <immintrin.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+
+#include "base/processor.hpp"
 
 namespace cudasched::predict {
 namespace {
@@ -13,8 +14,8 @@ namespace {
 constexpr int kLargeBits = 28;
 constexpr std::uint32_t kLargeLimit = 1U << kLargeBits;
 // The upper halves of is_host_address(), and of what looks like a pointer.
-constexpr std::uint32_t kLeastUpperHalf = 0x5500;
-constexpr std::uint32_t kMostUpperHalf = 0x7fff;
+constexpr std::uint32_t kLeastUpperHalf = kProgramHalf;
+constexpr std::uint32_t kMostUpperHalf = kMappedHalf + 0xfff;
 
 constexpr auto kHashKeys = [] {
   std::array<std::uint32_t, kMaxWords> keys{};
@@ -34,32 +35,30 @@ std::uint32_t coarse(std::uint32_t word) noexcept { return std::min(word, kLarge
 
 std::uint32_t wide(std::int8_t mask) noexcept { return static_cast<std::uint32_t>(std::int32_t{mask}); }
 
+// NH: of each two neighbours, the words that the mask keeps plus their keys, multiplied. `count` is a multiple of 8.
+std::uint64_t sum_products(const std::uint32_t* words, const std::int8_t* mask, const std::uint32_t* keys,
+                           std::uint32_t count) noexcept {
+  const auto keyed = [&](std::uint32_t at) { return (coarse(words[at]) & wide(mask[at])) + keys[at]; };
+  std::uint64_t sum = 0;
+  for (std::uint32_t at = 0; at < count; at += 2) sum += std::uint64_t{keyed(at)} * keyed(at + 1);
+  return sum;
+}
+
+// A bit a word that lies between; `count` is at most 64.
+std::uint64_t between(const std::uint32_t* words, std::uint32_t count, std::uint32_t least,
+                      std::uint32_t most) noexcept {
+  std::uint64_t bits = 0;
+  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{words[i] - least <= most - least} << i;
+  return bits;
+}
+
+#if defined(__x86_64__)
 __attribute__((target("avx2"))) inline __m256i wide_mask(const std::int8_t* eight) noexcept {
   return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(eight)));
 }
 
-// NH: of each two neighbours, the words that the mask keeps plus their keys, multiplied. `count` is a multiple of 8.
-std::uint64_t sum_products_sse2(const std::uint32_t* words, const std::int8_t* mask, const std::uint32_t* keys,
-                                std::uint32_t count) noexcept {
-  const auto load = [](const std::uint32_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
-  __m128i sums[2] = {_mm_setzero_si128(), _mm_setzero_si128()};
-  for (std::uint32_t at = 0; at < count; at += 8) {
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      const std::uint32_t here = at + 4 * half;
-      const __m128i word = load(words + here);
-      const __m128i is_small = _mm_cmpeq_epi32(_mm_srli_epi32(word, kLargeBits), _mm_setzero_si128());
-      const __m128i least =
-          _mm_or_si128(_mm_and_si128(is_small, word), _mm_andnot_si128(is_small, _mm_set1_epi32(kLargeLimit)));
-      std::int32_t four = 0;
-      std::memcpy(&four, mask + here, sizeof four);
-      const __m128i twice = _mm_unpacklo_epi8(_mm_cvtsi32_si128(four), _mm_cvtsi32_si128(four));
-      const __m128i kept = _mm_and_si128(least, _mm_unpacklo_epi16(twice, twice));
-      const __m128i keyed = _mm_add_epi32(kept, load(keys + here));
-      sums[half] = _mm_add_epi64(sums[half], _mm_mul_epu32(keyed, _mm_srli_epi64(keyed, 32)));
-    }
-  }
-  const __m128i sum = _mm_add_epi64(sums[0], sums[1]);
-  return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))));
+__attribute__((target("avx2"))) inline __m256i load_eight(const std::uint32_t* from) noexcept {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
 __attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint32_t* words, const std::int8_t* mask,
@@ -76,23 +75,6 @@ __attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint3
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm_add_epi64(sum, _mm_unpackhi_epi64(sum, sum))));
 }
 
-auto fastest() noexcept {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") ? &sum_products_avx2 : &sum_products_sse2;
-}
-
-__attribute__((target("avx2"))) inline __m256i load_eight(const std::uint32_t* from) noexcept {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-}
-
-// A bit a word that lies between; `count` is at most 64.
-std::uint64_t between(const std::uint32_t* words, std::uint32_t count, std::uint32_t least,
-                      std::uint32_t most) noexcept {
-  std::uint64_t bits = 0;
-  for (std::uint32_t i = 0; i < count; ++i) bits |= std::uint64_t{words[i] - least <= most - least} << i;
-  return bits;
-}
-
 __attribute__((target("avx2"))) std::uint64_t between_avx2(const std::uint32_t* words, std::uint32_t count,
                                                            std::uint32_t least, std::uint32_t most) noexcept {
   const __m256i from = _mm256_set1_epi32(static_cast<int>(least));
@@ -107,15 +89,17 @@ __attribute__((target("avx2"))) std::uint64_t between_avx2(const std::uint32_t* 
   return at == count ? bits : bits | between(words + at, count - at, least, most) << at;
 }
 
-auto fastest_between() noexcept {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") ? &between_avx2 : &between;
-}
+#else
+constexpr auto* sum_products_avx2 = &sum_products;
+constexpr auto* between_avx2 = &between;
+#endif
 
 }  // namespace
 
 Words::Words(std::size_t arena_bytes) noexcept
-    : sum_products_(fastest()), between_(fastest_between()), arena_bytes_(arena_bytes) {
+    : sum_products_(has_avx2() ? sum_products_avx2 : &sum_products),
+      between_(has_avx2() ? between_avx2 : &between),
+      arena_bytes_(arena_bytes) {
   void* const memory =
       mmap(nullptr, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory != MAP_FAILED) arena_ = static_cast<std::byte*>(memory);

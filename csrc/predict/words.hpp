@@ -27,6 +27,12 @@
 namespace cudasched::predict {
 
 inline constexpr std::uint32_t kMaxFunctions = 4096;
+// The upper halves of addresses, where Linux puts position-independent programs with their heaps, and mappings.
+#if defined(__x86_64__)
+inline constexpr std::uint32_t kProgramHalf = 0x5500, kMappedHalf = 0x7000;
+#else
+inline constexpr std::uint32_t kProgramHalf = 0xaa00, kMappedHalf = 0xf000;
+#endif
 inline constexpr std::uint32_t kMaxWords = Function::kMaxParameterBytes / 4;
 
 // Whether two neighbours, the first at an even place, are a pointer.
@@ -35,16 +41,16 @@ inline bool is_pointer(std::uint32_t low, std::uint32_t high, const Allocations*
     return high >> (Allocations::kAddressBits - 32) == 0 && allocations->contains(std::uint64_t{high} << 32 | low);
   }
   // The region that Linux maps from, which is where CUDA puts unified addresses. Two sizes side by side look like that
-  // only if the first is over a million and the second between 28,672 and 32,767.
-  return high >> 12 == 7 && low >> 20 != 0;
+  // only if the first is over a million and the second between 28,672 and 32,767 (61,440 and 65,535 on arm64).
+  return high >> 12 == kMappedHalf >> 12 && low >> 20 != 0;
 }
 
 // Whether two neighbours are an address of the program's own code, stack, heap or mappings: nothing that a kernel
-// reads, but what an unfilled array holds. The ranges are those where Linux puts them (x86-64, position-independent
-// programs at 0x55.. and 0x56..); a size of 32,256 to 32,767 or 21,760 to 22,271 after one of a million and more looks
-// like it.
+// reads, but what an unfilled array holds. The ranges are those where Linux puts them; on x86-64 a size of 32,256 to
+// 32,767 or 21,760 to 22,271 after one of a million and more looks like it.
 inline bool is_host_address(std::uint32_t low, std::uint32_t high) noexcept {
-  return (high - 0x7e00 < 0x200 || high - 0x5500 < 0x200) && low >> 20 != 0;
+  constexpr std::uint32_t kLast = kMappedHalf + 0xe00;
+  return (high - kLast < 0x200 || high - kProgramHalf < 0x200) && low >> 20 != 0;
 }
 
 class Words {

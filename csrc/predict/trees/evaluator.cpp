@@ -108,6 +108,7 @@ std::optional<std::string> obstacle(const Model& model, Isa isa) {
       return std::nullopt;
     case Isa::kPortable:
       return heap_obstacle(model);
+    case Isa::kNeon:
     case Isa::kAvx2:
     case Isa::kAvx512:
       return ByteLanes::obstacle(model);
@@ -119,11 +120,16 @@ std::unique_ptr<const Evaluator> make(const Model& model, Isa isa) {
   switch (isa) {
     case Isa::kPortable:
       return make_portable(model);
+#if defined(__x86_64__)
     case Isa::kAvx2:
       return make_avx2(model);
     case Isa::kAvx512:
       return make_avx512(model);
-    case Isa::kNodes:
+#else
+    case Isa::kNeon:
+      return make_neon(model);
+#endif
+    default:
       break;
   }
   return std::make_unique<NodeWalk>(model);
@@ -137,6 +143,8 @@ const char* name_of(Isa isa) noexcept {
       return "nodes";
     case Isa::kPortable:
       return "portable";
+    case Isa::kNeon:
+      return "neon";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:
@@ -150,13 +158,19 @@ bool can_run(Isa isa) noexcept {
     case Isa::kNodes:
     case Isa::kPortable:
       return true;
+#if defined(__x86_64__)
     case Isa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt");
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("popcnt");
+#else
+    case Isa::kNeon:
+      return true;
+#endif
+    default:
+      return false;
   }
-  return false;
 }
 
 void Evaluator::margins(const float* rows, std::size_t count, float* out) const noexcept {
@@ -166,7 +180,7 @@ void Evaluator::margins(const float* rows, std::size_t count, float* out) const 
 bool can_walk(const Model& model, Isa isa) { return !obstacle(model, isa); }
 
 std::unique_ptr<const Evaluator> make_evaluator(const Model& model) {
-  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
+  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kNeon, Isa::kPortable}) {
     if (can_walk(model, isa)) return make(model, isa);
   }
   return make(model, Isa::kNodes);

@@ -25,9 +25,9 @@
 
 namespace cudasched::predict::trees {
 
-enum class Isa : std::uint8_t { kNodes, kPortable, kAvx2, kAvx512 };
+enum class Isa : std::uint8_t { kNodes, kPortable, kNeon, kAvx2, kAvx512 };
 
-inline constexpr Isa kIsas[] = {Isa::kNodes, Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
+inline constexpr Isa kIsas[] = {Isa::kNodes, Isa::kPortable, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
 
 const char* name_of(Isa isa) noexcept;
 

@@ -8,7 +8,8 @@
 
 namespace cudasched::predict::trees {
 
-std::unique_ptr<const Evaluator> make_avx2(const Model& model);
-std::unique_ptr<const Evaluator> make_avx512(const Model& model);
+std::unique_ptr<const Evaluator> make_avx2(const Model& model);    // x86-64
+std::unique_ptr<const Evaluator> make_avx512(const Model& model);  // x86-64
+std::unique_ptr<const Evaluator> make_neon(const Model& model);    // arm64
 
 }  // namespace cudasched::predict::trees

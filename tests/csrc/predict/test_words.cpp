@@ -13,7 +13,9 @@ namespace {
 
 using Block = std::vector<std::uint32_t>;
 
-constexpr std::uint64_t kMemory = 0x7f12'0000'0000ULL;
+constexpr std::uint64_t kMapped = std::uint64_t{kMappedHalf} << 32;
+constexpr std::uint64_t kProgram = std::uint64_t{kProgramHalf} << 32;
+constexpr std::uint64_t kMemory = kMapped + 0xf12'0000'0000ULL;
 
 void put_pointer(Block& block, std::size_t at, std::uint64_t pointer) {
   block[at] = static_cast<std::uint32_t>(pointer);
@@ -119,7 +121,8 @@ TEST_F(WordsTest, ValuesThatAreNoSizesAreOne) {
 // A kernel's unfilled arrays hold what the stack held: addresses of the program itself, which CUDA does not know.
 TEST_F(WordsTest, AddressesOfTheHostAreOutAtOnce) {
   for (const std::uint64_t address :
-       {0x7ffc'b795'fb50ULL, 0x7f53'cd81'a5d0ULL, 0x7e12'0123'4560ULL, 0x5555'5575'4000ULL, 0x56ff'0fff'0000ULL}) {
+       {kMapped + 0xffc'b795'fb50ULL, kMapped + 0xf53'cd81'a5d0ULL, kMapped + 0xe12'0123'4560ULL,
+        kProgram + 0x55'5575'4000ULL, kProgram + 0x1ff'0fff'0000ULL}) {
     function_.index = ++function_.identity % 1'000;
     Block words = block();
     put_pointer(words, 20, address);
