@@ -34,7 +34,9 @@ done
 run() {
   local name=$1 status=0
   shift
-  local -a command=("$python" -m "$@" ${COMMIT:+--commit "$COMMIT"} --limit-s $((limit - (SECONDS - began))))
+  local -a command=("$python" -m "$@" ${COMMIT:+--commit "$COMMIT"})
+  local left=$((limit - (SECONDS - began)))
+  case $name in breadth*) command+=(--limit-s "$left") ;; *) command+=(--minutes "$((left / 60)).$((left % 60 * 10 / 6))") ;; esac
   if [ -n "${DRY:-}" ]; then echo "${command[@]}"; return; fi
   "${command[@]}" 2>&1 | sed -u "s|^|$name: |" | tee -a "$out/log" || status=$?
   echo "$name: exit $status after $((SECONDS - began)) s of $limit" | tee -a "$out/log"
@@ -74,8 +76,8 @@ measure() {
   case $1 in
     main) breadth ;;
     servers) breadth "${others[@]}" ;;
-    core) run core benchmarks.core --out "$out/core.json" --only readme_example,backlog,launcher ${CORE_OPTIONS:-} ;;
-    ddp) run ddp benchmarks.core --out "$out/core.json" --only ddp ${CORE_OPTIONS:-} ;;
+    core) run core benchmarks run core --out "$out/core.json" --only readme_example,backlog,launcher ${CORE_OPTIONS:-} ;;
+    ddp) run ddp benchmarks run core --out "$out/core.json" --only ddp ${CORE_OPTIONS:-} ;;
   esac
 }
 

@@ -22,12 +22,25 @@ def describe(simulated: bool, commit: str | None = None, torch_needed: bool = Tr
     if not simulated:
         found = probe(Backend())
         if found["device"] is None:
-            raise HarnessError(f"no GPU here ({found['problem']}); --simulate rehearses without one")
+            raise HarnessError(f"no GPU here ({found['problem']}); --rehearse does without one")
         if torch_needed and found["torch"] is None:
-            raise HarnessError("PyTorch is not installed here; --simulate rehearses without it")
+            raise HarnessError("PyTorch is not installed here; --rehearse does without it")
         gpu, torch = found["device"], found["torch"]
         cuda = f"{found['driver_version'] // 1000}.{found['driver_version'] % 1000 // 10}"
         driver = nvidia_smi("driver_version")
+    return _described(commit, gpu=gpu, driver=driver, cuda=cuda, torch=torch)
+
+
+def describe_host(commit: str | None = None) -> Meta:
+    """The processor, where no GPU has a part in what is measured."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return _described(commit, gpu=f"none ({next(named, platform.machine())})")
+
+
+def _described(
+    commit: str | None, gpu: str, driver: str | None = None, cuda: str | None = None, torch: str | None = None
+) -> Meta:
     return Meta(
         gpu=gpu,
         driver=driver,

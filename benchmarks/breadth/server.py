@@ -1,6 +1,9 @@
-"""One server of the breadth benchmark: imported early, built when told, then driven as a worker of the demo is.
+"""One server: imported early, built when told, then driven as a worker of the demo is.
 
-Run by path, so that nothing of cudasched is imported: under `cudasched run` it is an unmodified program.
+Run by path, so that nothing of cudasched is imported: under `cudasched run` it is an unmodified program. With
+`--regions` it is README's example, in which each request is in a region, and each step of `--best-effort`, a trainer in
+a thread of its own; neither makes a stream or binds one. With `--join-s` it is built and warm in no class, becomes a
+latency client with its first request, and is measured so long after that.
 
                                        <- {"event": "imported"}     nothing has touched the GPU
     -> {"command": "build"}            <- {"event": "ready"}
@@ -16,6 +19,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 
@@ -24,23 +28,41 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="a server")
+    parser.add_argument("--regions", action="store_true")
+    parser.add_argument("--best-effort", help="a load of the demo")
+    parser.add_argument("--join-s", type=float, help="from the first request to those that are measured")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     args = parser.parse_args()
+    bare: Any = (lambda slo_ms: nullcontext(), nullcontext)
+    scopes = bare
+    if args.regions:
+        import cudasched  # before torch, which loads CUDA
+
+        scopes = (lambda slo_ms: cudasched.region("latency"), lambda: cudasched.region("best_effort"))
     sys.path.insert(0, str(DEMO))
     import client
 
     answer = client.take_protocol()
     if args.simulate:
-        import simulated
+        import simulated as loads
     else:
+        import workloads as loads
         from servers import server
     answer({"event": "imported", "pid": os.getpid()})
     if json.loads(sys.stdin.readline() or '{"command": "quit"}')["command"] != "build":
         return 0
-    workload = simulated.latency_workload(args.name) if args.simulate else server(args.name)
-    served = client.Client({args.name: workload}, {}, args.time_scale, (lambda slo_ms: nullcontext(), nullcontext))
-    served.warm_up()
+    requests = {args.name: loads.latency_workload(args.name) if args.simulate else server(args.name)}
+    steps = {}
+    if args.best_effort:
+        steps = {args.best_effort: loads.best_effort_workload(args.best_effort)}
+        sys.setswitchinterval(1e-4)  # else a thread may hold the interpreter for 5 ms
+    served = client.Client(requests, steps, args.time_scale, scopes)
+    if args.join_s:
+        client.Client(requests, {}, args.time_scale, bare).warm_up()
+        client.LEAD_IN_S = args.join_s
+    else:
+        served.warm_up()
     answer({"event": "ready"})
     client.serve(served, sys.stdin, answer)
     os._exit(0)  # its CUDA context goes with the process

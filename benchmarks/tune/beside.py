@@ -29,7 +29,7 @@ from cudasched.kernels import _catalog
 
 from benchmarks import meta
 from benchmarks.breadth.__main__ import Fleet, Place
-from benchmarks.core.__main__ import brief, p99, served
+from benchmarks.lab.processes import brief, latencies, p99
 from benchmarks.results.schema import FigureRow, Results, merge_figures
 
 SERVER = Place("server", "bert_graph", "two_processes")
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[flo
         fleet.build(SERVER)()
 
         def requests(seconds: float, seed: int) -> list[float]:
-            return served([fleet[SERVER]], seconds, seed)[0]
+            return latencies([fleet[SERVER]], seconds, seed)[0]
 
         seen = {**os.environ, "CUDASCHED_RUN_DIR": str(fleet.scratch / SERVER.mode)}
         (fleet.scratch / "apart").mkdir(mode=0o700)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.core.__main__ import GOALS, GROUPS, figures, main, parse
+from benchmarks.core.benchmark import GOALS, find
+from benchmarks.lab.run import TIME_RAN_OUT, run
+from benchmarks.lab.session import judged
 from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
-from benchmarks.tables import core_table
 
 TRIES = 5
 LAUNCHER = {"launches_per_s": 1e4, "seconds": 8.0, "driver_calls_included": False}
@@ -41,7 +42,7 @@ def measured() -> dict[str, Any]:
 
 
 def by_name(done: dict[str, Any], limited_by: dict[str, str] | None = None) -> dict[str, FigureRow]:
-    return {row.figure: row for row in figures(done, limited_by or {})}
+    return {row.figure: row for row in judged(GOALS, find(done), limited_by or {})}
 
 
 def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
@@ -85,67 +86,36 @@ def test_what_was_not_measured_has_no_row() -> None:
     del done["launcher/spins/0"], done["launcher/sleeps/1"]
     missing |= {"launcher_p50_of_spinning", "launcher_p99_of_spinning"}
     assert set(GOALS) - set(by_name(done)) == missing
-    assert figures({}, {}) == []
+    assert find({}) == {}
 
 
 def test_ci_is_read_from_what_the_test_script_prints(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("something (3 s)\npassed: lint, cpp (12 s)\nmore\npassed: lint, cpp, python (1187 s)\n")
     out = tmp_path / "core.json"
-    assert main(["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 0
+    assert run("core", ["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 0
     (row,) = load(out).rows
     assert isinstance(row, FigureRow) and (row.figure, row.value, row.met) == ("ci_s", 1187, True)
     log.write_text("nothing of the kind")
-    assert main(["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 1
+    assert run("core", ["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 1
     assert load(out).rows == [row], "what was measured before stays"
-
-
-def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "core.json")]
-    for wrong in (["--only", "nothing"], ["--only", ""], ["--limited-by", "nothing=x"], ["--limited-by", "ci_s"]):
-        with pytest.raises(SystemExit):
-            parse([*out, *wrong])
-    options = parse(out)
-    assert (options.starts, options.ddp_seconds, options.ddp_runs, options.only) == (20, 240.0, 2, list(GROUPS))
-
-
-def test_a_file_of_something_else_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "core.cells").write_text("[]")
-    assert main(["--rehearse", "--out", str(tmp_path / "core.json")]) == 1
-    assert "not from this benchmark" in capsys.readouterr().err
 
 
 def test_a_rehearsal_has_every_figure_and_a_rerun_does_what_is_missing(
     tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "core.json"
-    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--ci-s", "1100"]
+    common = ["--rehearse", "--out", str(out), "--ci-s", "1100"]
     short = ["--seconds", "1.5", "--starts", "2", "--batch", "1", "--ddp-seconds", "2"]
-    assert main([*common, *short, "--limit-s", "1"]) == 3, "nothing fits"
+    assert run("core", [*common, *short, "--minutes", "0.1"]) == TIME_RAN_OUT, "nothing fits"
     assert [row.figure for row in load(out).rows] == ["ci_s"]
     # A busy machine starves a program until there is nothing to count; that group is tried again.
-    assert 0 in (main([*common, *short]) for _ in range(TRIES)), capsys.readouterr().out
+    assert 0 in (run("core", [*common, *short]) for _ in range(TRIES)), capsys.readouterr().out
     rows = load(out).rows
-    assert [row.figure for row in rows] == list(GOALS)
+    assert {row.figure for row in rows} == set(GOALS)
     untracked = next(row for row in rows if row.figure == "backlog_untracked")
     assert untracked.n == 2
-    table = core_table(load(out))
-    assert all(f"| `{name}` |" in table for name in GOALS)
     # Nothing is measured twice.
     before = json.loads(out.with_suffix(".cells").read_text())["done"]
-    assert main([*common, *short]) == 0
+    assert run("core", [*common, *short]) == 0
     assert json.loads(out.with_suffix(".cells").read_text())["done"] == before
-
-
-def test_a_group_that_fails_leaves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(lab: object) -> None:
-        raise ValueError("no such thing")
-
-    monkeypatch.setitem(GROUPS, "backlog", (fails, GROUPS["backlog"][1]))
-    out = tmp_path / "core.json"
-    assert main(["--rehearse", "--out", str(out), "--only", "backlog,ci", "--ci-s", "1300"]) == 1
-    assert "backlog failed: no such thing" in capsys.readouterr().out
-    (row,) = load(out).rows
-    assert isinstance(row, FigureRow) and row.limited_by == NOT_EXPLAINED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.breadth import __main__ as breadth
-from benchmarks.core import __main__ as core
+from benchmarks.lab import run as lab
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "core.sh"
@@ -25,20 +25,15 @@ def test_every_step_is_a_run_of_a_benchmark_in_the_order_of_their_weight() -> No
     done = run("out", DRY="1", LIMIT_S="500", COMMIT="0123456789ab", **more)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line)[2:] for line in done.stdout.splitlines()]
-    assert [line[0] for line in lines] == [
-        "benchmarks.breadth",
-        "benchmarks.core",
-        "benchmarks.core",
-        "benchmarks.breadth",
-    ]
-    main, one_gpu, ddp, servers = (
-        (breadth if line[0] == "benchmarks.breadth" else core).parse(line[1:]) for line in lines
-    )
+    assert [line[0] for line in lines] == ["benchmarks.breadth", "benchmarks", "benchmarks", "benchmarks.breadth"]
+    core = lab.load_benchmark("core")
+    main, servers = (breadth.parse(line[1:]) for line in (lines[0], lines[3]))
+    one_gpu, ddp = (lab.parse("core", core, line[3:]) for line in lines[1:3])
     assert main.programs == list(breadth.MAIN_PROGRAMS) and main.servers == ["bert_graph"]
     assert len(servers.programs) == 4 and [*main.servers, *servers.servers] == list(breadth.SERVERS)
-    assert {*one_gpu.only, *ddp.only} == {*core.GROUPS} - {"ci"}
+    assert {*one_gpu.only, *ddp.only} == {*core.groups} - {"ci"}
     assert {each.commit for each in (main, one_gpu, ddp, servers)} == {"0123456789ab"}
-    assert all(490 <= each.limit_s <= 500 for each in (main, one_gpu, ddp, servers))
+    assert all(490 <= seconds <= 500 for seconds in (main.limit_s, servers.limit_s, 60 * ddp.minutes))
     assert main.keep_servers and servers.keep_servers and ddp.ddp_seconds == 60 and one_gpu.starts == 4
     # Two breadth steps add to one file of cells, and both groups of the core to another.
     assert main.out == servers.out and one_gpu.out == ddp.out
@@ -84,7 +79,7 @@ def test_each_gpu_has_its_part_and_the_parts_are_put_together(tmp_path: Path, st
     assert earlier == f"merge {out}/earlier.json {before}/breadth-1.cells {before}/breadth-2.cells"
     assert {first.split()[0], second.split()[0]} == {"GPU-a", "GPU-b"}
     assert {line.split("--part ")[1].split()[0] for line in (first, second)} == {"1/2", "2/2"}
-    assert third.strip().startswith("-m benchmarks.core") and "--only readme_example,backlog,launcher" in third
+    assert third.strip().startswith("-m benchmarks run core") and "--only readme_example,backlog,launcher" in third
     assert merge == f"merge {out}/breadth.json {out}/breadth-1.cells {out}/breadth-2.cells"
     assert all((out / f"breadth-{i}.cells").read_text() == "first, second of an earlier run" for i in (1, 2))
     assert (out / "core.cells").read_text() == "core of an earlier run"

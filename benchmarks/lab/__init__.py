@@ -1,0 +1,1 @@
+"""What all benchmarks have in common: one command line, time, resumable parts, processes, and their results."""

@@ -1,0 +1,149 @@
+"""Processes of a benchmark that are told what to do, bare and under `cudasched run`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Child, percentile
+
+from benchmarks.lab.session import Session
+
+BREADTH = Path(__file__).parents[1] / "breadth"
+START_TIMEOUT_S = 180.0
+ANSWER_S = 60.0
+#: Programs of the breadth benchmark and the simulated loads that stand for them in a rehearsal.
+SIMULATED = {"transformers_llama": "transformer", "torch_long_kernels": "gemm", "torch_ddp_resnet50": "resnet50"}
+
+
+class Processes:
+    """Starts scripts, and ends what is left of them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.backend = session, session.backend
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(*list(self._children))
+
+    def start(
+        self,
+        script: Path,
+        *arguments: str,
+        client_class: str | None = None,
+        imports_cudasched: bool = False,
+        table: str = "shared",
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Starts a script: bare, under `cudasched run` with a class, or with cudasched imported by itself.
+
+        Args:
+            script: To be run by path.
+            arguments: Its own.
+            client_class: Of `cudasched run`; None without that.
+            imports_cudasched: It does.
+            table: Those under cudasched with the same one meet.
+            environment: Beside what all have.
+        """
+        hooked = client_class is not None or imports_cudasched
+        command = [sys.executable, str(script), *arguments]
+        if client_class is not None:
+            command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
+        variables = self.backend.environment(hooked)
+        if hooked:
+            directory = self.session.scratch / table
+            directory.mkdir(mode=0o700, exist_ok=True)
+            variables["CUDASCHED_RUN_DIR"] = str(directory)
+        name = " ".join([script.stem, *arguments[:1], client_class or ("imports cudasched" if hooked else "bare")])
+        child = Child(name, command, {**variables, **(environment or {})})
+        self._children.append(child)
+        return child
+
+    def program(self, name: str, client_class: str | None = None, read_every: int | None = None, **more: Any) -> Child:
+        """A program of the breadth benchmark."""
+        arguments = [SIMULATED[name], "--simulate"] if self.session.rehearsal else [name]
+        arguments += ["--read-every", str(read_every)] if read_every else []
+        return self.start(BREADTH / "program.py", *arguments, client_class=client_class, **more)
+
+    def server(self, *arguments: str, **more: Any) -> Child:
+        """The BERT graph server of the breadth benchmark."""
+        simulate = ["--simulate", "--time-scale", f"{self.backend.scale:g}"] if self.session.rehearsal else []
+        return self.start(BREADTH / "server.py", "bert_graph", *arguments, *simulate, **more)
+
+    def end(self, *children: Child) -> None:
+        """Kills programs; they are gone, with what they had on the GPU, when this returns."""
+        for child in children:
+            child.stop(grace_s=0.0)
+            self._children.remove(child)
+
+
+def in_processes(measure: Callable[[Processes], None]) -> Callable[[Session], None]:
+    """A group of a benchmark that starts processes; none of them outlives it."""
+
+    def group(session: Session) -> None:
+        with Processes(session) as processes:
+            measure(processes)
+
+    return group
+
+
+def ask(child: Child, command: str, timeout_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
+    """Sends a command and waits for its answer."""
+    child.tell(command, **arguments)
+    return {name: value for name, value in child.answer(timeout_s).items() if name != "event"}
+
+
+def built(*children: Child) -> None:
+    """Waits until programs have imported their libraries, then builds them all at once."""
+    for child in children:
+        child.answer(START_TIMEOUT_S, "imported")
+    for child in children:
+        child.tell("build")
+    for child in children:
+        child.answer(START_TIMEOUT_S, "ready")
+
+
+def served(
+    children: Sequence[Child], seconds: float, seed: int, rate_hz: float = 60.0, head_start_s: float = HEAD_START_S
+) -> list[dict[str, Any]]:
+    """Has servers answer requests at random, all at once; returns their answers (cudasched/demo/client.py).
+
+    A request that there was no time for counts with the time that it has waited.
+    """
+    start_ns = time.monotonic_ns() + int(head_start_s * 1e9)
+    for number, child in enumerate(children):
+        child.tell(
+            "run",
+            start_ns=start_ns,
+            seconds=seconds,
+            seed=seed + 1000 * number,
+            rates_hz={"bert_graph": rate_hz},
+            arrivals="poisson",
+            hint_ms=0.0,
+            slo_ms=0.0,
+        )
+    return [child.answer(seconds + ANSWER_S) for child in children]
+
+
+def latencies(children: Sequence[Child], seconds: float, seed: int, **more: float) -> list[list[float]]:
+    """The latencies of the same, ms."""
+    return [answer["latency"]["bert_graph"]["latency_ms"] for answer in served(children, seconds, seed, **more)]
+
+
+def brief(latency_ms: Sequence[float]) -> str:
+    """Three percentiles of latencies, and how many these are; empty where there are none."""
+    if not latency_ms:
+        return ""
+    shares = "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99))
+    return f"P50/P95/P99 {shares} ms of {len(latency_ms)}"
+
+
+def p99(values: Sequence[float]) -> float:
+    """The P99 of latencies."""
+    return percentile(values, 0.99)

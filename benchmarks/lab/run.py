@@ -1,0 +1,202 @@
+"""The one command line of the benchmarks; benchmarks/README.md says what each measures.
+
+    python -m benchmarks run core --minutes 9.8 --only backlog
+    python -m benchmarks run core --rehearse --out /tmp/core.json
+    python -m benchmarks merge breadth --out benchmarks/results/breadth.json first.cells second.cells
+
+`run NAME` measures the groups that are missing, one after another; a group that fails costs its own figures alone. A
+part that is done is kept beside the results in NAME.cells, and the same command goes on from there. The exit status is
+0 when all is measured, 3 when time ran out first, 1 when a part failed, 130 after an interrupt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cudasched.demo.harness import HarnessError
+from cudasched.errors import Error
+
+from benchmarks import meta
+from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
+from benchmarks.results.schema import RESULTS, merge_figures
+from benchmarks.tables import core_table
+
+TIME_RAN_OUT = 3
+#: The modules that declare a `BENCHMARK`.
+MODULES = {
+    "core": "core.benchmark",
+}
+Group = Callable[[Session], Found | None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The declaration of a benchmark.
+
+    Attributes:
+        about: One line.
+        groups: What it measures, in order; `--only` chooses of them, and each may return figures.
+        goals: Of its figures.
+        limits: Why figures miss their goals, where that is known beforehand.
+        find: The figures of the parts that are done.
+        finish: Writes what are no figures, and prints.
+        settings: More options: a default, a pair of defaults of which the second is a rehearsal's, or a type.
+        merge: Puts the cells of several runs together.
+        gpu: It needs one.
+        torch: It needs PyTorch.
+    """
+
+    about: str
+    groups: Mapping[str, Group]
+    goals: Goals = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    find: Callable[[Done], Found] | None = None
+    finish: Callable[[Session], None] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    merge: Callable[[Sequence[Path], Path], None] | None = None
+    gpu: bool = True
+    torch: bool = True
+
+
+def load_benchmark(name: str) -> Benchmark:
+    """The declaration of that name."""
+    made = importlib.import_module(f"benchmarks.{MODULES[name]}").BENCHMARK
+    assert isinstance(made, Benchmark)
+    return made
+
+
+def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a run, checked."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks run {name}", description=benchmark.about)
+    parser.add_argument("--out", type=Path, help=f"the results (benchmarks/results/{name}.json)")
+    known = ", ".join(benchmark.groups)
+    parser.add_argument("--only", default=known.replace(" ", ""), help=f"by commas, of {known}")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth of them from the Ith on")
+    parser.add_argument("--minutes", type=float, help="stop before so much time has passed")
+    parser.add_argument("--rehearse", action="store_true", help="no GPU, no results")
+    parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
+    parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT", help="why a goal is missed")
+    for setting, default in benchmark.settings.items():
+        option, usual = f"--{setting.replace('_', '-')}", _usual(default)[0]
+        if default is bool:
+            parser.add_argument(option, action="store_true")
+        else:
+            parser.add_argument(option, type=usual if isinstance(usual, type) else type(usual), help=f"({usual})")
+    options = parser.parse_args(arguments)
+    for setting, default in benchmark.settings.items():
+        value = _usual(default)[options.rehearse]
+        if getattr(options, setting) is None and not isinstance(value, type):
+            setattr(options, setting, value)
+    if options.out is None:
+        if options.rehearse:
+            parser.error("--out: a rehearsal's figures are no results")
+        options.out = RESULTS / f"{name}.json"
+    chosen = [one for one in options.only.split(",") if one]
+    if unknown := [one for one in chosen if one not in benchmark.groups]:
+        parser.error(f"--only: {', '.join(unknown)}; there are {known}")
+    number, _, parts = options.part.partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        parser.error("--part: I/N with 1 <= I <= N")
+    options.only = chosen[int(number) - 1 :: int(parts)]
+    reasons = [text.partition("=") for text in options.limited_by]
+    if any(figure not in benchmark.goals or not text for figure, _, text in reasons):
+        parser.error(f"--limited-by: FIGURE=TEXT, of {', '.join(benchmark.goals)}")
+    options.limited_by = {figure: text for figure, _, text in reasons}
+    return options
+
+
+def _usual(default: Any) -> tuple[Any, Any]:
+    """What a setting is by default, and in a rehearsal."""
+    return default if isinstance(default, tuple) else (default, default)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Measures what is missing, and writes what can be told; returns the exit status."""
+    benchmark = load_benchmark(name)
+    options = parse(name, benchmark, arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    session: Session | None = None
+    status = 0
+    try:
+        described = (
+            meta.describe(options.rehearse, options.commit, benchmark.torch)
+            if benchmark.gpu
+            else meta.describe_host(options.commit)
+        )
+        session = Session(name, options, described)
+        for group in options.only:
+            try:
+                session.found |= benchmark.groups[group](session) or {}
+                session.note_clock()
+            except OutOfTimeError:
+                session.say(f"{group}: time ran out; the same command goes on")
+                status = TIME_RAN_OUT
+            except (HarnessError, Error, ValueError, OSError) as error:
+                session.fail(f"{group} failed: {error}")
+        _write(benchmark, session)
+        return 1 if session.failed else status
+    except (HarnessError, Error, ValueError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; what is done is kept", file=sys.stderr)
+        return 130
+    finally:
+        if session:
+            session.close()
+
+
+def _write(benchmark: Benchmark, session: Session) -> None:
+    """Writes the figures that there are, beside those of others that the file has, and what the benchmark adds."""
+    found = {**session.found, **(benchmark.find(session.store.done) if benchmark.find else {})}
+    limits = {**benchmark.limits, **session.options.limited_by}
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if not benchmark.gpu and load > cores:
+        limits |= dict.fromkeys(found, f"other work on this machine (a load of {load:.0f} on {cores} cores)")
+    rows = judged(benchmark.goals, found, limits)
+    if rows:
+        results = merge_figures(session.out, session.meta, rows)
+        print(core_table(results.model_copy(update={"rows": rows})))
+    if benchmark.finish:
+        benchmark.finish(session)
+    print(f"results: {session.out}")
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Ends a run on SIGTERM, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def merge(name: str, arguments: Sequence[str]) -> int:
+    """Puts the cells of several runs together; later files win."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks merge {name}", description=merge.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the results; their cells go beside them")
+    parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
+    options = parser.parse_args(arguments)
+    together = load_benchmark(name).merge
+    try:
+        if together is None:
+            raise ValueError("its runs are not put together")
+        together(options.cells, options.out)
+    except (OSError, ValueError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; see the module's text."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {"run": run, "merge": merge}
+    if len(given) < 2 or given[0] not in commands or given[1] not in MODULES:
+        print(__doc__, f"There are {', '.join(MODULES)}.", sep="\n")
+        return 0 if given in ([], ["--help"], ["-h"]) else 2
+    return commands[given[0]](given[1], given[2:])

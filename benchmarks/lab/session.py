@@ -1,0 +1,128 @@
+"""One run of a benchmark: the time that is left, the parts that are done, and the figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from cudasched.demo.harness import Backend
+
+from benchmarks import meta
+from benchmarks.results.schema import FigureRow, Meta
+from benchmarks.store import Store
+
+Better = Literal["less", "more"]
+Goals = Mapping[str, tuple[float, Better]]
+"""The goal of each figure in the order of the results, and whether less or more is better; more than 0 is no goal."""
+Found = dict[str, tuple[float, float, float, int]]
+"""Figures: the value, the least and the most of its parts, and the number of requests or samples."""
+Done = Mapping[str, Any]
+"""The measured parts, by GROUP/PART."""
+
+#: Time that is kept for the results, s.
+CLOSING_S = 5.0
+
+
+class OutOfTimeError(Exception):
+    """The next part would pass the limit."""
+
+
+class Session:
+    """One run. Parts that `store` has are not measured again.
+
+    Attributes:
+        name: The benchmark's.
+        options: Of the command line.
+        meta: The machine and its versions.
+        found: Figures that need no parts.
+        failed: Parts that failed.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace, described: Meta) -> None:
+        self.name, self.options, self.meta = name, options, described
+        self.began = time.monotonic()
+        self.found: Found = {}
+        self.failed = 0
+        self._limit_s = float("inf") if options.minutes is None else 60.0 * options.minutes
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether this is a rehearsal, whose figures are no results."""
+        return bool(self.options.rehearse)
+
+    @property
+    def out(self) -> Path:
+        """The results file."""
+        return Path(self.options.out)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The GPU, or in a rehearsal a simulated device of its own. Raises HarnessError."""
+        return Backend.simulated() if self.rehearsal else Backend()
+
+    @cached_property
+    def store(self) -> Store:
+        """The parts, beside the results. Raises ValueError."""
+        return Store(self.out.with_suffix(".cells"), self.meta)
+
+    @cached_property
+    def scratch(self) -> Path:
+        """A directory of this run, in memory where there is such a place."""
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-", dir=shared))
+
+    def left_s(self) -> float:
+        """Seconds until the results have to be written."""
+        return self._limit_s - CLOSING_S - (time.monotonic() - self.began)
+
+    def need(self, seconds: float) -> None:
+        """Raises OutOfTimeError where fewer seconds are left."""
+        if self.left_s() < seconds:
+            raise OutOfTimeError
+
+    def say(self, text: str) -> None:
+        """Prints a line with the time since the start."""
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+
+    def fail(self, text: str) -> None:
+        """Prints why a part failed; the exit status says that one did."""
+        self.failed += 1
+        self.say(text)
+
+    def note_clock(self) -> None:
+        """Keeps the highest clock of the SMs that was seen."""
+        clock = None if self.rehearsal or self.meta.gpu.startswith("none") else meta.sm_clock_mhz()
+        if clock and clock > (self.meta.sm_clock_mhz or 0):
+            self.meta.sm_clock_mhz = clock
+
+    def close(self) -> None:
+        """Removes what the run has made beside its results."""
+        if "backend" in self.__dict__:
+            self.backend.close()
+        if "scratch" in self.__dict__:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def judged(goals: Goals, found: Found, limited_by: Mapping[str, str]) -> list[FigureRow]:
+    """A row for each figure that was found; one that misses its goal has its reason."""
+    return [
+        FigureRow.judged(
+            figure=name,
+            value=found[name][0],
+            goal=goal,
+            better=better,
+            low=found[name][1],
+            high=found[name][2],
+            n=found[name][3],
+            limited_by=limited_by.get(name, ""),
+        )
+        for name, (goal, better) in goals.items()
+        if name in found
+    ]
