@@ -1,10 +1,12 @@
-"""Compiling the benchmarks' C programs (c_program.h is what they share)."""
+"""Compiling the benchmarks' C and C++ programs (c_program.h is what the former share)."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from cudasched.demo.harness import HarnessError
@@ -12,7 +14,7 @@ from cudasched.demo.harness import HarnessError
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def compile_c(made: Path, *sources: Path, options: tuple[str, ...] = ()) -> Path:
+def compile_c(made: Path, *sources: Path, options: Sequence[str] = ()) -> Path:
     """Compiles sources with the system's C compiler.
 
     Args:
@@ -26,10 +28,33 @@ def compile_c(made: Path, *sources: Path, options: tuple[str, ...] = ()) -> Path
     Raises:
         HarnessError: There is no compiler, or it failed.
     """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise HarnessError("no C compiler: install gcc, or name one in CC")
-    command = [compiler, "-O2", "-std=c11", f"-I{ROOT}", *options, "-o", str(made), *map(str, sources), "-ldl"]
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or "gcc"
+    return _compile([compiler, "-O2", "-std=c11", f"-I{ROOT}", *options], made, sources)
+
+
+def compile_cpp(made: Path, *sources: Path, options: Sequence[str] = ("-O2",)) -> Path:
+    """The same with the C++ compiler, for programs made of what csrc/ and include/ have."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or "g++"
+    command = [compiler, "-std=c++20", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
+    includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"]
+    return _compile([*command, *cuda_headers(), *includes, *options], made, sources)
+
+
+def cuda_headers() -> list[str]:
+    """Options of the compiler for cuda.h, from a toolkit or from PyPI."""
+    homes = [Path(os.environ[name]) / "include" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    nvidia = importlib.util.find_spec("nvidia")
+    homes += [Path(home) / "cu13" / "include" for home in (nvidia.submodule_search_locations or [] if nvidia else [])]
+    homes += [Path("/usr/local/cuda/include")]
+    if nvcc := shutil.which("nvcc"):
+        homes.append(Path(nvcc).resolve().parents[1] / "include")
+    return [option for home in homes if (home / "cuda.h").is_file() for option in ("-isystem", str(home))]
+
+
+def _compile(command: list[str], made: Path, sources: Sequence[Path]) -> Path:
+    if shutil.which(command[0]) is None:
+        raise HarnessError(f"no compiler {command[0]}: install gcc and g++, or name others in CC and CXX")
+    command = [*command, "-o", str(made), *map(str, sources), "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise HarnessError(f"{sources[0].name} does not compile:\n{done.stderr[-2000:]}")

@@ -33,6 +33,7 @@ TIME_RAN_OUT = 3
 #: The modules that declare a `BENCHMARK`.
 MODULES = {
     "core": "core.benchmark",
+    "observe": "observe.benchmark",
 }
 Group = Callable[[Session], Found | None]
 

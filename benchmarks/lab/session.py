@@ -78,6 +78,11 @@ class Session:
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-", dir=shared))
 
+    @cached_property
+    def builds(self) -> Path:
+        """A directory of this run for programs: not in memory, where nothing may be executable."""
+        return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-"))
+
     def left_s(self) -> float:
         """Seconds until the results have to be written."""
         return self._limit_s - CLOSING_S - (time.monotonic() - self.began)
@@ -106,8 +111,8 @@ class Session:
         """Removes what the run has made beside its results."""
         if "backend" in self.__dict__:
             self.backend.close()
-        if "scratch" in self.__dict__:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+        for name in {"scratch", "builds"} & {*self.__dict__}:
+            shutil.rmtree(getattr(self, name), ignore_errors=True)
 
 
 def judged(goals: Goals, found: Found, limited_by: Mapping[str, str]) -> list[FigureRow]:
