@@ -1,14 +1,13 @@
-"""Runs one version of a case (cases.py), for `cudasched advise` to look at; with --time, all of them, timed by events.
+"""Runs one version of a case (cases.py), for `cudasched advise` to look at; with --time both, timed by events.
 
 python -m benchmarks.advise.program --case tail --version before
-python -m benchmarks.advise.program --time 7
+python -m benchmarks.advise.program --case tail --time 7
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Sequence
 
 from cudasched.tune import compile as compiling
@@ -46,39 +45,27 @@ class Loaded:
             self.version.launches / 1e3
         )
 
-    def free(self) -> None:
-        """Gives its memory back."""
-        self.device.unload(self.kernel)
-        self.device.free(self.buffer)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--case", help="one of cases.py")
+    parser.add_argument("--case", required=True, help="one of cases.py")
     parser.add_argument("--version", choices=("before", "after"), default="before")
-    parser.add_argument("--time", type=int, default=0, metavar="TIMES", help="time both versions of every case")
+    parser.add_argument("--time", type=int, default=0, metavar="TIMES", help="time both versions so often")
     options = parser.parse_args(arguments)
     device = Device()
-    known = {case.rule: case for case in cases(device.gpu.sms)}
+    case = next(case for case in cases(device.gpu.sms) if case.rule == options.case)
     if not options.time:
-        case = known[options.case]
         loaded = Loaded(device, case, getattr(case, options.version))
         loaded.run()
         loaded.run()
         return 0
-    found: dict[str, dict[str, list[float]]] = {}
-    for case in known.values():
-        versions = {name: Loaded(device, case, getattr(case, name)) for name in ("before", "after")}
-        for loaded in versions.values():
-            loaded.run()
-        # In turn, so that clocks and heat are the same for both.
-        each = [{name: loaded.milliseconds() for name, loaded in versions.items()} for _ in range(options.time)]
-        found[case.rule] = {name: [round(one[name], 5) for one in each] for name in versions}
-        for loaded in versions.values():
-            loaded.free()
-    medians = {rule: {name: statistics.median(times) for name, times in each.items()} for rule, each in found.items()}
-    print(json.dumps({"gpu": device.gpu.name, "sms": device.gpu.sms, "ms": found, "medians": medians}))
+    versions = {name: Loaded(device, case, getattr(case, name)) for name in ("before", "after")}
+    for loaded in versions.values():
+        loaded.run()
+    # In turn, so that clocks and heat are the same for both.
+    each = [{name: loaded.milliseconds() for name, loaded in versions.items()} for _ in range(options.time)]
+    print(json.dumps({name: [round(one[name], 5) for one in each] for name in versions}))
     return 0
 
 

@@ -177,7 +177,7 @@ def _all_went_on(clients: list[_Client], before: list[int]) -> bool:
 
 def measure(
     *, count: int = 5000, seed: int = 19, patience_s: float = 30.0, goal_s: float | None = GOAL_S
-) -> dict[str, Any]:
+) -> tuple[int, list[str]]:
     """Damages the table of three programs so often.
 
     Args:
@@ -187,7 +187,7 @@ def measure(
         goal_s: Within that time of the damage the table is to be right; None: within ``patience_s`` (a busy machine).
 
     Returns:
-        The row ``damaged_tables_failed`` of ``hardening.json``.
+        How many harmed a program, and in which ways.
 
     Raises:
         RuntimeError: The programs did not come up.
@@ -223,14 +223,4 @@ def measure(
                 if not (whole and on):
                     failed["not tried after that"] = count - done
                     break
-    value = sum(failed.values())
-    return {
-        "figure": "damaged_tables_failed",
-        "value": value,
-        "goal": 0,
-        "better": "less",
-        "low": value,
-        "high": value,
-        "n": count,
-        "limited_by": "; ".join(f"{number} x {why}" for why, number in failed.items()),
-    }
+    return sum(failed.values()), [f"{number} x {why}" for why, number in failed.items()]

@@ -26,14 +26,20 @@ from cudasched.errors import Error
 
 from benchmarks import meta
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
-from benchmarks.results.schema import RESULTS, merge_figures
+from benchmarks.results.schema import RESULTS, Results, merge_figures
 from benchmarks.tables import core_table
 
 TIME_RAN_OUT = 3
-#: The modules that declare a `BENCHMARK`.
+#: The modules that declare them, as `BENCHMARK` or what is named.
 MODULES = {
     "core": "core.benchmark",
     "observe": "observe.benchmark",
+    "overhead": "overhead.benchmark",
+    "collect": "collect.benchmark",
+    "pytorch": "pytorch.benchmark",
+    "device": "device.benchmark",
+    "hardening": "hardening.benchmark",
+    "advise": "advise.benchmark",
 }
 Group = Callable[[Session], Found | None]
 
@@ -44,7 +50,7 @@ class Benchmark:
 
     Attributes:
         about: One line.
-        groups: What it measures, in order; `--only` chooses of them, and each may return figures.
+        groups: What it measures, in order; each may return figures. `--only a` chooses the group `a`, and `a/b`, too.
         goals: Of its figures.
         limits: Why figures miss their goals, where that is known beforehand.
         find: The figures of the parts that are done.
@@ -69,7 +75,8 @@ class Benchmark:
 
 def load_benchmark(name: str) -> Benchmark:
     """The declaration of that name."""
-    made = importlib.import_module(f"benchmarks.{MODULES[name]}").BENCHMARK
+    module, _, attribute = MODULES[name].partition(":")
+    made = getattr(importlib.import_module(f"benchmarks.{module}"), attribute or "BENCHMARK")
     assert isinstance(made, Benchmark)
     return made
 
@@ -100,8 +107,9 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
         if options.rehearse:
             parser.error("--out: a rehearsal's figures are no results")
         options.out = RESULTS / f"{name}.json"
-    chosen = [one for one in options.only.split(",") if one]
-    if unknown := [one for one in chosen if one not in benchmark.groups]:
+    asked = [one for one in options.only.split(",") if one]
+    chosen = [one for one in benchmark.groups if any(f"{one}/".startswith(f"{name}/") for name in asked)]
+    if unknown := [name for name in asked if not any(f"{one}/".startswith(f"{name}/") for one in benchmark.groups)]:
         parser.error(f"--only: {', '.join(unknown)}; there are {known}")
     number, _, parts = options.part.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
@@ -158,7 +166,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _write(benchmark: Benchmark, session: Session) -> None:
     """Writes the figures that there are, beside those of others that the file has, and what the benchmark adds."""
     found = {**session.found, **(benchmark.find(session.store.done) if benchmark.find else {})}
-    limits = {**benchmark.limits, **session.options.limited_by}
+    limits = {**benchmark.limits, **session.limits, **session.options.limited_by}
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if not benchmark.gpu and load > cores:
         limits |= dict.fromkeys(found, f"other work on this machine (a load of {load:.0f} on {cores} cores)")
@@ -166,6 +174,8 @@ def _write(benchmark: Benchmark, session: Session) -> None:
     if rows:
         results = merge_figures(session.out, session.meta, rows)
         print(core_table(results.model_copy(update={"rows": rows})))
+    if session.rows:
+        Results(meta=session.meta, rows=session.rows).write(session.out)
     if benchmark.finish:
         benchmark.finish(session)
     print(f"results: {session.out}")

@@ -42,6 +42,8 @@ class Session:
         options: Of the command line.
         meta: The machine and its versions.
         found: Figures that need no parts.
+        limits: Why some of them miss their goals.
+        rows: Rows of the results that are no figures.
         failed: Parts that failed.
     """
 
@@ -49,6 +51,8 @@ class Session:
         self.name, self.options, self.meta = name, options, described
         self.began = time.monotonic()
         self.found: Found = {}
+        self.limits: dict[str, str] = {}
+        self.rows: list[Any] = []
         self.failed = 0
         self._limit_s = float("inf") if options.minutes is None else 60.0 * options.minutes
 

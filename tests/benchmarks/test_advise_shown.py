@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from cudasched.errors import Error
 
-from benchmarks.advise import __main__ as shown
+from benchmarks.advise import benchmark as shown
 from benchmarks.advise.cases import SOURCE, Case, Version, cases
+from benchmarks.lab.run import meta, run
 from benchmarks.results.schema import RESULTS, FigureRow, load
 
 pa = pytest.importorskip("pyarrow", reason="advice reads recordings with pyarrow")
@@ -106,14 +107,6 @@ def test_both_versions_do_the_same_work() -> None:
         assert steps(before) == steps(after), case.rule
 
 
-def test_rows_say_what_the_second_takes_of_the_first() -> None:
-    found = shown.row("tail", [2.0, 4.0, 2.0], [1.0, 2.2, 1.0])
-    assert (found.value, found.low, found.high, found.n) == (0.5, 0.5, pytest.approx(0.55), 3)
-    assert found.met and found.limited_by == ""
-    slower = shown.row("tail", [2.0], [2.1])
-    assert not slower.met and "2.000 ms before, 2.100 after" in slower.limited_by
-
-
 def test_what_speaks_against_a_case_is_said() -> None:
     assert shown.why_not_shown("tail", {"tail", "local_memory"}, set()) == ""
     assert shown.why_not_shown("tail", {"local_memory"}, set()) == "the rule does not fire before (local_memory)"
@@ -121,17 +114,21 @@ def test_what_speaks_against_a_case_is_said() -> None:
 
 
 def test_the_benchmark_keeps_rows_of_rules_that_were_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = {case.rule: {"before": [2.0, 2.0], "after": [1.0, 1.0]} for case in cases()}
-    monkeypatch.setattr(shown, "timed", lambda times: every)
+    times = {"before": [2.0, 4.0, 2.0], "after": [1.0, 2.2, 1.0]}
+    monkeypatch.setattr(shown, "timed", lambda case, _: times if case.rule != "tail" else {**times, "after": [2.1] * 3})
     monkeypatch.setattr(shown, "fired", lambda case, version, timing: {case.rule} if version == "before" else set())
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
-    monkeypatch.setattr(shown.meta, "describe", lambda **_: load(RESULTS / "overhead.json").meta)
+    monkeypatch.setattr(meta, "describe", lambda *_: load(RESULTS / "overhead.json").meta)
     out = tmp_path / "advise.json"
-    assert shown.main(["--out", str(out)]) == 0
-    assert [row.figure for row in load(out).rows if isinstance(row, FigureRow)] == [case.rule for case in cases()]
+    assert run("advise", ["--out", str(out)]) == 0
+    rows = {row.figure: row for row in load(out).rows if isinstance(row, FigureRow)}
+    assert list(rows) == [case.rule for case in cases()]
+    found = rows["block_size"]
+    assert (found.value, found.low, found.high, found.n) == (0.5, 0.5, pytest.approx(0.55), 3)
+    assert found.met and found.limited_by == ""
+    assert not rows["tail"].met and "2.000 ms before, 2.100 after" in rows["tail"].limited_by
     # One that does not fire any more is no row, and the others stay.
     monkeypatch.setattr(shown, "fired", lambda case, version, timing: set())
-    assert shown.main(["--out", str(out)]) == 1
+    assert run("advise", ["--out", str(out)]) == 1
     assert len(load(out).rows) == len(cases())
 
 

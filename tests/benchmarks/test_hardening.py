@@ -1,5 +1,5 @@
-"""Damaged files end in an answer or in one of cudasched's errors: a short run; `python -m benchmarks.hardening` is the
-long one.
+"""Damaged files end in an answer or in one of cudasched's errors: a short run; `python -m benchmarks run
+hardening` is the long one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import random
 import pytest
 
 from benchmarks.hardening import damage
-from benchmarks.hardening.__main__ import figure
+from benchmarks.hardening.tables import measure
+from benchmarks.lab.run import run
+from benchmarks.results.schema import load
 
 
 @pytest.mark.parametrize(("kind", "count"), [("toml", 200), ("parquet", 150), ("models", 40)])
@@ -37,7 +39,16 @@ def test_equal_seeds_damage_equally():
     assert len({damage.mutate(random.Random(seed), damage.TOML) for seed in range(50)}) > 40
 
 
-def test_a_figure_is_met_where_less_is_better():
-    assert figure("import_ms", [50, 60, 90], 3).met
-    missed = figure("damaged_toml_failed", [1], 5000, "seed 3 fails")
-    assert not missed.met and missed.limited_by == "seed 3 fails"
+def test_figures_are_written_and_what_fails_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(damage, "run", lambda kind, count: (1, ["seed 3 fails"]) if kind == "toml" else (0, []))
+    (tmp_path / "a.whl").write_bytes(bytes(2_500_000))
+    out = ["--out", str(tmp_path / "hardening.json"), "--only", "wheel,toml,models"]
+    assert run("hardening", [*out, "--wheel", str(tmp_path / "a.whl")]) == 0
+    rows = {row.figure: row for row in load(tmp_path / "hardening.json").rows}
+    assert rows["wheel_MB"].value == 2.5 and rows["damaged_models_failed"].met
+    missed = rows["damaged_toml_failed"]
+    assert (missed.value, missed.n, missed.met) == (1, 5000, False) and missed.limited_by
+
+
+def test_damaged_tables_harm_nobody():
+    assert measure(count=40, seed=1, patience_s=120.0, goal_s=None) == (0, [])

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.overhead import __main__ as overhead
+from benchmarks.lab.run import run
+from benchmarks.overhead import benchmark as overhead
 from benchmarks.results.schema import load
 
 
@@ -37,7 +38,7 @@ def test_the_null_driver_has_every_symbol_of_the_shim(tmp_path):
 def test_differences_are_taken_within_rounds():
     slow = overhead.Series([[110.0, 112.0, 111.0], [1010.0, 1012.0, 1011.0], [210.0, 212.0, 211.0]])
     bare = overhead.Series([[100.0, 102.0, 101.0], [1000.0, 1002.0, 1001.0], [200.0, 202.0, 201.0]])
-    row = overhead._row("launch", slow, bare)
+    row = overhead.row("launch", slow, bare)
     assert row.added_ns_median == 10.0 and row.rounds == 3
     assert row.ns_median == 211.0 and row.baseline_ns_median == 201.0
 
@@ -45,9 +46,19 @@ def test_differences_are_taken_within_rounds():
 @pytest.mark.usefixtures("simulated_driver")
 def test_overhead_rehearses_every_class(tmp_path):
     out = tmp_path / "overhead.json"
-    options = ["--simulate", "--rounds", "1", "--batches", "5", "--launches", "20", "--out", str(out)]
-    assert overhead.main(options) == 0
+    assert (
+        run("overhead", ["--rehearse", "--rounds", "1", "--batches", "5", "--launches", "20", "--out", str(out)]) == 0
+    )
     rows = load(out).rows
     # Two drivers: two kernels in three classes and at the gate, a sleep in three classes. And one beside a thread.
     assert len(rows) == 2 * (2 * 4 + 3) + len(overhead.COMPANY)
     assert all(row.ns_median > 0 for row in rows if "idle" not in row.what)
+
+
+@pytest.mark.usefixtures("simulated_driver")
+def test_recording_by_events_is_rehearsed(tmp_path):
+    out = tmp_path / "collect.json"
+    assert run("collect", ["--rehearse", "--out", str(out)]) == 0
+    assert [row.what for row in load(out).rows] == [
+        f"simulated driver, {words}: recorded by events" for words in overhead.KERNELS.values()
+    ]

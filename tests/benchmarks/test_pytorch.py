@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pytorch import __main__ as benchmark
-from benchmarks.pytorch import give_back
-from benchmarks.pytorch.__main__ import (
+from benchmarks.lab.run import run
+from benchmarks.lab.session import judged
+from benchmarks.pytorch import benchmark, give_back
+from benchmarks.pytorch.benchmark import (
     GOALS,
     RATE_HZ,
-    figures,
+    find,
     find_costs,
     find_give_back,
     find_reserved,
     find_threads,
-    main,
     servers_together,
 )
 from benchmarks.results.schema import FigureRow, load
@@ -137,7 +137,7 @@ def test_a_program_that_fails_keeps_no_other_from_running(
     monkeypatch.setattr(benchmark, "HERE", tmp_path)
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     out = tmp_path / "pytorch.json"
-    assert main(["--rehearse", "--only", "costs", "--out", str(out)]) == 1
+    assert run("pytorch", ["--rehearse", "--only", "costs", "--out", str(out)]) == 1
     names = {row.figure for row in load(out).rows if isinstance(row, FigureRow)}
     assert names == {"install_overhead", "accounting_difference_bytes", "observe_ns"}
     said = capsys.readouterr().out
@@ -146,13 +146,10 @@ def test_a_program_that_fails_keeps_no_other_from_running(
 
 
 def test_what_was_not_measured_has_no_row_and_a_miss_says_why() -> None:
-    rows = {row.figure: row for row in figures(two_threads(), {"two_threads_best_effort": "the interpreter's lock"})}
+    rows = {
+        row.figure: row
+        for row in judged(GOALS, find(two_threads()), {"two_threads_best_effort": "the interpreter's lock"})
+    }
     assert set(rows) == {"two_threads_p99_ratio", "two_threads_best_effort", "reserved_ratio"} < set(GOALS)
     assert rows["two_threads_p99_ratio"].limited_by == "" and rows["two_threads_p99_ratio"].met
     assert rows["two_threads_best_effort"].limited_by == "the interpreter's lock"
-
-
-def test_a_group_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--out", "x.json", "--only", "three_threads"])
-    assert "two_threads" in capsys.readouterr().err

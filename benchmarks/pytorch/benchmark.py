@@ -1,0 +1,248 @@
+"""The figures of benchmarks/results/pytorch.json; about 12 minutes.
+
+    costs         entering and leaving a region, hot and after 16 ms idle; eager ResNet50 inference under `install`;
+                  what counting memory adds to an allocation, and by how many bytes it differs from PyTorch's
+    give_back     a latency client's allocation of memory that another process only caches, over that process's bare
+                  `empty_cache()` and the same allocation of free memory (give_back.py); 40 GiB, of a GPU that has
+                  70 GiB free at least
+    two_threads   BERT requests and transformer training in two threads of one process (threads.py)
+    four_threads  two servers and two trainings in four threads; with priority streams instead, and the two servers
+                  without trainings, in the same run
+
+A program that fails keeps no other from running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cudasched.demo.harness import percentile
+
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Done, Found, Goals, Session
+
+HERE = Path(__file__).parent
+RATE_HZ = 60.0
+
+#: The figures in the order of the results: the goal, and whether less or more is better.
+GOALS: Goals = {
+    "region_us": (6.0, "less"),
+    "region_idle_us": (70.0, "less"),
+    "install_overhead": (0.01, "less"),
+    "two_threads_p99_ratio": (1.25, "less"),
+    "two_threads_best_effort": (0.97, "more"),
+    "four_threads_p99_ratio_worst": (1.25, "less"),
+    "four_threads_best_effort": (0.93, "more"),
+    "accounting_difference_bytes": (0.0, "less"),
+    "observe_ns": (150.0, "less"),
+    "give_back_over_empty_cache_ms": (10.0, "less"),
+    "reserved_ratio": (1.15, "less"),
+}
+#: Latency loads and trainings of each group of threads.
+LOADS: dict[str, tuple[list[str], list[str]]] = {
+    "two_threads": (["bert_graph"], ["transformer"]),
+    "four_threads": (["bert_graph", "mlp"], ["transformer", "resnet50"]),
+}
+
+
+def run(session: Session, key: str, script: str, *arguments: str, managed: bool, needs_s: float) -> None:
+    """Runs a script once and keeps its JSON line under `key`; nothing where that is there already, or it fails.
+
+    Args:
+        session: Of the benchmark.
+        key: GROUP/PART/REPEAT.
+        script: In this directory.
+        arguments: Its own.
+        managed: With the hook; else as if cudasched were not there.
+        needs_s: Seconds that it takes at most, about.
+
+    Raises:
+        OutOfTimeError: There are not so many left.
+    """
+    if key in session.store.done:
+        return
+    session.need(needs_s)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path[1:]])}
+    environment["CUDASCHED_OFF"] = "" if managed else "1"
+    with tempfile.TemporaryDirectory() as run_directory:
+        environment["CUDASCHED_RUN_DIR"] = run_directory
+        command = [sys.executable, str(HERE / script), *arguments]
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3 * needs_s + 60)
+            said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+        except subprocess.TimeoutExpired:
+            said, done = None, subprocess.CompletedProcess(command, 1, "", "it does not end")
+        except (IndexError, ValueError):
+            said = None
+    if said is None:
+        session.fail(f"{key}: {script} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+        return
+    session.store.keep(key, said)
+    session.say(key)
+
+
+def costs(session: Session) -> None:
+    """Programs of one process each."""
+    samples = ["--samples", str(session.options.samples), *(["--inner", "5"] if session.rehearsal else [])]
+    for part, needs_s in (("region", 15), ("idle", 40), ("observe", 60)):
+        run(session, f"costs/{part}", "costs.py", part, *samples, managed=True, needs_s=needs_s)
+    for repeat in range(session.options.repeats):
+        for name, managed in (("bare", False), ("install", True)):
+            arguments = ["inference", *samples, *["--install"] * managed]
+            run(session, f"costs/inference {name}/{repeat}", "costs.py", *arguments, managed=managed, needs_s=25)
+
+
+def give_back(session: Session) -> None:
+    """Two processes."""
+    arguments = ["--samples", str(session.options.samples), "--gib", str(session.options.gib)]
+    run(session, "give_back/processes", "give_back.py", *arguments, managed=True, needs_s=60)
+
+
+def threads(session: Session, group: str) -> None:
+    """A process that has the loads of a group in threads."""
+    options = session.options
+    latency, training = LOADS[group]
+    loads = ["--latency", *latency, "--training", *training, "--seconds", str(options.seconds)]
+    loads += ["--simulate"] * session.rehearsal
+    alone = [str(number) for number in range(len(latency) + len(training))]
+    alone += ["servers"] if len(latency) > 1 else []
+    for repeat in range(options.repeats):
+        for how, phases in (("bare", [*alone, "all"]), ("regions", ["all"]), ("priority", ["all"])):
+            needs_s = 25 + (options.seconds + 2) * len(phases)
+            arguments = ["--how", how, *loads, "--seed", str(repeat), "--phases", *phases]
+            key = f"{group}/{how}/{repeat}"
+            run(session, key, "threads.py", *arguments, managed=how == "regions", needs_s=needs_s)
+
+
+def find_costs(done: Mapping[str, Any]) -> Found:
+    """The figures of a region's cost and of `install`."""
+    found: Found = {}
+    for part, name in (("region", "region_us"), ("idle", "region_idle_us")):
+        if samples := done.get(f"costs/{part}", {}).get("samples"):
+            found[name] = (statistics.median(samples), min(samples), max(samples), len(samples))
+    if observed := done.get("costs/observe"):
+        added, off = observed["samples"], observed["differences"]
+        found["observe_ns"] = (statistics.median(added), min(added), max(added), len(added))
+        found["accounting_difference_bytes"] = (max(off), min(off), max(off), len(off))
+    bare, installed = ([part["samples"] for part in _parts(done, f"costs/inference {n}/")] for n in ("bare", "install"))
+    if bare and installed:
+        slower = [
+            statistics.median(ours) / statistics.median(theirs) - 1
+            for ours, theirs in zip(installed, bare, strict=False)
+        ]
+        found["install_overhead"] = (statistics.median(slower), min(slower), max(slower), len(slower))
+    return found
+
+
+def find_give_back(done: Mapping[str, Any]) -> Found:
+    """What it takes until the other process has the memory, over emptying the cache and allocating memory that is free.
+
+    The driver's allocation, of 2 ms a GiB, is in what the other process waits for, whichever process had the memory.
+    """
+    if not (said := done.get("give_back/processes")):
+        return {}
+    parts = zip(said["give_back"], said["bare"], said["allocation"], strict=True)
+    over = [took - bare - allocation for took, bare, allocation in parts]
+    return {"give_back_over_empty_cache_ms": (statistics.median(over), min(over), max(over), len(over))}
+
+
+def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> Found:
+    """P99 over alone, worst of the servers, and trainings together over alone in the time that requests leave."""
+    together, alone = _parts(done, f"{group}/{how}/"), _parts(done, f"{group}/bare/")
+    if not together or not alone:
+        return {}
+    latency, training = LOADS[group]
+    ratios, kept, requests = [], [], 0
+    for ours, bare in zip(together, alone, strict=False):
+        phases = {phase["phase"]: phase for phase in bare["phases"]}
+        both = ours["phases"][-1]
+        worst, duty = 0.0, 0.0
+        for number, name in enumerate(latency):
+            by_itself = phases[str(number)]["latency_ms"][name]
+            worst = max(worst, percentile(both["latency_ms"][name], 0.99) / percentile(by_itself, 0.99))
+            duty += RATE_HZ * statistics.fmean(by_itself) / 1e3
+            requests += len(both["latency_ms"][name])
+        shares = [
+            both["per_s"][name] / phases[str(len(latency) + number)]["per_s"][name]
+            for number, name in enumerate(training)
+        ]
+        ratios.append(worst)
+        kept.append(sum(shares) / max(1 - duty, 1e-9))
+    first = "two_threads_p99_ratio" if group == "two_threads" else "four_threads_p99_ratio_worst"
+    return {
+        first: (statistics.median(ratios), min(ratios), max(ratios), requests),
+        f"{group}_best_effort": (statistics.median(kept), min(kept), max(kept), len(kept)),
+    }
+
+
+def servers_together(done: Mapping[str, Any], group: str) -> list[float]:
+    """Of each repeat the worst server's P99 beside other servers alone, over its own alone: what no policy mends."""
+    latency, _ = LOADS[group]
+    found = []
+    for bare in _parts(done, f"{group}/bare/"):
+        phases = {phase["phase"]: phase["latency_ms"] for phase in bare["phases"]}
+        if "servers" in phases:
+            p99 = [
+                percentile(phases["servers"][name], 0.99) / percentile(phases[str(number)][name], 0.99)
+                for number, name in enumerate(latency)
+            ]
+            found.append(max(p99))
+    return found
+
+
+def find_reserved(done: Mapping[str, Any]) -> Found:
+    """Memory that PyTorch holds in the two threads with regions over without."""
+    ours, bare = _parts(done, "two_threads/regions/"), _parts(done, "two_threads/bare/")
+    ratios = [mine["reserved"] / theirs["reserved"] for mine, theirs in zip(ours, bare, strict=False)]
+    return {"reserved_ratio": (statistics.median(ratios), min(ratios), max(ratios), len(ratios))} if ratios else {}
+
+
+def _parts(done: Mapping[str, Any], prefix: str) -> list[Any]:
+    return [part for key, part in sorted(done.items()) if key.startswith(prefix)]
+
+
+def find(done: Done) -> Found:
+    """All figures of what was measured."""
+    threads = {name: value for group in LOADS for name, value in find_threads(done, group).items()}
+    return {**find_costs(done), **find_give_back(done), **find_reserved(done), **threads}
+
+
+def _said(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def explain(session: Session) -> None:
+    """Prints what the figures are to be compared with."""
+    done = session.store.done
+    for part, when in (("region", "in a loop"), ("idle", "after 16 ms of idleness")):
+        if times := done.get(f"costs/{part}", {}).get("stream"):
+            print(f"PyTorch's own `with torch.cuda.stream(...)`, {when}: {_said(times)} us")
+    for group in LOADS:
+        for name, (value, low, high, _) in find_threads(done, group, "priority").items():
+            print(f"with priority streams, no cudasched: {name} {value:.3g} ({low:.3g} to {high:.3g})")
+        if beside := servers_together(done, group):
+            print(f"{group}: servers beside one another, no training, no cudasched: worst P99 {_said(beside)} x alone")
+    if said := done.get("give_back/processes"):
+        apart = ", ".join(f"{name} {statistics.median(times):.1f}" for name, times in said.items() if times)
+        print(f"memory given back, ms, of which the figure is made: {apart}")
+        if refused := said.get("refused"):
+            print(f"{len(refused)} allocations beside a program that computes were refused")
+
+
+BENCHMARK = Benchmark(
+    about="what regions cost in PyTorch, threads of one process that differ by them, memory given back",
+    groups={"costs": costs, "give_back": give_back, **{group: partial(threads, group=group) for group in LOADS}},
+    goals=GOALS,
+    find=find,
+    finish=explain,
+    settings={"seconds": (8.0, 1.0), "repeats": (3, 1), "samples": 7, "gib": 40},
+)
