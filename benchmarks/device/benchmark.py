@@ -210,5 +210,6 @@ BENCHMARK = Benchmark(
     goals=GOALS,
     find=find,
     finish=finish,
+    results="kernels",
     torch=False,
 )

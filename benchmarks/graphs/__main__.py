@@ -5,7 +5,6 @@
     python -m benchmarks.graphs --rehearse --out /tmp/graphs.json
     python -m benchmarks.graphs merge --out benchmarks/results/graphs.json first.cells second.cells
     python -m benchmarks.graphs explain benchmarks/results/graphs.cells
-    python -m benchmarks.graphs figures --out benchmarks/results/graph_slicing.json --limit-s 590
 
 As the breadth benchmark does it (benchmarks/breadth): each program is started first, then the server comes and is
 measured; the outcome of each cell is saved at once, beside the results with the suffix .cells. With a limit of time,
@@ -32,7 +31,6 @@ from benchmarks.breadth.__main__ import ANSWER_S, Fleet, Mode, Place, Runner, fi
 from benchmarks.colocation.__main__ import TIME_RAN_OUT, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile
 from benchmarks.colocation.frame import run_cells
-from benchmarks.graphs import figures
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
 
@@ -215,8 +213,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = CellFile(Path(arguments[1]))
         print(explain_table(results(cells), cells))
         return 0
-    if arguments[:1] == ["figures"]:
-        return figures.main(arguments[1:])
     options = parse(arguments)
 
     def measure(backend: Backend, cells: CellFile) -> int:

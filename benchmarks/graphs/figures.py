@@ -1,7 +1,4 @@
-"""What slices cost: the figures of graph_slicing.json, turn by turn while there is time.
-
-    python -m benchmarks.graphs figures --out benchmarks/results/graph_slicing.json --limit-s 590
-    python -m benchmarks.graphs figures --rehearse --out /tmp/graph_slicing.json
+"""What slices cost: the figures of graph_slicing.json.
 
 Each mode is one process (probe.py): bare, as it is by default with no latency client there (`auto`), with graphs whole
 (`off`), the same without node priorities (`unprioritised`), and with graphs always cut (`always`). The processes live
@@ -12,21 +9,17 @@ for a moment is the same for both; low and high are the quartiles.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from cudasched.demo.harness import CUDASCHED, Backend, Child, HarnessError
+from cudasched.demo.harness import Child
 
-from benchmarks import meta
-from benchmarks.results.schema import FigureRow, Results
-from benchmarks.store import Store
+from benchmarks.lab.processes import Processes, ask, in_processes
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Done, Found, Goals, Session
 
 PROBE = Path(__file__).with_name("probe.py")
 #: What is compared is neighbours: bare and auto, off and always.
@@ -39,11 +32,8 @@ INSTANTIATIONS = 6
 ANSWER_S = 240.0
 #: What starting the processes and the first round of turns may take.
 START_S, ROUND_S = 60.0, 10.0
-TIME_RAN_OUT = 3
 
-Better = Literal["less", "more"]
-#: The goal of each figure, and whether less or more is better.
-GOALS: dict[str, tuple[float, Better]] = {
+GOALS: Goals = {
     "build_ms_2000_nodes": (100.0, "less"),
     "clone_of_instantiate": (0.10, "less"),
     "driver_clone_of_instantiate": (0.10, "less"),
@@ -56,12 +46,12 @@ Part = Mapping[str, Any]
 """What a process found in one turn, or when it started."""
 
 
-def rounds_of(done: Mapping[str, Any], kind: str) -> list[Mapping[str, Part]]:
+def rounds_of(done: Done, kind: str) -> list[Mapping[str, Part]]:
     """What is kept of `kind`, start or turn: a part a mode of each round."""
     return [done[f"{kind}/{number}"] for number in range(sum(key.startswith(f"{kind}/") for key in done))]
 
 
-def values(done: Mapping[str, Any]) -> dict[str, list[float]]:
+def values(done: Done) -> dict[str, list[float]]:
     """Of each figure that can be told: a value a pair of turns, or a start."""
     found: dict[str, list[float]] = {name: [] for name in GOALS}
     for whole, cut in _pairs(done, "start", "off", "always"):
@@ -78,7 +68,7 @@ def values(done: Mapping[str, Any]) -> dict[str, list[float]]:
     return {name: each for name, each in found.items() if each}
 
 
-def _pairs(done: Mapping[str, Any], kind: str, one: str, other: str) -> Iterator[tuple[Part, Part]]:
+def _pairs(done: Done, kind: str, one: str, other: str) -> Iterator[tuple[Part, Part]]:
     for parts in rounds_of(done, kind):
         yield parts[one], parts[other]
 
@@ -91,27 +81,12 @@ def quartiles(each: Sequence[float]) -> tuple[float, float]:
     return lower, upper
 
 
-def rows(done: Mapping[str, Any], limited_by: Mapping[str, str]) -> list[FigureRow]:
-    """The results."""
-    made = []
-    for name, each in values(done).items():
-        goal, better = GOALS[name]
-        low, high = quartiles(each)
-        row = FigureRow.judged(
-            figure=name,
-            value=statistics.median(each),
-            goal=goal,
-            better=better,
-            low=low,
-            high=high,
-            n=len(each),
-            limited_by=limited_by.get(name, ""),
-        )
-        made.append(row)
-    return made
+def find(done: Done) -> Found:
+    """Medians over pairs of turns, and quartiles."""
+    return {name: (statistics.median(each), *quartiles(each), len(each)) for name, each in values(done).items()}
 
 
-def explained(done: Mapping[str, Any]) -> str:
+def explained(done: Done) -> str:
     """What an instantiation takes in each mode, and how much longer than bare: what the figures do not say."""
     said = []
     for mode in MODES:
@@ -123,144 +98,61 @@ def explained(done: Mapping[str, Any]) -> str:
     return f"instantiation: {', '.join(said)}" if said else ""
 
 
-class Probes:
-    """The processes of all modes.
-
-    Args:
-        scratch: Each mode has a table of its own there: none sees another as a client.
-
-    Raises:
-        HarnessError: From all methods: a process failed.
-    """
-
-    def __init__(self, backend: Backend, scratch: Path) -> None:
-        self._children = {mode: self._start(backend, mode, scratch / mode) for mode in MODES}
-
-    def __enter__(self) -> Probes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for child in self._children.values():
-            child.stop(grace_s=0.0)
-
-    @staticmethod
-    def _start(backend: Backend, mode: str, table: Path) -> Child:
-        command = [sys.executable, str(PROBE), *["--simulate"] * (backend.name == "simulated")]
-        environment = backend.environment(hooked=mode != "bare")
-        if mode != "bare":
-            table.mkdir(mode=0o700)
-            command = [*CUDASCHED, "run", "--class", "best-effort", "--", *command]
-            slices = "off" if mode == "unprioritised" else mode
-            environment |= {"CUDASCHED_GRAPH_SLICES": slices, "CUDASCHED_RUN_DIR": str(table)}
-        if mode == "unprioritised":
-            environment["CUDASCHED_NODE_PRIORITY"] = "off"
-        return Child(f"probe {mode}", command, environment)
-
-    def prepare(self, mode: str, options: argparse.Namespace) -> dict[str, Any]:
-        """Has its graphs made."""
-        return self._ask(mode, "prepare", nodes=options.nodes, builds=mode in BUILT)
-
-    def turn(self, mode: str, options: argparse.Namespace) -> dict[str, Any]:
-        """Has it measure."""
-        return self._ask(
-            mode,
-            "turn",
-            instantiations=INSTANTIATIONS,
-            launches=options.launches if mode in LAUNCHED else 0,
-            seconds=options.seconds if mode in REPLAYED else 0.0,
-            builds=mode in BUILT,
-        )
-
-    def _ask(self, mode: str, command: str, **arguments: Any) -> dict[str, Any]:
-        self._children[mode].tell(command, **arguments)
-        answer = self._children[mode].answer(ANSWER_S)
-        return {name: value for name, value in answer.items() if name != "event"}
+def started(lab: Processes, mode: str) -> Child:
+    """The process of a mode; each has a table of its own: none sees another as a client."""
+    environment = {}
+    if mode != "bare":
+        environment["CUDASCHED_GRAPH_SLICES"] = "off" if mode == "unprioritised" else mode
+    if mode == "unprioritised":
+        environment["CUDASCHED_NODE_PRIORITY"] = "off"
+    simulate = ["--simulate"] * lab.session.rehearsal
+    client_class = None if mode == "bare" else "best-effort"
+    return lab.start(PROBE, *simulate, client_class=client_class, table=mode, environment=environment)
 
 
-def measure(backend: Backend, store: Store, options: argparse.Namespace) -> int:
-    """Does the turns that are missing while there is time; returns the exit status.
-
-    Raises:
-        HarnessError: A process failed.
-    """
-    began = time.monotonic()
-
-    def fits(seconds: float) -> bool:
-        return time.monotonic() - began + seconds <= options.limit_s
-
-    missing = range(len(rounds_of(store.done, "turn")), options.repeats)
-    if not missing:
-        return 0
-    if not fits(START_S + ROUND_S):
-        return TIME_RAN_OUT
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with (
-        tempfile.TemporaryDirectory(prefix="cudasched-graphs-", dir=shared) as scratch,
-        Probes(backend, Path(scratch)) as probes,
-    ):
-        ready = {mode: probes.prepare(mode, options) for mode in MODES}  # in turn: memory is what the device has less
-        store.keep(f"start/{len(rounds_of(store.done, 'start'))}", ready)
-        print(f"[{time.monotonic() - began:6.1f} s] ready", flush=True)
-        longest_s = ROUND_S
-        for number in missing:
-            if not fits(longest_s):
-                return TIME_RAN_OUT
-            round_began = time.monotonic()
-            found = {mode: probes.turn(mode, options) for mode in MODES[:: 1 if number % 2 == 0 else -1]}
-            store.keep(f"turn/{number}", found)
-            took_s = time.monotonic() - round_began
-            longest_s = took_s if number == missing.start else max(longest_s, took_s)
-            print(f"[{time.monotonic() - began:6.1f} s] round {number + 1} of {options.repeats}", flush=True)
-    return 0
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.graphs figures", description=(__doc__ or "").splitlines()[0]
+def turn(child: Child, mode: str, session: Session) -> dict[str, Any]:
+    """Has a process measure."""
+    return ask(
+        child,
+        "turn",
+        ANSWER_S,
+        instantiations=INSTANTIATIONS,
+        launches=session.options.launches if mode in LAUNCHED else 0,
+        seconds=session.options.seconds if mode in REPLAYED else 0.0,
+        builds=mode in BUILT,
     )
-    parser.add_argument("--out", type=Path, required=True, help="the results, NAME.json")
-    parser.add_argument("--repeats", type=int, default=None, help="rounds of turns (40; 6 in a rehearsal)")
-    parser.add_argument("--nodes", type=int, default=2000, help="of the graph that is cut")
-    parser.add_argument("--launches", type=int, default=None, help="that are timed in a turn (2000; 200)")
-    parser.add_argument("--seconds", type=float, default=None, help="of replays in a turn (0.5; 0.2)")
-    parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop before so much time has passed")
-    parser.add_argument("--rehearse", "--simulate", dest="simulate", action="store_true", help="no GPU, no results")
-    parser.add_argument("--simulated-driver", type=Path, help="its libcuda.so.1, if not the installed one")
-    parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
-    parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT", help="why a goal is missed")
-    options = parser.parse_args(arguments)
-    options.repeats = options.repeats or (6 if options.simulate else 40)
-    options.launches = options.launches or (200 if options.simulate else 2_000)
-    options.seconds = options.seconds or (0.2 if options.simulate else 0.5)
-    reasons = [text.partition("=") for text in options.limited_by]
-    unknown = [name for name, _, _ in reasons if name not in GOALS]
-    if unknown:
-        parser.error(f"--limited-by: {', '.join(unknown)}; there are {', '.join(GOALS)}")
-    options.limited_by = {name: text for name, _, text in reasons}
-    return options
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measures what is missing, and writes what can be told."""
-    options = parse(arguments)
-    backend: Backend | None = None
-    try:
-        backend = Backend.simulated(options.simulated_driver) if options.simulate else Backend()
-        store = Store(options.out.with_suffix(".parts"), meta.describe(options.simulate, options.commit))
-        status = measure(backend, store, options)
-    except (HarnessError, ValueError) as error:
-        print(f"graphs: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if backend:
-            backend.close()
-    made = rows(store.done, options.limited_by)
-    for row in made:
-        print(f"{row.figure}: {row.value:.4g} ({row.low:.4g} to {row.high:.4g}), goal {row.goal:g}, n {row.n}")
-    if made:
-        print(explained(store.done))
-        Results(meta=store.meta, rows=made).write(options.out)
-    if status == TIME_RAN_OUT:
-        print("time ran out: run again to go on")
-    return status
+def measure(lab: Processes) -> None:
+    """Does the turns that are missing, of all modes in one order and in the opposite one."""
+    session, store = lab.session, lab.session.store
+    missing = range(len(rounds_of(store.done, "turn")), session.options.repeats)
+    if not missing:
+        return
+    session.need(START_S + ROUND_S)
+    children = {mode: started(lab, mode) for mode in MODES}
+    nodes = session.options.nodes
+    ready = {  # in turn: memory is what the device has less
+        mode: ask(child, "prepare", ANSWER_S, nodes=nodes, builds=mode in BUILT) for mode, child in children.items()
+    }
+    store.keep(f"start/{len(rounds_of(store.done, 'start'))}", ready)
+    session.say("ready")
+    longest_s = ROUND_S
+    for number in missing:
+        session.need(longest_s)
+        began = time.monotonic()
+        modes = MODES[:: 1 if number % 2 == 0 else -1]
+        store.keep(f"turn/{number}", {mode: turn(children[mode], mode, session) for mode in modes})
+        took_s = time.monotonic() - began
+        longest_s = took_s if number == missing.start else max(longest_s, took_s)
+        session.say(f"round {number + 1} of {session.options.repeats}")
+
+
+BENCHMARK = Benchmark(
+    about="what cutting graphs costs",
+    groups={"turns": in_processes(measure)},
+    goals=GOALS,
+    find=find,
+    finish=lambda session: print(explained(session.store.done)),
+    settings={"repeats": (40, 6), "nodes": (2000, 300), "launches": (2000, 60), "seconds": (0.5, 0.1)},
+)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.results.schema import FigureRow
+from benchmarks.kernels.layers import KERNELS, LAYERS
+from benchmarks.lab.session import Done, Found, Goals
 
 OURS = "ours"
 
@@ -42,6 +43,12 @@ FIGURES: dict[str, Figure] = {
     "conv2d_of_cudnn": Figure(0.6, ("cudnn",)),
 }
 
+LAYER_GOALS: Goals = {
+    f"{layer}_{what}": (1.0, "more")
+    for layer in LAYERS
+    for what in (*(f"{kernel}_of_pytorch" for kernel in KERNELS[layer]), "layer_of_eager", "layer_of_compiled")
+}
+
 Measured = Mapping[str, Any]
 """One part: "arms", the medians of rounds by arm, us; "samples", how many calls of ours were timed."""
 
@@ -61,25 +68,17 @@ def ratio(part: Measured, against: Sequence[str]) -> tuple[float, float, float]:
     return statistics.median(fastest) / statistics.median(arms[OURS]), min(each), max(each)
 
 
-def row(figure: str, goal: float, parts: Sequence[Measured], against: Sequence[str], limited_by: str) -> FigureRow:
+def worst(parts: Sequence[Measured], against: Sequence[str]) -> tuple[float, float, float, int]:
     """A figure of several parts: that of the worst one, with the least and the most of all rounds of all."""
     ratios = [ratio(part, against) for part in parts]
     value = min(one for one, _, _ in ratios)
-    return FigureRow.judged(
-        figure=figure,
-        value=value,
-        goal=goal,
-        better="more",
-        low=min(value, *(low for _, low, _ in ratios)),
-        high=max(value, *(high for _, _, high in ratios)),
-        n=sum(part["samples"] for part in parts),
-        limited_by=limited_by,
-    )
+    low = min(value, *(low for _, low, _ in ratios))
+    return value, low, max(value, *(high for _, _, high in ratios)), sum(part["samples"] for part in parts)
 
 
-def figures(done: Mapping[str, Measured], limited_by: Mapping[str, str]) -> list[FigureRow]:
-    """The figures of which all is measured that was asked for, from FIGURE/PART; of parts that have such an arm."""
-    made = []
+def find(done: Done) -> Found:
+    """The figures of the parts that are measured, from FIGURE/PART; of those that have such an arm."""
+    found: Found = {}
     for name, figure in FIGURES.items():
         parts = [
             part
@@ -87,23 +86,21 @@ def figures(done: Mapping[str, Measured], limited_by: Mapping[str, str]) -> list
             if key.startswith(f"{figure.parts or name}/") and any(part["arms"].get(arm) for arm in figure.against)
         ]
         if parts:
-            made.append(row(name, figure.goal, parts, figure.against, limited_by.get(name, "")))
-    return made
+            found[name] = worst(parts, figure.against)
+    return found
 
 
-def of_layers(done: Mapping[str, Measured], limited_by: Mapping[str, str]) -> list[FigureRow]:
+def find_layers(done: Done) -> Found:
     """Layers as a whole against eager and compiled PyTorch, and each kernel against PyTorch's, from LAYER/WHAT."""
-    made = []
+    found: Found = {}
     for name, part in done.items():
         layer, _, what = name.partition("/")
         if what == "whole":
             for against in ("eager", "compiled"):
-                figure = f"{layer}_layer_of_{against}"
-                made.append(row(figure, 1.0, [_best_of_ours(part)], (against,), limited_by.get(figure, "")))
-        elif what:
-            figure = f"{layer}_{what}_of_pytorch"
-            made.append(row(figure, 1.0, [part], ("pytorch",), limited_by.get(figure, "")))
-    return made
+                found[f"{layer}_layer_of_{against}"] = worst([_best_of_ours(part)], (against,))
+        else:
+            found[f"{layer}_{what}_of_pytorch"] = worst([part], ("pytorch",))
+    return found
 
 
 def _best_of_ours(part: Measured) -> Measured:

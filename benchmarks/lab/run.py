@@ -38,6 +38,14 @@ MODULES = {
     "collect": "collect.benchmark",
     "pytorch": "pytorch.benchmark",
     "device": "device.benchmark",
+    "kernels": "kernels.benchmark:KERNELS",
+    "layers": "kernels.benchmark:LAYERS",
+    "tuner": "tune.evaluate",
+    "tuner_beside": "tune.beside",
+    "predictor": "predictor.benchmark:SPEED",
+    "predictor_figures": "predictor.benchmark:COSTS",
+    "graph_slicing": "graphs.figures",
+    "regressions": "regressions.benchmark",
     "hardening": "hardening.benchmark",
     "advise": "advise.benchmark",
 }
@@ -56,6 +64,7 @@ class Benchmark:
         find: The figures of the parts that are done.
         finish: Writes what are no figures, and prints.
         settings: More options: a default, a pair of defaults of which the second is a rehearsal's, or a type.
+        results: The name of the results file, where that is not the benchmark's.
         merge: Puts the cells of several runs together.
         gpu: It needs one.
         torch: It needs PyTorch.
@@ -68,6 +77,7 @@ class Benchmark:
     find: Callable[[Done], Found] | None = None
     finish: Callable[[Session], None] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
     gpu: bool = True
     torch: bool = True
@@ -84,7 +94,8 @@ def load_benchmark(name: str) -> Benchmark:
 def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     """The options of a run, checked."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks run {name}", description=benchmark.about)
-    parser.add_argument("--out", type=Path, help=f"the results (benchmarks/results/{name}.json)")
+    results = RESULTS / f"{benchmark.results or name}.json"
+    parser.add_argument("--out", type=Path, help=f"the results ({results})")
     known = ", ".join(benchmark.groups)
     parser.add_argument("--only", default=known.replace(" ", ""), help=f"by commas, of {known}")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth of them from the Ith on")
@@ -106,7 +117,7 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
     if options.out is None:
         if options.rehearse:
             parser.error("--out: a rehearsal's figures are no results")
-        options.out = RESULTS / f"{name}.json"
+        options.out = results
     asked = [one for one in options.only.split(",") if one]
     chosen = [one for one in benchmark.groups if any(f"{one}/".startswith(f"{name}/") for name in asked)]
     if unknown := [name for name in asked if not any(f"{one}/".startswith(f"{name}/") for one in benchmark.groups)]:

@@ -1,8 +1,5 @@
 """What a tuner does to a server on the same GPU: two rows of kernels.json.
 
-    python -m benchmarks.tune beside --out benchmarks/results/kernels.json
-    python -m benchmarks.tune beside --rehearse --out /tmp/beside.json
-
 A BERT graph server is alone, beside `cudasched tune`, and beside a tuner that does not see it (another directory of
 client tables, so that both take turns as the driver has it), each for some seconds in turns, with equal arrivals. A
 tuner is started as its turn begins. Until its database has a first measurement it starts: it imports, computes what is
@@ -13,7 +10,6 @@ same turn; what the tuner that does not see it does is printed beside them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -21,16 +17,16 @@ import sqlite3
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from cudasched.demo.harness import CUDASCHED, Backend
+from cudasched.demo.harness import CUDASCHED, HarnessError
 from cudasched.kernels import _catalog
 
-from benchmarks import meta
 from benchmarks.breadth.__main__ import Fleet, Place
 from benchmarks.lab.processes import brief, latencies, p99
-from benchmarks.results.schema import FigureRow, Results, merge_figures
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Session
 
 SERVER = Place("server", "bert_graph", "two_processes")
 #: Kernels that are tuned beside it: one whose launches are short, one of which some configurations take milliseconds.
@@ -41,14 +37,13 @@ SEES, APART = "cudasched", "time slices"
 PART_S = 3.0
 START_TIMEOUT_S = 120.0
 RECORDED = Path(__file__).parent / "recorded"
-GOAL = 1.25
 
 
 class Tuner:
     """A tuner that searches until the end of the block.
 
     Raises:
-        SystemExit: It ends by itself.
+        HarnessError: It ends by itself.
     """
 
     def __init__(self, space: str, environment: Mapping[str, str], scratch: Path, replay: Path | None) -> None:
@@ -75,12 +70,12 @@ class Tuner:
     def must_have_begun_within(self, seconds: float) -> None:
         """Ends the benchmark where it has been starting for longer."""
         if time.monotonic() - self._began > seconds:
-            raise SystemExit(f"a tuner measured nothing in {seconds:g} s: {self._log.read_text()[-2000:]}")
+            raise HarnessError(f"a tuner measured nothing in {seconds:g} s: {self._log.read_text()[-2000:]}")
 
     def measured(self) -> int:
         """How many configurations it has measured."""
         if not self._may_end and self._child.poll() is not None:
-            raise SystemExit(f"a tuner ended before its time: {self._log.read_text()[-2000:]}")
+            raise HarnessError(f"a tuner ended before its time: {self._log.read_text()[-2000:]}")
         if not self._database.exists():
             return 0
         with contextlib.closing(sqlite3.connect(self._database)) as database:
@@ -90,11 +85,12 @@ class Tuner:
                 return 0
 
 
-def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[float]]:
+def measure(session: Session) -> Found:
     """P99 over alone: by what the tuner does, and whether it sees the server."""
     ratios: dict[str, list[float]] = {}
-    replay = next(iter(sorted(RECORDED.glob("layernorm*.npz")))) if options.rehearse else None
-    with Fleet(backend) as fleet:
+    replay = next(iter(sorted(RECORDED.glob("layernorm*.npz")))) if session.rehearsal else None
+    options = session.options
+    with Fleet(session.backend) as fleet:
         fleet.build(SERVER)()
 
         def requests(seconds: float, seed: int) -> list[float]:
@@ -122,48 +118,20 @@ def measure(options: argparse.Namespace, backend: Backend) -> dict[str, list[flo
                         ratios.setdefault(f"{what}, {arm}", []).append(ratio)
                     told.append(f"{arm}: starting {brief(starting)}, searching {brief(searching)}, {rate:.1f}/s")
                 print(f"{space}: {'; '.join(told)}", flush=True)
-    return ratios
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Entry point of `beside`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tune beside", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the file whose row is replaced")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each part of a turn")
-    parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--rehearse", action="store_true", help="the simulated driver, and a tuner that needs no GPU")
-    parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT")
-    parser.add_argument("--commit", default=None)
-    options = parser.parse_args(arguments)
-    backend = Backend.simulated() if options.rehearse else Backend()
-    about = meta.describe(options.rehearse, options.commit)
-    try:
-        ratios = measure(options, backend)
-    finally:
-        backend.close()
-    rows = []
+    found: Found = {}
     for name, values in ratios.items():
         value = statistics.median(values)
-        print(f"{name}: P99 {value:.2f} x alone ({min(values):.2f} to {max(values):.2f})")
+        session.say(f"{name}: P99 {value:.2f} x alone ({min(values):.2f} to {max(values):.2f})")
         what, _, arm = name.partition(", ")
         if arm == SEES:
-            figure = f"tuner_{what}_p99_ratio"
-            rows.append(
-                FigureRow.judged(
-                    figure=figure,
-                    value=value,
-                    goal=GOAL,
-                    better="less",
-                    low=min(values),
-                    high=max(values),
-                    n=len(values),
-                    limited_by=dict(one.split("=", 1) for one in options.limited_by).get(figure, ""),
-                )
-            )
-    if options.rehearse:
-        Results(meta=about, rows=rows).write(options.out)
-    else:
-        merge_figures(options.out, about, rows)
-    return 0
+            found[f"tuner_{what}_p99_ratio"] = value, min(values), max(values), len(values)
+    return found
+
+
+BENCHMARK = Benchmark(
+    about="a tuner on the GPU of a server, while it starts and while it searches",
+    groups={"beside": measure},
+    goals={"tuner_starting_p99_ratio": (1.25, "less"), "tuner_beside_p99_ratio": (1.25, "less")},
+    results="kernels",
+    settings={"seconds": (10.0, 2.0), "turns": (2, 1)},
+)

@@ -1,21 +1,17 @@
 """Our tuner against chance and Kernel Tuner over recorded spaces: four rows of kernels.json, and what a bandit does.
 
-    python -m benchmarks.tune evaluate --out benchmarks/results/kernels.json
-    python -m benchmarks.tune evaluate --rehearse DIRECTORY --seeds 2 --out /tmp/kernels.json
-
 For each kernel, Kernel Tuner's strategy is the one that does best on the other kernels (with seeds of their own),
 chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations are
-within 2% of the best are left out, and named. No GPU is needed: about --seeds x spaces x 10 s of CPU time.
+within 2% of the best are left out, and named. No GPU is needed: about --seeds x spaces x 10 s of CPU
+time. A rehearsal takes synthetic recordings (`--recorded`).
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import os
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -28,8 +24,10 @@ from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Settings, run
 
-from benchmarks import meta, tables
-from benchmarks.results.schema import FigureRow, Meta, Results, load, merge_figures
+from benchmarks import tables
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Goals, Session
+from benchmarks.results.schema import load
 from benchmarks.tune import rivals
 from benchmarks.tune.rivals import Course
 
@@ -42,11 +40,11 @@ KNOWN_EVALUATIONS = 200
 BANDIT_LAUNCHES = 200
 #: A median gap below this counts as this: two tuners that both find the best are equal.
 LEAST_GAP = 1e-4
-GOALS = {
-    "tuner_gap_of_random": 0.5,
-    "tuner_gap_of_kernel_tuner": 0.8,
-    "tuner_seconds_of_kernel_tuner": 0.67,
-    "warm_start_evaluations": 1 / 3,
+GOALS: Goals = {
+    "tuner_gap_of_random": (0.5, "less"),
+    "tuner_gap_of_kernel_tuner": (0.8, "less"),
+    "tuner_seconds_of_kernel_tuner": (0.67, "less"),
+    "warm_start_evaluations": (1 / 3, "less"),
 }
 TITLES = ("ours", "random")
 
@@ -170,9 +168,9 @@ def tasks(recordings: Mapping[Path, Recording], seeds: int, choosing: int) -> li
     return made + warmed
 
 
-def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mapping[str, str]) -> list[FigureRow]:
+def find(evaluation: Evaluation, scored: range, choosing: range) -> Found:
     """The figures of what was done."""
-    found: list[FigureRow] = []
+    found: Found = {}
 
     def add(name: str, pairs: Mapping[str, tuple[list[float], list[float]]], least: float) -> None:
         def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -183,18 +181,7 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
         everything = ([x for one, _ in pairs.values() for x in one], [x for _, one in pairs.values() for x in one])
         value = ratio(*everything)
         each = [ratio(*one) for one in pairs.values()]
-        found.append(
-            FigureRow.judged(
-                figure=name,
-                value=value,
-                goal=GOALS[name],
-                better="less",
-                low=min([*each, value]),
-                high=max([*each, value]),
-                n=len(everything[0]),
-                limited_by=limited.get(name, ""),
-            )
-        )
+        found[name] = value, min([*each, value]), max([*each, value]), len(everything[0])
 
     kernels = evaluation.kernels
     of = evaluation.of
@@ -207,7 +194,7 @@ def rows(evaluation: Evaluation, scored: range, choosing: range, limited: Mappin
         pairs = {}
         for kernel in kernels if len(kernels) > 1 else []:
             strategy = evaluation.chosen(kernel, figure, choosing)
-            print(f"{name}: {kernel} against {strategy}", file=sys.stderr)
+            print(f"{name}: {kernel} against {strategy}")
             pairs[kernel] = (of(kernel, "ours", figure, scored), of(kernel, strategy, figure, scored))
         add(name, pairs, LEAST_GAP)
     warmed = {k: (of(k, "warm", evaluations, scored), of(k, "ours", evaluations, scored)) for k in kernels}
@@ -275,34 +262,28 @@ def _time(recording: Recording, configuration: Mapping[str, object]) -> float:
         return math.inf
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Entry point of `evaluate`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune evaluate", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the file whose rows are replaced")
-    parser.add_argument("--recorded", type=Path, default=RECORDED, help="where the recordings are")
-    parser.add_argument("--rehearse", type=Path, help="take synthetic recordings from there; a rehearsal")
-    parser.add_argument("--seeds", type=int, default=30)
-    parser.add_argument("--choosing-seeds", type=int, default=5)
-    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
-    parser.add_argument("--limited-by", action="append", default=[], metavar="FIGURE=TEXT")
-    parser.add_argument("--commit", default=None)
-    options = parser.parse_args(arguments)
-    directory = options.rehearse or options.recorded
-    recordings = {path: Recording.load(path) for path in sorted(directory.glob("*.npz"))}
+def evaluate(session: Session) -> Found:
+    """All searches, and what follows from them.
+
+    Raises:
+        ValueError: There are no recordings, or not such that a figure may come from them.
+    """
+    options = session.options
+    recordings = {path: Recording.load(path) for path in sorted(options.recorded.glob("*.npz"))}
     if not recordings:
-        parser.error(f"{directory} has no recording: python -m benchmarks.tune record makes them on a GPU")
-    if options.rehearse is None and any(one.is_synthetic for one in recordings.values()):
-        parser.error("a recording is synthetic: no figure may come from it (--rehearse)")
+        raise ValueError(f"{options.recorded} has no recording: python -m benchmarks.tune record makes them on a GPU")
+    if not session.rehearsal and any(one.is_synthetic for one in recordings.values()):
+        raise ValueError("a recording is synthetic: no figure may come from it (--rehearse)")
     for path, one in list(recordings.items()):
         flat = one.share_within(NEAR)
-        print(f"{path.stem}: {len(one.measurements)} configurations, {flat:.2%} within 2%", file=sys.stderr)
+        print(f"{path.stem}: {len(one.measurements)} configurations, {flat:.2%} within 2%")
         if flat > FLAT:
-            print(f"{path.stem}: left out, because more than 1% are", file=sys.stderr)
+            print(f"{path.stem}: left out, because more than 1% are")
             del recordings[path]
     if not recordings:
-        parser.error("no recording is left")
-    if options.out.exists() and options.rehearse is None:
-        load(options.out)  # before hours of work: a file that cannot be read would not be merged into
+        raise ValueError("no recording is left")
+    if session.out.exists():
+        load(session.out)  # before hours of work: a file that cannot be read would not be merged into
     wanted = tasks(recordings, options.seeds, options.choosing_seeds)
     with ProcessPoolExecutor(options.processes) as pool:
         courses = dict(zip(wanted, pool.map(do, wanted), strict=True))
@@ -319,9 +300,6 @@ def main(arguments: Sequence[str]) -> int:
             ]
             courses |= dict(zip(more, pool.map(do, more), strict=True))
     evaluation = Evaluation(recordings, courses)
-    made = rows(evaluation, scored, choosing, dict(one.split("=", 1) for one in options.limited_by))
-    for row in made:
-        print(f"{row.figure}: {row.value:.3f} (goal {row.goal:.3f}; {row.low:.3f} to {row.high:.3f} by kernel)")
     for line in spread(evaluation, scored):
         print(line)
     for kernel in evaluation.kernels:
@@ -329,20 +307,29 @@ def main(arguments: Sequence[str]) -> int:
         if len(shapes) > 1:
             ours, nearest = bandit_regret(shapes, 0)
             print(f"bandit, {kernel}: {ours:.1%} slower than the best; the nearest shape's best: {nearest:.1%}")
-    write(options, recordings, made)
-    return 0
-
-
-def write(options: argparse.Namespace, recordings: Mapping[Path, Recording], made: Sequence[FigureRow]) -> None:
-    """Puts the rows into the file; its other figures stay."""
     first = next(iter(recordings.values()))
-    about = meta.describe(True, options.commit)
-    gpu = "simulated" if options.rehearse else first.problem.gpu.name
-    told = {"gpu": gpu, "driver": first.about.get("driver") or None}
-    measured = Meta(**{**about.model_dump(), **told})
-    if options.rehearse is None:
-        results = merge_figures(options.out, measured, made)
-    else:
-        results = Results(meta=measured, rows=list(made))
-        results.write(options.out)
-    tables.plot_figures(results, options.out.parent)
+    if not session.rehearsal:
+        session.meta.gpu, session.meta.driver = first.problem.gpu.name, first.about.get("driver") or None
+    return find(evaluation, scored, choosing)
+
+
+def plots(session: Session) -> None:
+    """The plots of the figures, beside them."""
+    if session.out.exists():
+        tables.plot_figures(load(session.out), session.out.parent)
+
+
+BENCHMARK = Benchmark(
+    about="our tuner against chance and Kernel Tuner over recorded spaces",
+    groups={"evaluate": evaluate},
+    goals=GOALS,
+    finish=plots,
+    results="kernels",
+    settings={
+        "recorded": RECORDED,
+        "seeds": (30, 2),
+        "choosing_seeds": (5, 1),
+        "processes": (max(1, len(os.sched_getaffinity(0)) - 1), 1),
+    },
+    gpu=False,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,8 +36,10 @@ from benchmarks.graphs.__main__ import (
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
+from benchmarks.lab.run import TIME_RAN_OUT as OUT_OF_TIME
+from benchmarks.lab.run import run
+from benchmarks.lab.session import judged
 from benchmarks.results.schema import ColocationRow, FigureRow, load
-from benchmarks.store import Store
 
 DATE = "2026-11-23T00:00:00+00:00"
 PROMISED = {
@@ -368,7 +371,7 @@ DONE = {
 
 
 def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() -> None:
-    made = {row.figure: row for row in figures.rows(DONE, {"launch_ns_added": "a lock"})}
+    made = {row.figure: row for row in judged(figures.GOALS, figures.find(DONE), {"launch_ns_added": "a lock"})}
     assert set(made) == PROMISED == set(figures.GOALS)
     assert made["build_ms_2000_nodes"].value == pytest.approx(85) and made["build_ms_2000_nodes"].n == 5
     clone = made["clone_of_instantiate"]
@@ -379,10 +382,8 @@ def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() 
     assert made["memory_ratio"].value == pytest.approx(1.2) and made["memory_ratio"].n == 1
     assert made["idle_speed"].value == pytest.approx(0.998) and made["idle_speed"].better == "more"
     assert clone.limited_by == made["idle_speed"].limited_by == ""
-    wide = figures.rows({f"turn/{i}": turn(1.0, launch_ns=500.0 + i) for i in range(101)}, {})
-    assert [(row.low, row.high, row.limited_by) for row in wide if row.figure == "launch_ns_added"] == [
-        (25.0, 75.0, "not explained yet")
-    ]
+    wide = figures.find({f"turn/{i}": turn(1.0, launch_ns=500.0 + i) for i in range(101)})
+    assert wide["launch_ns_added"][1:3] == (25.0, 75.0)
 
 
 def test_what_an_instantiation_takes_is_told_for_each_mode() -> None:
@@ -393,51 +394,27 @@ def test_what_an_instantiation_takes_is_told_for_each_mode() -> None:
 
 def test_figures_without_slices_are_not_told() -> None:
     without = {"start/0": STARTED | {"always": {"bytes": 220.0}}, "turn/0": turn(1.0, build_ns=0.0)}
-    assert {row.figure for row in figures.rows(without, {})} == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
-    assert figures.rows({}, {}) == []
+    assert set(figures.find(without)) == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
+    assert figures.find({}) == {}
 
 
-def test_turns_of_what_is_compared_follow_one_another_in_both_orders(tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
-
-    class Answers(figures.Probes):
-        def __init__(self, *_: object) -> None:
-            self._children = {}
-
-        def _ask(self, mode: str, command: str, **arguments: object) -> dict:
-            asked.append((mode, command))
-            wanted = {name: value for name, value in arguments.items() if value}
-            assert ("seconds" in wanted) == (command == "turn" and mode in ("bare", "auto"))
-            assert ("launches" in wanted) == (command == "turn" and mode in ("off", "always"))
-            assert ("builds" in wanted) == (mode == "always")
-            return {}
-
-    options = figures.parse(["--out", str(tmp_path / "slicing.json"), "--repeats", "2"])
-    store = Store(tmp_path / "slicing.parts", META)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "Probes", Answers)
-        assert figures.measure(Backend(), store, options) == 0
-    modes = list(figures.MODES)
-    assert asked == [(mode, "prepare") for mode in modes] + [(mode, "turn") for mode in modes + modes[::-1]]
+def test_modes_that_are_compared_follow_one_another() -> None:
     for one, other in (("bare", "auto"), ("off", "always")):
-        assert abs(modes.index(one) - modes.index(other)) == 1
+        assert abs(figures.MODES.index(one) - figures.MODES.index(other)) == 1
 
 
 def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graph_slicing.json"
-    command = ["figures", "--rehearse", "--out", str(out), "--nodes", "300", "--launches", "60", "--seconds", "0.1"]
-    assert main([*command, "--repeats", "1", "--limit-s", "0"]) == figures.TIME_RAN_OUT
-    assert main([*command, "--repeats", "1"]) == 0
+    command = ["--rehearse", "--out", str(out)]
+    assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == OUT_OF_TIME
+    assert run("graph_slicing", [*command, "--repeats", "1"]) == 0
     rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
     assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED
-    kept = Store(out.with_suffix(".parts"), META).done
-    assert main([*command, "--repeats", "1"]) == 0 and Store(out.with_suffix(".parts"), META).done == kept
-    assert main([*command, "--repeats", "2"]) == 0
-    done = Store(out.with_suffix(".parts"), META).done
+    kept = json.loads(out.with_suffix(".cells").read_text())["done"]
+    assert run("graph_slicing", [*command, "--repeats", "2"]) == 0
+    done = json.loads(out.with_suffix(".cells").read_text())["done"]
     assert set(done) == {"start/0", "turn/0", "start/1", "turn/1"} and done["turn/0"] == kept["turn/0"]
     assert "unprioritised" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        figures.parse(["--out", str(out), "--limited-by", "speed=none"])
 
 
 def test_results_pages_have_a_place_for_what_is_not_measured_yet(tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from cudasched.tune.measurement import Measurement
 from cudasched.tune.space import Gpu
 
 from benchmarks.kernels import layers, ship
-from benchmarks.kernels.figures import FIGURES, figures, for_dashboard, of_layers, ratio
+from benchmarks.kernels.benchmark import KERNELS
+from benchmarks.kernels.figures import FIGURES, LAYER_GOALS, find, find_layers, for_dashboard, ratio
 from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
 from benchmarks.kernels.timing import GpuTimer, in_turns
+from benchmarks.lab.run import TIME_RAN_OUT, run
+from benchmarks.lab.session import judged
 from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
 
 
@@ -40,12 +43,11 @@ def test_a_figure_is_its_worst_part_with_all_rounds_and_says_what_limits_it() ->
         "softmax_of_copy/large": part(ours=[10.0, 10.0], memcpy=[9.0, 9.2], copy=[20.0, 20.0]),
         "gemm_bf16_of_cublas/8192": part(ours=[10.0], cublas=[9.0]),
     }
-    rows = {row.figure: row for row in figures(done, {})}
+    rows = {row.figure: row for row in judged(KERNELS.goals, find(done), {})}
     softmax = rows["softmax_of_copy"]
     assert (softmax.value, softmax.low, softmax.high, softmax.n) == pytest.approx((0.91, 0.9, 1.0, 20))
     assert (softmax.goal, softmax.better, softmax.limited_by) == (0.95, "more", NOT_EXPLAINED)
     assert rows["gemm_bf16_of_cublas"].limited_by == ""
-    assert figures(done, {"softmax_of_copy": "the L2"})[-1].limited_by == "the L2"
     assert list(rows) == ["gemm_bf16_of_cublas", "softmax_of_copy"]
 
 
@@ -56,23 +58,14 @@ def test_figures_of_the_same_parts_are_of_their_other_arms() -> None:
         "flash_attention_of_flash/4096": part(ours=[10.0], flash=[12.0], cudnn=[7.0]),
         "flash_attention_of_flash/8192": part(ours=[10.0], flash=[12.0]),  # PyTorch's build may have no cuDNN
     }
-    rows = {row.figure: row for row in figures(done, {})}
+    rows = {row.figure: row for row in judged(KERNELS.goals, find(done), {})}
     assert list(rows) == [name for name in FIGURES if name.startswith(("softmax", "flash"))]
     compiled, cudnn = rows["softmax_of_compiled"], rows["flash_attention_of_cudnn"]
     assert (compiled.value, compiled.high, compiled.goal, compiled.n) == pytest.approx((0.9, 1.2, 1.0, 20))
     assert compiled.limited_by == NOT_EXPLAINED
     assert (cudnn.value, cudnn.n, cudnn.limited_by) == pytest.approx((0.7, 10, "")) and cudnn.only_reported
     del done["flash_attention_of_flash/4096"]
-    assert "flash_attention_of_cudnn" not in {row.figure for row in figures(done, {})}
-
-
-def test_the_parts_of_a_figure_are_measured_whichever_of_theirs_is_asked_for() -> None:
-    from benchmarks.kernels.__main__ import chosen, parse
-
-    def keys(only: str) -> list[str]:
-        return [one.key for one in chosen(parse(["--out", "x", "--only", only]))[0]]
-
-    assert keys("rmsnorm_of_compiled") == keys("rmsnorm_of_copy") and len(keys("rmsnorm_of_copy")) == 5
+    assert "flash_attention_of_cudnn" not in {row.figure for row in judged(KERNELS.goals, find(done), {})}
 
 
 def test_a_layer_counts_by_its_faster_way_and_opens_in_the_dashboard() -> None:
@@ -81,7 +74,8 @@ def test_a_layer_counts_by_its_faster_way_and_opens_in_the_dashboard() -> None:
         "bert/attention": part(ours=[2.0], pytorch=[3.0]),
         "llama/out": part(ours=[2.0], pytorch=[1.0]),
     }
-    rows = {row.figure: row.value for row in of_layers(done, {})}
+    rows = {name: value for name, (value, *_) in find_layers(done).items()}
+    assert set(rows) <= set(LAYER_GOALS)
     expected = {"bert_layer_of_eager": 1.5, "bert_layer_of_compiled": 0.5, "bert_attention_of_pytorch": 1.5}
     assert rows == pytest.approx(expected | {"llama_out_of_pytorch": 0.5})
     told = for_dashboard(done, "bert")
@@ -181,33 +175,24 @@ REHEARSED = (
 def test_a_rehearsal_measures_writes_and_goes_on(
     scene: Scene, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from benchmarks.kernels.__main__ import TIME_RAN_OUT, main
-
-    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "2", "--samples", "1"]
-    assert main([*arguments, "--only", REHEARSED]) == 0
+    arguments = ["--rehearse", "--out", str(tmp_path / "kernels.json")]
+    assert run("kernels", [*arguments, "--only", REHEARSED]) == 0
     assert capsys.readouterr().out.count(" of the error allowed") == 4
     rows = [row for row in load(tmp_path / "kernels.json").rows if isinstance(row, FigureRow)]
     assert [row.figure for row in rows] == [name for name, one in FIGURES.items() if (one.parts or name) in REHEARSED]
     assert all(row.n == 2 and row.low <= row.value <= row.high for row in rows)
-    assert main([*arguments, "--only", REHEARSED]) == 0
-    assert capsys.readouterr().out == ""  # nothing is measured twice
-    assert main([*arguments, "--limit-s", "1"]) == TIME_RAN_OUT
+    assert run("kernels", [*arguments, "--only", REHEARSED]) == 0
+    assert " of the error allowed" not in capsys.readouterr().out, "nothing is measured twice"
+    assert run("kernels", [*arguments, "--minutes", "0"]) == TIME_RAN_OUT
+    assert (tmp_path / "kernels.png").exists()
 
 
-def test_rows_of_others_stay_in_the_file(scene: Scene, tmp_path: Path) -> None:
-    from benchmarks.kernels.__main__ import main
-
-    other = {"figure": "queue_severe", "value": 2.5, "goal": 2.0, "better": "more", "low": 2.0, "high": 3.0, "n": 9}
-    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "1", "--samples", "1", "--only"]
-    assert main([*arguments, "gemm_bf16_of_cublas"]) == 0
-    path = tmp_path / "kernels.json"
-    data = json.loads(path.read_text())
-    data["rows"].append({**other, "limited_by": ""})
-    path.write_text(json.dumps(data))
-    assert main([*arguments, "gemm_fp32_of_cublas"]) == 0
-    assert all((tmp_path / f"{part}.png").exists() for part in ("kernels", "device"))
-    names = [row.figure for row in load(path).rows if isinstance(row, FigureRow)]
-    assert names == ["gemm_bf16_of_cublas", "queue_severe", "gemm_fp32_of_cublas"]
+def test_a_kernel_of_a_layer_is_rehearsed(scene: Scene, tmp_path: Path) -> None:
+    arguments = ["--rehearse", "--out", str(tmp_path / "layers.json"), "--only", "bert/layer_norm,llama/whole"]
+    assert run("layers", arguments) == 0
+    names = [row.figure for row in load(tmp_path / "layers.json").rows if isinstance(row, FigureRow)]
+    assert names == ["bert_layer_norm_of_pytorch", "llama_layer_of_eager", "llama_layer_of_compiled"]
+    assert json.loads((tmp_path / "layer-bert.json").read_text())["kernels"][0]["kernel"] == "layer_norm"
 
 
 @pytest.mark.parametrize("name", layers.LAYERS)
@@ -224,23 +209,11 @@ def test_a_layer_with_our_kernels_is_the_layer(name: str, scene: Scene) -> None:
 def test_a_wrong_kernel_is_not_timed(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from benchmarks.kernels.__main__ import main
-
     monkeypatch.setattr(scene.kernels, "softmax", lambda x: x)
-    arguments = ["--rehearse", "--out", str(tmp_path), "--rounds", "1", "--samples", "1"]
-    assert main([*arguments, "--only", "softmax_of_copy/float32_64MiB"]) == 1
-    said = capsys.readouterr()
-    assert "WrongError" in said.out and "failed: softmax_of_copy/float32_64MiB" in said.err
+    arguments = ["--rehearse", "--out", str(tmp_path / "kernels.json")]
+    assert run("kernels", [*arguments, "--only", "softmax_of_copy/float32_64MiB"]) == 1
+    assert "softmax_of_copy/float32_64MiB is wrong" in capsys.readouterr().out
     assert not (tmp_path / "kernels.json").exists()
-
-
-@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--limited-by", "text"]])
-def test_what_is_not_known_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    from benchmarks.kernels.__main__ import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(["--out", "/nowhere", *arguments])
-    assert ended.value.code == 2 and arguments[1] in capsys.readouterr().err
 
 
 def test_the_best_of_a_database_is_shipped_in_place_of_older(tmp_path: Path) -> None:

@@ -8,38 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.predictor import __main__ as speed
+from benchmarks.lab.run import run
+from benchmarks.predictor.benchmark import COSTS
+from benchmarks.results.schema import RESULTS
 
 pytest.importorskip("numpy", reason="numpy is not installed")
-
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-def test_miss_and_hit_are_written_beside_the_other_figures_or_why_not_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One test, because each worker would compile for its own, which takes longer than both."""
-    library = speed.build(tmp_path, together=True)
-    monkeypatch.setattr(speed, "build", lambda directory: library)
-
-    (tmp_path / "model.ubj").write_bytes(b"nothing")
-    assert speed.main(["--figures", str(tmp_path / "f.json"), "--model", str(tmp_path / "model.ubj")]) == 1
-    assert "cannot be walked" in capfd.readouterr().err
-    assert not (tmp_path / "f.json").exists()
-
+def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
-    committed = speed.HERE.parent / "results" / "predictor_figures.json"
-    path = tmp_path / "figures.json"
+    committed, path = RESULTS / "predictor_figures.json", tmp_path / "figures.json"
     shutil.copy(committed, path)
-    assert speed.main(["--figures", str(path), "--rounds", "1"]) == 0
-    before, after = (json.loads(one.read_text()) for one in (committed, path))
-    names = [row["figure"] for row in after["rows"]]
-    assert len(names) == len(set(names))
-    assert set(names) == {row["figure"] for row in before["rows"]} | {"miss_ns", "hit_ns", "four_predictions_ns"}
-    assert [row for row in after["rows"] if row["figure"] == "repeat"] == [
-        row for row in before["rows"] if row["figure"] == "repeat"
-    ]
-    for row in after["rows"]:
-        if row["figure"] in speed.GOALS:
-            assert 0 < row["value"] <= row["high"]
-            assert (row["limited_by"] == "") == (row["value"] <= row["goal"])
+    assert run("predictor_figures", ["--rehearse", "--out", str(path)]) == 0
+    before, after = ({row["figure"]: row for row in json.loads(one.read_text())["rows"]} for one in (committed, path))
+    assert set(after) == set(before) | set(COSTS.goals) and after["repeat"] == before["repeat"]
+    for name in COSTS.goals:
+        row = after[name]
+        assert 0 < row["value"] <= row["high"] and (row["limited_by"] == "") == (row["value"] <= row["goal"])
+
+
+def test_a_model_that_is_none_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.ubj").write_bytes(b"nothing")
+    options = ["--rehearse", "--out", str(tmp_path / "f.json"), "--model", str(tmp_path / "model.ubj")]
+    assert run("predictor_figures", options) == 1
+    assert "cannot be walked" in capfd.readouterr().out and not (tmp_path / "f.json").exists()

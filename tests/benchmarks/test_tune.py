@@ -19,9 +19,9 @@ pytest.importorskip("sklearn")
 from cudasched.tune.recording import Recording  # noqa: E402
 from synthetic_spaces import recording, small  # noqa: E402
 
-from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load  # noqa: E402
+from benchmarks.lab.run import run  # noqa: E402
+from benchmarks.results.schema import FigureRow, load  # noqa: E402
 from benchmarks.tune import evaluate, record, rivals  # noqa: E402
-from benchmarks.tune.__main__ import main  # noqa: E402
 
 SMALL = recording(small())
 
@@ -72,30 +72,26 @@ def test_an_evaluation_writes_its_rows_and_keeps_the_others(
     from synthetic_spaces import GPU
 
     recording(Space(text, tmp_path / "o.toml").problem(GPU), seed=3).save(tmp_path / "other.npz")
-    options = ("--seeds", "2", "--choosing-seeds", "1", "--processes", "1", "--out", str(tmp_path / "k.json"))
-    assert main(["evaluate", "--rehearse", str(tmp_path), *options]) == 0
+    options = ["--recorded", str(tmp_path), "--out", str(tmp_path / "k.json")]
+    assert run("tuner", ["--rehearse", *options]) == 0
     results = load(tmp_path / "k.json")
-    assert results.meta.gpu == "simulated"
     found = {row.figure: row for row in results.rows if isinstance(row, FigureRow)}
     assert set(found) == set(evaluate.GOALS)
     assert all(row.low <= row.value <= row.high and row.better == "less" for row in found.values())
     assert (tmp_path / "tuner.png").read_bytes().startswith(b"\x89PNG") and not (tmp_path / "kernels.png").exists()
     assert "bandit, scale:" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--recorded", str(tmp_path), *options])
-    assert "no figure may come from it" in capsys.readouterr().err
+    assert run("tuner", options) == 1
+    assert "no figure may come from it" in capsys.readouterr().out
 
 
-def test_a_tuner_that_misses_its_goal_says_what_limits_it() -> None:
+def test_a_figure_is_of_all_kernels_searches() -> None:
     path, best = Path("small.npz"), SMALL.best()[1]
     courses = {
         evaluate.Task(path, "ours", 0, 1): rivals.Course((2 * best,), (1.0,)),
         evaluate.Task(path, "random", 0, 1): rivals.Course((1.5 * best,), (1.0,)),
     }
-    evaluation = evaluate.Evaluation({path: SMALL}, courses)
-    for reasons, said in (({}, NOT_EXPLAINED), ({"tuner_gap_of_random": "a flat space"}, "a flat space")):
-        (row,) = evaluate.rows(evaluation, range(1), range(0), reasons)
-        assert (row.figure, row.value, row.limited_by) == ("tuner_gap_of_random", pytest.approx(2.0), said)
+    found = evaluate.find(evaluate.Evaluation({path: SMALL}, courses), range(1), range(0))
+    assert found == {"tuner_gap_of_random": (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0), 1)}
 
 
 def why_not_committed(path: Path) -> str:
@@ -183,8 +179,8 @@ def test_a_space_is_recorded_goes_on_and_is_packed(
 
     assert "3 configurations, 3 to measure" in recorded() and "0 to measure" in recorded()
     assert len(list((tmp_path / "out").iterdir())) <= 8
-    packed = ["pack", str(tmp_path / "out"), str(tmp_path / "packed"), "--spaces", str(tmp_path), "--l2-mib", "50"]
-    assert main(packed) == 0
+    packed = [str(tmp_path / "out"), str(tmp_path / "packed"), "--spaces", str(tmp_path), "--l2-mib", "50"]
+    assert record.pack(packed) == 0
     (path,) = (tmp_path / "packed").iterdir()
     made = Recording.load(path)
     assert path.name == "layernorm-8192-4096.npz" and len(made.retimed) == 3 and not made.is_synthetic

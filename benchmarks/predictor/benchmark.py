@@ -1,7 +1,5 @@
 """Nanoseconds from a raw float32 row to the margin: cudasched's trees beside XGBoost, ONNX Runtime, treelite, tl2cgen.
 
-    python -m benchmarks.predictor --out benchmarks/results/predictor.json
-
 One model (100 trees of depth 6 on 24 features, trained here), one process, one thread, one distinct row a call, hot.
 The engines take turns; a row's figure is the median over rounds of a batch's ns a row. Engines with a C interface are
 called from compiled loops (speed.cpp); `xgboost-inplace` and `onnxruntime` are called from Python, as their users call
@@ -10,12 +8,10 @@ them. Before anything is timed, cudasched's margins must have the bits of XGBoos
 `cudasched-cache` and `cudasched-cold` are the predictor as the launcher thread asks it, from a launch with 256 bytes of
 parameters to the prediction and its bound: 512 launches that it knows, and as many that it never saw.
 
-    python -m benchmarks.predictor --figures benchmarks/results/predictor_figures.json
-
-does only this, of the shipped model: `miss_ns`, what its predictor takes for a launch that it never saw, `hit_ns`, for
-one that it knows, and `four_predictions_ns`, for all that is said of a new launch. A figure is the least of many
-batches' ns a launch, which a machine that does other work beside it disturbs least; `low` is the same, `high` their
-median.
+`predictor_figures` is of the shipped model: `miss_ns`, what its predictor takes for a launch that it never saw,
+`hit_ns`, for one that it knows, and `four_predictions_ns`, for all that is said of a new launch. A figure is the
+least of many batches' ns a launch, which a machine that does other work beside it disturbs least; `low` is the same,
+`high` their median.
 
 An engine that is not installed is left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals
 onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the results file (accuracy, coverage) stay.
@@ -23,24 +19,21 @@ onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the r
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import datetime
 import importlib
-import os
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import meta
-from benchmarks.results.schema import FigureRow, Meta, PredictorEngine, PredictorSpeedRow, Results, load, merge
+from cudasched.demo.harness import HarnessError
+
+from benchmarks.c_program import compile_c, compile_cpp
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Session
+from benchmarks.results.schema import PredictorEngine, PredictorSpeedRow, merge
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "csrc"
@@ -48,38 +41,17 @@ CSRC = HERE.parents[1] / "csrc"
 WALKS = (0, 1, 2, 3)
 FEATURES, TREES, DEPTH = 24, 100, 6
 SHIPPED = HERE.parents[1] / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
-#: What is promised, ns.
-GOALS = {"miss_ns": 400.0, "hit_ns": 30.0, "four_predictions_ns": 1000.0}
-
 #: Takes a batch's rows and returns ns a row.
 Timer = Callable[[Any], float]
 #: What it is, which instructions it uses, and its timer.
 Engine = tuple[PredictorEngine, str, Timer]
 
 
-class BenchmarkError(Exception):
-    """The benchmark cannot be run; the text says why."""
-
-
-def build(directory: Path, together: bool = False) -> ctypes.CDLL:
-    """Compiles speed.cpp with the evaluator, for baseline x86-64 as the product is.
-
-    Args:
-        directory: Where the library is put.
-        together: The evaluator's sources are compiled as one and optimised less, in a quarter of the time; for a
-            rehearsal, because the product's are compiled by themselves.
-
-    Raises:
-        BenchmarkError: There is no compiler, or it failed.
-    """
+def build(session: Session) -> ctypes.CDLL:
+    """Compiles speed.cpp with the evaluator, for baseline x86-64 as the product is; for a rehearsal quickly."""
     sources = sorted((CSRC / "predict").rglob("*.cpp")) + sorted((CSRC / "base").glob("*.cpp"))
-    if together:
-        unit = directory / "together.cpp"
-        unit.write_text("".join(f'#include "{source}"\n' for source in sources))
-        sources = [unit]
-    library = directory / "speed.so"
-    options = ["-std=c++20", "-O1" if together else "-O2", f"-I{CSRC}"]
-    compile_shared(os.environ.get("CXX", "g++"), [*options, HERE / "speed.cpp", *sources], library)
+    options = ("-shared", "-fPIC", "-O0" if session.rehearsal else "-O2")
+    library = compile_cpp(session.builds / "speed.so", HERE / "speed.cpp", *sources, options=options)
     loaded = ctypes.CDLL(str(library))
     loaded.open_evaluator.restype = ctypes.c_void_p
     loaded.evaluator_isa.restype = ctypes.c_char_p
@@ -88,20 +60,6 @@ def build(directory: Path, together: bool = False) -> ctypes.CDLL:
     for name in ("time_evaluator", "time_xgboost", "time_gtil", "time_compiled", "time_hit", "time_cold", "time_four"):
         getattr(loaded, name).restype = ctypes.c_double
     return loaded
-
-
-def compile_shared(compiler: str, arguments: Sequence[str | Path], library: Path) -> None:
-    """Makes a shared library.
-
-    Raises:
-        BenchmarkError: There is no compiler, or it failed.
-    """
-    if shutil.which(compiler) is None:
-        raise BenchmarkError(f"no {compiler}: install it")
-    command = [compiler, "-shared", "-fPIC", *map(str, arguments), "-o", str(library), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchmarkError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
 
 
 def rival(module: str) -> Any:
@@ -117,13 +75,14 @@ def pointer(array: Any) -> ctypes.c_void_p:
 class Bench:
     """The model, the rows, and the engines that are to be had."""
 
-    def __init__(self, directory: Path, rows: int) -> None:
+    def __init__(self, session: Session) -> None:
         try:
             np, xgboost = rival("numpy"), rival("xgboost")
         except ImportError as error:
-            raise BenchmarkError(f"{error}: pip install numpy xgboost-cpu") from error
-        self.directory = directory
-        self.library = build(directory)
+            raise HarnessError(f"{error}: pip install numpy xgboost-cpu") from error
+        rows = 16 * session.options.batch
+        self.directory = directory = session.builds
+        self.library = build(session)
         self.numpy, self.xgboost = np, xgboost
         random = np.random.default_rng(1)
         x = random.normal(size=(20_000, FEATURES)).astype(np.float32)
@@ -167,7 +126,7 @@ class Bench:
             found.append(("cudasched", isa, self._compiled_timer(self.library.time_evaluator, evaluator)))
             found[-1][2](self.rows)
             if self.out.tobytes() != self.margins.tobytes():
-                raise BenchmarkError(f"{isa}: the margins are not XGBoost's")
+                raise HarnessError(f"{isa}: the margins are not XGBoost's")
         return found
 
     def _predictor(self) -> list[Engine]:
@@ -186,7 +145,7 @@ class Bench:
             def run(rows: Any) -> float:
                 took = float(time_all(asked))
                 if took < 0:
-                    raise BenchmarkError("the predictor found what it should not know, or did not find what it should")
+                    raise HarnessError("the predictor found what it should not know, or did not find what it should")
                 return took
 
             return run
@@ -207,7 +166,7 @@ class Bench:
         self.out[:] = 0
         timer(self.rows)
         if abs(self.out - self.margins).max() > 1e-3:
-            raise BenchmarkError("its margins are not XGBoost's")
+            raise HarnessError("its margins are not XGBoost's")
         return engine, isa, timer
 
     def _python_timer(self, call: Callable[[Any], Any]) -> Timer:
@@ -259,7 +218,7 @@ class Bench:
         generated = self.directory / "generated"
         tl2cgen.generate_c_code(model, dirpath=generated, params={}, verbose=False)
         library = self.directory / "compiled.so"
-        compile_shared(os.environ.get("CC", "gcc"), ["-O3", *sorted(generated.glob("*.c"))], library)
+        compile_c(library, *sorted(generated.glob("*.c")), options=("-shared", "-fPIC", "-O3"))
         predict = ctypes.cast(ctypes.CDLL(str(library)).predict, ctypes.c_void_p)
         return self._checked("tl2cgen", "c", self._compiled_timer(self.library.time_compiled, predict))
 
@@ -273,8 +232,9 @@ def cpu_name() -> str:
     return f"{found.get('model name', 'unknown')}, family {found.get('cpu family')} model {found.get('model')}"
 
 
-def measure(bench: Bench, rounds: int, batch: int) -> list[PredictorSpeedRow]:
+def measure(session: Session) -> None:
     """A row an engine; slow engines get fewer rows a turn, so that no turn lasts long."""
+    bench, rounds, batch = Bench(session), session.options.rounds, session.options.batch
     engines = bench.engines()
     values: list[list[float]] = [[] for _ in engines]
     for number in range(-1, rounds):  # the first warms up
@@ -286,109 +246,54 @@ def measure(bench: Bench, rounds: int, batch: int) -> list[PredictorSpeedRow]:
             if number >= 0:
                 values[index].append(took)
     cpu = cpu_name()
-    return [
+    rows: list[PredictorSpeedRow] = [
         PredictorSpeedRow(engine=engine, ns_per_row_median=round(statistics.median(took), 1), isa=isa, cpu=cpu)
         for (engine, isa, _), took in zip(engines, values, strict=True)
     ]
+    merge(session.out, session.meta, rows)
+    print(cpu)
+    for row in rows:
+        print(f"{row.engine:16} {row.isa:12} {row.ns_per_row_median:10.1f} ns")
 
 
-def figures(library: ctypes.CDLL, model: Path, rounds: int) -> list[FigureRow]:
-    """What a prediction of a model costs (`GOALS`), over so many batches of 512 launches.
+def costs(session: Session) -> Found:
+    """What a prediction of a model costs, over so many batches of 512 launches.
 
     Raises:
-        BenchmarkError: The model cannot be read, or its features are not those of launches.
+        HarnessError: The model cannot be read, or its features are not those of launches.
     """
+    library, model, rounds = build(session), session.options.model, session.options.rounds
     opened = [library.open_evaluator(str(model).encode(), walk) for walk in WALKS]
     if not any(opened):
-        raise BenchmarkError(f"{model} cannot be walked")
+        raise HarnessError(f"{model} cannot be walked")
     evaluator = ctypes.c_void_p([walk for walk in opened if walk is not None][-1])
     isa = library.evaluator_isa(evaluator).decode()
     asked = ctypes.c_void_p(library.open_predictor(evaluator))
-    found = []
+    found: Found = {}
     # Hits first: misses fill the cache.
     timers = {"hit_ns": library.time_hit, "miss_ns": library.time_cold, "four_predictions_ns": library.time_four}
     for name, timer in timers.items():
         took = sorted(float(timer(asked)) for _ in range(rounds))
         if took[0] < 0:
-            raise BenchmarkError(f"{name}: a launch that should be known was not, or the other way round")
-        busy = f"; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        print(f"{name}: {took[0]:.1f} ns, median {statistics.median(took):.1f} ({isa}, {cpu_name()}{busy})")
-        goal, least = GOALS[name], round(took[0], 1)
-        found.append(
-            FigureRow(
-                figure=name,
-                value=least,
-                goal=goal,
-                better="less",
-                low=least,
-                high=round(statistics.median(took), 1),
-                n=rounds * 512,
-                limited_by="" if least <= goal else f"{cpu_name()}, {isa}, beside other work{busy}",
-            )
-        )
+            raise HarnessError(f"{name}: a launch that should be known was not, or the other way round")
+        session.say(f"{name}: {took[0]:.1f} ns, median {statistics.median(took):.1f} ({isa}, {cpu_name()})")
+        session.limits[name] = f"{cpu_name()}, {isa}"
+        least = round(took[0], 1)
+        found[name] = least, least, round(statistics.median(took), 1), rounds * 512
     return found
 
 
-def describe(commit: str | None) -> Meta:
-    """Where this ran; no GPU has a part in it."""
-    return Meta(
-        gpu="none",
-        driver=None,
-        cuda=None,
-        torch=None,
-        python=platform.python_version(),
-        commit=commit or os.environ.get("CUDASCHED_COMMIT") or meta.current_commit(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        sm_clock_mhz=None,
-        command=meta.command_line(),
-    )
-
-
-def write_figures(options: argparse.Namespace) -> int:
-    """Measures what predictions cost and puts them beside the figures that the file has."""
-    with tempfile.TemporaryDirectory(prefix="cudasched-predictor-") as scratch:
-        try:
-            rows = figures(build(Path(scratch)), options.model, 10 * options.rounds)
-        except BenchmarkError as error:
-            print(f"predictor: {error}", file=sys.stderr)
-            return 1
-    path: Path = options.figures
-    before = load(path) if path.exists() else None
-    kept = [row for row in before.rows if isinstance(row, FigureRow)] if before else []
-    kept = [row for row in kept if row.figure not in GOALS]
-    about = before.meta if before and kept else describe(options.commit)
-    Results(meta=about, meta_by_kind=before.meta_by_kind if before else {}, rows=[*kept, *rows]).write(path)
-    return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predictor", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="the results; kinds that are there stay")
-    parser.add_argument(
-        "--figures", type=Path, help="only what a prediction costs, into this file; its other figures stay"
-    )
-    parser.add_argument("--model", type=Path, default=SHIPPED, help="of the figures; the one that ships")
-    parser.add_argument("--rounds", type=int, default=200, help="turns of each engine (200)")
-    parser.add_argument("--batch", type=int, default=512, help="rows of each turn (512)")
-    parser.add_argument("--commit", help="commit that is measured, where there is no clone to ask")
-    options = parser.parse_args(arguments)
-    if options.out is None and options.figures is None:
-        parser.error("--out or --figures")
-    if options.figures is not None:
-        return write_figures(options)
-    with tempfile.TemporaryDirectory(prefix="cudasched-predictor-") as scratch:
-        try:
-            rows = measure(Bench(Path(scratch), 16 * options.batch), options.rounds, options.batch)
-        except BenchmarkError as error:
-            print(f"predictor: {error}", file=sys.stderr)
-            return 1
-    merge(options.out, describe(options.commit), rows)
-    print(rows[0].cpu)
-    for row in rows:
-        print(f"{row.engine:16} {row.isa:12} {row.ns_per_row_median:10.1f} ns")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+SPEED = Benchmark(
+    about="ns of a prediction, beside other evaluators of the same trees",
+    groups={"speed": measure},
+    results="predictor",
+    settings={"rounds": (200, 1), "batch": (512, 32)},
+    gpu=False,
+)
+COSTS = Benchmark(
+    about="what a prediction of the shipped model costs",
+    groups={"costs": costs},
+    goals={"miss_ns": (400.0, "less"), "hit_ns": (30.0, "less"), "four_predictions_ns": (1000.0, "less")},
+    settings={"rounds": (2000, 10), "model": SHIPPED},
+    gpu=False,
+)
