@@ -69,6 +69,14 @@ def sm_clock_mhz() -> int | None:
     return int(answer) if answer and answer.isdigit() else None
 
 
+def gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name here, one a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    return nvidia_smi_lines("uuid")
+
+
 def nvidia_smi(field: str, form: str = "--format=csv,noheader") -> str | None:
     """One field of the first GPU, None where there is no nvidia-smi."""
     found = nvidia_smi_lines(field, form)

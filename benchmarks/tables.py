@@ -423,6 +423,19 @@ def plot_figures(results: Results, directory: Path) -> None:
         figure.savefig(directory / f"{part}.png", dpi=110)
 
 
+def write_plots(made: Results, out: Path) -> None:
+    """One plot for each pair of loads, beside the results."""
+    pairs: dict[tuple[str, str, str], list[ColocationRow]] = {}
+    for row in made.rows:
+        if isinstance(row, ColocationRow) and row.latency_ms:
+            pairs.setdefault((row.latency_load, row.best_effort_load, row.arrivals), []).append(row)
+    for names, rows in pairs.items():
+        title = f"{names[0]} ({names[2]}, {rows[0].rate_hz:g}/s) beside {names[1]}, {made.meta.gpu}"
+        if not plot([row.model_dump() for row in rows], out.with_name(f"{out.stem}-{'-'.join(names)}.png"), title):
+            print(HOW_TO_GET_MATPLOTLIB)
+            return
+
+
 def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
     """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
     rows = [row for row in results.rows if isinstance(row, ColocationRow)]
@@ -474,8 +487,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
     if options.plots:
-        from benchmarks.colocation.__main__ import write_plots
-
         plot_figures(load(RESULTS / "kernels.json"), options.plots)
         for path in sorted(RESULTS.glob("*.json")):
             results = load(path)

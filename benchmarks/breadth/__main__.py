@@ -42,9 +42,11 @@ from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
 from benchmarks.breadth.programs import Program
 from benchmarks.breadth.summary import breadth_figures, breadth_table, explain_table
 from benchmarks.colocation import rows as colocation_rows
-from benchmarks.colocation.__main__ import TIME_RAN_OUT, brief, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome
 from benchmarks.colocation.frame import Tables, merge_cells, merge_parser, part_of, report, run_cells
+from benchmarks.lab.pairs import configured_lead_us
+from benchmarks.lab.run import TIME_RAN_OUT
+from benchmarks.lab.session import brief
 from benchmarks.results.schema import Results
 
 HERE = Path(__file__).parent

@@ -126,9 +126,7 @@ def at_pace(served: Mapping[str, Any], pace_us: float | None) -> list[float]:
     return [value * pace_us / smooth_us[place // each] for place, value in enumerate(latencies_ms)]
 
 
-def results(
-    cells: CellFile, slo_ms: float | None = None, arms: Mapping[str, Arm] = ARMS, paired: bool = False
-) -> Results:
+def results(cells: CellFile, arms: Mapping[str, Arm] = ARMS, paired: bool = False) -> Results:
     """The rows of all cells that have a result.
 
     Args:
@@ -136,7 +134,6 @@ def results(
         arms: What the names of arms in the cells mean.
         paired: Ratios are medians over the pairs of a repeat; P99 and its ratio are of all requests pooled. Where the
             host's pace was kept, ratios are of latencies at one pace, that of the load alone.
-        slo_ms: Target that attainment counts against, where the cells were given none; by default 1.7 x the P99 alone.
 
     Raises:
         ValueError: The cells say nothing of where they come from.
@@ -156,7 +153,7 @@ def results(
     rows = []
     for scene, repeats in scenes.items():
         for load in scene[0].split("+"):
-            rows += _rows(scene, load, repeats, kernels, busy_us, slo_ms, arms, paired)
+            rows += _rows(scene, load, repeats, kernels, busy_us, arms, paired)
     return Results(meta=cells.meta, rows=rows)
 
 
@@ -166,7 +163,6 @@ def _rows(
     arms: dict[tuple[str, float | str, float], Repeats],
     kernels: Kernels,
     busy_us: dict[str, float],
-    slo_ms: float | None,
     known_arms: Mapping[str, Arm],
     paired: bool,
 ) -> list[ColocationRow]:
@@ -192,7 +188,7 @@ def _rows(
     offloaded_per_s = statistics.median(offloaded_rates) if offloaded_rates else None
     mps_rates = named.get("best_effort_alone_mps", Repeats()).per_s(best_efforts, kernels)
     mps_per_s = statistics.median(mps_rates) if mps_rates else None
-    target_ms = given_slo_ms or slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
+    target_ms = given_slo_ms or (SLO_OVER_ALONE * alone_summary.p99 if alone_summary else None)
     bounds = _bounds(load, named, best_efforts, kernels, alone_per_s)
     item_s = _item_s(best_effort, kernels)
     order = list(known_arms)

@@ -11,7 +11,6 @@ ci              how long CI took: --ci-s, or --ci-log with what scripts/test.sh 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import socket
 import statistics
@@ -239,7 +238,12 @@ def _count_launcher(
     included = "launcher_driver_ns" not in told
     own_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
     cpu, launched = own_ns / 1e9 / (ended - began), told["best_effort_launches"] / (ended - began)
-    kept = {"cpu": cpu, "launches_per_s": launched, "seconds": ended - began, "driver_calls_included": included}
+    kept: dict[str, Any] = {
+        "cpu": cpu,
+        "launches_per_s": launched,
+        "seconds": ended - began,
+        "driver_calls_included": included,
+    }
     lab.session.store.keep(f"launcher/{part}", kept if latency is None else {**kept, "latency_ms": latency})
     note = ", driver calls included" if included else ""
     lab.session.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s {brief(latency or [])}")
@@ -272,19 +276,10 @@ def find_launcher(done: Done) -> Found:
 # ---- several GPUs ----
 
 
-def gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name here, one a GPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    listed = meta.nvidia_smi_lines("index")
-    return [name for name in listed if name]
-
-
 def measure_ddp(lab: Processes) -> None:
     """Training across two GPUs and a server on each: each kind alone, then both under cudasched, training first."""
     options, done = lab.session.options, lab.session.store.done
-    devices = ["0", "1"] if lab.session.rehearsal else gpus()[:2]
+    devices = ["0", "1"] if lab.session.rehearsal else meta.gpus()[:2]
     if len(devices) < 2:
         lab.session.say("ddp: left out, there are not two GPUs")
         return

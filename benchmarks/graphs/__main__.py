@@ -28,11 +28,12 @@ from cudasched.demo.harness import HEAD_START_S, Backend, HarnessError, percenti
 
 from benchmarks.breadth import __main__ as breadth
 from benchmarks.breadth.__main__ import ANSWER_S, Fleet, Mode, Place, Runner, finish, merge, results, split_choices
-from benchmarks.colocation.__main__ import TIME_RAN_OUT, configured_lead_us
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile
 from benchmarks.colocation.frame import run_cells
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.summary import explain_table, graphs_figures, graphs_table
+from benchmarks.lab.pairs import configured_lead_us
+from benchmarks.lab.run import TIME_RAN_OUT
 
 HERE = Path(__file__).parent
 #: Without time slices, or two processes would need no cuts.

@@ -2,6 +2,7 @@
 
     python -m benchmarks run core --minutes 9.8 --only backlog
     python -m benchmarks run core --rehearse --out /tmp/core.json
+    python -m benchmarks spread host_bound --minutes 9.8      # on every GPU
     python -m benchmarks merge breadth --out benchmarks/results/breadth.json first.cells second.cells
 
 `run NAME` measures the groups that are missing, one after another; a group that fails costs its own figures alone. A
@@ -26,12 +27,18 @@ from cudasched.errors import Error
 
 from benchmarks import meta
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
+from benchmarks.lab.spread import spread
 from benchmarks.results.schema import RESULTS, Results, merge_figures
 from benchmarks.tables import core_table
 
 TIME_RAN_OUT = 3
 #: The modules that declare them, as `BENCHMARK` or what is named.
 MODULES = {
+    "colocation": "colocation.benchmark",
+    "scheduler": "colocation.benchmark:SCHEDULED",
+    "colocation_predictor": "colocation.benchmark:UNSEEN",
+    "host_bound": "host_bound.benchmark",
+    "host_bound_simulated": "host_bound.benchmark:SIMULATED",
     "core": "core.benchmark",
     "observe": "observe.benchmark",
     "overhead": "overhead.benchmark",
@@ -66,6 +73,7 @@ class Benchmark:
         settings: More options: a default, a pair of defaults of which the second is a rehearsal's, or a type.
         results: The name of the results file, where that is not the benchmark's.
         merge: Puts the cells of several runs together.
+        unit: Groups of the same one are in the same part (`--part`).
         gpu: It needs one.
         torch: It needs PyTorch.
     """
@@ -79,6 +87,7 @@ class Benchmark:
     settings: Mapping[str, Any] = field(default_factory=dict)
     results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
+    unit: Callable[[str], str] = str
     gpu: bool = True
     torch: bool = True
 
@@ -125,7 +134,8 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
     number, _, parts = options.part.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         parser.error("--part: I/N with 1 <= I <= N")
-    options.only = chosen[int(number) - 1 :: int(parts)]
+    units = list(dict.fromkeys(map(benchmark.unit, chosen)))[int(number) - 1 :: int(parts)]
+    options.only = [one for one in chosen if benchmark.unit(one) in units]
     reasons = [text.partition("=") for text in options.limited_by]
     if any(figure not in benchmark.goals or not text for figure, _, text in reasons):
         parser.error(f"--limited-by: FIGURE=TEXT, of {', '.join(benchmark.goals)}")
@@ -214,10 +224,23 @@ def merge(name: str, arguments: Sequence[str]) -> int:
     return 0
 
 
+def run_on_every_gpu(name: str, arguments: Sequence[str]) -> int:
+    """Runs a benchmark on all GPUs of the machine, each with a part of its groups."""
+    benchmark = load_benchmark(name)
+    options = parse(name, benchmark, arguments)
+    try:
+        if benchmark.merge is None:
+            raise ValueError("its runs are not put together")
+        return spread(name, options, arguments, benchmark.merge)
+    except (OSError, ValueError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"run": run, "merge": merge}
+    commands = {"run": run, "spread": run_on_every_gpu, "merge": merge}
     if len(given) < 2 or given[0] not in commands or given[1] not in MODULES:
         print(__doc__, f"There are {', '.join(MODULES)}.", sep="\n")
         return 0 if given in ([], ["--help"], ["-h"]) else 2

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from cudasched.demo.harness import Backend
+from cudasched.demo.harness import Backend, HarnessError, percentile
 
 from benchmarks import meta
+from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.results.schema import FigureRow, Meta
 from benchmarks.store import Store
 
@@ -23,6 +26,7 @@ Goals = Mapping[str, tuple[float, Better]]
 """The goal of each figure in the order of the results, and whether less or more is better; more than 0 is no goal."""
 Found = dict[str, tuple[float, float, float, int]]
 """Figures: the value, the least and the most of its parts, and the number of requests or samples."""
+Opened = TypeVar("Opened", bound=AbstractContextManager[Any])
 Done = Mapping[str, Any]
 """The measured parts, by GROUP/PART."""
 
@@ -54,6 +58,8 @@ class Session:
         self.limits: dict[str, str] = {}
         self.rows: list[Any] = []
         self.failed = 0
+        self._opened = ExitStack()
+        self._shared: dict[object, Any] = {}
         self._limit_s = float("inf") if options.minutes is None else 60.0 * options.minutes
 
     @property
@@ -87,6 +93,33 @@ class Session:
         """A directory of this run for programs: not in memory, where nothing may be executable."""
         return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-"))
 
+    @cached_property
+    def cells(self) -> CellFile:
+        """The outcomes of cells, in the place of parts. Raises ValueError."""
+        return CellFile(cells_path(self.out), self.meta)
+
+    def shared(self, make: Callable[[Session], Opened]) -> Opened:
+        """What several groups use: made and entered once, and left at the end of the run."""
+        if make not in self._shared:
+            self._shared[make] = self._opened.enter_context(make(self))
+        found: Opened = self._shared[make]
+        return found
+
+    def measure_cell(self, cell: Cell, measure: Callable[[], dict[str, Any]]) -> None:
+        """Keeps what comes of a cell: its result, or an error."""
+        result, problem = None, None
+        try:
+            result = measure()
+        except (HarnessError, ValueError) as error:
+            problem = str(error)
+            self.failed += 1
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.cells.add(Outcome(cell, result, problem, now))
+        if cell.arm == "best_effort_alone" and result:
+            self.note_clock()
+        self.cells.save()
+        self.say(f"  {cell.arm} {cell.repeat}: {problem or brief(result)}")
+
     def left_s(self) -> float:
         """Seconds until the results have to be written."""
         return self._limit_s - CLOSING_S - (time.monotonic() - self.began)
@@ -112,11 +145,30 @@ class Session:
             self.meta.sm_clock_mhz = clock
 
     def close(self) -> None:
-        """Removes what the run has made beside its results."""
+        """Leaves what is shared, and removes what the run has made beside its results."""
+        self._opened.close()
         if "backend" in self.__dict__:
             self.backend.close()
         for name in {"scratch", "builds"} & {*self.__dict__}:
             shutil.rmtree(getattr(self, name), ignore_errors=True)
+
+
+def brief(result: dict[str, Any] | None) -> str:
+    """What a cell's result says, in a line."""
+    result = result or {}
+    parts = []
+    for name, served in result.get("latency", {}).items():
+        values = served["latency_ms"]
+        if values:
+            shares = "/".join(f"{percentile(values, share):.2f}" for share in (0.5, 0.95, 0.99))
+            parts.append(f"{name} P50/P95/P99 {shares} ms of {len(values)}")
+    parts += [f"{name} {per_s:.2f}/s" for name, per_s in result.get("best_effort_per_s", {}).items()]
+    if "kernel_us" in result:
+        count = sum(number for _, number in result["kernel_us"])
+        parts.append(f"{count} kernels, {result['per_item_us']:.0f} us an item")
+    if "busy_us" in result:
+        parts.append(f"the GPU is busy for {result['busy_us']:.0f} us a request")
+    return ", ".join(parts)
 
 
 def judged(goals: Goals, found: Found, limited_by: Mapping[str, str]) -> list[FigureRow]:

@@ -37,9 +37,9 @@ from pathlib import Path
 from cudasched.demo.harness import HEAD_START_S, Backend, HarnessError
 
 from benchmarks.breadth.__main__ import SERVER_S, Fleet, Mode, Place, Runner, split_choices
-from benchmarks.colocation.__main__ import configured_lead_us
 from benchmarks.colocation.cells import Cell, CellFile, cells_path
 from benchmarks.colocation.frame import merge_cells, merge_parser, part_of, report, run_cells
+from benchmarks.lab.pairs import configured_lead_us
 from benchmarks.preempt.programs import PROGRAMS
 from benchmarks.preempt.summary import arms_of, every_table, figures, results
 from benchmarks.tables import core_table

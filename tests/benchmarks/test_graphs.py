@@ -17,7 +17,6 @@ from test_cells import META, served
 from benchmarks import tables
 from benchmarks.breadth.__main__ import Place, Runner, results
 from benchmarks.breadth.program import Builds
-from benchmarks.colocation.__main__ import TIME_RAN_OUT
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
 from benchmarks.graphs.__main__ import (
@@ -36,8 +35,7 @@ from benchmarks.graphs.__main__ import (
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
-from benchmarks.lab.run import TIME_RAN_OUT as OUT_OF_TIME
-from benchmarks.lab.run import run
+from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.lab.session import judged
 from benchmarks.results.schema import ColocationRow, FigureRow, load
 
@@ -406,7 +404,7 @@ def test_modes_that_are_compared_follow_one_another() -> None:
 def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graph_slicing.json"
     command = ["--rehearse", "--out", str(out)]
-    assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == OUT_OF_TIME
+    assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == TIME_RAN_OUT
     assert run("graph_slicing", [*command, "--repeats", "1"]) == 0
     rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
     assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED

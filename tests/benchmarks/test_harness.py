@@ -16,8 +16,11 @@ from cudasched.demo import harness
 from cudasched.demo.arrivals import schedule
 from cudasched.demo.harness import ARMS, CLIENT, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
 
-from benchmarks.colocation import __main__ as colocation
-from benchmarks.results.schema import load
+from benchmarks.colocation.benchmark import ALONE, SCHEDULER
+from benchmarks.figures import figures_table
+from benchmarks.lab.run import TIME_RAN_OUT, main, run
+from benchmarks.lab.session import brief
+from benchmarks.results.schema import RESULTS, load
 
 GENEROUS_S = 120.0
 LEAD_IN_S = 0.5  # as client.py has it
@@ -207,18 +210,21 @@ def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
             pool._workers[spec].answer(GENEROUS_S)
 
 
-def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
+def rehearse(out, arms, pair="transformer", benchmark="colocation", *options):
+    """The rows of a pair in some arms; a busy machine is tried again."""
+    given = ["--rehearse", "--seconds", "1", "--out", str(out), "--only", pair, *options]
+    assert 0 in (run(benchmark, [*given, "--arms", arms]) for _ in range(3))
+    return load(out).rows
+
+
+@pytest.mark.usefixtures("simulated_driver")
+def test_colocation_rehearses_every_arm_and_resumes(tmp_path):
     out = tmp_path / "rehearsal.json"
     arms = [arm.name for arm in ARMS.values() if arm.mode != "mps" and not arm.is_optional]
-    common = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
-    first = [*common, "--out", str(out), "--arms", ",".join(arms[:2])]
-    assert colocation.main(first) == 0
-    assert {row.arm for row in load(out).rows} == set(arms[:2])
-    assert colocation.main(first) == 2, "cells of another run are not overwritten"
-    assert colocation.main([*common, "--out", str(out), "--resume"]) == 0
-    results = load(out)
-    assert {row.arm for row in results.rows} == set(arms)
-    for row in results.rows:
+    assert {row.arm for row in rehearse(out, ",".join(arms[:2]))} == set(arms[:2])
+    rows = rehearse(out, "")
+    assert {row.arm for row in rows} == set(arms)
+    for row in rows:
         arm = ARMS[row.arm]
         assert (row.latency_ms is not None) == arm.latency
         assert (row.best_effort_per_s is not None) == arm.best_effort
@@ -227,8 +233,8 @@ def test_colocation_rehearses_every_arm_and_resumes(simulated_driver, tmp_path):
         assert (row.best_effort_gpu_ratio is not None) == arm.best_effort
         assert (row.gate_wait is not None) == arm.managed, "what cudasched counted, in programs that it runs, too"
     merged = tmp_path / "merged.json"
-    assert colocation.main(["merge", "--no-plots", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
-    assert load(merged).rows == results.rows
+    assert main(["merge", "colocation", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
+    assert load(merged).rows == rows
 
 
 def test_the_gpu_is_busy_once_where_kernels_overlap(monkeypatch):
@@ -239,55 +245,44 @@ def test_the_gpu_is_busy_once_where_kernels_overlap(monkeypatch):
     assert covered_ns([(0, 100), (10, 20), (90, 30)]) == 120
 
 
-def rehearse(simulated_driver, out, *options):
-    common = ["--simulate", "--simulated-driver", str(simulated_driver), "--seconds", "1", "--no-plots"]
-    assert colocation.main([*common, "--out", str(out), *options]) == 0
-    return load(out).rows
-
-
-def test_arms_without_trees_are_measured_where_they_are_asked_for(simulated_driver, tmp_path):
-    arms = ["latency_alone", "best_effort_alone", "cudasched_two_processes_history", "cudasched_one_process_history"]
-    found = rehearse(
-        simulated_driver, tmp_path / "varying.json", "--best-effort", "bert_varying", "--arms", ",".join(arms)
-    )
+@pytest.mark.usefixtures("simulated_driver")
+def test_arms_without_trees_are_measured_where_they_are_asked_for(tmp_path):
+    arms = [*ALONE, "cudasched_two_processes_history", "cudasched_one_process_history"]
+    found = rehearse(tmp_path / "varying.json", ",".join(arms), "bert_varying", "colocation_predictor")
     rows = {row.arm: row for row in found}
     assert set(rows) == set(arms)
     for name in arms[2:]:
         assert rows[name].latency_ms.p99 > 0 and rows[name].best_effort_per_s > 0 and rows[name].policy
 
 
-def test_hinted_arms_and_arms_with_repeats_of_their_own(simulated_driver, tmp_path):
-    arms = "latency_alone_hint,best_effort_alone:2,cudasched_two_processes_hint,cudasched_one_process_hint"
-    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "hints.json", "--arms", arms)}
-    assert {name: row.repeats for name, row in rows.items()} == {
-        "latency_alone_hint": 1,
-        "best_effort_alone": 2,
-        "cudasched_two_processes_hint": 1,
-        "cudasched_one_process_hint": 1,
-    }
-    for name in ("cudasched_two_processes_hint", "cudasched_one_process_hint"):
-        assert rows[name].p99_ratio and rows[name].bound_from == "hint"
+@pytest.mark.usefixtures("simulated_driver")
+def test_hinted_arms_and_arms_with_repeats_of_their_own(tmp_path):
+    hinted = ("cudasched_two_processes_hint", "cudasched_one_process_hint")
+    arms = ",".join(("latency_alone", "best_effort_alone", *hinted))
+    found = rehearse(tmp_path / "hints.json", arms, "gemm", "scheduler", "--repeats", "2")
+    rows = {row.arm: row for row in found}
+    assert {row.repeats for name, row in rows.items() if name not in hinted} == {2}
+    for name in hinted:
+        assert rows[name].repeats == 1 and rows[name].p99_ratio and rows[name].bound_from == "hint"
 
 
-def test_a_duty_sets_the_rate_and_the_target(simulated_driver, tmp_path):
-    options = ["--latency", "gpt_decode", "--duty", "0.5", "--arrivals", "periodic"]
-    arms = "latency_alone,best_effort_alone,cudasched_one_process"
+@pytest.mark.usefixtures("simulated_driver")
+def test_a_duty_sets_the_rate_and_the_target(tmp_path):
+    arms = "latency_alone,best_effort_alone,cudasched_one_process_slack"
     for attempt in range(5):  # a busy machine takes longer for one request than for the next
-        out = tmp_path / f"duty-{attempt}.json"
-        rows = {row.arm: row for row in rehearse(simulated_driver, out, *options, "--arms", arms)}
+        rows = {row.arm: row for row in rehearse(tmp_path / f"duty-{attempt}.json", arms, "decode", "scheduler")}
         alone = rows["latency_alone"]
         if 0.25 < alone.duty < 0.75:
             break
     assert 0.25 < alone.duty < 0.75
     assert alone.slo_ms == pytest.approx(2 * 0.5e3 / alone.rate_hz, rel=0.01)
     assert alone.attainment > 0.5
-    assert rows["cudasched_one_process"].best_effort_ratio
+    assert rows["cudasched_one_process_slack"].best_effort_ratio
 
 
-def test_two_latency_and_two_best_effort_clients(simulated_driver, tmp_path):
-    options = ["--latency", "bert_graph+mlp", "--rate", "60+200", "--best-effort", "transformer+resnet50"]
-    arms = "latency_alone,best_effort_alone,cudasched_two_processes,cudasched_one_process"
-    found = rehearse(simulated_driver, tmp_path / "four.json", *options, "--arms", arms)
+@pytest.mark.usefixtures("simulated_driver")
+def test_two_latency_and_two_best_effort_clients(tmp_path):
+    found = rehearse(tmp_path / "four.json", "", "four", "scheduler")
     rows = {(row.arm, row.latency_load): row for row in found}
     for arm in ("cudasched_two_processes", "cudasched_one_process"):
         for name in ("bert_graph", "mlp"):
@@ -295,35 +290,27 @@ def test_two_latency_and_two_best_effort_clients(simulated_driver, tmp_path):
             assert rows[arm, name].best_effort_load == "transformer+resnet50"
 
 
-def test_offload_alone_meets_no_latency_client(simulated_driver, tmp_path):
-    arms = "latency_alone_hooked,best_effort_alone,best_effort_alone_hooked"
-    rows = {row.arm: row for row in rehearse(simulated_driver, tmp_path / "alone.json", "--arms", arms)}
-    assert rows["best_effort_alone_hooked"].best_effort_per_s > 0
-    assert rows["best_effort_alone_hooked"].latency_ms is None
+@pytest.mark.usefixtures("simulated_driver")
+def test_colocation_stops_before_its_time_is_spent_and_names_what_it_does_not_know(tmp_path, capsys):
+    out = ["--rehearse", "--out", str(tmp_path / "rehearsal.json")]
+    assert run("colocation", [*out, "--minutes", "0.1"]) == TIME_RAN_OUT
+    assert run("colocation", [*out, "--arms", "nonsense"]) == 1
+    assert "--arms: nonsense; there are latency_alone, " in capsys.readouterr().out
 
 
-def test_colocation_stops_before_its_budget_is_spent(simulated_driver, tmp_path):
-    out = tmp_path / "rehearsal.json"
-    options = ["--simulate", "--simulated-driver", str(simulated_driver), "--out", str(out), "--budget-s", "5"]
-    assert colocation.main(options) == colocation.TIME_RAN_OUT
-    assert not out.exists()
+def test_what_the_committed_results_say_of_is_declared():
+    measured = {(arm, one.latency, one.best_effort, one.arrivals) for one in SCHEDULER.values() for arm in one.arms}
+    for row in load(RESULTS / "scheduler.json").rows:
+        loads = "+".join(filter(None, (row.latency_load, row.other_latency)))
+        ways = {loads, "+".join(reversed(loads.split("+")))}
+        assert any((row.arm, way, row.best_effort_load, row.arrivals) in measured for way in ways), row.arm
+    assert "?" not in figures_table(load(RESULTS / "scheduler.json"))
 
 
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        (["--best-effort", "gemm,raytracer"], "raytracer"),
-        (["--arms", "processes:3,nonsense:2"], "nonsense"),
-        (["--latency", "bert_graph+mlp"], "--rate"),
-        (["--rate", "fast"], "--rate"),
-        (["--duty", "1.5"], "--duty"),
-        (["--arms", "processes:0"], "above 0"),
-    ],
-)
-def test_colocation_names_what_it_does_not_know(tmp_path, capsys, options, named):
-    with pytest.raises(SystemExit):
-        colocation.main(["--out", str(tmp_path / "x.json"), *options])
-    assert named in capsys.readouterr().err
+def test_a_cell_is_told_in_a_line():
+    served = {"bert_graph": {"latency_ms": [1.0, 2.0, 3.0]}, "mlp": {"latency_ms": []}}
+    told = brief({"latency": served, "best_effort_per_s": {"gemm": 7.0}})
+    assert told == "bert_graph P50/P95/P99 2.00/2.90/2.98 ms of 3, gemm 7.00/s" and brief(None) == ""
 
 
 def test_the_demo_writes_its_numbers_and_says_where_it_ran(simulated_driver, tmp_path, capsys):

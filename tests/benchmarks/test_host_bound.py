@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +10,9 @@ import pytest
 from benchmarks import plots
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.colocation.rows import results
-from benchmarks.host_bound import __main__ as host_bound
+from benchmarks.host_bound import benchmark as host_bound
 from benchmarks.host_bound import replayed
+from benchmarks.lab.run import load_benchmark, main, parse, run
 from benchmarks.results.schema import RESULTS, ColocationRow, FigureRow, Latency, Meta, Results, load
 from benchmarks.tables import table_of
 
@@ -173,13 +170,15 @@ def test_the_plot_has_a_line_a_pair_and_a_mark_an_arm(tmp_path: Path, drawn: lis
     made = load(RESULTS / "host_bound.json")
     assert plots.plot_host_bound(made, tmp_path / "host_bound.png")
     pairs = {(row.latency_load, row.best_effort_load) for row in made.rows}
-    assert pairs == set(host_bound.ALL_PAIRS)
+    assert pairs == {*host_bound.SERVED, host_bound.GRAPH}
     for axes, figure_of in zip(drawn[0].axes[:3], ("p50_ratio", "p99_ratio", "best_effort_gpu_ratio"), strict=True):
         assert len(axes.get_yticks()) == len(pairs)
         marks = {line.get_label(): len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() != "None"}
         for arm, (name, _, _) in plots.HOST_BOUND_ARMS.items():
             rows = [row for row in made.rows if row.arm == arm and getattr(row, figure_of) is not None]
-            assert marks[name] == len(rows) >= len(host_bound.PAIRS) - (arm == "one_process_priority")  # no recommender
+            assert (
+                marks[name] == len(rows) >= len(host_bound.SERVED) - (arm == "one_process_priority")
+            )  # no recommender
 
 
 def test_the_new_policy_has_the_plain_names_and_strict_a_suffix():
@@ -188,27 +187,14 @@ def test_the_new_policy_has_the_plain_names_and_strict_a_suffix():
         assert host_bound.ARMS[f"cudasched_{mode}_strict"].policy == "strict"
 
 
-def test_only_takes_a_server_a_pair_or_a_cell():
-    assert host_bound.wanted([], "bert_eager", "gemm", "processes")
-    for only in ("bert_eager", "bert_eager/gemm", "bert_eager/gemm/processes"):
-        assert host_bound.wanted([only], "bert_eager", "gemm", "processes")
-    assert not host_bound.wanted(["bert_eager/gemm/processes"], "bert_eager", "gemm", "mps_priority")
-    assert not host_bound.wanted(["decode_eager"], "bert_eager", "gemm", "processes")
-    with pytest.raises(SystemExit):
-        host_bound.parse(["--out", "x.json", "--only", "bert_eager/elementwise"])
-
-
-def test_a_part_has_all_pairs_of_its_servers():
-    parts = [host_bound.parse(["--out", "x.json", "--part", f"{number}/2"]).pairs for number in (1, 2)]
-    assert sorted(parts[0] + parts[1]) == sorted(host_bound.ALL_PAIRS)
-    assert not {server for server, _ in parts[0]} & {server for server, _ in parts[1]}
-    assert parts[0][0] == ("bert_eager", "transformer") and parts[1][0] == ("decode_eager", "transformer")
-    # host_bound.sh gives each part the same options: one that has none of the server has nothing to do.
-    none = host_bound.parse(["--out", "x.json", "--part", "2/2", "--only", "bert_eager"])
-    assert list(host_bound.wanted_pairs(none)) == []
-    for wrong in ("0/2", "3/2", "1", "a/b"):
-        with pytest.raises(SystemExit):
-            host_bound.parse(["--out", "x.json", "--part", wrong])
+def test_a_part_has_all_pairs_of_its_servers_and_the_most_important_come_first():
+    benchmark = load_benchmark("host_bound")
+    parts = [parse("host_bound", benchmark, ["--out", "x.json", "--part", f"{number}/2"]).only for number in (1, 2)]
+    assert sorted(parts[0] + parts[1]) == sorted(benchmark.groups)
+    assert not {name.split("/")[0] for name in parts[0]} & {name.split("/")[0] for name in parts[1]}
+    assert parts[0][0] == "bert_eager/transformer/1" and parts[1][0] == "decode_eager/transformer/1"
+    of_one = parse("host_bound", benchmark, ["--out", "x.json", "--only", "bert_eager/gemm"])
+    assert of_one.only == ["bert_eager/gemm/1", "bert_eager/gemm/2"]
 
 
 def test_parts_are_put_together(tmp_path, capsys):
@@ -219,28 +205,11 @@ def test_parts_are_put_together(tmp_path, capsys):
         result = {"latency": {server: served}, "best_effort_per_s": {}}
         cells.add(Outcome(cell, result, None, "2026-01-01T00:00:00+00:00"))
         cells.save()
-    out = tmp_path / "all.json"
-    assert host_bound.main(["merge", "--out", str(out), *(str(tmp_path / f"{number}.cells") for number in (1, 2))]) == 0
-    assert [row.latency_load for row in load(out).rows] == ["bert_eager", "decode_eager"]
-    assert host_bound.main(["merge", "--out", str(out), str(tmp_path / "none.cells")]) == 1
+    merge = ["merge", "host_bound", "--out", str(tmp_path / "all.json")]
+    assert main([*merge, *(str(tmp_path / f"{number}.cells") for number in (1, 2))]) == 0
+    assert [row.latency_load for row in load(tmp_path / "all.json").rows] == ["bert_eager", "decode_eager"]
+    assert main([*merge, str(tmp_path / "none.cells")]) == 1
     assert "none.cells" in capsys.readouterr().err
-
-
-def test_the_script_runs_what_the_benchmark_takes(tmp_path):
-    script = Path(host_bound.__file__).parents[1] / "host_bound.sh"
-
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(script), *arguments], env=os.environ | environment, capture_output=True, text=True)
-
-    done = run("out", "--only", "bert_eager", DRY="1", LIMIT_S="500", COMMIT="0123456789ab", PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
-    options = host_bound.parse(shlex.split(done.stdout)[3:])
-    assert (options.part, options.limit_s, options.commit, options.only) == ("1/1", 500, "0123456789ab", ["bert_eager"])
-    assert run().returncode == 2
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    done = run(str(tmp_path / "out"), PATH=f"{tmp_path}:{os.environ['PATH']}", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2 and "no GPU" in done.stderr
 
 
 def test_programs_have_cores_of_their_own_where_there_are_any():
@@ -256,49 +225,17 @@ def test_the_threads_of_a_core_stay_together(tmp_path):
     assert host_bound.by_core({7, 5}, tmp_path) == [5, 7]
 
 
-def test_every_arm_is_in_a_pass_and_what_is_compared_is_measured_together():
-    arms = [arm for one in host_bound.PASSES for arm in one.arms]
-    assert set(arms) == set(host_bound.ARMS)
-    assert {pair for one in host_bound.PASSES for pair in one.pairs} == set(host_bound.ALL_PAIRS)
-    assert all("latency_alone" in one.arms for one in host_bound.PASSES)
-    assert host_bound.PAIRS[0] == ("bert_eager", "transformer")
+def test_every_arm_is_in_a_group_and_what_is_compared_is_measured_together():
+    assert {arm for one in host_bound.GROUPS.values() for arm in one.arms} == set(host_bound.ARMS)
+    pairs = [(one.latency, one.best_effort) for one in host_bound.GROUPS.values()]
+    assert set(pairs) == {*host_bound.SERVED, host_bound.GRAPH} and pairs.count(host_bound.GRAPH) == 1
+    assert all("latency_alone" in one.arms for one in host_bound.GROUPS.values())
 
 
 def test_a_cell_is_as_long_as_a_thousand_latencies_take():
     assert host_bound.cell_seconds(5, 60.0) == host_bound.LEAST_S
     assert host_bound.cell_seconds(3, 60.0) * 3 * 60.0 >= 1000
     assert host_bound.cell_seconds(1, 1.0) == host_bound.MOST_S
-
-
-def test_the_plan_says_what_comes_when_and_what_is_done(tmp_path, capsys):
-    out = tmp_path / "run.json"
-    assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    # Six arms five times, best effort alone twice, in the second pass with offload, too.
-    assert first.startswith("pass 1, bert_eager beside gemm: 32 cells of 4 s") and "cudasched_mps," in first
-    assert second.startswith("pass 2, bert_eager beside gemm: 29 cells") and "cudasched_mps_strict" in second
-    cells = CellFile(cells_path(out), META)
-    cell = Cell("processes", "bert_eager", "gemm", "poisson", "60", 6.0, 0.0, 1)
-    cells.add(Outcome(cell, {"latency": {}}, None, "2026-01-01T00:00:00+00:00"))
-    cells.save()
-    assert host_bound.main(["--out", str(out), "--plan", "--only", "bert_eager/gemm"]) == 0
-    assert capsys.readouterr().out.startswith("pass 1, bert_eager beside gemm: 31 cells")
-    assert not out.exists()
-
-
-def test_a_run_may_take_single_passes(tmp_path, capsys):
-    plan = ["--out", str(tmp_path / "run.json"), "--plan"]
-    assert host_bound.main([*plan, "--pass", "2", "--only", "bert_eager/gemm"]) == 0
-    assert capsys.readouterr().out.startswith("pass 2, bert_eager beside gemm: 29 cells of 4 s, 206 s, 3.4 min")
-    assert host_bound.main([*plan, "--pass", "2", "--pass", "3", "--part", "1/5"]) == 0
-    assert [line.split(" beside")[0] for line in capsys.readouterr().out.splitlines()] == ["pass 2, bert_eager"] * 3
-    assert host_bound.main([*plan, "--pass", "3"]) == 0
-    graph, recommender = capsys.readouterr().out.splitlines()
-    assert graph.startswith("pass 3, bert_graph beside transformer: 37 cells of 4 s")
-    assert recommender.startswith("pass 3, recommender beside transformer: 37 cells of 4 s")
-    for wrong in ("0", "4"):
-        with pytest.raises(SystemExit):
-            host_bound.parse([*plan, "--pass", wrong])
 
 
 def recorded_cells(tmp_path) -> CellFile:
@@ -366,7 +303,7 @@ def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
     row = measured_row()
     out = tmp_path / "run.json"
     Results(meta=META, rows=[row, row.model_copy(update={"arm": "processes", "policy": None})]).write(out)
-    assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
+    assert run("host_bound_simulated", ["--measured", str(out), "--out", str(tmp_path / "off.json")]) == 0
     p50, ratio = [one for one in load(tmp_path / "off.json").rows if isinstance(one, FigureRow)]
     assert p50.figure == "p50 bert_eager gemm cudasched_mps" and p50.value < 0.1 and p50.limited_by == ""
     assert ratio.value > 0.5 and "measured 0.500" in ratio.limited_by  # harvest keeps about 90% of the GPU time
@@ -375,12 +312,10 @@ def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
 
 def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path, capsys):
     out = tmp_path / "rehearsal.json"
-    common = ["--simulate", "--simulated-driver", str(simulated_driver), "--no-plots", "--out", str(out)]
-    first = [*common, "--only", "decode_eager/transformer/latency_alone"]
-    assert host_bound.main(first) == 0
+    common = ["--rehearse", "--out", str(out), "--only", "decode_eager/transformer/1", "--arms"]
+    assert run("host_bound", [*common, "latency_alone"]) == 0
     names = ("best_effort_alone_hooked", "cudasched_two_processes", "cudasched_one_process")
-    more = [part for name in names for part in ("--only", f"decode_eager/transformer/{name}")]
-    assert host_bound.main([*first, *more]) == 0
+    assert run("host_bound", [*common, ",".join(("latency_alone", *names))]) == 0
     rows = {row.arm: row for row in load(out).rows}
     assert set(rows) == {"latency_alone", *names}
     for name in names[1:]:
@@ -395,6 +330,6 @@ def test_it_rehearses_and_goes_on_where_it_stopped(simulated_driver, tmp_path, c
     # Its requests are recorded beside the results, and the simulator takes them.
     recorded = replayed.read(replayed.recording_path(out))
     assert recorded["servers"]["decode_eager"]["waits"] == list(range(40, 320, 40))
-    assert host_bound.main(["--out", str(out), "--predict", str(tmp_path / "off.json")]) == 0
+    assert run("host_bound_simulated", ["--measured", str(out), "--out", str(tmp_path / "off.json")]) == 0
     capsys.readouterr()
     assert len(load(tmp_path / "off.json").rows) == 4

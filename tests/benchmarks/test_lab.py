@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from cudasched.demo.harness import HarnessError
 
 from benchmarks.lab import run as lab
 from benchmarks.lab.session import Done, Found, OutOfTimeError, Session
-from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
+from benchmarks.results.schema import NOT_EXPLAINED, ColocationRow, FigureRow, load
 
 
 def keeps(session: Session) -> None:
@@ -124,3 +125,23 @@ def test_every_benchmark_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
         benchmark = lab.load_benchmark(name)
         assert benchmark.about and benchmark.groups
         assert lab.parse(name, benchmark, ["--out", "x.json"]).only == list(benchmark.groups)
+
+
+@pytest.mark.usefixtures("simulated_driver")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_every_gpu_has_a_part_and_what_is_there_is_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()
+    out = tmp_path / "out" / "colocation.json"
+    options = ["--rehearse", "--out", str(out), "--arms", "best_effort_alone", "--seconds", "0.5"]
+    assert lab.main(["spread", "colocation", *options, "--only", "transformer,gemm"]) == 0
+    said = capfd.readouterr().out
+    assert "1: " in said and "2: " in said
+    assert {row.best_effort_load for row in load(out).rows if isinstance(row, ColocationRow)} == {"transformer", "gemm"}
+    assert sorted(path.name for path in out.parent.iterdir()) == ["colocation.cells", "colocation.json"]
+    assert lab.main(["spread", "core", "--rehearse", "--out", str(out)]) == 1
+    assert "its runs are not put together" in capfd.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert lab.main(["spread", "colocation", "--out", str(out)]) == 1
+    assert "cores for 0 GPUs" in capfd.readouterr().err

@@ -18,8 +18,8 @@ from test_cells import META, served
 
 from benchmarks import plots, tables
 from benchmarks.breadth.__main__ import Place
-from benchmarks.colocation.__main__ import TIME_RAN_OUT
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
+from benchmarks.lab.run import TIME_RAN_OUT
 from benchmarks.preempt.__main__ import ABLATION, BARE, SCENES, PreemptFleet, PreemptRunner, main, outside, parse
 from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS
 from benchmarks.preempt.summary import PROMISED, SHOWN, arms_of, figures, is_preempt, preempt_table, results

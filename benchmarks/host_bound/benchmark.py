@@ -1,0 +1,182 @@
+"""Eager servers beside training and GEMMs, under cudasched with the policies `harvest` and `strict` (`_strict`).
+
+They are compared with time slices, with MPS with a low priority, and with threads of one process on streams with
+priorities. A server's requests come at a rate that keeps its host busy for 35% of the time (BERT: at most 60 a second);
+it is measured once and kept with the cells. The arms of a repeat have equal arrivals, and ratios are medians over the
+pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take. A host that others share is faster and
+slower by turns: each request has with it what a fixed piece of work takes the server's thread then, and ratios are of
+latencies at one pace. How that differs between the arms is beside them. Programs are pinned: the server to the first
+half of the cores that the benchmark may use, best effort to the other, in all arms, and the threads of a core are in
+the same half. In one process their threads are.
+
+The most important groups come first: those that end in /1 have the arms that figures are made of, over all pairs; /2
+the rest, with both loads alone again, so that what is compared was measured together; /3, under both policies, the
+servers that are to be as they are under `strict`: a CUDA graph and a recommender. The servers' requests are recorded
+for the simulator into NAME.requests.json.xz; `host_bound_simulated` says by how much its P50 and ratio are off of those
+that were measured (replayed.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cudasched.demo.harness import ARMS as COLOCATION_ARMS
+from cudasched.demo.harness import Arm, Pool
+
+from benchmarks.colocation.cells import CellFile
+from benchmarks.colocation.frame import report
+from benchmarks.colocation.rows import results
+from benchmarks.host_bound import replayed
+from benchmarks.host_bound.summary import AS_STRICT
+from benchmarks.lab.pairs import Calibration, Load, Pair, Pairs, Requests, every, requests_ms
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Session
+from benchmarks.results.schema import RESULTS, load
+from benchmarks.tables import colocation_table
+
+LOADS = Path(__file__).with_name("loads.py")
+#: What each server runs beside, the most important first; a CUDA graph has no host to wait for.
+SERVED = (
+    ("bert_eager", "transformer"),
+    ("decode_eager", "transformer"),
+    ("bert_eager", "gemm"),
+    ("decode_eager", "gemm"),
+    ("resnet50_eager", "transformer"),
+    ("recommender", "transformer"),
+    ("bert_eager", "resnet50"),
+    ("decode_eager", "resnet50"),
+)
+GRAPH = ("bert_graph", "transformer")
+HOST_SHARE = 0.35
+#: Requests a second, at most.
+MOST_HZ = {"bert_eager": 60.0, "bert_graph": 200.0}
+#: On the simulated driver: it is slow, threads that wait for it take the host from one another, and a cell of a second
+#: is to have some requests on a busy machine, too.
+LEAST_SIMULATED_HZ, MOST_SIMULATED_HZ = 50.0, 120.0
+#: Latencies that a P99 is made of, with what a Poisson process may be short of; how long a cell is at least and most.
+POOLED = 1000 * 1.05
+LEAST_S, MOST_S = 4.0, 15.0
+#: Requests that are recorded for the simulator; a decoder's have some thousand launches each.
+RECORDED = {"decode_eager": 6}
+RECORDED_OTHERS = 24
+MODES = ("two_processes", "mps", "one_process")
+HARVEST = tuple(f"cudasched_{mode}" for mode in MODES)
+STRICT = tuple(f"{arm}_strict" for arm in HARVEST)
+ARMS = {
+    arm.name: arm
+    for arm in (
+        *(COLOCATION_ARMS[name] for name in ("latency_alone", "best_effort_alone", "best_effort_alone_hooked")),
+        *(COLOCATION_ARMS[name] for name in ("processes", "mps_priority", "one_process_priority")),
+        *(Arm(f"cudasched_{mode}", mode, managed=True, policy="harvest") for mode in MODES),
+        *(Arm(f"cudasched_{mode}_strict", mode, managed=True) for mode in MODES),
+    )
+}
+#: Best effort alone is always as fast: twice is enough.
+TWICE = {"best_effort_alone": 2, "best_effort_alone_hooked": 2}
+PASSES = (
+    every(("latency_alone", "best_effort_alone_hooked", "processes", "one_process_priority", *HARVEST), **TWICE),
+    every(("latency_alone", *TWICE, "mps_priority", *STRICT), **TWICE),
+    every(("latency_alone", "best_effort_alone_hooked", *HARVEST, *STRICT), **TWICE),
+)
+
+
+def cell_seconds(repeats: int, latencies_per_s: float) -> float:
+    """How long a cell is, so that all its repeats have the latencies that a P99 needs."""
+    return float(min(MOST_S, max(LEAST_S, math.ceil(POOLED / repeats / latencies_per_s))))
+
+
+def for_its_host(served: Requests, session: Session, server: str) -> Load:
+    """Requests that keep the host busy for its share."""
+    times_ms = requests_ms(served)
+    rate_hz = min(HOST_SHARE / statistics.median(times_ms) * 1e3, MOST_HZ.get(server, math.inf))
+    if session.rehearsal:
+        rate_hz = min(max(rate_hz, LEAST_SIMULATED_HZ), MOST_SIMULATED_HZ)
+        return Load(f"{rate_hz:.4g}", session.options.seconds)
+    latencies_per_s = rate_hz * len(served["latency_ms"]) / len(times_ms)
+    return Load(f"{rate_hz:.4g}", cell_seconds(session.options.repeats, latencies_per_s))
+
+
+#: So slow that the longest requests, a decoder's, do not meet.
+ONE_BY_ONE = Calibration(3.0, 6.0, for_its_host)
+GROUPS = {
+    f"{server}/{beside}/{number}": Pair(server, beside, arms, rates_hz=ONE_BY_ONE, number=number - 1)
+    for number, arms in enumerate(PASSES, 1)
+    for server, beside in (*SERVED, GRAPH)
+    if (server in AS_STRICT) or number < 3
+    if (server, beside) != GRAPH or number == 3
+}
+
+
+def by_core(threads: Iterable[int], topology: Path = Path("/sys/devices/system/cpu")) -> list[int]:
+    """Hardware threads in the order of their cores; in their own where the machine does not tell."""
+
+    def core(thread: int) -> list[int]:
+        told = topology / f"cpu{thread}" / "topology" / "thread_siblings_list"
+        with contextlib.suppress(OSError, ValueError):
+            return [int(re.split("[,-]", told.read_text().strip())[0]), thread]
+        return [thread, thread]
+
+    return sorted(threads, key=core)
+
+
+def halves(cores: list[int]) -> dict[str, list[int]]:
+    """Which hardware threads a role's programs, or threads, may use; with one, all share it."""
+    middle = max(1, len(cores) // 2)
+    return {"latency": cores[:middle], "best_effort": cores[middle:] or cores}
+
+
+def pool(session: Session) -> Pool:
+    """Workers with the servers of this benchmark, pinned."""
+    session.backend.loads = LOADS
+    session.backend.cores = halves(by_core(os.sched_getaffinity(0)))
+    return Pool(session.backend)
+
+
+def written(cells: CellFile, out: Path) -> None:
+    """Writes the results of cells, and what was recorded of the servers."""
+    recorded = replayed.packed(cells)
+    if recorded["servers"]:
+        replayed.save(recorded, replayed.recording_path(out))
+    report(cells, out, results(cells, arms=ARMS, paired=True), (colocation_table,))
+
+
+def merge(paths: Sequence[Path], out: Path) -> None:
+    """Puts the cells of several runs together."""
+    written(CellFile.merged(paths, out), out)
+
+
+def simulate(session: Session) -> None:
+    """How far the simulator is off each measured row.
+
+    Raises:
+        ValueError: Nothing was measured beside what was recorded.
+    """
+    measured = session.options.measured
+    found = replayed.figures(load(measured), replayed.read(replayed.recording_path(measured)))
+    if not found:
+        raise ValueError("nothing was measured beside what was recorded")
+    for row in found:
+        print(f"{row.figure}: off by {row.value:.1%}{'' if row.met else f', missed: {row.limited_by}'}")
+    session.rows += found
+
+
+BENCHMARK = Benchmark(
+    about="eager servers beside training and GEMMs, with the policies `harvest` and `strict`",
+    groups=Pairs(ARMS, pool, record=lambda load: RECORDED.get(load, RECORDED_OTHERS), keep_pace=True).groups(GROUPS),
+    finish=lambda session: written(session.cells, session.out),
+    merge=merge,
+    unit=lambda group: group.partition("/")[0],
+    settings={"arms": "", "repeats": (5, 1), "seconds": (6.0, 1.0)},
+)
+SIMULATED = Benchmark(
+    about="by how much the simulator is off of what host_bound measured",
+    groups={"replay": simulate},
+    settings={"measured": RESULTS / "host_bound.json"},
+    gpu=False,
+)
