@@ -4,7 +4,7 @@
 # the directory that $WHEELS names.
 #
 #     scripts/gpu.sh                                  # the GPU tests, 5 minutes on an H200
-#     scripts/gpu.sh benchmarks/core.sh OUT servers
+#     scripts/gpu.sh python -m benchmarks run core
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -385,11 +385,6 @@ def jax_transformer(tiny: bool) -> Steps:
     yield from jax_training(tiny)
 
 
-def jax_transformer_graphs(tiny: bool) -> Steps:
-    """The same with JAX's defaults: launches go into CUDA graphs where XLA can put them there."""
-    yield from jax_training(tiny)
-
-
 def jax_training(tiny: bool, donate: bool = True) -> Steps:
     """A decoder trained with JAX; without `donate`, each step puts its parameters into other buffers than the last."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -493,7 +488,6 @@ PROGRAMS = {
     "torch_small_kernels": Program(torch_small_kernels),
     "cupy_fft_sort": Program(cupy_fft_sort),
     "jax_transformer": Program(jax_transformer, compiles=True),
-    "jax_transformer_graphs": Program(jax_transformer_graphs, compiles=True),
     "torch_ddp_resnet50": Program(torch_ddp_resnet50, only_in_core=True),
     "torch_long_kernels": Program(torch_long_kernels, only_in_core=True),
 }

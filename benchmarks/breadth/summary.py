@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from benchmarks.breadth.programs import PROGRAMS
-from benchmarks.colocation.cells import KERNELS, CellFile
 from benchmarks.figures import beside, best_effort_of_time_slices, few_requests, judged, p50_of_alone, ratio_cell
 from benchmarks.results.schema import ColocationRow, Results
 
@@ -138,46 +137,6 @@ def limits_table(results: Results) -> str:
             ),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def explain_table(results: Results, cells: CellFile) -> str:
-    """What may limit each managed cell, the least best effort first: the gate, the launcher, the host, missed launches.
-
-    `gpu` is the share of the time in which the program keeps the GPU busy by itself: below 1, its host is a limit too.
-    """
-    columns = ("gpu", "duty", "gate waits", "launcher CPU", "launches/s", "offloaded")
-    counts = ("normal_beside_best_effort", "untracked_launches", "gate_exceptions")
-    head = ("program", "server", "arm", "best effort", "P99", *columns, *(name.replace("_", " ") for name in counts))
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    rows: dict[tuple[str, str, str], ColocationRow] = {
-        (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if _is_managed(row)
-    }
-    kernels = {each.best_effort: known.result for each, known in cells.outcomes.items() if each.arm == KERNELS}
-    known = [(each, rows.get((each.arm, each.latency, each.best_effort))) for each in cells.outcomes]
-    for cell, row in sorted(known, key=lambda pair: (pair[1].best_effort_ratio or 9.0) if pair[1] else 9.0):
-        result = cells.outcomes[cell].result
-        if row is None or result is None or "counted" not in result:
-            continue
-        told, seconds = result["counted"], result["counted_s"]
-        launches = told["best_effort_launches"]
-        recorded = kernels.get(cell.best_effort)
-        alone_per_s = row.best_effort_alone_per_s
-        gpu = f"{alone_per_s * recorded['per_item_us'] / 1e6:.0%}" if alone_per_s and recorded else ""
-        launcher_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
-        cells_of_row = (
-            gpu,
-            f"{row.duty:.0%}" if row.duty is not None else "",
-            f"{told['gate_wait_ns'] / 1e9 / seconds:.0%}",
-            f"{launcher_ns / 1e9 / seconds:.0%}",
-            f"{launches / seconds:.0f}",
-            f"{told['offloaded_launches'] / launches:.1%}" if launches else "",
-            *(str(told.get(name, "")) for name in counts),
-        )
-        kept = f"{row.best_effort_ratio:.3f}" if row.best_effort_ratio else ""
-        ratio = f"{row.p99_ratio:.2f}x" if row.p99_ratio else ""
-        names = (cell.best_effort, cell.latency, MANAGED[cell.arm], kept, ratio)
-        lines.append(f"| {' | '.join((*names, *cells_of_row))} |")
     return "\n".join(lines) + "\n"
 
 

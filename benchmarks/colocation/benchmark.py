@@ -12,11 +12,10 @@ from pathlib import Path
 from cudasched.demo.harness import ARMS
 
 from benchmarks.colocation.cells import CellFile
-from benchmarks.colocation.frame import report
 from benchmarks.colocation.rows import results
 from benchmarks.lab.pairs import Calibration, Pair, Pairs, every, half_busy
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Session
+from benchmarks.lab.session import Session, report
 from benchmarks.tables import colocation_table
 
 ALONE = ("latency_alone", "best_effort_alone")

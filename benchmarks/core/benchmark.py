@@ -22,9 +22,9 @@ from typing import Any
 from cudasched.demo.harness import HEAD_START_S, Child, HarnessError, Pool, Run, WorkerSpec, percentile
 
 from benchmarks import meta
-from benchmarks.breadth.__main__ import counted, per_second
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
 from benchmarks.lab.processes import Processes, ask, brief, built, in_processes, latencies, p99, served
+from benchmarks.lab.programs import counted, per_second
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Goals, Session
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-from benchmarks.colocation.cells import KERNELS, CellFile
 from benchmarks.figures import best_effort_of_time_slices, few_requests, ratio_cell
 from benchmarks.graphs.loads import LOADS
 from benchmarks.results.schema import ColocationRow, Results
@@ -71,32 +70,6 @@ def allowed_p99_ms(row: ColocationRow, goal: float) -> float | None:
     if row.alone_ms is None:
         return None
     return max(goal * row.alone_ms.p99, BOUND_MARGIN * (row.bound_p99_ms or 0.0))
-
-
-def explain_table(results: Results, cells: CellFile) -> str:
-    """What may limit each managed cell: slices, graphs that went whole, the first seconds, the gate."""
-    shown = ("load", "arm", "P99 / alone", "best effort", "first seconds' P99 ms", "longest kernel us", "counted")
-    lines = [f"| {' | '.join(shown)} |", f"|{'---|' * len(shown)}"]
-    rows = {(row.arm, row.best_effort_load): row for row in _rows(results)}
-    kernels = {cell.best_effort: known.result for cell, known in cells.outcomes.items() if cell.arm == KERNELS}
-    for cell, outcome in cells.outcomes.items():
-        row = rows.get((cell.arm, cell.best_effort))
-        if row is None or outcome.result is None or "counted" not in outcome.result:
-            continue
-        counted = {name: value for name, value in outcome.result["counted"].items() if "graph" in name and value}
-        recorded = kernels.get(cell.best_effort)
-        longest = f"{max(us for us, _ in recorded['kernel_us']):.0f}" if recorded else ""
-        cells_of_row = (
-            cell.best_effort,
-            cell.arm,
-            f"{row.p99_ratio:.2f}x" if row.p99_ratio else "",
-            f"{row.best_effort_ratio:.3f}" if row.best_effort_ratio else "",
-            f"{outcome.result.get('early_p99_ms') or 0.0:.2f}",
-            longest,
-            ", ".join(f"{name} {value}" for name, value in sorted(counted.items())),
-        )
-        lines.append(f"| {' | '.join(cells_of_row)} |")
-    return "\n".join(lines) + "\n"
 
 
 def _is_row(row: object) -> TypeGuard[ColocationRow]:

@@ -30,13 +30,12 @@ from cudasched.demo.harness import ARMS as COLOCATION_ARMS
 from cudasched.demo.harness import Arm, Pool
 
 from benchmarks.colocation.cells import CellFile
-from benchmarks.colocation.frame import report
 from benchmarks.colocation.rows import results
 from benchmarks.host_bound import replayed
 from benchmarks.host_bound.summary import AS_STRICT
 from benchmarks.lab.pairs import Calibration, Load, Pair, Pairs, Requests, every, requests_ms
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Session
+from benchmarks.lab.session import Session, report
 from benchmarks.results.schema import RESULTS, load
 from benchmarks.tables import colocation_table
 

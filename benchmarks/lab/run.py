@@ -34,6 +34,9 @@ from benchmarks.tables import core_table
 TIME_RAN_OUT = 3
 #: The modules that declare them, as `BENCHMARK` or what is named.
 MODULES = {
+    "preempt": "preempt.benchmark",
+    "breadth": "breadth.benchmark",
+    "graphs": "graphs.benchmark",
     "colocation": "colocation.benchmark",
     "scheduler": "colocation.benchmark:SCHEDULED",
     "colocation_predictor": "colocation.benchmark:UNSEEN",
@@ -74,6 +77,7 @@ class Benchmark:
         results: The name of the results file, where that is not the benchmark's.
         merge: Puts the cells of several runs together.
         unit: Groups of the same one are in the same part (`--part`).
+        whole: Measures the groups that are chosen itself, and its part of them.
         gpu: It needs one.
         torch: It needs PyTorch.
     """
@@ -88,6 +92,7 @@ class Benchmark:
     results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
     unit: Callable[[str], str] = str
+    whole: Group | None = None
     gpu: bool = True
     torch: bool = True
 
@@ -106,7 +111,8 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
     results = RESULTS / f"{benchmark.results or name}.json"
     parser.add_argument("--out", type=Path, help=f"the results ({results})")
     known = ", ".join(benchmark.groups)
-    parser.add_argument("--only", default=known.replace(" ", ""), help=f"by commas, of {known}")
+    only = ("--only", "--programs") if benchmark.whole else ("--only",)
+    parser.add_argument(*only, default=known.replace(" ", ""), help=f"by commas, of {known}")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth of them from the Ith on")
     parser.add_argument("--minutes", type=float, help="stop before so much time has passed")
     parser.add_argument("--rehearse", action="store_true", help="no GPU, no results")
@@ -135,7 +141,7 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         parser.error("--part: I/N with 1 <= I <= N")
     units = list(dict.fromkeys(map(benchmark.unit, chosen)))[int(number) - 1 :: int(parts)]
-    options.only = [one for one in chosen if benchmark.unit(one) in units]
+    options.only = [one for one in chosen if benchmark.whole or benchmark.unit(one) in units]
     reasons = [text.partition("=") for text in options.limited_by]
     if any(figure not in benchmark.goals or not text for figure, _, text in reasons):
         parser.error(f"--limited-by: FIGURE=TEXT, of {', '.join(benchmark.goals)}")
@@ -162,9 +168,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
             else meta.describe_host(options.commit)
         )
         session = Session(name, options, described)
-        for group in options.only:
+        groups = {name: benchmark.groups[name] for name in options.only}
+        for group, measure in groups.items() if benchmark.whole is None else [(name, benchmark.whole)]:
             try:
-                session.found |= benchmark.groups[group](session) or {}
+                session.found |= measure(session) or {}
                 session.note_clock()
             except OutOfTimeError:
                 session.say(f"{group}: time ran out; the same command goes on")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from cudasched.demo.harness import Backend, HarnessError, percentile
 
 from benchmarks import meta
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
-from benchmarks.results.schema import FigureRow, Meta
+from benchmarks.results.schema import FigureRow, Meta, Results
 from benchmarks.store import Store
 
 Better = Literal["less", "more"]
@@ -169,6 +169,17 @@ def brief(result: dict[str, Any] | None) -> str:
     if "busy_us" in result:
         parts.append(f"the GPU is busy for {result['busy_us']:.0f} us a request")
     return ", ".join(parts)
+
+
+def report(cells: CellFile, out: Path, made: Results, tables: Sequence[Callable[[Results], str]]) -> None:
+    """Writes the results of cells, and prints what they say and what failed."""
+    if made.rows:
+        made.write(out)
+        for table in tables:
+            print(table(made))
+    for outcome in cells.outcomes.values():
+        if outcome.error:
+            print(f"failed: {outcome.cell.arm} beside {outcome.cell.best_effort}, {outcome.error.splitlines()[0]}")
 
 
 def judged(goals: Goals, found: Found, limited_by: Mapping[str, str]) -> list[FigureRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import statistics
@@ -13,8 +12,7 @@ from typing import Literal
 from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Arm
 
-from benchmarks.colocation import rows as colocation_rows
-from benchmarks.colocation.cells import Cell, CellFile, Outcome
+from benchmarks.colocation.cells import CellFile
 from benchmarks.figures import few_requests
 from benchmarks.preempt.programs import LONG_KERNELS
 from benchmarks.results.schema import ColocationRow, FigureRow, Results
@@ -83,41 +81,10 @@ def results(cells: CellFile) -> Results:
     Raises:
         ValueError: The cells say nothing of where they come from.
     """
-    if cells.meta is None:
-        raise ValueError(f"{cells.path}: no meta")
-    alone: dict[tuple[str, int, str], Outcome] = {}
-    groups: dict[tuple[str, int, str, str, str], list[Outcome]] = {}
-    for outcome in cells.outcomes.values():
-        cell = outcome.cell
-        if outcome.result is None:
-            continue
-        if cell.arm == "best_effort_alone":
-            alone[cell.scene, cell.repeat, cell.best_effort] = outcome
-        else:
-            key = cell.scene, cell.repeat, cell.best_effort, cell.latency, cell.rates_hz
-            groups.setdefault(key, []).append(outcome)
-    rows: list[ColocationRow] = []
-    for (scene, repeat, programs, _, _), outcomes in groups.items():
-        spread = CellFile(cells.path.with_suffix(".spread"), cells.meta)
-        like = outcomes[0].cell
-        singles = [alone.get((scene, repeat, name)) for name in programs.split("+")]
-        known = [each for each in singles if each is not None and each.result is not None]
-        rates = {name: rate for each in known for name, rate in (each.result or {})["best_effort_per_s"].items()}
-        for outcome in outcomes:
-            spread.add(outcome)
-        if len(known) == len(singles):
-            cell = dataclasses.replace(like, arm="best_effort_alone", lead_us=0.0)
-            spread.add(dataclasses.replace(known[0], cell=cell, result={"latency": {}, "best_effort_per_s": rates}))
-        if len(singles) > 1:  # what several do together is counted in the time that a step of each takes alone
-            for name, rate in rates.items():
-                took = {"kernel_us": [[1e6 / rate, 1]], "per_item_us": 1e6 / rate}
-                spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
-        order = sorted({each.arm for each in spread.outcomes}, key=lambda arm: (arm not in SHOWN, arm))
-        made = colocation_rows.results(spread, arms=arms_of(order)).rows
-        rows += [
-            row.model_copy(update={"scene": scene, "repeat": repeat}) for row in made if isinstance(row, ColocationRow)
-        ]
-    return Results(meta=cells.meta, rows=rows)
+    from benchmarks.lab import programs  # which needs no tables
+
+    names = {cell.arm for cell in cells.outcomes}
+    return programs.results(cells, arms_of(sorted(names, key=lambda arm: (arm not in SHOWN, arm))))
 
 
 def is_preempt(results: Results) -> bool:

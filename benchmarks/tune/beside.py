@@ -23,7 +23,7 @@ from pathlib import Path
 from cudasched.demo.harness import CUDASCHED, HarnessError
 from cudasched.kernels import _catalog
 
-from benchmarks.breadth.__main__ import Fleet, Place
+from benchmarks.lab.fleet import Fleet, Place
 from benchmarks.lab.processes import brief, latencies, p99
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session

@@ -15,20 +15,8 @@ from cudasched.demo.harness import Backend, HarnessError
 from test_cells import META, served
 
 from benchmarks import plots
-from benchmarks.breadth.__main__ import (
-    ALONE_EVERY,
-    ARMS,
-    MAIN_PROGRAMS,
-    SERVERS,
-    Fleet,
-    Place,
-    main,
-    merge,
-    parse,
-    per_second,
-    results,
-)
-from benchmarks.breadth.__main__ import counted as counted_between
+from benchmarks.breadth.benchmark import ARMS, FEW, SERVERS, BreadthFleet, merge
+from benchmarks.breadth.benchmark import PROGRAMS as MEASURED
 from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.breadth.summary import (
@@ -41,6 +29,10 @@ from benchmarks.breadth.summary import (
 )
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.figures import best_effort_of_time_slices
+from benchmarks.lab.fleet import Place
+from benchmarks.lab.programs import counted as counted_between
+from benchmarks.lab.programs import per_second, results
+from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.results.schema import RESULTS, ColocationRow, load
 
 if TYPE_CHECKING:
@@ -52,7 +44,8 @@ KINDS = ("torchvision", "transformers", "jax", "cupy")
 
 
 def cell(arm: str, program: str, server: str = "bert_graph", repeat: int = 0) -> Cell:
-    return Cell(arm, server, program, "poisson", f"{SERVERS[server]:g}", 8.0, 20.0 if "cuda" in arm else 0.0, repeat)
+    server, rate_hz = ("", "") if arm == "best_effort_alone" else (server, f"{SERVERS[server]:g}")
+    return Cell(arm, server, program, "poisson", rate_hz, 8.0, 20.0 if "cuda" in arm else 0.0, repeat)
 
 
 def add(cells: CellFile, of: Cell, latency_ms: float | None = None, per_s: float | None = None) -> None:
@@ -67,8 +60,8 @@ def add(cells: CellFile, of: Cell, latency_ms: float | None = None, per_s: float
 def filled(path: Path, programs: dict[str, tuple[float, float]], alone_ms: float = 0.5) -> CellFile:
     """Cells of programs, each with a P99 under cudasched in ms and the steps a second that are left to it then."""
     cells = CellFile(path, META)
-    add(cells, cell("latency_alone", "+".join(programs)), latency_ms=alone_ms)
     for program, (p99_ms, per_s) in programs.items():
+        add(cells, cell("latency_alone", program), latency_ms=alone_ms)
         add(cells, cell("best_effort_alone", program), per_s=100.0)
         add(cells, cell("processes", program), latency_ms=3.0, per_s=90.0)
         for arm in ("cudasched_two_processes", "cudasched_mps"):
@@ -78,7 +71,7 @@ def filled(path: Path, programs: dict[str, tuple[float, float]], alone_ms: float
 
 
 def test_there_are_programs_of_every_library_and_servers_of_every_kind() -> None:
-    assert len(MAIN_PROGRAMS) >= 14 and {name.split("_")[0] for name in MAIN_PROGRAMS} >= set(KINDS)
+    assert len(MEASURED) >= 14 and {name.split("_")[0] for name in MEASURED} >= set(KINDS)
     assert set(SERVERS) == {"bert_graph", "vit_graph", "bert_eager", "recommender"}
     for name, program in PROGRAMS.items():
         assert program.steps.__name__ == name and program.steps.__doc__
@@ -136,13 +129,11 @@ def test_a_process_without_a_launcher_thread_has_spent_no_time_on_one() -> None:
     assert launcher_threads_ns() == 0
 
 
-def test_the_server_alone_stands_beside_every_program_and_parts_are_put_together(tmp_path: Path) -> None:
-    """Two GPUs measure a part each; the server alone of both is one figure, and each program has a row of it."""
-    first, second = tmp_path / "1.cells", tmp_path / "2.cells"
+def test_parts_are_put_together_and_a_program_alone_stands_beside_its_server(tmp_path: Path) -> None:
+    first, second, out = (tmp_path / name for name in ("1.cells", "2.cells", "breadth.json"))
     filled(first, {"torch_sparse": (0.6, 96.0)}).save()
     filled(second, {"torchvision_vit": (0.7, 95.0)}, alone_ms=0.6).save()
-    out = tmp_path / "breadth.json"
-    assert merge(["--out", str(out), str(first), str(second)]) == 0
+    merge([first, second], out)
     rows = [row for row in load(out).rows if isinstance(row, ColocationRow)]
     assert {(row.arm, row.best_effort_load) for row in rows} == set(
         itertools.product(ARMS, ("torch_sparse", "torchvision_vit"))
@@ -152,8 +143,7 @@ def test_the_server_alone_stands_beside_every_program_and_parts_are_put_together
         row = by_program[program]
         assert row.alone_ms is not None and row.alone_ms.p99 == pytest.approx(alone_ms)
         assert row.bound_p99_ms is not None and row.duty == pytest.approx(60 * alone_ms / 1e3)
-    again = results(CellFile(cells_path(out)))
-    assert again.rows == load(out).rows
+        assert (row.scene, row.repeat) == ("", None)
 
 
 def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_path: Path) -> None:
@@ -176,67 +166,38 @@ def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_pat
     assert any(line.startswith(said) for line in lines)
 
 
-def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "breadth.json")]
-    for wrong in (["--programs", "nothing"], ["--servers", ""], ["--part", "3/2"], ["--seconds", "0"]):
-        with pytest.raises(SystemExit):
-            parse([*out, *wrong])
-    assert parse([*out, "--part", "2/4"]).programs == list(MAIN_PROGRAMS[1::4])
-    assert "cudasched_mps" not in parse([*out, "--rehearse"]).arms
-
-
 def test_a_rehearsal_measures_every_arm_and_a_rerun_does_what_is_missing(
     tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDASCHED_TIME_SLICE_US", "off")  # or the gate steps aside, and no launch waits at it
     out = tmp_path / "breadth.json"
-    common = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
-    two = ["--programs", "torchvision_resnet50,cupy_fft_sort", "--servers", "recommender"]
-    assert main([*common, *two, "--limit-s", "8"]) == 3
+    programs = FEW[:2]
+    common = ["--rehearse", "--out", str(out), "--seconds", "1.5", "--scene", "servers", "--servers", "recommender"]
+    two = ["--only", ",".join(programs)]
+    assert run("breadth", [*common, *two, "--minutes", "0.2"]) == TIME_RAN_OUT
     assert "time ran out" in capsys.readouterr().out
     # A busy machine starves a program until no two readings are in a cell; that cell is tried again.
-    assert 0 in (main([*common, *two]) for _ in range(TRIES))
+    assert 0 in (run("breadth", [*common, *two]) for _ in range(TRIES))
     cells = CellFile(cells_path(out))
-    arms = [arm for arm in ARMS if arm not in ("cudasched_mps", "latency_alone")]
     assert all(outcome.error is None for outcome in cells.outcomes.values())
     measured = sorted((each.arm, each.best_effort) for each in cells.outcomes)
-    programs = ("torchvision_resnet50", "cupy_fft_sort")
-    both = "+".join(programs)
-    assert measured == sorted([("latency_alone", both)] * 2 + list(itertools.product([*arms, KERNELS], programs)))
-    capsys.readouterr()
-    assert main(["explain", str(cells_path(out))]) == 0
-    explained = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| torch", "| cupy"))]
-    assert len(explained) == 2 and all("| recommender | two processes |" in line for line in explained)
+    assert measured == sorted(itertools.product([*(arm for arm in ARMS if arm != "cudasched_mps"), KERNELS], programs))
     managed = next(outcome for each, outcome in cells.outcomes.items() if each.arm == "cudasched_two_processes")
     assert managed.result is not None and managed.result["counted"]["best_effort_launches"] > 0
-    rows = {row.arm: row for row in load(out).rows}
-    row = rows["cudasched_two_processes"]
+    row = {row.arm: row for row in load(out).rows}["cudasched_two_processes"]
     assert row.gate_wait and row.gpu_alone and row.launcher_cpu is not None
-    assert rows["cudasched_two_processes"].best_effort_ratio and rows["cudasched_two_processes"].p99_ratio
+    assert row.best_effort_ratio and row.p99_ratio
     # Nothing is left to do: no process is started, and what is there stays.
     before = {key: dataclasses.asdict(value) for key, value in cells.outcomes.items()}
-    assert main([*common, *two]) == 0
+    assert run("breadth", [*common, *two]) == 0
     assert {key: dataclasses.asdict(value) for key, value in CellFile(cells_path(out)).outcomes.items()} == before
-
-
-def test_a_program_that_fails_costs_its_own_cells_alone(
-    tmp_path: Path, simulated_driver: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.breadth.__main__.SIMULATED_PROGRAMS", ("nothing", "transformer"))
-    out = tmp_path / "breadth.json"
-    programs = ["--programs", "torchvision_resnet50,torchvision_deeplabv3", "--arms", "best_effort_alone"]
-    options = ["--rehearse", "--simulated-driver", str(simulated_driver), "--out", str(out), "--seconds", "1.5"]
-    assert main([*options, *programs]) == 1
-    outcomes = {each.best_effort: outcome for each, outcome in CellFile(cells_path(out)).outcomes.items()}
-    assert "ended with status" in str(outcomes["torchvision_resnet50"].error)
-    assert outcomes["torchvision_deeplabv3"].result is not None
 
 
 def test_without_mps_its_cells_alone_fail(simulated_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     backend = Backend.simulated(simulated_driver)
     try:
-        with Fleet(backend) as fleet:
+        with BreadthFleet(backend) as fleet:
             there, missing = (Place("program", "torch_sparse", mode) for mode in ("plain", "mps"))
             fleet.prepare([missing, there])
             with pytest.raises(HarnessError, match="nvidia-cuda-mps-control"):
@@ -253,7 +214,7 @@ def test_processes_that_wait_are_stopped_while_something_is_measured(simulated_d
 
     backend = Backend.simulated(simulated_driver)
     try:
-        with Fleet(backend) as fleet:
+        with BreadthFleet(backend) as fleet:
             running, waiting = (Place("program", name, "plain") for name in ("torch_sparse", "torchvision_vit"))
             fleet.build(running)()
             fleet.prepare([waiting])
@@ -266,18 +227,6 @@ def test_processes_that_wait_are_stopped_while_something_is_measured(simulated_d
             assert state(pids[waiting]) != "T"
     finally:
         backend.close()
-
-
-def test_the_server_alone_is_measured_now_and_then(tmp_path: Path) -> None:
-    from benchmarks.breadth.__main__ import Runner
-
-    options = parse(["--out", str(tmp_path / "breadth.json")])
-    runner = Runner(None, CellFile(tmp_path / "breadth.cells", META), options, 20.0)  # type: ignore[arg-type]
-    places = [place for place in range(len(options.programs) + 1) if runner.alone_missing("bert_graph", place)]
-    assert places == [*range(0, len(options.programs), ALONE_EVERY), len(options.programs)]
-    repeats = [each.repeat for place in places for each in runner.alone_missing("bert_graph", place)]
-    assert repeats == list(range(len(places)))
-    assert 0 < runner.estimate_s() < 60 * len(options.programs) + 60
 
 
 def test_cells_far_below_what_is_left_are_listed_with_what_a_request_costs_them() -> None:

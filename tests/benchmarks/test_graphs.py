@@ -15,28 +15,17 @@ from cudasched.demo.harness import Backend
 from test_cells import META, served
 
 from benchmarks import tables
-from benchmarks.breadth.__main__ import Place, Runner, results
 from benchmarks.breadth.program import Builds
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
-from benchmarks.graphs.__main__ import (
-    ARMS,
-    EARLY_S,
-    FIRST_ARMS,
-    MODES,
-    SERVER,
-    GraphFleet,
-    GraphRunner,
-    main,
-    merge,
-    met_ms,
-    parse,
-)
+from benchmarks.graphs.benchmark import ARMS, MODES, SERVER, GraphFleet, GraphRunner, merge, met_ms
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
-from benchmarks.graphs.summary import allowed_p99_ms, explain_table, graphs_figures, graphs_table, is_graphs
-from benchmarks.lab.run import TIME_RAN_OUT, run
-from benchmarks.lab.session import judged
+from benchmarks.graphs.summary import allowed_p99_ms, graphs_figures, graphs_table, is_graphs
+from benchmarks.lab.fleet import Place
+from benchmarks.lab.programs import results
+from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, parse, run
+from benchmarks.lab.session import OutOfTimeError, Session, judged
 from benchmarks.results.schema import ColocationRow, FigureRow, load
 
 DATE = "2026-11-23T00:00:00+00:00"
@@ -51,7 +40,8 @@ PROMISED = {
 
 
 def cell(arm: str, program: str) -> Cell:
-    return Cell(arm, SERVER, program, "poisson", "60", 10.0, 20.0 if "cuda" in arm else 0.0, 0)
+    server, rate_hz = ("", "") if "effort_alone" in arm else (SERVER, "60")
+    return Cell(arm, server, program, "poisson", rate_hz, 10.0, 20.0 if "cuda" in arm else 0.0, 0)
 
 
 def filled(
@@ -69,8 +59,8 @@ def filled(
         cells.add(Outcome(of, result, None, DATE))
 
     programs = ("whole_step", "jax_updated")
-    add(cell("latency_alone", "+".join(programs)), latency_ms=1.0)
     for program in programs:
+        add(cell("latency_alone", program), latency_ms=1.0)
         add(cell("best_effort_alone", program), per_s=100.0)
         add(cell("processes", program), latency_ms=5.0, per_s=93.0)
         add(cell("cudasched_two_processes_whole", program), latency_ms=4.9, per_s=93.0)
@@ -93,7 +83,7 @@ def test_programs_are_those_of_the_results_form_and_stand_for_themselves_in_a_re
 
 
 def test_every_arm_is_known_to_the_rows_and_the_whole_one_is_asked_for_by_name() -> None:
-    assert set(ARMS) <= set(ALL_ARMS) and set(MODES) == set(ARMS) - {"latency_alone"}
+    assert set(ARMS) <= set(ALL_ARMS) and set(MODES) == set(ARMS)
     assert ALL_ARMS["cudasched_two_processes_whole"].is_optional and ALL_ARMS["best_effort_alone_mps"].is_optional
 
 
@@ -112,23 +102,12 @@ def test_modes_differ_in_their_settings_and_commands(tmp_path: Path) -> None:
         assert "run" not in fleet._command(Place("program", "decode", "plain"))
 
 
-def test_options_name_loads_and_arms_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "graphs.json")]
-    assert parse([*out, "--only", "jax,decode_updated"]).programs == ["jax", "decode_updated"]
-    for wrong in (["--only", "resnet"], ["--arms", "nothing"], ["--only", ""], ["--seconds", "0"]):
-        with pytest.raises(SystemExit):
-            parse([*out, *wrong])
-    rehearsed = parse([*out, "--rehearse"]).arms
-    assert set(ARMS) - set(rehearsed) == {"cudasched_mps", "best_effort_alone_mps"}, "the simulated driver has no MPS"
-    capsys.readouterr()
-
-
 def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "graphs.json"
     command = ["--rehearse", "--out", str(out), "--only", "decode_updated", "--seconds", "1", "--arms"]
-    assert main([*command, "best_effort_alone,cudasched_two_processes_whole"]) == 0
+    assert run("graphs", [*command, "best_effort_alone,cudasched_two_processes_whole"]) == 0
     first = CellFile(out.with_suffix(".cells")).outcomes
-    assert main([*command, "best_effort_alone,latency_alone,cudasched_one_process"]) == 0
+    assert run("graphs", [*command, "best_effort_alone,latency_alone,cudasched_one_process"]) == 0
     done = CellFile(out.with_suffix(".cells")).outcomes
     kept = [of for of in first if of.arm == "best_effort_alone"]
     assert kept and all(done[of].date == first[of].date for of in kept)
@@ -147,47 +126,21 @@ def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Cap
     assert "one process" in capsys.readouterr().out
 
 
-def test_where_time_is_limited_the_promised_arms_of_all_loads_come_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Nothing:
-        backend = Backend()
-
-    out = ["--out", str(tmp_path / "graphs.json")]
-    rounds: list[list[str]] = []
-    monkeypatch.setattr(Runner, "run", lambda self: rounds.append(self.options.arms) or 0)
-    limited = parse([*out, "--limit-s", "480"])
-    compiling = [LOADS[name].compiles for name in limited.programs]
-    assert sorted(limited.programs) == sorted(LOADS) and compiling == sorted(compiling)
-    for options, expected in ((limited, [list(FIRST_ARMS), list(ARMS)]), (parse(out), [list(ARMS)])):
-        runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
-        assert runner.run() == 0 and rounds == expected and options.arms == list(ARMS)
-        rounds.clear()
-    promised = {"best_effort_alone", "best_effort_alone_mps", "cudasched_two_processes", "cudasched_mps"}
-    assert promised < set(FIRST_ARMS)
-    monkeypatch.setattr(Runner, "run", lambda self: rounds.append(self.options.arms) or TIME_RAN_OUT)
-    runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), limited, 20.0)  # type: ignore[arg-type]
-    assert runner.run() == TIME_RAN_OUT and rounds == [list(FIRST_ARMS)]
+def runner_of(tmp_path: Path, *given: str) -> GraphRunner:
+    options = parse("graphs", load_benchmark("graphs"), ["--out", str(tmp_path / "graphs.json"), *given])
+    return GraphRunner(Session("graphs", options, META), GraphFleet(Backend()))
 
 
-def test_what_compiles_is_not_begun_where_there_is_no_time_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Nothing:
-        backend = Backend()
-
-    options = parse(["--out", str(tmp_path / "graphs.json"), "--only", "jax", "--limit-s", "100"])
-    runner = GraphRunner(Nothing(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
-    assert runner._unit(SERVER, "jax", None) is False
-    assert runner._left_s() < 100 - EARLY_S
-    capsys.readouterr()
+def test_what_compiles_is_not_begun_where_there_is_no_time_for_it(tmp_path: Path) -> None:
+    with pytest.raises(OutOfTimeError):
+        runner_of(tmp_path, "--only", "jax", "--minutes", "2").run()
 
 
 def test_the_updated_loads_of_the_rehearsal_change_their_graphs(tmp_path: Path) -> None:
     out = tmp_path / "graphs.json"
     only = "whole_step_updated,jax_updated,piecewise_updated"
     arms = "best_effort_alone,cudasched_two_processes"
-    assert main(["--rehearse", "--out", str(out), "--only", only, "--arms", arms, "--seconds", "0.5"]) == 0
+    assert run("graphs", ["--rehearse", "--out", str(out), "--only", only, "--arms", arms, "--seconds", "0.5"]) == 0
     rows = [row for row in load(out).rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes"]
     assert len(rows) == 3 and all(row.best_effort_per_s for row in rows)
     managed = [of for of in CellFile(out.with_suffix(".cells")).outcomes.values() if of.cell.arm in arms.split(",")[1]]
@@ -206,8 +159,6 @@ def test_tables_show_slices_beside_whole_graphs_and_what_was_promised(tmp_path: 
     judged = graphs_figures(made)
     assert "1.30 (<= 1.40)" in judged and "met" in judged
     assert "**missed**" in judged, "under MPS too little best effort is left"
-    explained = explain_table(made, cells)
-    assert "1.90" in explained and "sliced" not in explained.splitlines()[0]
     page = tables.table_of(made)
     assert page.startswith(table) and META.gpu in page
     assert judged in tables.table_of(made, "figures")
@@ -288,34 +239,17 @@ def test_best_effort_that_is_slower_than_in_time_slices_misses_its_goal(tmp_path
     assert "1.30 (<= 1.40), 98.9%, " in judged and "% of time slices (>= 96%) **missed** |" in judged
 
 
-def test_alone_under_mps_is_measured_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[str, str]] = []
-
-    class Processes:
-        backend = Backend()
-        running = frozenset({Place("program", "decode", "mps"), Place("server", SERVER, "mps")})
-
-        def __contains__(self, place: Place) -> bool:
-            return place in self.running
-
-        def retire(self, place: Place) -> None:
-            done.append(("retire", place.role))
-
-        def settle(self) -> None:
-            pass
-
-        def ask(self, place: Place, command: str) -> None:
-            done.append((command, place.mode))
-
-    options = parse(["--out", str(tmp_path / "graphs.json"), "--only", "decode"])
-    runner = GraphRunner(Processes(), CellFile(tmp_path / "graphs.cells", META), options, 20.0)  # type: ignore[arg-type]
-    monkeypatch.setattr("benchmarks.graphs.__main__.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(runner, "_window", lambda cell, programs, servers: {"of": [*programs, *servers]})
-    alone = runner.cell("best_effort_alone_mps", SERVER, "decode")
-    assert alone.lead_us == 20.0
+def test_alone_under_cudasched_is_measured_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, done = runner_of(tmp_path, "--only", "decode"), list[tuple[str, str]]()
+    monkeypatch.setattr("benchmarks.lab.programs.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(runner.fleet, "retire_servers", lambda mode: done.append(("retire", mode)))
+    monkeypatch.setattr(runner.fleet, "ask", lambda place, command: done.append((command, place.mode)))
+    monkeypatch.setattr(runner, "_counted", lambda cell, programs, servers: {"of": [*programs, *servers]})
+    alone = runner.cell("best_effort_alone_mps", "", "decode")
     program = Place("program", "decode", "mps")
+    assert (alone.lead_us, alone.latency) == (runner.lead_us, "")
     assert runner._cell(alone, [program]) == {"of": [program]}
-    assert done == [("retire", "server"), ("start", "mps"), ("pause", "mps")]
+    assert done == [("retire", "mps"), ("start", "mps")]
 
 
 def test_long_kernels_raise_what_is_allowed_to_their_bound(tmp_path: Path) -> None:
@@ -325,7 +259,7 @@ def test_long_kernels_raise_what_is_allowed_to_their_bound(tmp_path: Path) -> No
     assert allowed_p99_ms(row, 1.4) == pytest.approx(1.05 * row.bound_p99_ms)
 
 
-def test_cells_of_several_runs_are_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_of_several_runs_are_put_together(tmp_path: Path) -> None:
     first, second = filled(tmp_path / "a.cells"), filled(tmp_path / "b.cells")
     second.outcomes = {
         dataclasses.replace(of, best_effort="decode") if of.arm != "latency_alone" else of: known
@@ -338,11 +272,9 @@ def test_cells_of_several_runs_are_put_together(tmp_path: Path, capsys: pytest.C
     first.save()
     second.save()
     out = tmp_path / "graphs.json"
-    assert merge(["--out", str(out), str(first.path), str(second.path)]) == 0
+    merge([first.path, second.path], out)
     loads = {row.best_effort_load for row in load(out).rows if isinstance(row, ColocationRow)}
     assert {"whole_step", "decode"} <= loads
-    assert merge(["--out", str(out), str(tmp_path / "none.cells")]) == 1
-    capsys.readouterr()
 
 
 # ---- figures
