@@ -44,6 +44,8 @@ MODULES = {
     "host_bound_simulated": "host_bound.benchmark:SIMULATED",
     "core": "core.benchmark",
     "observe": "observe.benchmark",
+    "tracing": "observe.tracing",
+    "events": "predictor.events",
     "overhead": "overhead.benchmark",
     "collect": "collect.benchmark",
     "pytorch": "pytorch.benchmark",

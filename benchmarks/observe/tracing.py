@@ -1,19 +1,15 @@
 """ResNet50 training traced for minutes: is memory flat, are files bounded, and what does tracing cost?
 
-    python -m benchmarks.observe.tracing --out traced/ --seconds 300
-    python -m benchmarks.observe.tracing --out traced/ --simulate --seconds 3600 --arms traced
+    python -m benchmarks run tracing --out traced/tracing.json --seconds 300
 
 Each arm is one run of `benchmarks.observe.training`: untraced, traced, and with device times by CUPTI. Each second the
-resident memory of the program and the size of what was traced are read. `traced/tracing.json` is written after each
-arm; arms that it has are not run again, so that what was cut off goes on where it was. The traces and the flame graphs
-stay beside it. `--results benchmarks/results/tracing.json` puts what is to be kept of it there, beside what that has
-of other GPUs. Takes `--seconds` and about a minute an arm; untraced takes 60 s at most.
+resident memory of the program and the size of what was traced are read. The traces and the flame graphs stay beside the
+results, in which those of other GPUs stay. Takes `--seconds` and about a minute an arm; untraced takes 60 s at most. An
+arm fails whose memory was not flat, or which dropped records; what it did is kept.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -21,13 +17,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import CUDASCHED, Backend
+from cudasched.demo.harness import CUDASCHED, HarnessError
 
-from benchmarks import meta
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Session
 from benchmarks.results.schema import Meta, Results, TracingRow, load
 
 ARMS = ("untraced", "traced", "device_times")
@@ -67,17 +65,17 @@ def size_mb(directory: Path) -> float:
     return total / 2**20
 
 
-def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
+def run(arm: str, session: Session) -> dict[str, Any]:
     """One arm: what it did, and what was seen of it each second."""
-    out: Path = options.out
+    options, out = session.options, session.out.parent
+    out.mkdir(parents=True, exist_ok=True)
     progress, trace = out / f"{arm}.steps", out / f"{arm}.pftrace"
     progress.unlink(missing_ok=True)
     shutil.rmtree(trace.with_name(trace.name + ".parts"), ignore_errors=True)
     seconds = min(options.seconds, _UNTRACED_S) if arm == "untraced" else options.seconds
     program = [sys.executable, "-m", "benchmarks.observe.training", "--seconds", str(seconds)]
-    program += ["--progress", str(progress), "--class", options.client_class]
-    program += ["--simulate"] if options.simulate else []
-    backend = Backend.simulated(None) if options.simulate else Backend()
+    program += ["--progress", str(progress), "--class", "best_effort"]
+    program += ["--simulate"] if session.rehearsal else []
     command = program
     if arm != "untraced":
         command = [*CUDASCHED, "trace", "-o", str(trace), "--flame", str(out / f"{arm}.html")]
@@ -87,7 +85,7 @@ def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     samples: list[tuple[float, float, float]] = []
     begin = time.monotonic()
     with (out / f"{arm}.log").open("w") as log:
-        started = subprocess.Popen(command, env=backend.environment(True), stdout=log, stderr=log)
+        started = subprocess.Popen(command, env=session.backend.environment(True), stdout=log, stderr=log)
         converted_s = 0.0
         while started.poll() is None:
             time.sleep(1)
@@ -103,7 +101,7 @@ def run(arm: str, options: argparse.Namespace) -> dict[str, Any]:
             samples.append((round(time.monotonic() - begin, 1), round(program_mb, 1), round(parts_mb, 2)))
     text = (out / f"{arm}.log").read_text()
     if started.returncode != 0:
-        raise SystemExit(f"{arm} failed with status {started.returncode}:\n{text[-3000:]}")
+        raise HarnessError(f"{arm} failed with status {started.returncode}:\n{text[-3000:]}")
     steps, took_s = map(float, progress.read_text().split())
     thirds = [samples[len(samples) * part // 3 : len(samples) * (part + 1) // 3] for part in range(3)]
     middle, last = (statistics.median([mb for _, mb, _ in third] or [0.0]) for third in thirds[1:])
@@ -151,7 +149,7 @@ def row_of(arm: str, gpu: str, found: dict[str, Any]) -> TracingRow:
     )
 
 
-def keep(path: Path, arms: dict[str, Any]) -> None:
+def keep(path: Path, arms: Mapping[str, Any]) -> None:
     """Puts the arms into a results file, in the place of what it has of the same GPU; what it has of others stays."""
     metas = {arm: Meta.model_validate(found["meta"]) for arm, found in arms.items()}
     gpus = {meta.gpu: meta for meta in metas.values()}
@@ -166,41 +164,29 @@ def keep(path: Path, arms: dict[str, Any]) -> None:
     Results(meta=first, meta_by_kind=measured, rows=rows).write(path)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; see the module's text. The exit status is 1 where memory was not flat or records were dropped."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.observe.tracing", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="a directory for the results")
-    parser.add_argument("--results", type=Path, help="the results file")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of each traced arm (300)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--limit-mb", type=int, default=256, help="as `cudasched trace` has it")
-    parser.add_argument("--class", dest="client_class", default="best_effort", help="of the training")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated driver")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "tracing.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"arms": {}}
-    for arm in options.arms:
-        if arm in results["arms"]:
-            continue
-        described = meta.describe(options.simulate, torch_needed=not options.simulate)
-        results["arms"][arm] = {"meta": described.model_dump(), **run(arm, options)}
-        written = path.with_suffix(".new")
-        written.write_text(json.dumps(results, indent=1))
-        written.replace(path)
-    if options.results is not None and results["arms"]:
-        keep(options.results, results["arms"])
-    bad = False
-    bare = results["arms"].get("untraced", {}).get("steps_per_s")
-    for arm, found in results["arms"].items():
-        speed = f", {100 * found['steps_per_s'] / bare:.1f}% of untraced" if bare else ""
-        print(
-            f"{arm}: {found['steps_per_s']} steps/s{speed}; memory {found['resident_growth_mb']:+.1f} MB in the last "
-            f"third; {found['most_parts_mb']:.0f} MB of records at most, {found['dropped']:,} dropped"
-        )
-        bad = bad or not found["flat"] or found["dropped"] > 0
-    return int(bad)
+def measure(session: Session, arm: str) -> None:
+    """An arm, unless that is done.
+
+    Raises:
+        HarnessError: Memory was not flat, or records were dropped.
+    """
+    done = session.store.done
+    if arm not in done:
+        session.need(session.options.seconds)
+        session.store.keep(arm, {**run(arm, session), "meta": session.meta.model_dump()})
+    keep(session.out, done)
+    found, bare = done[arm], done.get("untraced", {}).get("steps_per_s")
+    speed = f", {100 * found['steps_per_s'] / bare:.1f}% of untraced" if bare else ""
+    session.say(
+        f"{arm}: {found['steps_per_s']} steps/s{speed}; memory {found['resident_growth_mb']:+.1f} MB in the last "
+        f"third; {found['most_parts_mb']:.0f} MB of records at most, {found['dropped']:,} dropped"
+    )
+    if not found["flat"] or found["dropped"] > 0:
+        raise HarnessError("memory grows, or records were dropped")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    about="minutes of ResNet50 training traced: memory, files, speed",
+    groups={arm: partial(measure, arm=arm) for arm in ARMS},
+    settings={"seconds": (300.0, 3.0), "limit_mb": 256},
+)

@@ -1,6 +1,6 @@
 """What two events add to the kernel between them, without CUPTI: what the scheduler's samples are too long by.
 
-    python -m benchmarks.predictor.events --out training/data/h200_events.parquet   # on a GPU, with gcc and CUPTI
+    python -m benchmarks run events --launches training/data/h200_events.parquet   # on a GPU, with gcc and CUPTI
 
 A kernel that waits for some time on the GPU's clock is launched between two events, in the queue of a busy GPU and so
 that the GPU waits for it (events.c). It runs bare, which gives the time between its events and that of its launch call,
@@ -11,19 +11,19 @@ CUPTI makes the launch call slower, which is between the events. Takes 20 second
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudasched.demo.harness import Backend, HarnessError
+from cudasched.demo.harness import HarnessError
 
 from benchmarks.c_program import compile_c
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Session
 
 SOURCE = Path(__file__).with_name("events.c")
 CASES = ("queued", "starved", "waited")
@@ -120,46 +120,30 @@ def write(path: Path, measured: Sequence[tuple[int, dict[str, Case]]]) -> None:
     pq.write_table(pa.table(columns), path, compression="zstd")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; see the module's text."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.predictor.events", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--samples", type=int, default=1920, help="launches of each case and length (1920)")
-    parser.add_argument("--out", type=Path, help="a Parquet file for the launches")
-    parser.add_argument("--simulate", action="store_true", help="rehearse on the simulated driver, without CUPTI")
-    options = parser.parse_args(arguments)
-    device = None
+def measure(session: Session) -> None:
+    """All lengths of the kernel."""
     measured: list[tuple[int, dict[str, Case]]] = []
-    try:
-        device = Backend.simulated() if options.simulate else Backend()
-        image = {"EVENTS_IMAGE": "simulated" if options.simulate else "ptx"}
-        with tempfile.TemporaryDirectory(prefix="cudasched-events-") as scratch:
-            program = compile_c(Path(scratch) / "events", SOURCE, options=("-Wall", "-Werror"))
-            for wait_ns in WAITS_NS:
-                command = [str(program), str(options.samples), str(wait_ns)]
-                bare = run(command, {**device.environment(hooked=False), **image})
-                kernel = (
-                    round(20_000 * device.scale)
-                    if options.simulate
-                    else kernel_ns(program, options.samples, wait_ns, Path(scratch))
-                )
-                measured.append((kernel, bare))
-        measured = same_in_the_queue(measured)
-        for kernel, cases in measured:
-            print(f"a kernel of {kernel} ns")
-            for case, found in cases.items():
-                show(case, found, kernel)
-        if options.out:
-            write(options.out, measured)
-    except (HarnessError, subprocess.TimeoutExpired) as error:
-        print(f"events: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if device is not None:
-            device.close()
-    return 0
+    image = {"EVENTS_IMAGE": "simulated" if session.rehearsal else "ptx"}
+    samples = session.options.samples
+    program = compile_c(session.builds / "events", SOURCE, options=("-Wall", "-Werror"))
+    for wait_ns in WAITS_NS:
+        command = [str(program), str(samples), str(wait_ns)]
+        bare = run(command, {**session.backend.environment(hooked=False), **image})
+        simulated = round(20_000 * session.backend.scale)
+        kernel = simulated if session.rehearsal else kernel_ns(program, samples, wait_ns, session.builds)
+        measured.append((kernel, bare))
+    measured = same_in_the_queue(measured)
+    for kernel, cases in measured:
+        print(f"a kernel of {kernel} ns")
+        for case, found in cases.items():
+            show(case, found, kernel)
+    if session.options.launches:
+        write(session.options.launches, measured)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCHMARK = Benchmark(
+    about="what two events add to the kernel between them, with and without CUPTI",
+    groups={"events": measure},
+    settings={"samples": (1920, 40), "launches": Path},
+    torch=False,
+)

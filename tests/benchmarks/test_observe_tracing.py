@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab import run as lab
 from benchmarks.observe import tracing
 from benchmarks.results.schema import TracingRow, load
 
@@ -15,23 +16,22 @@ def test_arms_are_measured_once_and_the_rest_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
-    arguments = ["--out", str(tmp_path / "traced"), "--simulate", "--seconds", "3"]
-    assert tracing.main([*arguments, "--arms", "traced"]) == 0
-    path = tmp_path / "traced" / "tracing.json"
-    traced = json.loads(path.read_text())["arms"]["traced"]
+    results = tmp_path / "traced" / "tracing.json"
+    arguments = ["--rehearse", "--out", str(results), "--only"]
+    assert lab.run("tracing", [*arguments, "traced"]) == 0
+    traced = json.loads(results.with_suffix(".cells").read_text())["done"]["traced"]
     assert traced["steps"] > 0
     assert traced["launches_kept"] > 0
     assert traced["dropped"] == 0
     assert traced["samples"], "memory was looked at"
     assert (tmp_path / "traced" / "traced.pftrace").stat().st_size > 0
     assert "<title>GPU time: traced.pftrace</title>" in (tmp_path / "traced" / "traced.html").read_text()
-    results = tmp_path / "tracing.json"
-    assert tracing.main([*arguments, "--arms", "untraced", "traced", "--results", str(results)]) == 0
+    assert lab.run("tracing", [*arguments, "untraced,traced"]) == 0
     (row,) = (row for row in load(results).rows if isinstance(row, TracingRow) and row.arm == "traced")
     assert row.steps == traced["steps"] and row.limit_mb == 256 and 0 < len(row.resident_mb) <= 10
-    arms = json.loads(path.read_text())["arms"]
-    assert arms["traced"] == traced, "not again"
-    assert arms["untraced"]["most_parts_mb"] == 0
+    done = json.loads(results.with_suffix(".cells").read_text())["done"]
+    assert done["traced"] == traced, "not again"
+    assert done["untraced"]["most_parts_mb"] == 0
     assert "% of untraced; memory" in capsys.readouterr().out
 
 
@@ -55,6 +55,7 @@ def test_memory_that_grows_and_dropped_records_fail(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     found = {"steps_per_s": 1.0, "resident_growth_mb": 99.0, "flat": False, "most_parts_mb": 1.0, "dropped": 0}
     monkeypatch.setattr(tracing, "run", lambda *_: found)
-    assert tracing.main(["--out", str(tmp_path / "a"), "--simulate", "--arms", "traced"]) == 1
+    monkeypatch.setattr(tracing, "keep", lambda *_: None)
+    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "a.json"), "--only", "traced"]) == 1
     found.update(flat=True, dropped=1)
-    assert tracing.main(["--out", str(tmp_path / "b"), "--simulate", "--arms", "traced"]) == 1
+    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "b.json"), "--only", "traced"]) == 1

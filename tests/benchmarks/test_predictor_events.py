@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.lab.run import run
 from benchmarks.predictor import events
 
 
@@ -14,7 +15,7 @@ def test_all_cases_are_timed_and_written(tmp_path, capsys, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(events, "WAITS_NS", (1_000,))
     out = tmp_path / "new" / "events.parquet"
-    assert events.main(["--simulate", "--samples", "40", "--out", str(out)]) == 0
+    assert run("events", ["--rehearse", "--out", str(tmp_path / "events.json"), "--launches", str(out)]) == 0
     said = capsys.readouterr().out
     for case in events.CASES:
         assert re.search(rf"^  {case}: events add: -?\d+ ns .*; 40 launches\)$", said, re.M), said
@@ -43,7 +44,8 @@ def test_what_events_add_is_said_as_median_and_spread(capsys):
     ]
 
 
+@pytest.mark.usefixtures("simulated_driver")
 def test_a_program_that_fails_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(events, "SOURCE", tmp_path / "none.c")
-    assert events.main(["--simulate"]) == 1
-    assert "does not compile" in capsys.readouterr().err
+    assert run("events", ["--rehearse", "--out", str(tmp_path / "events.json")]) == 1
+    assert "does not compile" in capsys.readouterr().out
