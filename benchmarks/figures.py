@@ -50,7 +50,7 @@ class Rows:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self._rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+        self._rows = results.colocations
 
     def find(
         self, arm: str, beside: str, latency: str = "bert_graph", arrivals: str = "poisson", others: bool = False
@@ -76,7 +76,7 @@ def beside(results: Results, row: ColocationRow, arm: str) -> ColocationRow | No
         requests = one.latency_load, one.other_latency, one.arrivals, one.rate_hz
         return one.best_effort_load, *requests, one.scene, one.repeat
 
-    others = (one for one in results.rows if isinstance(one, ColocationRow) and one.arm == arm)
+    others = (one for one in results.colocations if one.arm == arm)
     return next((one for one in others if about(one) == about(row)), None)
 
 

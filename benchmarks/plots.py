@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudasched._output import Output
 
@@ -42,6 +42,8 @@ PREEMPT_ARMS: Mapping[str, tuple[str, str, str]] = {
     "slices": ("slices: best effort alone under cudasched", "o", "#4dac26"),
     "cudasched": ("both under cudasched", "D", "#2166ac"),
 }
+Panels = Mapping["Axes", Callable[[ColocationRow], Any]]
+"""The value of a row in each panel."""
 #: Between the marks of a program's arms, of the distance between two programs.
 APART = 0.16
 HOST_BOUND_APART = 0.11
@@ -52,7 +54,7 @@ HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 18)
 
 def servers(results: Results) -> list[str]:
     """The servers that have a row with a P99 over alone."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     return list(dict.fromkeys(row.latency_load for row in rows if row.p99_ratio and row.arm in ARMS))
 
 
@@ -62,29 +64,23 @@ def plot_programs(results: Results, server: str, path: Path) -> bool:
     Returns:
         False where matplotlib is not installed.
     """
-    rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.latency_load == server]
-    rows = [row for row in rows if row.arm in ARMS and row.p99_ratio]
+    rows = [row for row in results.colocations if row.latency_load == server and row.arm in ARMS and row.p99_ratio]
     programs = list(dict.fromkeys(row.best_effort_load for row in rows))
-    arms = [arm for arm in ARMS if any(row.arm == arm for row in rows)]
     figure = _figure(11, 0.42 * len(programs) + 1.9)
     if figure is None:
         return False
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for number, arm in enumerate(arms):
-        own = [row for row in rows if row.arm == arm]
-        name, marker, color = ARMS[arm]
-        offset = APART * (number - (len(arms) - 1) / 2)
-        places = [programs.index(row.best_effort_load) + offset for row in own]
-        left.plot([row.p99_ratio or 0.0 for row in own], places, marker, color=color, label=name, markersize=5)
-        kept = [(row.best_effort_ratio, place) for row, place in zip(own, places, strict=True) if row.best_effort_ratio]
-        right.plot([100 * share for share, _ in kept], [place for _, place in kept], marker, color=color, markersize=5)
-        bounds = [(row.bound_p99_ms, row.alone_ms, place) for row, place in zip(own, places, strict=True)]
-        shown = [(bound / alone.p99, place) for bound, alone, place in bounds if bound and alone and arm != "processes"]
-        left.plot([ratio for ratio, _ in shown], [place for _, place in shown], "|", color="black")
+    arms = {arm: drawn for arm, drawn in ARMS.items() if any(row.arm == arm for row in rows)}
+
+    def kept(row: ColocationRow) -> float | None:
+        return 100 * row.best_effort_ratio if row.best_effort_ratio else None
+
+    places = _draw(rows, lambda row: row.best_effort_load, arms, {left: lambda row: row.p99_ratio, right: kept}, APART)
+    for row, place in places:
+        if row.bound_p99_ms and row.alone_ms and row.arm != "processes":
+            left.plot(row.bound_p99_ms / row.alone_ms.p99, place, "|", color="black")
     left.plot([], [], "|", color="black", label="its bound")
     right.set_xlim(left=min(90.0, right.get_xlim()[0]))
-    left.set_yticks(range(len(programs)), [program.replace("_", " ") for program in programs])
-    left.set_ylim(len(programs) - 0.5, -0.5)
     _show_ratios(left, "P99 / alone", RATIOS)
     right.set_xlabel("best effort, % of alone x (1 - latency duty)")
     title = f"{server} ({rows[0].rate_hz:g}/s) beside other programs, {results.meta.gpu}"
@@ -98,30 +94,50 @@ def plot_host_bound(results: Results, path: Path) -> bool:
     Returns:
         False where matplotlib is not installed.
     """
-    rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm in HOST_BOUND_ARMS]
-    pairs = list(dict.fromkeys((row.latency_load, row.best_effort_load) for row in rows))
-    figure = _figure(12, 0.72 * len(pairs) + 1.6)
+    rows = [row for row in results.colocations if row.arm in HOST_BOUND_ARMS]
+
+    def pair(row: ColocationRow) -> str:
+        return f"{row.latency_load}\n{row.best_effort_load}"
+
+    def kept(row: ColocationRow) -> float | None:
+        return None if row.best_effort_gpu_ratio is None else 100 * row.best_effort_gpu_ratio
+
+    lines = len({*map(pair, rows)})
+    figure = _figure(12, 0.72 * lines + 1.6)
     if figure is None:
         return False
-    panels = figure.subplots(1, 3, sharey=True)
-    for number, (arm, (name, marker, color)) in enumerate(HOST_BOUND_ARMS.items()):
-        own = [row for row in rows if row.arm == arm]
-        offset = HOST_BOUND_APART * (number - (len(HOST_BOUND_ARMS) - 1) / 2)
-        places = [pairs.index((row.latency_load, row.best_effort_load)) + offset for row in own]
-        kept = [None if row.best_effort_gpu_ratio is None else 100 * row.best_effort_gpu_ratio for row in own]
-        figures = [row.p50_ratio for row in own], [row.p99_ratio for row in own], kept
-        for axes, values in zip(panels, figures, strict=True):
-            shown = [(value, place) for value, place in zip(values, places, strict=True) if value is not None]
-            if shown:
-                axes.plot(*zip(*shown, strict=True), marker, color=color, label=name, markersize=5)
-    panels[0].set_yticks(range(len(pairs)), [f"{server}\n{beside}".replace("_", " ") for server, beside in pairs])
-    panels[0].set_ylim(len(pairs) - 0.5, -0.5)
-    _show_ratios(panels[0], "P50 / alone, at one pace of the host", HOST_BOUND_RATIOS)
-    _show_ratios(panels[1], "P99 / alone, at one pace of the host", HOST_BOUND_RATIOS)
-    panels[2].set_xlabel("best effort, % of the GPU time that requests leave")
-    title = f"eager servers beside other programs, {results.meta.gpu}"
-    _finish(figure, (1.0, 1.0, 100.0), len(pairs), 4, title, path)
+    first, second, third = figure.subplots(1, 3, sharey=True)
+    shown: Panels = {first: lambda row: row.p50_ratio, second: lambda row: row.p99_ratio, third: kept}
+    _draw(rows, pair, HOST_BOUND_ARMS, shown, HOST_BOUND_APART)
+    _show_ratios(first, "P50 / alone, at one pace of the host", HOST_BOUND_RATIOS)
+    _show_ratios(second, "P99 / alone, at one pace of the host", HOST_BOUND_RATIOS)
+    third.set_xlabel("best effort, % of the GPU time that requests leave")
+    _finish(figure, (1.0, 1.0, 100.0), lines, 4, f"eager servers beside other programs, {results.meta.gpu}", path)
     return True
+
+
+def _draw(
+    rows: Sequence[ColocationRow],
+    line_of: Callable[[ColocationRow], str],
+    arms: Mapping[str, tuple[str, str, str]],
+    panels: Panels,
+    apart: float,
+) -> list[tuple[ColocationRow, float]]:
+    """A line a name, a mark an arm in each panel; the rows with their places."""
+    names = list(dict.fromkeys(map(line_of, rows)))
+    found = []
+    for number, (arm, (label, marker, color)) in enumerate(arms.items()):
+        offset = apart * (number - (len(arms) - 1) / 2)
+        places = [(row, names.index(line_of(row)) + offset) for row in rows if row.arm == arm]
+        for axes, value_of in panels.items():
+            known = [(value, place) for row, place in places if (value := value_of(row)) is not None]
+            if known:
+                axes.plot(*zip(*known, strict=True), marker, color=color, label=label, markersize=5)
+        found += places
+    first = next(iter(panels))
+    first.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    first.set_ylim(len(names) - 0.5, -0.5)
+    return found
 
 
 def plot_preempt(results: Results, path: Path) -> bool:

@@ -40,7 +40,6 @@ from benchmarks.preempt.summary import is_preempt, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
-    FigureRow,
     Meta,
     OverheadRow,
     PredictorAccuracyRow,
@@ -124,7 +123,7 @@ def part_of(results: Results, part: str) -> Results:
     if part not in ("kernels", *FIGURES_OF):
         raise ValueError(f"there is no part '{part}'")
     others = tuple(start for starts in FIGURES_OF.values() for start in starts)
-    rows = [row for row in results.rows if isinstance(row, FigureRow)]
+    rows = results.figures
     if part == "kernels":
         return results.model_copy(update={"rows": [row for row in rows if not row.figure.startswith(others)]})
     return results.model_copy(update={"rows": [row for row in rows if row.figure.startswith(FIGURES_OF[part])]})
@@ -143,7 +142,7 @@ def table_of(results: Results, kind: str | None = None) -> str:
     Raises:
         ValueError: A kind is asked for that the file does not have.
     """
-    if any(isinstance(row, FigureRow) for row in results.rows):
+    if bool(results.figures):
         return f"{core_table(results)}\n{origins(results)}\n"
     if is_preempt(results):
         return f"{preempt_table(results, kind)}\n{origin(results.meta)}\n"
@@ -176,10 +175,9 @@ def origin(meta: Meta, cpu: str | None = None) -> str:
 def origins(results: Results) -> str:
     """The same of figures, a line each run where several made them."""
     by_origin: dict[str, list[str]] = {}
-    for row in results.rows:
-        if isinstance(row, FigureRow):
-            meta = results.meta_by_kind.get(row.figure, results.meta)
-            by_origin.setdefault(origin(meta), []).append(f"`{row.figure}`")
+    for row in results.figures:
+        meta = results.meta_by_kind.get(row.figure, results.meta)
+        by_origin.setdefault(origin(meta), []).append(f"`{row.figure}`")
     if len(by_origin) <= 1:
         return next(iter(by_origin), origin(results.meta))
     return "\n\n".join(f"{', '.join(names)}: {said}" for said, names in by_origin.items())
@@ -187,7 +185,7 @@ def origins(results: Results) -> str:
 
 def colocation_table(results: Results) -> str:
     """A table for each latency load, its company and arrivals: an arm a line, a best-effort load a column."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     tables = []
     for scene in dict.fromkeys(map(_scene, rows)):
         these = [row for row in rows if _scene(row) == scene]
@@ -219,7 +217,7 @@ def colocation_table(results: Results) -> str:
 
 def summary_table(results: Results) -> str:
     """A line for each best-effort load beside the file's first latency load: P99, and best effort of time slices."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     scene = _scene(rows[0])
     lines = [f"| beside | {' | '.join(SHORT)} |", f"|---|{'---|' * len(SHORT)}"]
     for beside in dict.fromkeys(row.best_effort_load for row in rows if _scene(row) == scene):
@@ -246,12 +244,11 @@ def overhead_table(results: Results) -> str:
 def core_table(results: Results) -> str:
     """A line for each figure: measured, its spread, the goal, and what limits it where that is missed."""
     lines = ["| figure | measured | least to most | n | goal | limited by |", "|---|---|---|---|---|---|"]
-    for row in results.rows:
-        if isinstance(row, FigureRow):
-            goal = f"{'<=' if row.better == 'less' else '>='} {row.goal:g} {'met' if row.met else '**missed**'}"
-            goal = "none" if row.only_reported else goal
-            spread = f"{row.low:.3g} to {row.high:.3g}"
-            lines.append(f"| `{row.figure}` | {row.value:.3g} | {spread} | {row.n:,} | {goal} | {row.limited_by} |")
+    for row in results.figures:
+        goal = f"{'<=' if row.better == 'less' else '>='} {row.goal:g} {'met' if row.met else '**missed**'}"
+        goal = "none" if row.only_reported else goal
+        spread = f"{row.low:.3g} to {row.high:.3g}"
+        lines.append(f"| `{row.figure}` | {row.value:.3g} | {spread} | {row.n:,} | {goal} | {row.limited_by} |")
     return "\n".join(lines) + "\n"
 
 
@@ -399,7 +396,7 @@ def plot_figures(results: Results, directory: Path) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     for part in ("kernels", *FIGURES_OF):
-        rows = [row for row in part_of(results, part).rows if isinstance(row, FigureRow)]
+        rows = part_of(results, part).figures
         if not rows:
             continue
         figure = Figure(figsize=(9, 0.4 * len(rows) + 1.2), layout="constrained")
@@ -426,8 +423,8 @@ def plot_figures(results: Results, directory: Path) -> None:
 def write_plots(made: Results, out: Path) -> None:
     """One plot for each pair of loads, beside the results."""
     pairs: dict[tuple[str, str, str], list[ColocationRow]] = {}
-    for row in made.rows:
-        if isinstance(row, ColocationRow) and row.latency_ms:
+    for row in made.colocations:
+        if row.latency_ms:
             pairs.setdefault((row.latency_load, row.best_effort_load, row.arrivals), []).append(row)
     for names, rows in pairs.items():
         title = f"{names[0]} ({names[2]}, {rows[0].rate_hz:g}/s) beside {names[1]}, {made.meta.gpu}"
@@ -438,7 +435,7 @@ def write_plots(made: Results, out: Path) -> None:
 
 def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
     """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     own = {row.arm: row for row in rows if _scene(row) == _scene(rows[0]) and row.best_effort_load == beside}
     plotted = [own[arm].model_dump() | {"arm": name} for name, arm in SHORT.items()]
     title = f"BERT requests ({own['latency_alone'].rate_hz:g}/s) beside {SPELLED[beside]}, {results.meta.gpu}"
@@ -450,21 +447,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
     parser.add_argument("--plots", type=Path, help="write plots of colocations to this directory")
-    parser.add_argument(
-        "--breadth-picture",
-        type=Path,
-        help="write that of other people's programs to this file (docs/images/breadth.png)",
-    )
-    parser.add_argument(
-        "--graphs-picture", type=Path, help="write that of programs of graphs to this file (docs/images/graphs.png)"
-    )
-    parser.add_argument(
-        "--host-bound-picture", type=Path, help="write that of eager servers to this file (docs/images/host_bound.png)"
-    )
-    parser.add_argument(
-        "--preempt-picture", type=Path, help="write that of long kernels to this file (docs/images/preempt.png)"
-    )
-    parser.add_argument("--picture", type=Path, help="write README's picture to this file (docs/images/overview.png)")
+    parser.add_argument("--pictures", action="store_true", help="write those of README and docs into docs/images")
     options = parser.parse_args(arguments)
     stale, wrong = [], []
     for path in documents():
@@ -498,16 +481,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if is_breadth(results) or is_graphs(results):
                 for server in servers(results):
                     plot_programs(results, server, options.plots / f"{path.stem}-{server}.png")
-    if options.breadth_picture:
-        plot_programs(load(RESULTS / "breadth.json"), "bert_graph", options.breadth_picture)
-    if options.graphs_picture:
-        plot_programs(load(RESULTS / "graphs.json"), "bert_graph", options.graphs_picture)
-    if options.host_bound_picture:
-        plot_host_bound(load(RESULTS / "host_bound.json"), options.host_bound_picture)
-    if options.preempt_picture:
-        plot_preempt(load(RESULTS / "preempt.json"), options.preempt_picture)
-    if options.picture:
-        picture(load(RESULTS / "scheduler.json"), options.picture)
+    if options.pictures:
+        plot_programs(load(RESULTS / "breadth.json"), "bert_graph", IMAGES / "breadth.png")
+        plot_programs(load(RESULTS / "graphs.json"), "bert_graph", IMAGES / "graphs.png")
+        plot_host_bound(load(RESULTS / "host_bound.json"), IMAGES / "host_bound.png")
+        plot_preempt(load(RESULTS / "preempt.json"), IMAGES / "preempt.png")
+        picture(load(RESULTS / "scheduler.json"), IMAGES / "overview.png")
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)
         return 1

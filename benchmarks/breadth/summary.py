@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TypeGuard
 
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.figures import beside, best_effort_of_time_slices, few_requests, judged, p50_of_alone, ratio_cell
@@ -23,12 +22,12 @@ EXPLAINED = 0.97
 
 def is_breadth(results: Results) -> bool:
     """Whether these are the breadth benchmark's rows: their best-effort loads are programs, named by their library."""
-    return any(isinstance(row, ColocationRow) and row.best_effort_load in PROGRAMS for row in results.rows)
+    return any(row.best_effort_load in PROGRAMS for row in results.colocations)
 
 
 def breadth_table(results: Results) -> str:
     """A table for each server: a line a program, latency over alone and best effort in each arm."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     tables = []
     for server in dict.fromkeys(row.latency_load for row in rows):
         own = [row for row in rows if row.latency_load == server]
@@ -46,7 +45,7 @@ def breadth_table(results: Results) -> str:
             alone_row = by_arm.get("best_effort_alone")
             per_s = f"{alone_row.best_effort_per_s:.1f}/s" if alone_row and alone_row.best_effort_per_s else ""
             cells = [ratio_cell(results, by_arm.get(arm)) for arm in SHOWN]
-            lines.append(f"| {program} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} |")
+            lines.append(f"| {program} | {per_s} | {' | '.join(cells)} | {bounds(by_arm)} |")
         tables.append("\n".join(lines) + "\n" + few_requests(own))
     return "\n".join(tables)
 
@@ -111,9 +110,8 @@ def limits_table(results: Results) -> str:
         "| more than alone, ms | GPU alone | gate waits | launcher CPU |",
         f"|{'---|' * 11}",
     ]
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
-    for row in rows:
-        if not _is_managed(row) or row.best_effort_ratio is None:
+    for row in results.colocations:
+        if row.arm not in MANAGED or row.best_effort_ratio is None:
             continue
         of_slices = best_effort_of_time_slices(results, row)
         if min(row.best_effort_ratio, of_slices or 1.0) >= EXPLAINED:
@@ -147,13 +145,9 @@ def p99_over_allowed(row: ColocationRow) -> float:
     return row.latency_ms.p99 / allowed
 
 
-def _is_managed(row: object) -> TypeGuard[ColocationRow]:
-    return isinstance(row, ColocationRow) and row.arm in MANAGED
-
-
 def _both_known(results: Results, arm: str) -> list[ColocationRow]:
     """The rows of an arm that have both figures."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow) and row.arm == arm]
+    rows = [row for row in results.colocations if row.arm == arm]
     return [row for row in rows if row.p99_ratio is not None and row.best_effort_ratio is not None]
 
 
@@ -178,7 +172,7 @@ def _worst(row: ColocationRow, ratio: Callable[[ColocationRow], float]) -> str:
     return f"{ratio(row):.3g}, {row.best_effort_load} beside {row.latency_load}"
 
 
-def _bounds(by_arm: dict[str, ColocationRow]) -> str:
+def bounds(by_arm: dict[str, ColocationRow]) -> str:
     """The bound of two processes and of MPS, over alone."""
     found = []
     for arm in MANAGED:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
+from benchmarks.breadth.summary import bounds
 from benchmarks.figures import best_effort_of_time_slices, few_requests, ratio_cell
 from benchmarks.graphs.loads import LOADS
 from benchmarks.results.schema import ColocationRow, Results
@@ -24,12 +23,12 @@ BEST_EFFORT = 0.96
 
 def is_graphs(results: Results) -> bool:
     """Whether these are the graphs benchmark's rows."""
-    return any(isinstance(row, ColocationRow) and row.best_effort_load in LOADS for row in results.rows)
+    return any(row.best_effort_load in LOADS for row in results.colocations)
 
 
 def graphs_table(results: Results) -> str:
     """A line a load: latency over alone and best effort in each arm."""
-    rows = _rows(results)
+    rows = results.colocations
     alone = next((row.latency_ms for row in rows if row.arm == "latency_alone" and row.latency_ms), None)
     said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
     names = [*WHOLE.values(), *(name for name, _ in SLICED.values())]
@@ -49,13 +48,13 @@ def graphs_table(results: Results) -> str:
             per_s = f"{per_s}, MPS {mps_row.best_effort_per_s:.1f}/s".removeprefix(", ")
         shown = [by_arm.get(arm) for arm in (*WHOLE, *SLICED)]
         cells = [ratio_cell(results, row) + (_of_mps(row, 0) if row else "") for row in shown]
-        lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {_bounds(by_arm)} | {_building(by_arm)} |")
+        lines.append(f"| {load} | {per_s} | {' | '.join(cells)} | {bounds(by_arm)} | {_building(by_arm)} |")
     return "\n".join(lines) + "\n" + few_requests(rows)
 
 
 def graphs_figures(results: Results) -> str:
     """What is promised of each load and arm, and whether it was met."""
-    rows = _rows(results)
+    rows = results.colocations
     lines = [f"| load | {' | '.join(name for name, _ in SLICED.values())} |", f"|---|{'---|' * len(SLICED)}"]
     for load in _loads(rows):
         by_arm = {row.arm: row for row in rows if row.best_effort_load == load}
@@ -70,14 +69,6 @@ def allowed_p99_ms(row: ColocationRow, goal: float) -> float | None:
     if row.alone_ms is None:
         return None
     return max(goal * row.alone_ms.p99, BOUND_MARGIN * (row.bound_p99_ms or 0.0))
-
-
-def _is_row(row: object) -> TypeGuard[ColocationRow]:
-    return isinstance(row, ColocationRow)
-
-
-def _rows(results: Results) -> list[ColocationRow]:
-    return [row for row in results.rows if _is_row(row)]
 
 
 def _loads(rows: list[ColocationRow]) -> list[str]:
@@ -117,13 +108,3 @@ def _building(by_arm: dict[str, ColocationRow]) -> str:
         if row and row.building_p99_ms and row.alone_ms:
             found.append(f"{name} {row.building_p99_ms / row.alone_ms.p99:.2f}x ({row.building_requests})")
     return ", ".join(found) or "not measured"
-
-
-def _bounds(by_arm: dict[str, ColocationRow]) -> str:
-    """The bound of two processes and of MPS, over alone."""
-    found = []
-    for arm in ("cudasched_two_processes", "cudasched_mps"):
-        row = by_arm.get(arm)
-        if row and row.bound_p99_ms and row.alone_ms:
-            found.append(f"{row.bound_p99_ms / row.alone_ms.p99:.2f}")
-    return ", ".join(found)

@@ -37,7 +37,7 @@ class Goal:
 
 def is_host_bound(results: Results) -> bool:
     """Whether these are the host-bound benchmark's rows."""
-    return any(isinstance(row, ColocationRow) and row.policy == "harvest" for row in results.rows)
+    return any(row.policy == "harvest" for row in results.colocations)
 
 
 def goal(mode: Mode, server: str, beside: str) -> Goal:
@@ -54,9 +54,7 @@ def goal(mode: Mode, server: str, beside: str) -> Goal:
 
 def host_bound_figures(results: Results) -> str:
     """Each pair in each mode: the figures with their goals, and those of strict and of the same without cudasched."""
-    rows = {
-        (row.arm, row.latency_load, row.best_effort_load): row for row in results.rows if isinstance(row, ColocationRow)
-    }
+    rows = {(row.arm, row.latency_load, row.best_effort_load): row for row in results.colocations}
     lines = [
         "| server beside | mode | P50 / alone | P99 / alone | of the GPU time left | host's pace "
         "| compared: P50, P99, of the GPU time left |",

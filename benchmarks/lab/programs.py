@@ -471,7 +471,7 @@ def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
             for name, rate in rates.items():  # what several do together is counted in the time of a step of each alone
                 took = {"kernel_us": [[1e6 / rate, 1]], "per_item_us": 1e6 / rate}
                 spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
-        made = [row for row in colocation_rows.results(spread, arms).rows if isinstance(row, ColocationRow)]
+        made = colocation_rows.results(spread, arms).colocations
         rows += [row.model_copy(update={"scene": scene, "repeat": repeat}) if scene else row for row in made]
     return Results(meta=cells.meta, rows=rows)
 

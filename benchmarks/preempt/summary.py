@@ -89,7 +89,7 @@ def results(cells: CellFile) -> Results:
 
 def is_preempt(results: Results) -> bool:
     """Whether these are the preemption benchmark's rows."""
-    return any(isinstance(row, ColocationRow) and row.scene for row in results.rows)
+    return any(row.scene for row in results.colocations)
 
 
 def groups_of(results: Results, *scenes: str) -> list[Group]:
@@ -220,7 +220,7 @@ def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
 
 def every_table(results: Results) -> str:
     """The tables of all scenes and servers."""
-    rows = [row for row in results.rows if isinstance(row, ColocationRow)]
+    rows = results.colocations
     pairs = dict.fromkeys((row.latency_load, row.scene) for row in rows)
     return "\n".join(f"{scene}: {preempt_table(results, server, scene)}" for server, scene in pairs)
 
@@ -236,7 +236,7 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
     Raises:
         ValueError: There is no such server in the scene.
     """
-    scenes = [row.scene for row in results.rows if isinstance(row, ColocationRow)]
+    scenes = [row.scene for row in results.colocations]
     groups = groups_of(results, scene or ("main" if "main" in scenes else scenes[0]))
     servers = list(dict.fromkeys(next(iter(group.values())).latency_load for group in groups))
     own = [group for group in groups if next(iter(group.values())).latency_load == (server or servers[0])]

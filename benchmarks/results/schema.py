@@ -383,6 +383,16 @@ class Results(Strict):
         | list[FigureRow]
     )
 
+    @property
+    def colocations(self) -> list[ColocationRow]:
+        """The rows of colocations."""
+        return [row for row in self.rows if isinstance(row, ColocationRow)]
+
+    @property
+    def figures(self) -> list[FigureRow]:
+        """The figures."""
+        return [row for row in self.rows if isinstance(row, FigureRow)]
+
     def write(self, path: Path) -> None:
         """Replaces `path` at once, so that no reader sees half of it."""
         replace(path, self.model_dump_json(indent=1) + "\n")
@@ -431,7 +441,7 @@ def merge_figures(path: Path, meta: Meta, rows: Sequence[FigureRow]) -> Results:
         ValueError: What is there does not meet the schema.
     """
     before = load(path) if path.exists() else None
-    kept = {row.figure: row for row in before.rows if isinstance(row, FigureRow)} if before else {}
+    kept = {row.figure: row for row in before.figures} if before else {}
     measured = {name: before.meta_by_kind.get(name, before.meta) for name in kept} if before else {}
     kept |= {row.figure: row for row in rows}
     measured |= {row.figure: meta for row in rows}

@@ -13,7 +13,7 @@ from cudasched.errors import Error
 from benchmarks.advise import benchmark as shown
 from benchmarks.advise.cases import SOURCE, Case, Version, cases
 from benchmarks.lab.run import meta, run
-from benchmarks.results.schema import RESULTS, FigureRow, load
+from benchmarks.results.schema import RESULTS, load
 
 pa = pytest.importorskip("pyarrow", reason="advice reads recordings with pyarrow")
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
@@ -120,7 +120,7 @@ def test_the_benchmark_keeps_rows_of_rules_that_were_shown(tmp_path: Path, monke
     monkeypatch.setattr(meta, "describe", lambda *_: load(RESULTS / "overhead.json").meta)
     out = tmp_path / "advise.json"
     assert run("advise", ["--out", str(out)]) == 0
-    rows = {row.figure: row for row in load(out).rows if isinstance(row, FigureRow)}
+    rows = {row.figure: row for row in load(out).figures}
     assert list(rows) == [case.rule for case in cases()]
     found = rows["block_size"]
     assert (found.value, found.low, found.high, found.n) == (0.5, 0.5, pytest.approx(0.55), 3)
@@ -136,9 +136,7 @@ def test_what_is_called_shown_was_measured() -> None:
     from cudasched.advise import rules
 
     path = RESULTS / "advise.json"
-    measured = (
-        {row.figure for row in load(path).rows if isinstance(row, FigureRow) and row.met} if path.exists() else set()
-    )
+    measured = {row.figure for row in load(path).figures if row.met} if path.exists() else set()
     assert measured >= rules.SHOWN
 
 

@@ -33,7 +33,7 @@ from benchmarks.lab.fleet import Place
 from benchmarks.lab.programs import counted as counted_between
 from benchmarks.lab.programs import per_second, results
 from benchmarks.lab.run import TIME_RAN_OUT, run
-from benchmarks.results.schema import RESULTS, ColocationRow, load
+from benchmarks.results.schema import RESULTS, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +134,7 @@ def test_parts_are_put_together_and_a_program_alone_stands_beside_its_server(tmp
     filled(first, {"torch_sparse": (0.6, 96.0)}).save()
     filled(second, {"torchvision_vit": (0.7, 95.0)}, alone_ms=0.6).save()
     merge([first, second], out)
-    rows = [row for row in load(out).rows if isinstance(row, ColocationRow)]
+    rows = load(out).colocations
     assert {(row.arm, row.best_effort_load) for row in rows} == set(
         itertools.product(ARMS, ("torch_sparse", "torchvision_vit"))
     )
@@ -154,7 +154,7 @@ def test_figures_are_typical_and_worst_and_the_worst_may_reach_the_bound(tmp_pat
     assert "| P50 / alone, worst | 6, torch_sparse beside bert_graph | 1.6, jax_transformer beside" in table
     assert "| P99 / alone, worst | 6, torch_sparse beside bert_graph | 1.6, jax_transformer beside" in table
     assert "| best effort of time slices, worst |  | 1, jax_transformer beside bert_graph |" in table
-    before = [row.model_copy(update={"p50_ratio": None}) for row in made.rows if isinstance(row, ColocationRow)]
+    before = [row.model_copy(update={"p50_ratio": None}) for row in made.colocations]
     assert breadth_figures(made.model_copy(update={"rows": before})) == table, "P50 of a file without that ratio"
     assert "| best effort of time slices, pairs below 0.97 |  | 0 | 0 |" in table
     assert "0.928 (>= 0.95) **missed**, jax_transformer" in table and "| requests | 1,800 | 1,800 | 1,800 |" in table
@@ -231,7 +231,7 @@ def test_processes_that_wait_are_stopped_while_something_is_measured(simulated_d
 
 def test_cells_far_below_what_is_left_are_listed_with_what_a_request_costs_them() -> None:
     made = load(RESULTS / "breadth.json")
-    managed = [row for row in made.rows if isinstance(row, ColocationRow) and row.arm in MANAGED]
+    managed = [row for row in made.colocations if row.arm in MANAGED]
     shares = [(row, row.best_effort_ratio, best_effort_of_time_slices(made, row)) for row in managed]
     rows = [row for row, *both in shares if min(share or 1.0 for share in both) < EXPLAINED]
     lines = limits_table(made).splitlines()[2:]
@@ -249,7 +249,7 @@ def test_the_plot_of_programs_has_a_line_a_program_and_a_mark_an_arm(tmp_path: P
     assert plots.servers(made) == ["bert_graph", "vit_graph", "bert_eager", "recommender"]
     assert plots.plot_programs(made, "bert_graph", tmp_path / "breadth.png")
     left, right = drawn[0].axes[:2]
-    programs = {row.best_effort_load for row in made.rows if isinstance(row, ColocationRow)}
+    programs = {row.best_effort_load for row in made.colocations}
     assert len(left.get_yticks()) == len(programs) == 15
     for axes in (left, right):
         counts = [len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() in ("x", "o", "D")]

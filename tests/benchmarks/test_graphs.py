@@ -26,7 +26,7 @@ from benchmarks.lab.fleet import Place
 from benchmarks.lab.programs import results
 from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, parse, run
 from benchmarks.lab.session import OutOfTimeError, Session, judged
-from benchmarks.results.schema import ColocationRow, FigureRow, load
+from benchmarks.results.schema import ColocationRow, load
 
 DATE = "2026-11-23T00:00:00+00:00"
 PROMISED = {
@@ -111,7 +111,7 @@ def test_a_rehearsal_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Cap
     done = CellFile(out.with_suffix(".cells")).outcomes
     kept = [of for of in first if of.arm == "best_effort_alone"]
     assert kept and all(done[of].date == first[of].date for of in kept)
-    rows = {row.arm: row for row in load(out).rows if isinstance(row, ColocationRow)}
+    rows = {row.arm: row for row in load(out).colocations}
     assert set(rows) == {
         "latency_alone",
         "best_effort_alone",
@@ -141,7 +141,7 @@ def test_the_updated_loads_of_the_rehearsal_change_their_graphs(tmp_path: Path) 
     only = "whole_step_updated,jax_updated,piecewise_updated"
     arms = "best_effort_alone,cudasched_two_processes"
     assert run("graphs", ["--rehearse", "--out", str(out), "--only", only, "--arms", arms, "--seconds", "0.5"]) == 0
-    rows = [row for row in load(out).rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes"]
+    rows = [row for row in load(out).colocations if row.arm == "cudasched_two_processes"]
     assert len(rows) == 3 and all(row.best_effort_per_s for row in rows)
     managed = [of for of in CellFile(out.with_suffix(".cells")).outcomes.values() if of.cell.arm in arms.split(",")[1]]
     assert [of.result["building"]["builds"] > 0 for of in managed if of.result] == [True, True, False], "short graphs"
@@ -199,15 +199,13 @@ def test_a_load_beside_which_nothing_was_measured_has_no_line(tmp_path: Path) ->
     cells = filled(tmp_path / "graphs.cells")
     cells.add(Outcome(cell("latency_alone", "decode"), {"latency": {SERVER: served(1.0)}}, None, DATE))
     made = results(cells)
-    assert any(isinstance(row, ColocationRow) and row.best_effort_load == "decode" for row in made.rows)
+    assert any(row.best_effort_load == "decode" for row in made.colocations)
     assert "decode" not in graphs_table(made)
 
 
 def test_best_effort_under_mps_is_compared_with_both_ways_to_be_alone(tmp_path: Path) -> None:
     made = results(filled(tmp_path / "graphs.cells", mps_alone_per_s={"whole_step": 86.0}))
-    rows = {
-        row.arm: row for row in made.rows if isinstance(row, ColocationRow) and row.best_effort_load == "whole_step"
-    }
+    rows = {row.arm: row for row in made.colocations if row.best_effort_load == "whole_step"}
     mps = rows["cudasched_mps"]
     assert mps.best_effort_alone_per_s == 100.0 and mps.best_effort_alone_mps_per_s == 86.0
     assert mps.duty is not None
@@ -254,7 +252,7 @@ def test_alone_under_cudasched_is_measured_without_a_server(tmp_path: Path, monk
 
 def test_long_kernels_raise_what_is_allowed_to_their_bound(tmp_path: Path) -> None:
     made = results(filled(tmp_path / "graphs.cells", longest_us=3000.0))
-    row = next(row for row in made.rows if isinstance(row, ColocationRow) and row.arm == "cudasched_two_processes")
+    row = next(row for row in made.colocations if row.arm == "cudasched_two_processes")
     assert row.bound_p99_ms and row.bound_p99_ms > 1.4
     assert allowed_p99_ms(row, 1.4) == pytest.approx(1.05 * row.bound_p99_ms)
 
@@ -273,7 +271,7 @@ def test_cells_of_several_runs_are_put_together(tmp_path: Path) -> None:
     second.save()
     out = tmp_path / "graphs.json"
     merge([first.path, second.path], out)
-    loads = {row.best_effort_load for row in load(out).rows if isinstance(row, ColocationRow)}
+    loads = {row.best_effort_load for row in load(out).colocations}
     assert {"whole_step", "decode"} <= loads
 
 
@@ -338,7 +336,7 @@ def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.Captur
     command = ["--rehearse", "--out", str(out)]
     assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == TIME_RAN_OUT
     assert run("graph_slicing", [*command, "--repeats", "1"]) == 0
-    rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
+    rows = load(out).figures
     assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED
     kept = json.loads(out.with_suffix(".cells").read_text())["done"]
     assert run("graph_slicing", [*command, "--repeats", "2"]) == 0

@@ -13,7 +13,7 @@ from benchmarks.colocation.rows import results
 from benchmarks.host_bound import benchmark as host_bound
 from benchmarks.host_bound import replayed
 from benchmarks.lab.run import load_benchmark, main, parse, run
-from benchmarks.results.schema import RESULTS, ColocationRow, FigureRow, Latency, Meta, Results, load
+from benchmarks.results.schema import RESULTS, ColocationRow, Latency, Meta, Results, load
 from benchmarks.tables import table_of
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def test_the_simulation_is_held_against_what_was_measured(tmp_path, capsys):
     out = tmp_path / "run.json"
     Results(meta=META, rows=[row, row.model_copy(update={"arm": "processes", "policy": None})]).write(out)
     assert run("host_bound_simulated", ["--measured", str(out), "--out", str(tmp_path / "off.json")]) == 0
-    p50, ratio = [one for one in load(tmp_path / "off.json").rows if isinstance(one, FigureRow)]
+    p50, ratio = [one for one in load(tmp_path / "off.json").figures]
     assert p50.figure == "p50 bert_eager gemm cudasched_mps" and p50.value < 0.1 and p50.limited_by == ""
     assert ratio.value > 0.5 and "measured 0.500" in ratio.limited_by  # harvest keeps about 90% of the GPU time
     assert "missed" in capsys.readouterr().out

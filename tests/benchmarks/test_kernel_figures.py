@@ -21,7 +21,7 @@ from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
 from benchmarks.kernels.timing import GpuTimer, in_turns
 from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.lab.session import judged
-from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
+from benchmarks.results.schema import NOT_EXPLAINED, load
 
 
 def part(samples: int = 10, **arms: list[float]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_a_rehearsal_measures_writes_and_goes_on(
     arguments = ["--rehearse", "--out", str(tmp_path / "kernels.json")]
     assert run("kernels", [*arguments, "--only", REHEARSED]) == 0
     assert capsys.readouterr().out.count(" of the error allowed") == 4
-    rows = [row for row in load(tmp_path / "kernels.json").rows if isinstance(row, FigureRow)]
+    rows = load(tmp_path / "kernels.json").figures
     assert [row.figure for row in rows] == [name for name, one in FIGURES.items() if (one.parts or name) in REHEARSED]
     assert all(row.n == 2 and row.low <= row.value <= row.high for row in rows)
     assert run("kernels", [*arguments, "--only", REHEARSED]) == 0
@@ -190,7 +190,7 @@ def test_a_rehearsal_measures_writes_and_goes_on(
 def test_a_kernel_of_a_layer_is_rehearsed(scene: Scene, tmp_path: Path) -> None:
     arguments = ["--rehearse", "--out", str(tmp_path / "layers.json"), "--only", "bert/layer_norm,llama/whole"]
     assert run("layers", arguments) == 0
-    names = [row.figure for row in load(tmp_path / "layers.json").rows if isinstance(row, FigureRow)]
+    names = [row.figure for row in load(tmp_path / "layers.json").figures]
     assert names == ["bert_layer_norm_of_pytorch", "llama_layer_of_eager", "llama_layer_of_compiled"]
     assert json.loads((tmp_path / "layer-bert.json").read_text())["kernels"][0]["kernel"] == "layer_norm"
 

@@ -10,7 +10,7 @@ from cudasched.demo.harness import HarnessError
 
 from benchmarks.lab import run as lab
 from benchmarks.lab.session import Done, Found, OutOfTimeError, Session
-from benchmarks.results.schema import NOT_EXPLAINED, ColocationRow, FigureRow, load
+from benchmarks.results.schema import NOT_EXPLAINED, load
 
 
 def keeps(session: Session) -> None:
@@ -62,7 +62,7 @@ def test_a_group_that_fails_or_is_late_leaves_the_others(
 ) -> None:
     out = tmp_path / "x.json"
     assert lab.run("x", ["--rehearse", "--out", str(out), "--only", only]) == status
-    rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
+    rows = load(out).figures
     assert [row.figure for row in rows] == names
     assert all(row.limited_by == ("" if row.met else NOT_EXPLAINED) for row in rows)
     said = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_figures_that_were_not_measured_now_stay_and_a_miss_has_its_reason(tmp_p
     assert lab.run("x", ["--rehearse", "--out", str(out), "--only", "finds", "--limited-by", "found=a lock"]) == 0
     assert lab.run("x", ["--rehearse", "--out", str(out), "--only", "keeps", "--minutes", "0.05"]) == lab.TIME_RAN_OUT
     assert lab.run("x", ["--rehearse", "--out", str(out), "--only", "keeps"]) == 0
-    rows = [row for row in load(out).rows if isinstance(row, FigureRow)]
+    rows = load(out).figures
     assert [(row.figure, row.value, row.limited_by) for row in rows] == [("found", 2.0, "a lock"), ("kept", 2.0, "")]
 
 
@@ -138,7 +138,7 @@ def test_every_gpu_has_a_part_and_what_is_there_is_put_together(
     assert lab.main(["spread", "colocation", *options, "--only", "transformer,gemm"]) == 0
     said = capfd.readouterr().out
     assert "1: " in said and "2: " in said
-    assert {row.best_effort_load for row in load(out).rows if isinstance(row, ColocationRow)} == {"transformer", "gemm"}
+    assert {row.best_effort_load for row in load(out).colocations} == {"transformer", "gemm"}
     assert sorted(path.name for path in out.parent.iterdir()) == ["colocation.cells", "colocation.json"]
     assert lab.main(["spread", "core", "--rehearse", "--out", str(out)]) == 1
     assert "its runs are not put together" in capfd.readouterr().err

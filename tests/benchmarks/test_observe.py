@@ -16,7 +16,7 @@ GOALS = list(BENCHMARK.goals)
 
 
 def figures(path: Path) -> dict[str, FigureRow]:
-    return {row.figure: row for row in load(path).rows if isinstance(row, FigureRow)}
+    return {row.figure: row for row in load(path).figures}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from benchmarks.lab.session import Session
 from benchmarks.preempt.benchmark import ABLATION, SCENES, PreemptFleet, PreemptRunner, outside
 from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS
 from benchmarks.preempt.summary import PROMISED, SHOWN, arms_of, figures, is_preempt, preempt_table, results
-from benchmarks.results.schema import ColocationRow, FigureRow, load
+from benchmarks.results.schema import ColocationRow, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,8 +188,8 @@ def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
 def test_figures_are_met_and_missed(tmp_path: Path) -> None:
     good = figures(results(filled(tmp_path / "good.cells", 2.1, 1.0)))
     bad = figures(results(filled(tmp_path / "bad.cells", 6.9, 0.9)))
-    met = {row.figure: row for row in good.rows if isinstance(row, FigureRow)}
-    missed = {row.figure: row for row in bad.rows if isinstance(row, FigureRow)}
+    met = {row.figure: row for row in good.figures}
+    missed = {row.figure: row for row in bad.figures}
     assert met.keys() == missed.keys() and {"excess_of_before", "outside_p99_ratio", "several_best_effort"} <= set(met)
     assert [name for name, row in met.items() if not row.met] == []
     assert [name for name, row in missed.items() if row.met] == []

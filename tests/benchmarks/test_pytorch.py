@@ -22,7 +22,7 @@ from benchmarks.pytorch.benchmark import (
     find_threads,
     servers_together,
 )
-from benchmarks.results.schema import FigureRow, load
+from benchmarks.results.schema import load
 
 
 def phase(name: str, latency_ms: dict[str, float], per_s: dict[str, float]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_a_program_that_fails_keeps_no_other_from_running(
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     out = tmp_path / "pytorch.json"
     assert run("pytorch", ["--rehearse", "--only", "costs", "--out", str(out)]) == 1
-    names = {row.figure for row in load(out).rows if isinstance(row, FigureRow)}
+    names = {row.figure for row in load(out).figures}
     assert names == {"install_overhead", "accounting_difference_bytes", "observe_ns"}
     said = capsys.readouterr().out
     assert "costs/region: costs.py region" in said and "no such thing" in said

@@ -101,7 +101,7 @@ def test_figures_of_several_machines_in_one_file_say_where_each_was_measured(tmp
     assert "`paint`" not in tables.rendered("<!-- table:observe -->\n<!-- end -->\n", tmp_path).splitlines()[-2]
     merge_figures(path, META.model_copy(update={"gpu": "NVIDIA H200", "commit": "recorded"}), [row])
     later = merge_figures(path, here.model_copy(update={"commit": "later"}), [row.model_copy(update={"figure": "kB"})])
-    assert [each.figure for each in later.rows if isinstance(each, FigureRow)] == ["paint", "kB", "found"]
+    assert [each.figure for each in later.figures] == ["paint", "kB", "found"]
     assert later.meta.gpu == "NVIDIA H200"
     text = tables.rendered("<!-- table:observe -->\n<!-- end -->\n", tmp_path)
     assert "\n`paint`: none (A processor), " in text and "\n`kB`: none (A processor), " in text

@@ -20,7 +20,7 @@ from cudasched.tune.recording import Recording  # noqa: E402
 from synthetic_spaces import recording, small  # noqa: E402
 
 from benchmarks.lab.run import run  # noqa: E402
-from benchmarks.results.schema import FigureRow, load  # noqa: E402
+from benchmarks.results.schema import load  # noqa: E402
 from benchmarks.tune import evaluate, record, rivals  # noqa: E402
 
 SMALL = recording(small())
@@ -75,7 +75,7 @@ def test_an_evaluation_writes_its_rows_and_keeps_the_others(
     options = ["--recorded", str(tmp_path), "--out", str(tmp_path / "k.json")]
     assert run("tuner", ["--rehearse", *options]) == 0
     results = load(tmp_path / "k.json")
-    found = {row.figure: row for row in results.rows if isinstance(row, FigureRow)}
+    found = {row.figure: row for row in results.figures}
     assert set(found) == set(evaluate.GOALS)
     assert all(row.low <= row.value <= row.high and row.better == "less" for row in found.values())
     assert (tmp_path / "tuner.png").read_bytes().startswith(b"\x89PNG") and not (tmp_path / "kernels.png").exists()
