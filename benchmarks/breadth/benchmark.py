@@ -8,7 +8,6 @@ the programs beside each of the other servers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.breadth.programs import PROGRAMS as ALL_PROGRAMS
@@ -61,16 +60,10 @@ def written(cells: CellFile, out: Path) -> None:
     report(cells, out, results(cells), (breadth_table, breadth_figures))
 
 
-def merge(paths: Sequence[Path], out: Path) -> None:
-    """Puts the cells of several runs together."""
-    written(CellFile.merged(paths, out), out)
-
-
 BENCHMARK = Benchmark(
     about="programs of torchvision, transformers, CuPy and JAX beside servers",
     groups=dict.fromkeys(PROGRAMS, BreadthRunner.measure),
     whole=BreadthRunner.measure,
-    finish=lambda session: written(session.cells, session.out),
-    merge=merge,
+    written=written,
     settings=settings("main,servers", (8.0, 2.0)),
 )

@@ -6,7 +6,6 @@ Loads joined by + run at once. `scheduler` has the pairs of which figures are pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cudasched.demo.harness import ARMS
@@ -15,7 +14,7 @@ from benchmarks.colocation.cells import CellFile
 from benchmarks.colocation.rows import results
 from benchmarks.lab.pairs import Calibration, Pair, Pairs, every, half_busy
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Session, report
+from benchmarks.lab.session import report
 from benchmarks.tables import colocation_table
 
 ALONE = ("latency_alone", "best_effort_alone")
@@ -49,25 +48,15 @@ SCHEDULER = {
 PREDICTOR = {"bert_varying": Pair("bert_graph", "bert_varying", every((*ALONE, *HISTORY)))}
 
 
-def merge(paths: Sequence[Path], out: Path) -> None:
-    """Puts the cells of several runs together."""
-    cells = CellFile.merged(paths, out)
+def written(cells: CellFile, out: Path) -> None:
+    """Writes the results of cells, and prints them."""
     report(cells, out, results(cells), (colocation_table,))
 
 
 def declared(about: str, pairs: dict[str, Pair], repeats: int, seconds: float) -> Benchmark:
     """A benchmark of such pairs."""
-
-    def finish(session: Session) -> None:
-        report(session.cells, session.out, results(session.cells), (colocation_table,))
-
-    return Benchmark(
-        about=about,
-        groups=Pairs(ARMS).groups(pairs),
-        finish=finish,
-        merge=merge,
-        settings={"arms": "", "repeats": (repeats, 1), "seconds": (seconds, 2.0)},
-    )
+    settings = {"arms": "", "repeats": (repeats, 1), "seconds": (seconds, 2.0)}
+    return Benchmark(about=about, groups=Pairs(ARMS).groups(pairs), written=written, settings=settings)
 
 
 BENCHMARK = declared("latency-critical beside best-effort programs, in every arm", PAIRS, 3, 10.0)

@@ -152,16 +152,10 @@ def written(cells: CellFile, out: Path) -> None:
     report(cells, out, results(cells), (graphs_table, graphs_figures))
 
 
-def merge(paths: Sequence[Path], out: Path) -> None:
-    """Puts the cells of several runs together."""
-    written(CellFile.merged(paths, out), out)
-
-
 BENCHMARK = Benchmark(
     about="programs of CUDA graphs beside a server, cut into slices and whole",
     groups=dict.fromkeys(LOADS, GraphRunner.measure),
     whole=GraphRunner.measure,
-    finish=lambda session: written(session.cells, session.out),
-    merge=merge,
+    written=written,
     settings=settings("main", (10.0, 2.0)),
 )

@@ -23,7 +23,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from cudasched.demo.harness import ARMS as COLOCATION_ARMS
@@ -145,11 +145,6 @@ def written(cells: CellFile, out: Path) -> None:
     report(cells, out, results(cells, arms=ARMS, paired=True), (colocation_table,))
 
 
-def merge(paths: Sequence[Path], out: Path) -> None:
-    """Puts the cells of several runs together."""
-    written(CellFile.merged(paths, out), out)
-
-
 def simulate(session: Session) -> None:
     """How far the simulator is off each measured row.
 
@@ -168,8 +163,7 @@ def simulate(session: Session) -> None:
 BENCHMARK = Benchmark(
     about="eager servers beside training and GEMMs, with the policies `harvest` and `strict`",
     groups=Pairs(ARMS, pool, record=lambda load: RECORDED.get(load, RECORDED_OTHERS), keep_pace=True).groups(GROUPS),
-    finish=lambda session: written(session.cells, session.out),
-    merge=merge,
+    written=written,
     unit=lambda group: group.partition("/")[0],
     settings={"arms": "", "repeats": (5, 1), "seconds": (6.0, 1.0)},
 )

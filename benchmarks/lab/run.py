@@ -26,6 +26,7 @@ from cudasched.demo.harness import HarnessError
 from cudasched.errors import Error
 
 from benchmarks import meta
+from benchmarks.colocation.cells import CellFile
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
 from benchmarks.lab.spread import spread
 from benchmarks.results.schema import RESULTS, Results, merge_figures
@@ -76,8 +77,9 @@ class Benchmark:
         find: The figures of the parts that are done.
         finish: Writes what are no figures, and prints.
         settings: More options: a default, a pair of defaults of which the second is a rehearsal's, or a type.
+        written: Writes and prints the results of cells, of one run and of several (`merge`).
         results: The name of the results file, where that is not the benchmark's.
-        merge: Puts the cells of several runs together.
+        merge: Puts several runs together where their parts are no cells.
         unit: Groups of the same one are in the same part (`--part`).
         whole: Measures the groups that are chosen itself, and its part of them.
         gpu: It needs one.
@@ -91,6 +93,7 @@ class Benchmark:
     find: Callable[[Done], Found] | None = None
     finish: Callable[[Session], None] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    written: Callable[[CellFile, Path], None] | None = None
     results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
     unit: Callable[[str], str] = str
@@ -206,6 +209,8 @@ def _write(benchmark: Benchmark, session: Session) -> None:
         print(core_table(results.model_copy(update={"rows": rows})))
     if session.rows:
         Results(meta=session.meta, rows=session.rows).write(session.out)
+    if benchmark.written:
+        benchmark.written(session.cells, session.out)
     if benchmark.finish:
         benchmark.finish(session)
     print(f"results: {session.out}")
@@ -216,17 +221,24 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def together(benchmark: Benchmark) -> Callable[[Sequence[Path], Path], None]:
+    """What puts several runs of a benchmark together. Raises ValueError where nothing does."""
+    written = benchmark.written
+    if written is not None:
+        return lambda paths, out: written(CellFile.merged(paths, out), out)
+    if benchmark.merge is None:
+        raise ValueError("its runs are not put together")
+    return benchmark.merge
+
+
 def merge(name: str, arguments: Sequence[str]) -> int:
     """Puts the cells of several runs together; later files win."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks merge {name}", description=merge.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the results; their cells go beside them")
     parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
-    together = load_benchmark(name).merge
     try:
-        if together is None:
-            raise ValueError("its runs are not put together")
-        together(options.cells, options.out)
+        together(load_benchmark(name))(options.cells, options.out)
     except (OSError, ValueError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
@@ -238,9 +250,7 @@ def run_on_every_gpu(name: str, arguments: Sequence[str]) -> int:
     benchmark = load_benchmark(name)
     options = parse(name, benchmark, arguments)
     try:
-        if benchmark.merge is None:
-            raise ValueError("its runs are not put together")
-        return spread(name, options, arguments, benchmark.merge)
+        return spread(name, options, arguments, together(benchmark))
     except (OSError, ValueError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

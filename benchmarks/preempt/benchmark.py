@@ -198,17 +198,18 @@ def written(cells: CellFile, out: Path, soak: Sequence[Path] = ()) -> None:
         print(core_table(found))
 
 
-def merge(paths: Sequence[Path], out: Path) -> None:
-    """Puts the cells of several runs together."""
-    written(CellFile.merged(paths, out), out)
+def with_soak(session: Session) -> None:
+    """Adds what a soak found."""
+    if session.options.soak:
+        written(session.cells, session.out, [Path(each) for each in session.options.soak.split(",")])
 
 
 BENCHMARK = Benchmark(
     about="programs of long kernels beside servers, with time slices of their own and without",
     groups=dict.fromkeys(PROGRAMS, PreemptRunner.measure),
     whole=PreemptRunner.measure,
-    finish=lambda session: written(session.cells, session.out, [Path(each) for each in session.options.soak.split(",") if each]),
-    merge=merge,
+    written=written,
+    finish=with_soak,
     settings={
         **settings("main", (0.0, 2.0)),
         "rate": RATE_HZ,

@@ -15,7 +15,7 @@ from cudasched.demo.harness import Backend, HarnessError
 from test_cells import META, served
 
 from benchmarks import plots
-from benchmarks.breadth.benchmark import ARMS, FEW, SERVERS, BreadthFleet, merge
+from benchmarks.breadth.benchmark import ARMS, FEW, SERVERS, BreadthFleet
 from benchmarks.breadth.benchmark import PROGRAMS as MEASURED
 from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
 from benchmarks.breadth.programs import PROGRAMS
@@ -32,7 +32,7 @@ from benchmarks.figures import best_effort_of_time_slices
 from benchmarks.lab.fleet import Place
 from benchmarks.lab.programs import counted as counted_between
 from benchmarks.lab.programs import per_second, results
-from benchmarks.lab.run import TIME_RAN_OUT, run
+from benchmarks.lab.run import TIME_RAN_OUT, main, run
 from benchmarks.results.schema import RESULTS, load
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_parts_are_put_together_and_a_program_alone_stands_beside_its_server(tmp
     first, second, out = (tmp_path / name for name in ("1.cells", "2.cells", "breadth.json"))
     filled(first, {"torch_sparse": (0.6, 96.0)}).save()
     filled(second, {"torchvision_vit": (0.7, 95.0)}, alone_ms=0.6).save()
-    merge([first, second], out)
+    assert main(["merge", "breadth", "--out", str(out), str(first), str(second)]) == 0
     rows = load(out).colocations
     assert {(row.arm, row.best_effort_load) for row in rows} == set(
         itertools.product(ARMS, ("torch_sparse", "torchvision_vit"))

@@ -18,13 +18,13 @@ from benchmarks import tables
 from benchmarks.breadth.program import Builds
 from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.graphs import figures
-from benchmarks.graphs.benchmark import ARMS, MODES, SERVER, GraphFleet, GraphRunner, merge, met_ms
+from benchmarks.graphs.benchmark import ARMS, MODES, SERVER, GraphFleet, GraphRunner, met_ms
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
 from benchmarks.graphs.summary import allowed_p99_ms, graphs_figures, graphs_table, is_graphs
 from benchmarks.lab.fleet import Place
 from benchmarks.lab.programs import results
-from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, parse, run
+from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, main, parse, run
 from benchmarks.lab.session import OutOfTimeError, Session, judged
 from benchmarks.results.schema import ColocationRow, load
 
@@ -270,7 +270,7 @@ def test_cells_of_several_runs_are_put_together(tmp_path: Path) -> None:
     first.save()
     second.save()
     out = tmp_path / "graphs.json"
-    merge([first.path, second.path], out)
+    assert main(["merge", "graphs", "--out", str(out), str(first.path), str(second.path)]) == 0
     loads = {row.best_effort_load for row in load(out).colocations}
     assert {"whole_step", "decode"} <= loads
 
