@@ -26,7 +26,7 @@ from benchmarks.device.gpu import ROOT, Gpu
 from benchmarks.device.queues import IMBALANCES, OTHER_STATIC
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Goals, Session, judged
-from benchmarks.results.schema import load, merge_figures
+from benchmarks.results.schema import load, merge
 
 HERE = Path(__file__).parent
 #: The status of a part that this machine has no GPUs or libraries for.
@@ -199,7 +199,7 @@ def find_reported(done: Done) -> Found:
 def finish(session: Session) -> None:
     """Writes the figures without a goal, and the plots."""
     if made := judged(NO_GOALS, find_reported(session.store.done), {}):
-        merge_figures(session.out.with_name("device.json"), session.meta, made)
+        merge(session.out.with_name("device.json"), session.meta, made)
     if session.out.exists():
         tables.plot_figures(load(session.out), session.out.parent)
 

@@ -1,11 +1,4 @@
-"""What slices cost: the figures of graph_slicing.json.
-
-Each mode is one process (probe.py): bare, as it is by default with no latency client there (`auto`), with graphs whole
-(`off`), the same without node priorities (`unprioritised`), and with graphs always cut (`always`). The processes live
-side by side and take short turns, in the order of MODES and then in the opposite one; all but one are idle. Figures
-are medians over pairs of turns, of which each is of two processes one behind the other, so that what drifts or is slow
-for a moment is the same for both; low and high are the quartiles.
-"""
+"""What slices cost, by processes (probe.py) that take turns: graph_slicing.json; see benchmarks/README.md."""
 
 from __future__ import annotations
 

@@ -1,20 +1,4 @@
-"""Eager servers beside training and GEMMs, under cudasched with the policies `harvest` and `strict` (`_strict`).
-
-They are compared with time slices, with MPS with a low priority, and with threads of one process on streams with
-priorities. A server's requests come at a rate that keeps its host busy for 35% of the time (BERT: at most 60 a second);
-it is measured once and kept with the cells. The arms of a repeat have equal arrivals, and ratios are medians over the
-pairs of a repeat. A cell is as long as 1,000 latencies in all repeats take. A host that others share is faster and
-slower by turns: each request has with it what a fixed piece of work takes the server's thread then, and ratios are of
-latencies at one pace. How that differs between the arms is beside them. Programs are pinned: the server to the first
-half of the cores that the benchmark may use, best effort to the other, in all arms, and the threads of a core are in
-the same half. In one process their threads are.
-
-The most important groups come first: those that end in /1 have the arms that figures are made of, over all pairs; /2
-the rest, with both loads alone again, so that what is compared was measured together; /3, under both policies, the
-servers that are to be as they are under `strict`: a CUDA graph and a recommender. The servers' requests are recorded
-for the simulator into NAME.requests.json.xz; `host_bound_simulated` says by how much its P50 and ratio are off of those
-that were measured (replayed.py).
-"""
+"""Eager servers beside training and GEMMs, with the policies `harvest` and `strict`: see benchmarks/README.md."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from benchmarks import meta
 from benchmarks.colocation.cells import CellFile
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
 from benchmarks.lab.spread import spread
-from benchmarks.results.schema import RESULTS, Results, merge_figures
+from benchmarks.results.schema import RESULTS
+from benchmarks.results.schema import merge as merge_rows
 from benchmarks.tables import core_table
 
 TIME_RAN_OUT = 3
@@ -205,10 +206,10 @@ def _write(benchmark: Benchmark, session: Session) -> None:
         limits |= dict.fromkeys(found, f"other work on this machine (a load of {load:.0f} on {cores} cores)")
     rows = judged(benchmark.goals, found, limits)
     if rows:
-        results = merge_figures(session.out, session.meta, rows)
+        results = merge_rows(session.out, session.meta, rows)
         print(core_table(results.model_copy(update={"rows": rows})))
     if session.rows:
-        Results(meta=session.meta, rows=session.rows).write(session.out)
+        merge_rows(session.out, session.meta, session.rows)
     if benchmark.written:
         benchmark.written(session.cells, session.out)
     if benchmark.finish:

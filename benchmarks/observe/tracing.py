@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from cudasched.demo.harness import CUDASCHED, HarnessError
 
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
-from benchmarks.results.schema import Meta, Results, TracingRow, load
+from benchmarks.results.schema import TracingRow, merge
 
 ARMS = ("untraced", "traced", "device_times")
 #: Memory is taken to be flat where its median over the last third is above that over the second by no more than this.
@@ -149,21 +148,6 @@ def row_of(arm: str, gpu: str, found: dict[str, Any]) -> TracingRow:
     )
 
 
-def keep(path: Path, arms: Mapping[str, Any]) -> None:
-    """Puts the arms into a results file, in the place of what it has of the same GPU; what it has of others stays."""
-    metas = {arm: Meta.model_validate(found["meta"]) for arm, found in arms.items()}
-    gpus = {meta.gpu: meta for meta in metas.values()}
-    rows = [row_of(arm, metas[arm].gpu, found) for arm, found in arms.items()]
-    others: dict[str, Meta] = {}
-    if path.exists():
-        before = load(path)
-        others = {gpu: meta for gpu, meta in before.meta_by_kind.items() if gpu not in gpus}
-        rows += [row for row in before.rows if isinstance(row, TracingRow) and row.gpu in others]
-    measured = gpus | others
-    first = next((meta for gpu, meta in measured.items() if gpu != "simulated"), next(iter(measured.values())))
-    Results(meta=first, meta_by_kind=measured, rows=rows).write(path)
-
-
 def measure(session: Session, arm: str) -> None:
     """An arm, unless that is done.
 
@@ -173,8 +157,8 @@ def measure(session: Session, arm: str) -> None:
     done = session.store.done
     if arm not in done:
         session.need(session.options.seconds)
-        session.store.keep(arm, {**run(arm, session), "meta": session.meta.model_dump()})
-    keep(session.out, done)
+        session.store.keep(arm, run(arm, session))
+    merge(session.out, session.meta, [row_of(name, session.meta.gpu, found) for name, found in done.items()])
     found, bare = done[arm], done.get("untraced", {}).get("steps_per_s")
     speed = f", {100 * found['steps_per_s'] / bare:.1f}% of untraced" if bare else ""
     session.say(

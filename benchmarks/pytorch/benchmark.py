@@ -25,10 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import percentile
+from cudasched.demo.harness import Child, HarnessError, percentile
 
+from benchmarks.lab.processes import START_TIMEOUT_S, Processes, ask, in_processes
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Goals, Session
+from benchmarks.pytorch.give_back import REFUSED
 
 HERE = Path(__file__).parent
 RATE_HZ = 60.0
@@ -101,10 +103,48 @@ def costs(session: Session) -> None:
             run(session, f"costs/inference {name}/{repeat}", "costs.py", *arguments, managed=managed, needs_s=25)
 
 
-def give_back(session: Session) -> None:
-    """Two processes."""
-    arguments = ["--samples", str(session.options.samples), "--gib", str(session.options.gib)]
-    run(session, "give_back/processes", "give_back.py", *arguments, managed=True, needs_s=60)
+def give_back(lab: Processes) -> None:
+    """Samples of three times each, ms, that lie side by side.
+
+    `bare` is of the giver's `torch.cuda.empty_cache()`, `allocation` of the server's allocation where the memory is
+    free, `give_back` of the same where the other's cache has it. With `busy` the giver computes meanwhile, some 20 ms
+    ahead of the GPU, so that its frees wait for what is on it; `refused` are the allocations that failed then.
+
+    Raises:
+        HarnessError: An allocation was refused, or a process ended.
+    """
+    session = lab.session
+    if "give_back/processes" in session.store.done:
+        return
+    session.need(60.0)
+    gib, samples = ("--gib", str(session.options.gib)), session.options.samples
+    giver, server = (
+        lab.start(HERE / "give_back.py", role, *gib, imports_cudasched=True) for role in ("giver", "server")
+    )
+    for child in (giver, server):
+        child.answer(START_TIMEOUT_S, "ready")
+    found: dict[str, list[float]] = {"bare": [], "allocation": [], "give_back": [], "busy": [], "refused": []}
+
+    def took(child: Child, command: str) -> float:
+        return float(ask(child, command)["ms"])
+
+    for sample in range(samples + 1):
+        took(giver, "fill")
+        times = {"bare": took(giver, "bare"), "allocation": took(server, "allocate")}
+        took(giver, "fill")
+        times["give_back"] = took(server, "allocate")
+        took(giver, "bare")
+        if REFUSED in times.values():
+            raise HarnessError(f"an allocation was refused: {times}")
+        if sample > 0:  # the first one warms up
+            for name, ms in times.items():
+                found[name].append(ms)
+    took(giver, "busy")
+    for _ in range(samples):
+        took(giver, "fill")
+        ms = took(server, "allocate")
+        found["refused" if ms == REFUSED else "busy"].append(ms)
+    session.store.keep("give_back/processes", found)
 
 
 def threads(session: Session, group: str) -> None:
@@ -240,9 +280,13 @@ def explain(session: Session) -> None:
 
 BENCHMARK = Benchmark(
     about="what regions cost in PyTorch, threads of one process that differ by them, memory given back",
-    groups={"costs": costs, "give_back": give_back, **{group: partial(threads, group=group) for group in LOADS}},
+    groups={
+        "costs": costs,
+        "give_back": in_processes(give_back),
+        **{group: partial(threads, group=group) for group in LOADS},
+    },
     goals=GOALS,
     find=find,
     finish=explain,
-    settings={"seconds": (8.0, 1.0), "repeats": (3, 1), "samples": 7, "gib": 40},
+    settings={"seconds": (8.0, 1.0), "repeats": (3, 1), "samples": 7, "gib": (40, 4)},
 )

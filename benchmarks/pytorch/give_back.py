@@ -1,21 +1,16 @@
-"""How long a latency client waits for memory that another process only caches; prints one JSON line of samples.
+"""A latency client that waits for memory which another process only caches: either process, told what to do.
 
-    python benchmarks/pytorch/give_back.py --gib 40
+    python benchmarks/pytorch/give_back.py giver|server --gib 40
 
-Two processes: one of best effort, whose PyTorch keeps so much memory that no tensor uses, and holds of the rest what
-makes it impossible to do without; and one of class latency, which allocates as much. Each sample has three times, in
-ms: `bare` of the first one's `torch.cuda.empty_cache()`, `allocation` of the second one's allocation where the
-memory is free, and `give_back` of the same where the other's cache has it. With `busy`, the first one computes
-meanwhile, some 20 ms ahead of the GPU, so that its frees wait for what is on it; `refused` counts the allocations that
-failed then. Half a minute; on the host alone it rehearses, and its times mean nothing.
+`giver` is of best effort; its PyTorch keeps so much memory that no tensor uses, and holds of the rest what makes it
+impossible to do without. `server` is of class latency, and allocates as much. Commands come as JSON lines, answers have
+the time that they took, ms. On the host alone it rehearses, and its times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -128,90 +123,19 @@ class Server:
         return took
 
 
-class Process:
-    """One of them, told what to do."""
-
-    def __init__(self, role: str, gib: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--gib", str(gib), "--role", role],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ,
-        )
-        self.ask("ready")
-
-    def ask(self, what: str) -> float:
-        """Has it done, and returns what it says.
-
-        Raises:
-            RuntimeError: It ended.
-        """
-        assert self.process.stdin is not None and self.process.stdout is not None
-        if what != "ready":
-            self.process.stdin.write(what + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process ended at {what!r}, with exit code {self.process.wait()}")
-        return float(line)
-
-    def end(self) -> None:
-        """Ends it."""
-        self.process.kill()
-        self.process.wait()
-
-
-def play(role: str, gib: int) -> None:
-    """A process of its own."""
-    mine: Any = Giver(gib) if role == "giver" else Server(gib)
-    print(0.0, flush=True)
-    for line in sys.stdin:
-        print(getattr(mine, line.strip())(), flush=True)
-
-
-def measure(gib: int, samples: int) -> dict[str, list[float]]:
-    """All samples; each has its times side by side."""
-    processes: list[Process] = []
-    found: dict[str, list[float]] = {"bare": [], "allocation": [], "give_back": [], "busy": [], "refused": []}
-    try:
-        processes.append(Process("giver", gib))
-        processes.append(Process("server", gib))
-        giver, server = processes
-        for sample in range(samples + 1):
-            giver.ask("fill")
-            times = {"bare": giver.ask("bare")}
-            times["allocation"] = server.ask("allocate")
-            giver.ask("fill")
-            times["give_back"] = server.ask("allocate")
-            giver.ask("bare")
-            if REFUSED in times.values():
-                raise RuntimeError(f"an allocation was refused: {times}")
-            if sample > 0:  # the first one warms up
-                for name, took in times.items():
-                    found[name].append(took)
-        giver.ask("busy")
-        for _ in range(samples):
-            giver.ask("fill")
-            took = server.ask("allocate")
-            found["refused" if took == REFUSED else "busy"].append(took)
-    finally:
-        for process in processes:
-            process.end()
-    return found
-
-
 def main() -> None:
-    """Measures, or is one of the two processes."""
-    parser = argparse.ArgumentParser()
+    """One of the two processes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("role", choices=["giver", "server"])
     parser.add_argument("--gib", type=int, default=40)
-    parser.add_argument("--samples", type=int, default=7)
-    parser.add_argument("--role", choices=["giver", "server"])
     options = parser.parse_args()
-    if options.role is not None:
-        play(options.role, options.gib)
-        return
-    print(json.dumps(measure(options.gib, options.samples)))
+    mine: Any = Giver(options.gib) if options.role == "giver" else Server(options.gib)
+    print(json.dumps({"event": "ready"}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)["command"]
+        if command == "quit":
+            return
+        print(json.dumps({"event": "result", "ms": getattr(mine, command)()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from cudasched.observe.baseline import Baseline, Run
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Session, judged
 from benchmarks.regressions.program import VICTIMS
-from benchmarks.results.schema import Meta, merge_figures
+from benchmarks.results.schema import Meta, merge
 from benchmarks.store import Store
 
 HERE = Path(__file__).parent
@@ -254,7 +254,7 @@ def together(paths: Sequence[Path], out: Path) -> None:
     for machine, path in enumerate(paths):
         for key, made in Store(path, store.meta).done.items():
             store.keep(f"{machine}:{key}", made)
-    merge_figures(out, store.meta, judged(BENCHMARK.goals, find(store.done), BENCHMARK.limits))
+    merge(out, store.meta, judged(BENCHMARK.goals, find(store.done), BENCHMARK.limits))
 
 
 BENCHMARK = Benchmark(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -364,12 +364,15 @@ class FigureRow(Strict):
         return self.better == "more" and self.goal == 0
 
 
+Row = FigureRow | OverheadRow | TracingRow | PredictorSpeedRow | PredictorAccuracyRow | PredictorCoverageRow
+"""A row of a file that several runs may make, each with rows of its own."""
+
+
 class Results(Strict):
     """One results file.
 
-    `rows` are all of one class, the predictor's of several kinds: each kind comes from a run of its own, which
-    `meta_by_kind` tells of (`merge`). It does so for single figures, by their names, where runs on several machines
-    make one file (`merge_figures`), and for traced trainings, by their GPUs.
+    `rows` are all of one class, the predictor's of several kinds. Where several runs make one file, each with rows of
+    its own, `meta_by_kind` tells of them (`merge`).
     """
 
     meta: Meta
@@ -408,53 +411,47 @@ def load(path: Path) -> Results:
     return Results.model_validate_json(path.read_text())
 
 
-def merge(path: Path, meta: Meta, rows: Sequence[PredictorRow]) -> Results:
-    """Puts rows into a predictor file: they take the place of their kinds there, and the other kinds stay.
+def kind_of(row: Row) -> str:
+    """What a run replaces at once: a figure, a way of overhead, the traced trainings of a GPU, a predictor's kind."""
+    if isinstance(row, FigureRow):
+        return row.figure
+    if isinstance(row, OverheadRow):
+        return row.what
+    return row.gpu if isinstance(row, TracingRow) else row.kind
+
+
+def merge(path: Path, meta: Meta, rows: Sequence[Row]) -> Results:
+    """Puts rows into a file: they take the place of those of their kinds there, and the other kinds stay.
+
+    The file's own meta names the GPU that something ran on, if anything did.
 
     Raises:
         OSError: The file cannot be read or written.
         ValueError: What is there does not meet the schema.
     """
-    made: dict[str, Meta] = {row.kind: meta for row in rows}
-    kept: list[PredictorRow] = []
+    kinds: dict[str, list[Any]] = {}
+    measured: dict[str, Meta] = {}
     if path.exists():
         before = load(path)
         for row in before.rows:
-            others = (ColocationRow, OverheadRow, SoakRow, TracingRow, FigureRow)
-            if not isinstance(row, others) and row.kind not in made:
-                kept.append(row)
-        made = {kind: one for kind, one in before.meta_by_kind.items() if kind not in made} | made
+            kind = kind_of(row)  # type: ignore[arg-type]
+            kinds.setdefault(kind, []).append(row)
+            measured[kind] = before.meta_by_kind.get(kind, before.meta)
+    kinds |= {kind_of(row): [] for row in rows}
+    for row in rows:
+        kinds[kind_of(row)].append(row)
+        measured[kind_of(row)] = meta
+    on_gpu = (one for one in reversed(list(measured.values())) if not one.gpu.startswith(("none", "simulated")))
     results = Results(
-        meta=_with_gpu(made, meta),
-        meta_by_kind=dict(sorted(made.items())),
-        rows=[*kept, *rows],
+        meta=next(on_gpu, meta),
+        meta_by_kind=dict(sorted(measured.items())),
+        rows=[row for same in kinds.values() for row in same],
     )
     results.write(path)
     return results
 
 
-def merge_figures(path: Path, meta: Meta, rows: Sequence[FigureRow]) -> Results:
-    """Puts figures into a file: each takes the place of the one of its name, where that was, and the others stay.
-
-    Raises:
-        OSError: The file cannot be read or written.
-        ValueError: What is there does not meet the schema.
-    """
-    before = load(path) if path.exists() else None
-    kept = {row.figure: row for row in before.figures} if before else {}
-    measured = {name: before.meta_by_kind.get(name, before.meta) for name in kept} if before else {}
-    kept |= {row.figure: row for row in rows}
-    measured |= {row.figure: meta for row in rows}
-    results = Results(
-        meta=_with_gpu(measured, meta), meta_by_kind=dict(sorted(measured.items())), rows=list(kept.values())
-    )
-    results.write(path)
-    return results
-
-
-def _with_gpu(measured: Mapping[str, Meta], last: Meta) -> Meta:
-    """The file's own meta: it names the GPU that something ran on, if anything did."""
-    return next((one for one in reversed(measured.values()) if not one.gpu.startswith(("none", "simulated"))), last)
+merge_figures = merge
 
 
 def replace(path: Path, text: str) -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from test_cells import META
 
 from benchmarks.lab import run as lab
 from benchmarks.observe import tracing
-from benchmarks.results.schema import TracingRow, load
+from benchmarks.results.schema import TracingRow, load, merge
 
 
 def test_arms_are_measured_once_and_the_rest_later(
@@ -36,26 +37,29 @@ def test_arms_are_measured_once_and_the_rest_later(
 
 
 def test_what_another_gpu_measured_stays(tmp_path: Path) -> None:
-    meta = {name: None for name in ("driver", "cuda", "torch", "commit", "sm_clock_mhz")}
-    meta |= {"python": "3.11", "date": "2026-11-23", "command": "tracing"}
-    found = {"seconds": 3.0, "steps": 9, "steps_per_s": 3.0, "resident_growth_mb": 0.0, "limit_mb": 64}
+    found = {
+        "seconds": 3.0,
+        "steps_per_s": 3.0,
+        "resident_growth_mb": 0.0,
+        "limit_mb": 64,
+        "samples": [(1.0, 5.0, 0.1)],
+    }
     found |= {"most_parts_mb": 1.0, "dropped": 0, "rotated_away": 0, "launches_kept": 9, "converted_s": 1.0}
-    found |= {"samples": [(1.0, 50.0, 0.1)]}
     path = tmp_path / "tracing.json"
     for gpu, steps in (("simulated", 9), ("NVIDIA H200", 8), ("NVIDIA H200", 7)):
-        tracing.keep(path, {"traced": {**found, "steps": steps, "meta": {**meta, "gpu": gpu}}})
+        merge(path, META.model_copy(update={"gpu": gpu}), [tracing.row_of("traced", gpu, {**found, "steps": steps})])
     results = load(path)
-    rows = {row.gpu: row for row in results.rows if isinstance(row, TracingRow)}
-    assert {gpu: row.steps for gpu, row in rows.items()} == {"simulated": 9, "NVIDIA H200": 7}
-    assert len(results.rows) == 2 and set(results.meta_by_kind) == set(rows)
-    assert results.meta.gpu == "NVIDIA H200"
+    rows = {row.gpu: row.steps for row in results.rows if isinstance(row, TracingRow)}
+    assert rows == {"simulated": 9, "NVIDIA H200": 7} and len(results.rows) == 2
+    assert set(results.meta_by_kind) == set(rows) and results.meta.gpu == "NVIDIA H200"
 
 
 def test_memory_that_grows_and_dropped_records_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     found = {"steps_per_s": 1.0, "resident_growth_mb": 99.0, "flat": False, "most_parts_mb": 1.0, "dropped": 0}
     monkeypatch.setattr(tracing, "run", lambda *_: found)
-    monkeypatch.setattr(tracing, "keep", lambda *_: None)
+    monkeypatch.setattr(tracing, "merge", lambda *_: None)
+    monkeypatch.setattr(tracing, "row_of", lambda *_: None)
     assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "a.json"), "--only", "traced"]) == 1
     found.update(flat=True, dropped=1)
     assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "b.json"), "--only", "traced"]) == 1

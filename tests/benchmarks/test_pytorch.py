@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lab.run import run
 from benchmarks.lab.session import judged
-from benchmarks.pytorch import benchmark, give_back
+from benchmarks.pytorch import benchmark
 from benchmarks.pytorch.benchmark import (
     GOALS,
     RATE_HZ,
@@ -113,16 +113,15 @@ def test_memory_given_back_is_compared_with_the_cache_emptied_sample_by_sample()
     assert find_give_back({}) == {}
 
 
-def test_the_two_processes_of_giving_back_do_as_they_are_told() -> None:
+@pytest.mark.usefixtures("simulated_driver")
+def test_the_two_processes_of_giving_back_do_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    found = give_back.measure(4, 2)
-    assert {name: len(times) for name, times in found.items()} == {
-        "bare": 2,
-        "allocation": 2,
-        "give_back": 2,
-        "busy": 2,
-        "refused": 0,
-    }
+    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+    out = tmp_path / "pytorch.json"
+    assert run("pytorch", ["--rehearse", "--only", "give_back", "--samples", "2", "--out", str(out)]) == 0
+    found = json.loads(out.with_suffix(".cells").read_text())["done"]["give_back/processes"]
+    times = {"bare": 2, "allocation": 2, "give_back": 2, "busy": 2, "refused": 0}
+    assert {name: len(each) for name, each in found.items()} == times
 
 
 def test_a_program_that_fails_keeps_no_other_from_running(
