@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cudasched.demo.harness import Backend, HarnessError
-from test_cells import META, served
+from test_cells import META, keep
 
 from benchmarks import plots
 from benchmarks.breadth.benchmark import ARMS, FEW, SERVERS, BreadthFleet
@@ -48,24 +48,15 @@ def cell(arm: str, program: str, server: str = "bert_graph", repeat: int = 0) ->
     return Cell(arm, server, program, "poisson", rate_hz, 8.0, 20.0 if "cuda" in arm else 0.0, repeat)
 
 
-def add(cells: CellFile, of: Cell, latency_ms: float | None = None, per_s: float | None = None) -> None:
-    result: dict = {"latency": {}, "best_effort_per_s": {}}
-    if latency_ms is not None:
-        result["latency"][of.latency] = served(latency_ms)
-    if per_s is not None:
-        result["best_effort_per_s"][of.best_effort] = per_s
-    cells.add(Outcome(of, result, None, DATE))
-
-
 def filled(path: Path, programs: dict[str, tuple[float, float]], alone_ms: float = 0.5) -> CellFile:
     """Cells of programs, each with a P99 under cudasched in ms and the steps a second that are left to it then."""
     cells = CellFile(path, META)
     for program, (p99_ms, per_s) in programs.items():
-        add(cells, cell("latency_alone", program), latency_ms=alone_ms)
-        add(cells, cell("best_effort_alone", program), per_s=100.0)
-        add(cells, cell("processes", program), latency_ms=3.0, per_s=90.0)
+        keep(cells, cell("latency_alone", program), alone_ms)
+        keep(cells, cell("best_effort_alone", program), per_s=100.0)
+        keep(cells, cell("processes", program), ms=3.0, per_s=90.0)
         for arm in ("cudasched_two_processes", "cudasched_mps"):
-            add(cells, cell(arm, program), latency_ms=p99_ms, per_s=per_s)
+            keep(cells, cell(arm, program), ms=p99_ms, per_s=per_s)
         cells.add(Outcome(Cell.kernels(program), {"kernel_us": [[100.0, 10]], "per_item_us": 9000.0}, None, DATE))
     return cells
 

@@ -43,6 +43,13 @@ def best_effort(per_s: float) -> dict:
     return {"best_effort_per_s": {"gemm": per_s}}
 
 
+def keep(cells: CellFile, of: Cell, ms: float | None = None, per_s: float | None = None, **more: object) -> None:
+    """Keeps an outcome of a cell: what each of its servers' requests took, and what each program did."""
+    latency = {} if ms is None else {name: served(ms) for name in of.latency.split("+")}
+    rates = {} if per_s is None else dict.fromkeys(of.best_effort.split("+"), per_s)
+    cells.add(outcome(of, {"latency": latency, "best_effort_per_s": rates, **more}))
+
+
 def filled(path: Path) -> CellFile:
     cells = CellFile(path, META)
     for repeat in range(2):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Backend
-from test_cells import META, served
+from test_cells import META, keep, served
 
 from benchmarks import tables
 from benchmarks.breadth.program import Builds
@@ -50,25 +50,17 @@ def filled(
     """Cells of two loads: what is alone, sliced and whole."""
     cells = CellFile(path, META)
 
-    def add(of: Cell, latency_ms: float | None = None, per_s: float | None = None, **more: object) -> None:
-        result: dict = {"latency": {}, "best_effort_per_s": {}, **more}
-        if latency_ms is not None:
-            result["latency"][SERVER] = served(latency_ms)
-        if per_s is not None:
-            result["best_effort_per_s"][of.best_effort] = per_s
-        cells.add(Outcome(of, result, None, DATE))
-
     programs = ("whole_step", "jax_updated")
     for program in programs:
-        add(cell("latency_alone", program), latency_ms=1.0)
-        add(cell("best_effort_alone", program), per_s=100.0)
-        add(cell("processes", program), latency_ms=5.0, per_s=93.0)
-        add(cell("cudasched_two_processes_whole", program), latency_ms=4.9, per_s=93.0)
+        keep(cells, cell("latency_alone", program), ms=1.0)
+        keep(cells, cell("best_effort_alone", program), per_s=100.0)
+        keep(cells, cell("processes", program), ms=5.0, per_s=93.0)
+        keep(cells, cell("cudasched_two_processes_whole", program), ms=4.9, per_s=93.0)
         told = {"counted": {"sliced_launches": 10, "slice_launches": 0}, "counted_s": 10.0, "early_p99_ms": 1.9}
-        add(cell("cudasched_two_processes", program), latency_ms=1.3, per_s=93.0, **told)
-        add(cell("cudasched_mps", program), latency_ms=1.2, per_s=80.0)
+        keep(cells, cell("cudasched_two_processes", program), ms=1.3, per_s=93.0, **told)
+        keep(cells, cell("cudasched_mps", program), ms=1.2, per_s=80.0)
         if program in mps_alone_per_s:
-            add(cell("best_effort_alone_mps", program), per_s=mps_alone_per_s[program])
+            keep(cells, cell("best_effort_alone_mps", program), per_s=mps_alone_per_s[program])
         kernels = {"kernel_us": [[longest_us, 10]], "per_item_us": 9000.0}
         cells.add(Outcome(Cell.kernels(program), kernels, None, DATE))
     return cells

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cudasched.demo.arrivals import schedule
 from cudasched.demo.harness import Backend, HarnessError
-from test_cells import META, served
+from test_cells import META, keep
 
 from benchmarks import plots, tables
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
@@ -49,9 +49,7 @@ def add(cells: CellFile, scene: str, arm: str, pair: tuple[str, str], ms: float,
     rates = "+".join("150" for _ in names)
     lead = "auto" if arms_of([arm])[arm].managed else 0.0
     cell = Cell(arm, "+".join(names), program, "poisson", rates, 7.0, lead, repeat, scene=scene)
-    done = {} if arm == "latency_alone" else {name: per_s for name in program.split("+")}
-    result = {"latency": {name: served(ms) for name in names}, "best_effort_per_s": done}
-    cells.add(Outcome(cell, result, None, DATE))
+    keep(cells, cell, ms if names else None, None if arm == "latency_alone" else per_s)
 
 
 def filled(path: Path, slices_ms: float, kept: float) -> CellFile:
