@@ -78,7 +78,8 @@ class Benchmark:
         find: The figures of the parts that are done.
         finish: Writes what are no figures, and prints.
         settings: More options: a default, a pair of defaults of which the second is a rehearsal's, or a type.
-        written: Writes and prints the results of cells, of one run and of several (`merge`).
+        written: Writes and prints the results of cells, of one run and of several (`merge`): takes a CellFile, the
+            results' path, and other files that they are made of, where these are given.
         results: The name of the results file, where that is not the benchmark's.
         merge: Puts several runs together where their parts are no cells.
         unit: Groups of the same one are in the same part (`--part`).
@@ -94,7 +95,7 @@ class Benchmark:
     find: Callable[[Done], Found] | None = None
     finish: Callable[[Session], None] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    written: Callable[[CellFile, Path], None] | None = None
+    written: Callable[..., None] | None = None
     results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
     unit: Callable[[str], str] = str
@@ -222,11 +223,11 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def together(benchmark: Benchmark) -> Callable[[Sequence[Path], Path], None]:
+def together(benchmark: Benchmark, *others: Sequence[Path]) -> Callable[[Sequence[Path], Path], None]:
     """What puts several runs of a benchmark together. Raises ValueError where nothing does."""
     written = benchmark.written
     if written is not None:
-        return lambda paths, out: written(CellFile.merged(paths, out), out)
+        return lambda paths, out: written(CellFile.merged(paths, out), out, *others)
     if benchmark.merge is None:
         raise ValueError("its runs are not put together")
     return benchmark.merge
@@ -236,10 +237,12 @@ def merge(name: str, arguments: Sequence[str]) -> int:
     """Puts the cells of several runs together; later files win."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks merge {name}", description=merge.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the results; their cells go beside them")
+    parser.add_argument("--with", dest="others", type=Path, nargs="+", help="other files that results are made of")
     parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
     try:
-        together(load_benchmark(name))(options.cells, options.out)
+        others = [options.others] if options.others else []
+        together(load_benchmark(name), *others)(options.cells, options.out)
     except (OSError, ValueError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

@@ -9,8 +9,8 @@ Servers are started once and kept. `--scene` takes several by commas:
     ablation  all under cudasched, with other settings an arm; results of their own, preempt_ablation.json
 
 In the arms `slices` best effort alone is under cudasched, in `before` and `cudasched` both are, `before` without time
-slices of its own. The figures that are promised go into NAME_figures.json; `--soak FILE,...` adds those of
-`tests.soak.slices`.
+slices of its own. The figures that are promised go into NAME_figures.json; `merge preempt --with FILE...`
+adds those of `tests.soak.slices`.
 """
 
 from __future__ import annotations
@@ -198,24 +198,16 @@ def written(cells: CellFile, out: Path, soak: Sequence[Path] = ()) -> None:
         print(core_table(found))
 
 
-def with_soak(session: Session) -> None:
-    """Adds what a soak found."""
-    if session.options.soak:
-        written(session.cells, session.out, [Path(each) for each in session.options.soak.split(",")])
-
-
 BENCHMARK = Benchmark(
     about="programs of long kernels beside servers, with time slices of their own and without",
     groups=dict.fromkeys(PROGRAMS, PreemptRunner.measure),
     whole=PreemptRunner.measure,
     written=written,
-    finish=with_soak,
     settings={
         **settings("main", (0.0, 2.0)),
         "rate": RATE_HZ,
         "eager_rate": EAGER_RATE_HZ,
         "requests": REQUESTS,
         "lengths": "",
-        "soak": "",
     },
 )
