@@ -420,6 +420,12 @@ def plot_figures(results: Results, directory: Path) -> None:
         figure.savefig(directory / f"{part}.png", dpi=110)
 
 
+def plot_beside(path: Path) -> None:
+    """The plots of a file of figures, beside it."""
+    if path.exists():
+        plot_figures(load(path), path.parent)
+
+
 def write_plots(made: Results, out: Path) -> None:
     """One plot for each pair of loads, beside the results."""
     pairs: dict[tuple[str, str, str], list[ColocationRow]] = {}

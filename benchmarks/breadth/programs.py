@@ -493,9 +493,9 @@ PROGRAMS = {
 }
 
 
-def main() -> None:
+def run_as_a_user(programs: dict[str, Program]) -> None:
     """Runs the program that is named on the command line, as its user would."""
-    steps = PROGRAMS[sys.argv[1]].steps(False)
+    steps = programs[sys.argv[1]].steps(False)
     next(steps)
     for number, loss in enumerate(steps, 1):
         if number % READ_EVERY == 0:
@@ -503,4 +503,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_as_a_user(PROGRAMS)

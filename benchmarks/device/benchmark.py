@@ -20,13 +20,13 @@ from cudasched import graphs, hook
 from cudasched.demo.harness import HarnessError
 from cudasched.tune import compile as compilation
 
-from benchmarks import tables
 from benchmarks.c_program import compile_cpp
 from benchmarks.device.gpu import ROOT, Gpu
 from benchmarks.device.queues import IMBALANCES, OTHER_STATIC
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Goals, Session, judged
-from benchmarks.results.schema import load, merge
+from benchmarks.results.schema import merge
+from benchmarks.tables import plot_beside
 
 HERE = Path(__file__).parent
 #: The status of a part that this machine has no GPUs or libraries for.
@@ -200,8 +200,7 @@ def finish(session: Session) -> None:
     """Writes the figures without a goal, and the plots."""
     if made := judged(NO_GOALS, find_reported(session.store.done), {}):
         merge(session.out.with_name("device.json"), session.meta, made)
-    if session.out.exists():
-        tables.plot_figures(load(session.out), session.out.parent)
+    plot_beside(session.out)
 
 
 BENCHMARK = Benchmark(

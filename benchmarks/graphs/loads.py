@@ -24,7 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.breadth.programs import READ_EVERY, Program, Steps, batches, jax_training, torch_device  # noqa: E402
+from benchmarks.breadth.programs import (  # noqa: E402
+    Program,
+    Steps,
+    batches,
+    jax_training,
+    run_as_a_user,
+    torch_device,
+)
 from benchmarks.graphs.driver import Graphs  # noqa: E402
 
 #: Kernel nodes that the decode loop sets before each launch.
@@ -325,14 +332,5 @@ LOADS = {
 }
 
 
-def main() -> None:
-    """Runs the program that is named on the command line, as its user would."""
-    steps = LOADS[sys.argv[1]].steps(False)
-    next(steps)
-    for number, value in enumerate(steps, 1):
-        if number % READ_EVERY == 0:
-            print(f"step {number}: {float(value):.4f}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_as_a_user(LOADS)

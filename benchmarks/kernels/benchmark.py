@@ -20,14 +20,14 @@ from functools import cache, partial
 
 from cudasched.errors import Error
 
-from benchmarks import tables
 from benchmarks.kernels import layers
 from benchmarks.kernels.figures import FIGURES, LAYER_GOALS, find, find_layers, for_dashboard
 from benchmarks.kernels.parts import Part, Scene, parts
 from benchmarks.kernels.timing import Arms, GpuTimer, HostTimer, in_turns
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
-from benchmarks.results.schema import load, replace
+from benchmarks.results.schema import replace
+from benchmarks.tables import plot_beside
 
 PART_S = 20.0
 SETTINGS = {"rounds": (7, 2), "samples": (5, 1)}
@@ -118,12 +118,6 @@ def whole_layer(session: Session, name: str) -> None:
     timed(session, f"{name}/whole", build)
 
 
-def plots(session: Session) -> None:
-    """The plots of the figures, beside them."""
-    if session.out.exists():
-        tables.plot_figures(load(session.out), session.out.parent)
-
-
 def dashboards(session: Session) -> None:
     """The files of the dashboard, beside the figures."""
     for name in layers.LAYERS:
@@ -137,7 +131,7 @@ KERNELS = Benchmark(
     groups={part.key: partial(shape, part=part) for part in parts()},
     goals={name: (figure.goal, "more") for name, figure in FIGURES.items()},
     find=find,
-    finish=plots,
+    finish=lambda session: plot_beside(session.out),
     settings=SETTINGS,
 )
 LAYERS = Benchmark(

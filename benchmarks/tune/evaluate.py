@@ -24,10 +24,10 @@ from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Settings, run
 
-from benchmarks import tables
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Goals, Session
 from benchmarks.results.schema import load
+from benchmarks.tables import plot_beside
 from benchmarks.tune import rivals
 from benchmarks.tune.rivals import Course
 
@@ -313,17 +313,11 @@ def evaluate(session: Session) -> Found:
     return find(evaluation, scored, choosing)
 
 
-def plots(session: Session) -> None:
-    """The plots of the figures, beside them."""
-    if session.out.exists():
-        tables.plot_figures(load(session.out), session.out.parent)
-
-
 BENCHMARK = Benchmark(
     about="our tuner against chance and Kernel Tuner over recorded spaces",
     groups={"evaluate": evaluate},
     goals=GOALS,
-    finish=plots,
+    finish=lambda session: plot_beside(session.out),
     results="kernels",
     settings={
         "recorded": RECORDED,
