@@ -105,9 +105,12 @@ class Benchmark:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """The declaration of that name."""
+    """The declaration of that name; raises HarnessError where a library is missing."""
     module, _, attribute = MODULES[name].partition(":")
-    made = getattr(importlib.import_module(f"benchmarks.{module}"), attribute or "BENCHMARK")
+    try:
+        made = getattr(importlib.import_module(f"benchmarks.{module}"), attribute or "BENCHMARK")
+    except ImportError as error:
+        raise HarnessError(f"{name} needs {error.name}: {error}") from error
     assert isinstance(made, Benchmark)
     return made
 
@@ -267,4 +270,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(given) < 2 or given[0] not in commands or given[1] not in MODULES:
         print(__doc__, f"There are {', '.join(MODULES)}.", sep="\n")
         return 0 if given in ([], ["--help"], ["-h"]) else 2
-    return commands[given[0]](given[1], given[2:])
+    try:
+        return commands[given[0]](given[1], given[2:])
+    except HarnessError as error:
+        print(error, file=sys.stderr)
+        return 1

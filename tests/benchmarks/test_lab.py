@@ -122,7 +122,11 @@ def test_what_is_no_benchmark_is_refused_with_those_that_are(capsys: pytest.Capt
 def test_every_benchmark_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for name in lab.MODULES:
-        benchmark = lab.load_benchmark(name)
+        try:
+            benchmark = lab.load_benchmark(name)
+        except HarnessError as error:
+            assert f"{name} needs " in str(error)
+            continue
         assert benchmark.about and benchmark.groups
         assert lab.parse(name, benchmark, ["--out", "x.json"]).only == list(benchmark.groups)
 

@@ -19,7 +19,7 @@ from test_cells import META, keep
 from benchmarks import plots, tables
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.lab.fleet import Place
-from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, parse, run
+from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, main, parse, run
 from benchmarks.lab.session import Session
 from benchmarks.preempt.benchmark import ABLATION, SCENES, PreemptFleet, PreemptRunner, outside
 from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS
@@ -211,6 +211,19 @@ def test_a_missed_figure_says_what_limits_it_and_checksums_are_told(
         row = rows["bits_failed"]
         assert (row.value, row.n, row.limited_by) == (len(changed), 3, "a reason" if changed else "")
         assert (rows["soak_failures"].value, rows["soak_gpu_minutes"].value) == (1, 2)
+
+
+def test_merging_adds_what_a_soak_found(tmp_path: Path) -> None:
+    filled(tmp_path / "first.cells", 2.1, 1.0).save()
+    (tmp_path / "soak.json").write_text(
+        json.dumps({"changed": {}, "checked": {"fp8": 2}, "failures": [], "seconds": 60})
+    )
+    out = tmp_path / "preempt.json"
+    given = [str(tmp_path / "first.cells"), "--with", str(tmp_path / "soak.json")]
+    assert main(["merge", "preempt", "--out", str(out), *given]) == 0
+    assert "bits_failed" in {row.figure for row in load(tmp_path / "preempt_figures.json").figures}
+    assert main(["merge", "preempt", "--out", str(out), given[0]]) == 0
+    assert "bits_failed" not in {row.figure for row in load(tmp_path / "preempt_figures.json").figures}
 
 
 def test_each_repeat_has_rows_of_its_own_and_several_programs_count_together(tmp_path: Path) -> None:
