@@ -4,8 +4,8 @@ In each round two best-effort programs train for 200 steps (tests/gpu/programs/c
 best-effort program. Servers and the third are killed at random times, and started again. Each checksum has to be that
 of a run that nothing disturbs, and no client may be left in the table. FILE has the counts; a rerun goes on there.
 
-Exit code 0: nothing was lost or changed, nothing hung. ``python -m benchmarks.preempt merge --soak FILE...`` makes the
-figures of it.
+Exit code 0: nothing was lost or changed, nothing hung. ``python -m benchmarks merge preempt`` makes figures of it, by
+``--with FILE...``.
 """
 
 from __future__ import annotations
