@@ -15,7 +15,11 @@ namespace cudasched::predict {
 class Allocations {
  public:
   static constexpr int kPageBits = 21;
+#if defined(__x86_64__)
   static constexpr int kAddressBits = 47;
+#else
+  static constexpr int kAddressBits = 48;
+#endif
 
   // No address lies outside these upper halves: what tells sizes from addresses without a look at the table.
   std::uint32_t lowest_half() const noexcept { return lowest_half_.load(std::memory_order_relaxed); }
