@@ -344,12 +344,13 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
   if (places->driver != NULL && places->driver[0] != '\0') {
     const enum cudasched_hook_library kind = take(&search, places->driver);
     found = kind == kLibraryUsable;
-    explain(&search, "CUDASCHED_DRIVER=%s: %s. It must name the driver's " PROCESSOR " libcuda.so.1; unset it to search.",
+    explain(&search,
+            "CUDASCHED_DRIVER=%s: %s. It must name the driver's " PROCESSOR " libcuda.so.1; unset it to search.",
             places->driver, description(kind));
   } else {
-    explain(&search,
-            "no NVIDIA driver found (libcuda.so.1 for " PROCESSOR "): install it, or set CUDASCHED_DRIVER to its path. "
-            "Looked in");
+    explain(&search, "no NVIDIA driver found (libcuda.so.1 for " PROCESSOR
+                     "): install it, or set CUDASCHED_DRIVER to its path. "
+                     "Looked in");
     found = consider_places(&search, places);
   }
   if (found && why_bytes > 0) why[0] = '\0';
@@ -358,11 +359,18 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
 
 int cudasched_hook_find_driver(char* path, size_t path_bytes, char* why, size_t why_bytes) {
   static const char* const kDirectories[] = {
-      "/lib/" TRIPLET, "/usr/lib/" TRIPLET, "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/nvidia/lib64",
+      "/lib/" TRIPLET,
+      "/usr/lib/" TRIPLET,
+      "/lib64",
+      "/usr/lib64",
+      "/lib",
+      "/usr/lib",
+      "/usr/local/nvidia/lib64",
 #if defined(__x86_64__)
       "/usr/lib/wsl/lib",
 #else
-      "/usr/lib/" TRIPLET "/nvidia", "/usr/lib/" TRIPLET "/tegra", /* JetPack 6 and later, and before */
+      "/usr/lib/" TRIPLET "/nvidia",
+      "/usr/lib/" TRIPLET "/tegra", /* JetPack 6 and later, and before */
 #endif
       NULL,
   };

@@ -27,9 +27,9 @@ enum cudasched_hook_library {
 /* What kind of library the file with these bytes is. */
 enum cudasched_hook_library cudasched_hook_inspect_elf(const unsigned char* bytes, size_t size);
 
-/* Calls visit with the path of each entry of this processor for `soname`, in the cache's order, until it returns true. Returns
- * false if the bytes are no cache of a format known here; an entry that points outside the cache is passed over. Both
- * layouts of glibc's format 1.1 are read: alone, and behind the older ld.so-1.7.0. */
+/* Calls visit with the path of each entry of this processor for `soname`, in the cache's order, until it returns true.
+ * Returns false if the bytes are no cache of a format known here; an entry that points outside the cache is passed
+ * over. Both layouts of glibc's format 1.1 are read: alone, and behind the older ld.so-1.7.0. */
 bool cudasched_hook_scan_cache(const unsigned char* bytes, size_t size, const char* soname,
                                bool (*visit)(const char* path, void* context), void* context);
 
