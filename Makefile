@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian or Ubuntu machine; see CONTRIBUTING.md.
-.PHONY: help demo test lint format tidy wheel debug-symbols clean
+.PHONY: help demo test lint format tidy wheel wheel-arm64 debug-symbols clean
 
 help:
 	@echo "make demo    two programs share a GPU (a simulated one where there is none): table and plot in demo-out/"
@@ -8,6 +8,7 @@ help:
 	@echo "make format  rewrite the sources as lint wants them"
 	@echo "make tidy    clang-tidy over csrc (minutes)"
 	@echo "make wheel   a wheel in dist/ for Linux with glibc 2.34 or later"
+	@echo "make wheel-arm64  the same for arm64, by a cross compiler"
 	@echo "make debug-symbols  a wheel in dist/ and the debug information of its libraries in dist/debug/"
 	@echo "make clean   remove what the above built"
 
@@ -28,6 +29,9 @@ tidy:
 
 wheel:
 	@scripts/wheel.sh
+
+wheel-arm64:
+	@scripts/wheel_arm64.sh
 
 debug-symbols:
 	@scripts/debug-symbols.sh

