@@ -1,3 +1,4 @@
+#if defined(__x86_64__)
 #include <immintrin.h>
 
 #include <algorithm>
@@ -120,3 +121,5 @@ std::unique_ptr<const Evaluator> make_of_depth(const Model& model, int depth) {
 std::unique_ptr<const Evaluator> make_avx2(const Model& model) { return make_of_depth<1>(model, model.depth()); }
 
 }  // namespace cudasched::predict::trees
+
+#endif

@@ -1,3 +1,4 @@
+#if defined(__x86_64__)
 #include <immintrin.h>
 
 #include <algorithm>
@@ -164,3 +165,5 @@ std::unique_ptr<const Evaluator> make_avx512(const Model& model) {
 }
 
 }  // namespace cudasched::predict::trees
+
+#endif

@@ -1,3 +1,4 @@
+#if defined(__aarch64__)
 #include <arm_neon.h>
 
 #include <algorithm>
@@ -109,3 +110,5 @@ std::unique_ptr<const Evaluator> make_of_depth(const Model& model, int depth) {
 std::unique_ptr<const Evaluator> make_neon(const Model& model) { return make_of_depth<1>(model, model.depth()); }
 
 }  // namespace cudasched::predict::trees
+
+#endif
