@@ -67,10 +67,19 @@ def command(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
     allowed_host: AllowedHost = None,
+    admission_image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="Answer Kubernetes's admission webhook, too: pods copy cudasched from IMAGE."
+        ),
+    ] = None,
 ) -> int:
     """Serve a page and an interface by which this user's clients are seen and changed, until Ctrl-C or SIGTERM."""
     configure()
     check(host, tls_cert, tls_key, insecure)
+    if admission_image is not None and not admission_image.strip():
+        raise ConfigError("--admission-image names no image")
+    from cudasched.serve import _admission
     from cudasched.serve._grpc import grpc_server
     from cudasched.serve._http import PUBLIC, application
     from cudasched.serve._secret import AuditLog, state_directory, token_from
@@ -93,6 +102,7 @@ def command(
         certificate=tls_cert,
         key=tls_key,
         allowed_hosts=tuple(allowed_host or ()),
+        admission=_admission.application(admission_image) if admission_image else None,
     )
     shown = f"[{host}]" if ":" in host else host
     # To a terminal, with the token: what follows the # is sent to no server. What may be a log does not get it.

@@ -30,7 +30,8 @@ from cudasched._text import one_line
 from cudasched.errors import ConfigError
 from cudasched.log import logger
 from cudasched.observe.prometheus import _why
-from cudasched.serve._guard import Callers, Guard, Limits, hosts_of
+from cudasched.serve import _admission
+from cudasched.serve._guard import Application, Callers, Guard, Limits, Receive, Scope, Send, hosts_of
 
 __all__ = ["Server", "is_loopback"]
 
@@ -169,6 +170,20 @@ def _listen(host: str, port: int) -> _Listening:
     return listening
 
 
+def _with_admission(
+    other: Application, admission: Application, token: str, hosts: frozenset[str], scheme: str
+) -> Application:
+    """The admission webhook in front of the rest. Its caller is the API server, which has no token and sends much."""
+    limits = Limits(body_bytes=_admission.BODY_BYTES, per_s=500, burst=1000)
+    public = frozenset({_admission.PATH})
+    webhook = Guard(admission, Callers(token, limits), hosts=hosts, scheme=scheme, public=public)
+
+    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        await (webhook if scope.get("path") == _admission.PATH else other)(scope, receive, send)
+
+    return choose
+
+
 class Server:
     """Listens over HTTP and, where wanted, gRPC.
 
@@ -185,6 +200,7 @@ class Server:
         key: Its private key, a PEM file.
         allowed_hosts: Further names of this server.
         limits: What a caller may use.
+        admission: Kubernetes's admission webhook, an ASGI application; None: there is none.
 
     Raises:
         ConfigError: The address cannot be had, or certificate and key are none: the message says why.
@@ -205,6 +221,7 @@ class Server:
         key: Path | None = None,
         allowed_hosts: tuple[str, ...] = (),
         limits: Limits | None = None,
+        admission: Any = None,
     ) -> None:
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
@@ -222,7 +239,9 @@ class Server:
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
         callers = Callers(token, limits, wrong_token)
         hosts = hosts_of(host, self.port, allowed_hosts)
-        guard = Guard(application, callers, hosts=hosts, scheme=self.scheme, public=public)
+        guard: Application = Guard(application, callers, hosts=hosts, scheme=self.scheme, public=public)
+        if admission is not None:
+            guard = _with_admission(guard, admission, token, hosts, self.scheme)
         connections = _connections()
         waiting = self._socket.waiting = _Waiting(connections)
         config = uvicorn.Config(
