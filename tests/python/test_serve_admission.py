@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support import ROOT, Run
 
 pytest.importorskip("fastapi")
 pytest.importorskip("grpc")
 
-from cudasched.serve._admission import BODY_BYTES, answer
+from cudasched.serve._admission import BODY_BYTES, PATH, answer
 from test_serve import serving
 
 IMAGE = "registry.example/cudasched:1"
@@ -282,3 +284,48 @@ def test_the_api_server_needs_no_token(command: str, private_home: Path, simulat
 def test_without_the_option_there_is_no_webhook(command: str, private_home: Path, simulated: Path) -> None:
     with serving(command, private_home) as server:
         assert server.ask("admission", "POST", review(FULL))[0] == 404
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    """Those of containers/kubernetes by kind."""
+    yaml = pytest.importorskip("yaml")
+    files = [ROOT / "containers/kubernetes" / name for name in ("server.yaml", "webhook.yaml")]
+    return {found["kind"]: found for file in files for found in yaml.safe_load_all(file.read_text())}
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.34"])
+def test_the_manifests_meet_the_schema_of_kubernetes(version: str) -> None:
+    schema = pytest.importorskip("kubernetes_validate")
+    found = manifests()
+    assert set(found) == {"Namespace", "Service", "Deployment", "MutatingWebhookConfiguration"}
+    for manifest in found.values():
+        schema.validate(manifest, version, strict=True)
+
+
+def test_the_webhook_reaches_the_server(cudasched: Run) -> None:
+    found = manifests()
+    (webhook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    service = webhook["clientConfig"]["service"]
+    assert (webhook["failurePolicy"], service["path"]) == ("Ignore", PATH)
+    metadata = found["Service"]["metadata"]
+    assert (service["name"], service["namespace"]) == (metadata["name"], metadata["namespace"])
+    template = found["Deployment"]["spec"]["template"]
+    assert template["metadata"]["labels"] == found["Service"]["spec"]["selector"]
+    (server,) = template["spec"]["containers"]
+    (port,) = found["Service"]["spec"]["ports"]
+    (probe,) = server["readinessProbe"]["httpGet"]["httpHeaders"]
+    host = f"{service['name']}.{service['namespace']}.svc"
+    # The server refuses all names but its own, among them that of the API server's requests.
+    assert host in server["args"] and probe["value"] == f"{host}:{service['port']}"
+    assert port["port"] == service["port"] == server["ports"][0]["containerPort"]
+    assert f"[default: {port['port']}]" in " ".join(cudasched("serve", "--help").stdout.split())
+    assert server["image"] == server["args"][server["args"].index("--admission-image") + 1]
+    assert cudasched(*server["args"], "--help").returncode == 0
+
+
+def test_the_unit_starts_the_server(cudasched: Run) -> None:
+    lines = (ROOT / "containers/cudasched-serve.service").read_text().splitlines()
+    (start,) = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
+    program, *arguments = shlex.split(start)
+    assert program == "%h/.local/bin/cudasched" and arguments[0] == "serve"
+    assert cudasched(*arguments, "--help").returncode == 0
