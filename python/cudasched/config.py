@@ -391,7 +391,7 @@ class Resolved:
         """The engine's environment variables: one for each field that was set, and the models that are shipped."""
         # A build without models says nothing of them; a model that `cudasched train` made comes before them.
         trained = models_directory(self.config)
-        shipped = ("model",) if _MODELS.is_dir() and not (trained and trained.is_dir()) else ()
+        shipped = ("model",) if _MODELS.is_dir() and not (trained and os.path.isdir(trained)) else ()
         values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
         return {
             VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()

@@ -431,6 +431,14 @@ def test_home_is_where_xdg_is_not_set(tmp_path: Path) -> None:
     assert config.resolve(environment={"HOME": str(tmp_path)}, directory=Path("/nonexistent")).config.name == "mine"
 
 
+def test_a_home_that_cannot_be_entered_has_no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container of another user, where `cudasched run` ended with "Permission denied"; a name is too long here,
+    because root may enter every directory.
+    """
+    monkeypatch.setenv("HOME", "/" + "x" * 300)
+    assert config.resolve().environment()["CUDASCHED_MODEL"] == str(config._MODELS)
+
+
 def test_relative_paths_belong_to_the_files_directory(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "c.toml").write_text('run_dir = "run"')
