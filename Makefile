@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian or Ubuntu machine; see CONTRIBUTING.md.
-.PHONY: help demo test lint format tidy wheel wheel-arm64 debug-symbols clean
+.PHONY: help demo test lint format tidy wheel wheel-arm64 debug-symbols image clean
 
 help:
 	@echo "make demo    two programs share a GPU (a simulated one where there is none): table and plot in demo-out/"
@@ -10,6 +10,7 @@ help:
 	@echo "make wheel   a wheel in dist/ for Linux with glibc 2.34 or later"
 	@echo "make wheel-arm64  the same for arm64, by a cross compiler"
 	@echo "make debug-symbols  a wheel in dist/ and the debug information of its libraries in dist/debug/"
+	@echo "make image   an image of cudasched with buildah, as root; the simulated demo runs in it"
 	@echo "make clean   remove what the above built"
 
 demo:
@@ -35,6 +36,9 @@ wheel-arm64:
 
 debug-symbols:
 	@scripts/debug-symbols.sh
+
+image:
+	@scripts/image.sh demo
 
 clean:
 	rm -rf build dist demo-out .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -293,6 +293,12 @@ def manifests() -> dict[str, dict[str, Any]]:
     return {found["kind"]: found for file in files for found in yaml.safe_load_all(file.read_text())}
 
 
+def test_the_image_has_the_paths_of_the_patch() -> None:
+    text = (ROOT / "containers/Dockerfile").read_text()
+    assert f"--target {HOOK.removesuffix('/cudasched/hook')} " in text
+    assert f"/start {FILES}/bin/" in text and "cp /bin/busybox " in text and f" {FILES}/bin/ " in text
+
+
 @pytest.mark.parametrize("version", ["1.30", "1.34"])
 def test_the_manifests_meet_the_schema_of_kubernetes(version: str) -> None:
     schema = pytest.importorskip("kubernetes_validate")
