@@ -23,7 +23,7 @@ LIMITS = {
     "free_what_per_100": 0.15,
     "pronouns_per_100": 3.0,
     "words_per_sentence": 20.0,
-    "sentences_over_25": 220,
+    "sentences_over_25": 145,
     "docs_words": 40_000,
 }
 LONG = 25
