@@ -62,6 +62,7 @@ MODULES = {
     "regressions": "regressions.benchmark",
     "hardening": "hardening.benchmark",
     "advise": "advise.benchmark",
+    "reach": "reach.benchmark",
 }
 Group = Callable[[Session], Found | None]
 

@@ -70,7 +70,6 @@ class Model:
         self._graphs: dict[int, tuple[Any, Any, Any]] | None = {} if graphs else None
         self._pool: Any = None
 
-    @torch.no_grad()
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Outputs on the host, one for each input: views of one tensor a batch.
 
@@ -78,6 +77,10 @@ class Model:
             ValueError: There are more inputs than the largest graph holds, or an output's first dimension is not the
                 batch's.
         """
+        with torch.no_grad():
+            return self._outputs(inputs)
+
+    def _outputs(self, inputs: list[Any]) -> list[Any]:
         count = len(inputs)
         if self._graphs is None:
             size = count
