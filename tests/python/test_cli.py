@@ -195,11 +195,11 @@ def test_programs_that_cannot_run(cudasched: Run, tmp_path: Path, driver: str, r
     cases = {
         str(tmp_path): "is a directory",
         str(plain): "is not executable",
-        executable(tmp_path / "arm", elf(machine=183)): "made for AArch64",
+        executable(tmp_path / "arm", elf(machine=183)): "made for arm64",
         executable(tmp_path / "old", elf(machine=3, elf_class=1)): "made for x86 .32 bits.",
         executable(tmp_path / "short", b"\x7fELF\x02\x01"): "damaged ELF",
         executable(tmp_path / "script", b"#!/no/such/interpreter -x\n"): "'/no/such/interpreter' does not exist",
-        executable(tmp_path / "indirect", b"#!" + bytes(tmp_path) + b"/arm\n"): "made for AArch64",
+        executable(tmp_path / "indirect", b"#!" + bytes(tmp_path) + b"/arm\n"): "made for arm64",
     }
     for program, said in cases.items():
         done = cudasched("run", "--", program)
