@@ -121,6 +121,7 @@ void Driver::load(void* handle) {
   optional(handle, memory_open_ipc, "cuIpcOpenMemHandle_v2");
   optional(handle, module_get_global, "cuModuleGetGlobal_v2");
   optional(handle, library_get_global, "cuLibraryGetGlobal");
+  optional(handle, library_get_kernel, "cuLibraryGetKernel");
   optional(handle, memory_allocate_async.legacy, "cuMemAllocAsync");
   optional(handle, memory_allocate_async.per_thread, "cuMemAllocAsync_ptsz");
   optional(handle, memory_allocate_from_pool.legacy, "cuMemAllocFromPoolAsync");

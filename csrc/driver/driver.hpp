@@ -119,6 +119,7 @@ struct Driver {
   decltype(cuIpcOpenMemHandle)* memory_open_ipc = nullptr;
   decltype(cuModuleGetGlobal)* module_get_global = nullptr;
   decltype(cuLibraryGetGlobal)* library_get_global = nullptr;  // 12.0 and later
+  decltype(cuLibraryGetKernel)* library_get_kernel = nullptr;  // 12.0 and later
   Twins<decltype(cuMemAllocAsync)> memory_allocate_async;
   Twins<decltype(cuMemAllocFromPoolAsync)> memory_allocate_from_pool;
   Twins<decltype(cuMemcpyDtoH)> copy_to_host;  // returns when the device is done

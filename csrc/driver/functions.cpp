@@ -13,18 +13,16 @@ namespace cudasched::driver {
 namespace {
 
 // Launches accept a kernel cast to a function, and calls that describe functions refuse it: the call that answers for
-// the number of registers, and for the first parameter, is asked for the rest.
+// the number of registers is asked for the rest. A handle that was given out as a kernel is asked for as one, because
+// tools report each call that fails.
 class Asker {
  public:
-  explicit Asker(const void* handle) noexcept
+  Asker(const void* handle, bool given_as_kernel) noexcept
       : function_(static_cast<CUfunction>(const_cast<void*>(handle))),
         kernel_(static_cast<CUkernel>(const_cast<void*>(handle))) {
-    int value = 0;
-    is_function_ = table().function_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function_) == CUDA_SUCCESS;
-    if (is_function_) return;
-    if (table().context_get_device(&device_) != CUDA_SUCCESS) device_ = 0;
-    is_kernel_ = table().kernel_get_attribute != nullptr &&
-                 table().kernel_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_, device_) == CUDA_SUCCESS;
+    is_kernel_ = given_as_kernel && answers_as_kernel();
+    is_function_ = !is_kernel_ && answers_as_function();
+    if (!is_function_ && !given_as_kernel) is_kernel_ = answers_as_kernel();
   }
 
   bool described() const noexcept { return is_function_ || is_kernel_; }
@@ -36,11 +34,13 @@ class Asker {
   };
   Owner owner() const noexcept {
     CUmodule module = nullptr;
-    if (table().function_get_module != nullptr && table().function_get_module(&module, function_) == CUDA_SUCCESS) {
+    if (is_function_ && table().function_get_module != nullptr &&
+        table().function_get_module(&module, function_) == CUDA_SUCCESS) {
       return {handle_word(module), false};
     }
     CUlibrary library = nullptr;
-    if (table().kernel_get_library != nullptr && table().kernel_get_library(&library, kernel_) == CUDA_SUCCESS) {
+    if (is_kernel_ && table().kernel_get_library != nullptr &&
+        table().kernel_get_library(&library, kernel_) == CUDA_SUCCESS) {
       return {handle_word(library), true};
     }
     return {0, is_kernel_};
@@ -58,15 +58,10 @@ class Asker {
 
   std::string name() const {
     const char* text = nullptr;
-    if (table().function_get_name != nullptr && table().function_get_name(&text, function_) == CUDA_SUCCESS &&
-        text != nullptr) {
-      return text;
-    }
-    text = nullptr;
-    if (table().kernel_get_name != nullptr && table().kernel_get_name(&text, kernel_) == CUDA_SUCCESS &&
-        text != nullptr) {
-      return text;
-    }
+    const auto told = [&](auto* get, auto handle) {
+      return get != nullptr && get(&text, handle) == CUDA_SUCCESS && text != nullptr;
+    };
+    if (is_function_ ? told(table().function_get_name, function_) : told(table().kernel_get_name, kernel_)) return text;
     return {};
   }
 
@@ -82,11 +77,21 @@ class Asker {
       }
       return status == CUDA_ERROR_INVALID_VALUE;  // no parameter of that number
     };
-    const bool of_function = list(table().function_get_parameter, function_);
-    return !out.empty() ? of_function : list(table().kernel_get_parameter, kernel_) || of_function;
+    return is_function_ ? list(table().function_get_parameter, function_) : list(table().kernel_get_parameter, kernel_);
   }
 
  private:
+  bool answers_as_function() const noexcept {
+    int value = 0;
+    return table().function_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function_) == CUDA_SUCCESS;
+  }
+  bool answers_as_kernel() noexcept {
+    int value = 0;
+    if (table().context_get_device(&device_) != CUDA_SUCCESS) device_ = 0;
+    return table().kernel_get_attribute != nullptr &&
+           table().kernel_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_, device_) == CUDA_SUCCESS;
+  }
+
   CUfunction function_;
   CUkernel kernel_;
   CUdevice device_ = 0;
@@ -159,7 +164,7 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
   try {
     const RelaxedCapture relaxed;
     const std::uint64_t forgotten = forgotten_.load(std::memory_order_acquire);
-    const Asker asker(function);
+    const Asker asker(function, kernels_.contains(handle_word(function)));
     std::unique_ptr<KernelFacts> asked = ask(asker, function);
     if (asked == nullptr) return nullptr;
     const Asker::Owner owner = asker.owner();
@@ -190,6 +195,11 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
 void Functions::loaded(std::uint64_t owner, const void* image) noexcept {
   const std::scoped_lock lock(images_lock_);
   images_.set(owner, {handle_word(image)});
+}
+
+void Functions::given_as_kernel(CUkernel kernel) noexcept {
+  const std::scoped_lock lock(images_lock_);
+  kernels_.set(handle_word(kernel), {1});
 }
 
 void Functions::succeeded(std::uint64_t like) noexcept {
@@ -244,6 +254,7 @@ void Functions::reset_in_child() noexcept {
   ending_ = 0;
   by_handle_.abandon();
   images_.abandon();
+  kernels_.abandon();
   succeeded_.abandon();
 }
 

@@ -76,6 +76,9 @@ class Functions {
   // The module or library was loaded from this image. Off the launch path.
   void loaded(std::uint64_t owner, const void* image) noexcept;
 
+  // The driver gave this handle out as a kernel. The handle may be a function's later: it is asked for as that, then.
+  void given_as_kernel(CUkernel kernel) noexcept;
+
   // ---- launches that have succeeded, by a hash of what makes them alike (queue/queue.cpp)
   bool has_succeeded(std::uint64_t like) const noexcept { return succeeded_.contains(like); }
   void succeeded(std::uint64_t like) noexcept;
@@ -115,8 +118,9 @@ class Functions {
   HandleTable<3> by_handle_;
   HandleTable<1> succeeded_;
   SpinLock succeeded_lock_;
-  HandleTable<1> images_;  // of modules and libraries
-  SpinLock images_lock_;
+  HandleTable<1> images_;                    // of modules and libraries
+  HandleTable<1> kernels_;                   // given out as such
+  SpinLock images_lock_;                     // of both
   std::atomic<std::uint64_t> settings_{1};   // of all functions, times changed
   std::atomic<std::uint64_t> forgotten_{0};  // times
   int ending_ = 0;

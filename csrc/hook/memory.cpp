@@ -432,6 +432,12 @@ CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* 
   return loaded(status, library, image);
 }
 
+CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* name) noexcept {
+  const CUresult status = table().library_get_kernel(kernel, library, name);
+  if (status == CUDA_SUCCESS && kernel != nullptr) driver::functions().given_as_kernel(*kernel);
+  return status;
+}
+
 CUresult module_unload(CUmodule module) noexcept {
   const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
   const driver::Functions::Ending forgotten(module);
@@ -484,6 +490,7 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuModuleLoadDataEx", address(&module_load_data_ex)},
       TakenOver{"cuModuleLoadFatBinary", address(&module_load_fat_binary)},
       TakenOver{"cuLibraryLoadData", address(&library_load_data)},
+      TakenOver{"cuLibraryGetKernel", address(&library_get_kernel)},
       TakenOver{"cuModuleUnload", address(&module_unload)},
       TakenOver{"cuLibraryUnload", address(&library_unload)},
   };

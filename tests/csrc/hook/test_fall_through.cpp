@@ -449,6 +449,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   std::size_t other_size = 0;
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
+  CUkernel kernel = nullptr;
   CUevent event = nullptr;
   cuuint64_t flags = 0;
   CUmemGenericAllocationHandle handle = 0;
@@ -470,6 +471,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuModuleLoadDataEx", with<decltype(cuModuleLoadDataEx)>(&module, &kImage[0], 0, nullptr, nullptr)},
       {"cuLibraryLoadData",
        with<decltype(cuLibraryLoadData)>(&library, &kImage[0], nullptr, nullptr, 0, nullptr, nullptr, 0)},
+      {"cuLibraryGetKernel", with<decltype(cuLibraryGetKernel)>(&kernel, library, "work")},
       {"cuMemGetInfo_v2", with<decltype(cuMemGetInfo)>(&size, &other_size)},
       {"cuDeviceTotalMem_v2", with<decltype(cuDeviceTotalMem)>(&size, 0)},
       {"cuMemAlloc_v2", with<decltype(cuMemAlloc)>(&memory, 16)},

@@ -112,6 +112,49 @@ TEST_F(Functions, OfAKernelHandleAreTheFunctionsOwn) {
   Program::check(call<decltype(cuLibraryUnload)>("cuLibraryUnload")(library));
 }
 
+// Tools report each call that fails: the driver is asked for no function where it gave out a kernel.
+TEST_F(Functions, GivenOutAsKernelsAreAskedForAsSuch) {
+  CUlibrary library = nullptr;
+  Program::check(call<decltype(cuLibraryLoadData)>("cuLibraryLoadData")(&library, kTwoKernels, nullptr, nullptr, 0,
+                                                                        nullptr, nullptr, 0));
+  CUkernel kernel = nullptr;
+  Program::check(call<decltype(cuLibraryGetKernel)>("cuLibraryGetKernel")(&kernel, library, "mixed"));
+  static int refused;
+  refused = 0;
+  const driver::Driver real = driver::table();
+  driver::table().function_get_attribute = [](int*, CUfunction_attribute, CUfunction) {
+    ++refused;
+    return CUDA_ERROR_INVALID_HANDLE;
+  };
+  driver::table().function_get_module = [](CUmodule*, CUfunction) {
+    ++refused;
+    return CUDA_ERROR_INVALID_HANDLE;
+  };
+  driver::table().function_get_name = [](const char**, CUfunction) {
+    ++refused;
+    return CUDA_ERROR_INVALID_HANDLE;
+  };
+  driver::table().function_get_parameter = [](CUfunction, std::size_t, std::size_t*, std::size_t*) {
+    ++refused;
+    return CUDA_ERROR_INVALID_HANDLE;
+  };
+  const driver::KernelFacts* const facts = driver::functions().find(kernel);
+  driver::table() = real;
+  ASSERT_NE(facts, nullptr);
+  EXPECT_EQ(facts->name, "mixed");
+  EXPECT_EQ(refused, 0);
+  Program::check(call<decltype(cuLibraryUnload)>("cuLibraryUnload")(library));
+}
+
+TEST_F(Functions, AtAHandleThatWasAKernelsAreStillFound) {
+  const CUfunction mine = function("mixed");
+  driver::functions().given_as_kernel(reinterpret_cast<CUkernel>(mine));
+  driver::functions().forget_handles();
+  const driver::KernelFacts* const facts = driver::functions().find(mine);
+  ASSERT_NE(facts, nullptr);
+  EXPECT_EQ(facts->name, "mixed");
+}
+
 TEST_F(Functions, KeepWhatTheyAreWhenAModuleIsLoadedAgain) {
   const driver::KernelFacts* const before = driver::functions().find(function("mixed"));
   unload();
