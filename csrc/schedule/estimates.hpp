@@ -3,14 +3,17 @@
 // is worth. By function and geometry alone, in a table with one place a key; the first launch of a key asks the
 // predictor. Completions put an estimate right: a marker says within which times its segment ended.
 //
-// An estimate is proven once launches of the key were seen complete soon enough to say that they take no more than
-// kWrongBy times as long, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a
-// kernel that takes a thousand times longer than predicted are in flight before the first of them tells. Where many
-// launches together took kWrongBy times as long as estimated, all estimates have to be proven anew (doubt). An estimate
-// rises at once, and falls by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then
-// seems to complete in a moment what it did not run in that moment.
+// An estimate is proven once launches of the key were seen to take no more and no less than it by more than kWrongBy
+// times, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes
+// a thousand times longer than predicted are in flight before the first of them tells. Where launches together have
+// taken kWrongBy times as long as estimated for kSettleNs, all estimates have to be proven anew (doubt).
 //
-// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 96 KiB.
+// A launch that another process interrupted takes longer for once. So what takes kWrongBy times as long, a launch or a
+// segment, has to do so for kSettleNs, with none between that is as estimated. Else an estimate rises at once. It falls
+// by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then seems to complete in a
+// moment what it did not run in that moment.
+//
+// Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 112 KiB.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +30,7 @@ class Estimates {
   static constexpr std::int64_t kUnprovenNs = 1'000'000;
   static constexpr std::int64_t kWrongBy = 4;
   static constexpr std::int64_t kSettleNs = 5'000'000;
+  static constexpr std::int64_t kFinestNs = 10'000;  // what completions say of shorter ones is not exact
 
   // Never 0.
   static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
@@ -51,7 +55,8 @@ class Estimates {
   }
 
   void note(std::uint64_t key, std::int64_t duration_ns, bool is_collective = false) noexcept {
-    places_[key % kPlaces] = {key, std::max<std::int64_t>(duration_ns, 0), 0, 0, 0, is_collective};
+    places_[key % kPlaces] = {
+        .key = key, .duration_ns = std::max<std::int64_t>(duration_ns, 0), .is_collective = is_collective};
   }
 
   // What is observed from now on was seen complete at that time.
@@ -62,6 +67,7 @@ class Estimates {
     Place& place = places_[key % kPlaces];
     if (place.key != key || least_ns > most_ns) return;
     const std::int64_t told_ns = std::clamp(place.duration_ns, least_ns, most_ns);
+    if (!believed(place.wrong_since_ns, kWrongBy * place.duration_ns, least_ns, most_ns)) return;
     if (told_ns > place.duration_ns) {
       place.duration_ns = told_ns;
       place.supported_ns = 0;
@@ -70,6 +76,7 @@ class Estimates {
       place.lowered_ns = now_ns_;
     }
     if (most_ns > kWrongBy * place.duration_ns) return;
+    if (place.duration_ns > kWrongBy * std::max(most_ns, kFinestNs)) return;
     if (place.supported_ns <= doubted_ns_) {
       place.supported_ns = now_ns_;
     } else if (now_ns_ - place.supported_ns >= kSettleNs) {
@@ -77,9 +84,10 @@ class Estimates {
     }
   }
 
-  // Launches that were estimated to take `estimated_ns` together took at least `least_ns`.
-  void observe_together(std::int64_t estimated_ns, std::int64_t least_ns) noexcept {
-    if (least_ns <= kWrongBy * estimated_ns) return;
+  // Launches that were estimated to take `estimated_ns` together took between these.
+  void observe_together(std::int64_t estimated_ns, std::int64_t least_ns, std::int64_t most_ns) noexcept {
+    const std::int64_t limit_ns = kWrongBy * estimated_ns;
+    if (!believed(wrong_since_ns_, limit_ns, least_ns, most_ns) || least_ns <= limit_ns) return;
     ++epoch_;
     doubted_ns_ = now_ns_;
   }
@@ -90,18 +98,33 @@ class Estimates {
  private:
   static constexpr std::uint64_t kSeed = 0x9e37'79b9'7f4a'7c15ULL;
 
+  // Whether what took between these is within the limit, or beyond it for long enough.
+  bool believed(std::int64_t& wrong_since_ns, std::int64_t limit_ns, std::int64_t least_ns,
+                std::int64_t most_ns) const noexcept {
+    if (least_ns <= limit_ns) {
+      if (most_ns <= limit_ns) wrong_since_ns = 0;
+      return true;
+    }
+    if (wrong_since_ns == 0) wrong_since_ns = now_ns_;
+    if (now_ns_ - wrong_since_ns < kSettleNs) return false;
+    wrong_since_ns = 0;
+    return true;
+  }
+
   struct Place {
     std::uint64_t key = 0;  // 0: free
     std::int64_t duration_ns = 0;
-    std::uint64_t proven = 0;       // in which epoch; 0: in none
-    std::int64_t lowered_ns = 0;    // when; 0: never
-    std::int64_t supported_ns = 0;  // since when launches support it; 0: none has
+    std::uint64_t proven = 0;         // in which epoch; 0: in none
+    std::int64_t lowered_ns = 0;      // when; 0: never
+    std::int64_t supported_ns = 0;    // since when launches support it; 0: none has
+    std::int64_t wrong_since_ns = 0;  // since when they take much longer; 0: they do not
     bool is_collective = false;
   };
 
   std::uint64_t epoch_ = 1;
   std::int64_t now_ns_ = 1;
   std::int64_t doubted_ns_ = 0;
+  std::int64_t wrong_since_ns_ = 0;  // of launches together; 0: the last ones were not
   std::array<Place, kPlaces> places_{};
 };
 

@@ -965,11 +965,11 @@ void Replay::completed(Client& client, const Job& job) {
   client.in_flight_ns(now_ns_);
   const schedule::Ledger::Completed took = client.ledger.complete(job.segment);
   if (client.told[place] == kPredicted) return;
+  client.estimates.look(now_ns_);
   if (client.told[place] != 0) {
-    client.estimates.look(now_ns_);
     client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
   } else {
-    client.estimates.observe_together(took.predicted_ns, took.least_ns);
+    client.estimates.observe_together(took.predicted_ns, took.least_ns, took.most_ns);
   }
 }
 

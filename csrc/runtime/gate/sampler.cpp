@@ -139,7 +139,7 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
     const std::int64_t others_ns = std::min(note.others_ns, completed.least_ns);
     estimates_.observe(note.estimated, completed.least_ns - others_ns, completed.most_ns);
   } else if (note.counted && marked) {
-    estimates_.observe_together(completed.predicted_ns, completed.least_ns);
+    estimates_.observe_together(completed.predicted_ns, completed.least_ns, completed.most_ns);
   }
   free_timer(note);
   note = Note{};

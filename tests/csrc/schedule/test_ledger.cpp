@@ -721,6 +721,9 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   estimates.note(key, 60 * kUs);
   EXPECT_TRUE(estimates.find(key).known);
   EXPECT_FALSE(estimates.find(key).proven);
+  EXPECT_FALSE(estimates.find(key).is_collective);
+  estimates.note(key + 1, 60 * kUs, /*is_collective=*/true);
+  EXPECT_TRUE(estimates.find(key + 1).is_collective);
   EXPECT_EQ(estimates.find(key).duration_ns, Estimates::kUnprovenNs);
   std::int64_t now = 7 * kMs;
   const auto observe = [&](std::int64_t least_ns, std::int64_t most_ns) {
@@ -737,13 +740,21 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   observe(10 * kUs, 100 * kUs);
   EXPECT_TRUE(estimates.find(key).proven);
   EXPECT_EQ(estimates.find(key).duration_ns, 60 * kUs);
+  observe(18 * kMs, 21 * kMs);  // it may have been interrupted
+  EXPECT_EQ(estimates.find(key).duration_ns, 60 * kUs);
   observe(18 * kMs, 21 * kMs);
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
   estimates.observe(key + Estimates::kPlaces, 1, 2);  // another key of the same place
   EXPECT_EQ(estimates.find(key).duration_ns, 18 * kMs);
-  estimates.observe_together(100 * kUs, 300 * kUs);
+  const auto observe_together = [&](std::int64_t least_ns, std::int64_t most_ns) {
+    estimates.look(now += 3 * kMs);
+    estimates.observe_together(100 * kUs, least_ns, most_ns);
+  };
+  for (int i = 0; i < 4; ++i) observe_together(300 * kUs, 500 * kUs);
   EXPECT_TRUE(estimates.find(key).proven);
-  estimates.observe_together(100 * kUs, 500 * kUs);
+  for (int i = 0; i < 2; ++i) observe_together(500 * kUs, 700 * kUs);
+  EXPECT_TRUE(estimates.find(key).proven) << "3 ms are too short to doubt";
+  observe_together(500 * kUs, 700 * kUs);
   EXPECT_FALSE(estimates.find(key).proven);
   observe(18 * kMs, 21 * kMs);
   EXPECT_FALSE(estimates.find(key).proven);
@@ -751,6 +762,45 @@ TEST(Estimates, AnUnprovenOneCountsMuchUntilACompletionTells) {
   EXPECT_TRUE(estimates.find(key).proven);
   estimates.clear();
   EXPECT_FALSE(estimates.find(key).known);
+}
+
+TEST(Estimates, LaunchesThatAreInterruptedNowAndThenStayProven) {
+  const unsigned size[3] = {1, 1, 1};
+  const std::uint64_t key = Estimates::key_of(&size, size, size);
+  Estimates estimates;
+  std::int64_t now = 7 * kMs;
+  estimates.note(key, 10 * kUs);
+  std::int64_t unproven = 0;
+  for (int segment = 0; segment < 10'000; ++segment) {
+    // 16 launches of 10 us; two streams' segments in each 8 ms meet a request of another process.
+    const std::int64_t interrupted_ns = segment % 50 < 2 ? 800 * kUs : 0;
+    estimates.look(now += 160 * kUs + interrupted_ns);
+    if (!estimates.find(key).proven) {
+      ++unproven;
+      estimates.observe(key, 10 * kUs + interrupted_ns, 20 * kUs + interrupted_ns);
+    } else {
+      estimates.observe_together(160 * kUs, 150 * kUs + interrupted_ns, 200 * kUs + interrupted_ns);
+    }
+  }
+  EXPECT_LT(unproven, 500);
+  EXPECT_LE(estimates.find(key).duration_ns, 40 * kUs);
+}
+
+TEST(Estimates, AreProvenAtNothingThatLaunchesFallFarShortOf) {
+  const unsigned size[3] = {1, 1, 1};
+  const std::uint64_t key = Estimates::key_of(&size, size, size);
+  Estimates estimates;
+  estimates.note(key, 10 * kUs);
+  estimates.look(7 * kMs);
+  estimates.observe(key, 800 * kUs, 810 * kUs);  // interrupted
+  for (std::int64_t now = 8 * kMs; now < 60 * kMs; now += 1 * kMs) {
+    estimates.look(now);
+    estimates.observe(key, 9 * kUs, 15 * kUs);
+    if (estimates.find(key).proven) {
+      EXPECT_LE(estimates.find(key).duration_ns, 60 * kUs) << now;
+    }
+  }
+  EXPECT_TRUE(estimates.find(key).proven);
 }
 
 TEST(Estimates, ADeviceThatWasStoppedDoesNotMakeLaunchesShort) {
