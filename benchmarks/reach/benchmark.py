@@ -1,0 +1,132 @@
+"""Where cudasched installs, and how much there is to read: benchmarks/results/reach.json.
+
+`wheel` wants `make wheel` and `make wheel-arm64` before; `arm64` and `image` say what they want. CI's own time is
+given: `--ci-seconds`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cudasched.demo.harness import HarnessError
+
+from benchmarks.hardening.benchmark import imported
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Session
+
+ROOT = Path(__file__).resolve().parents[2]
+HOUR_S = 3600
+
+
+def one(value: float) -> tuple[float, float, float, int]:
+    """A figure that was measured once."""
+    return value, value, value, 1
+
+
+def said(command: list[str]) -> tuple[str, float]:
+    """What a command prints, and how long it takes, s. Raises HarnessError where it cannot be started."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HOUR_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HarnessError(f"{command[0]}: {error}") from error
+    if done.returncode not in (0, 8):  # ctest's where tests failed
+        raise HarnessError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-2000:]}")
+    return done.stdout, time.monotonic() - began
+
+
+def words(session: Session) -> Found:
+    """Of README.md and docs/*.md, as the lint counts them."""
+    del session
+    figures = json.loads(said([sys.executable, "scripts/words.py", "--figures"])[0])
+    del figures["sentences_over_25"]
+    return {name: one(value) for name, value in figures.items()}
+
+
+def wheels(session: Session) -> Found:
+    """Those in dist/: sizes, and the C library that their tags promise, as auditwheel found it."""
+    del session
+    found: Found = {}
+    for figure, processor in {"wheel_MB": "x86_64", "wheel_arm64_MB": "aarch64"}.items():
+        for wheel in (ROOT / "dist").glob(f"*manylinux_2_*_{processor}.whl"):
+            minor = re.search(r"manylinux_2_(\d+)", wheel.name)
+            assert minor is not None
+            found |= {figure: one(wheel.stat().st_size / 1e6), "wheel_glibc_minor": one(float(minor[1]))}
+    if not found:
+        raise HarnessError("dist/ has no wheel: make wheel")
+    return found
+
+
+def installed_again(session: Session) -> Found:
+    """An install of the source tree where one was made before."""
+    del session
+    with tempfile.TemporaryDirectory(prefix="cudasched-install-") as directory:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--upgrade"]
+        times = [said([*install, "--target", directory, "."])[1] for _ in range(2)]
+    return {"install_again_s": one(times[1])}
+
+
+def arm64(session: Session) -> Found:
+    """The C++ tests that qemu can run; the build is not counted."""
+    del session
+    text, _ = said(["scripts/arm64.sh"])
+    failed = re.search(r"(\d+) tests failed out of", text)
+    took = re.search(r"Total Test time \(real\) = +([\d.]+)", text)
+    if failed is None or took is None:
+        raise HarnessError(f"scripts/arm64.sh: no count of tests in {text[-500:]!r}")
+    return {"arm64_tests_failed": one(float(failed[1])), "arm64_suite_s": one(float(took[1]))}
+
+
+def image(session: Session) -> Found:
+    """The demo's image without its base, and whether the demo runs in a container of it."""
+    del session
+    text, _ = said(["scripts/image.sh", "demo"])
+    sizes = dict(re.findall(r"^(\S+) ([\d.]+) MB$", text, re.MULTILINE))
+    own, base = (float(next(size for name, size in sizes.items() if part in name)) for part in (":demo", "base"))
+    return {"image_MB": one(own - base), "image_demo_ok": one(1.0)}
+
+
+def ci(session: Session) -> Found:
+    """As CI says it."""
+    seconds = session.options.ci_seconds
+    return {"ci_s": one(float(seconds))} if seconds else {}
+
+
+BENCHMARK = Benchmark(
+    about="where cudasched installs, and how much there is to read",
+    groups={
+        "words": words,
+        "wheel": wheels,
+        "import": imported,
+        "install": installed_again,
+        "arm64": arm64,
+        "image": image,
+        "ci": ci,
+    },
+    goals={
+        "wheel_MB": (5.0, "less"),
+        "wheel_glibc_minor": (34.0, "less"),
+        "wheel_arm64_MB": (5.0, "less"),
+        "arm64_tests_failed": (0.0, "less"),
+        "arm64_suite_s": (900.0, "less"),
+        "import_ms": (50.0, "less"),
+        "image_MB": (150.0, "less"),
+        "image_demo_ok": (1.0, "more"),
+        "free_what_per_100": (0.15, "less"),
+        "pronouns_per_100": (3.0, "less"),
+        "words_per_sentence": (20.0, "less"),
+        "docs_words": (40_000.0, "less"),
+        "install_again_s": (30.0, "less"),
+        "ci_s": (1200.0, "less"),
+    },
+    settings={"ci_seconds": int},
+    gpu=False,
+)
