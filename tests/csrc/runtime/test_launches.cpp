@@ -439,6 +439,7 @@ TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
 
 // The waiting bit is the process's: while one of its threads waits, wake-ups must find it.
 TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
+  const std::uint64_t gated = state().gated_launches;
   std::atomic<bool> launched{false};
   std::atomic<std::atomic<bool>*> gil_of_first{nullptr};
   std::thread first;
@@ -454,8 +455,8 @@ TEST_F(Launches, OneThreadThatLeavesTheGateDoesNotTakeTheOthersWakeUpAway) {
     });
     ASSERT_TRUE(eventually([&] { return gil_of_first.load() != nullptr && someone_waits(); }));
     second = best_effort_launch(3, launched);
-    std::this_thread::sleep_for(50ms);  // so that both wait; if they do not yet, this test only sees less
-    gil_of_first.load()->store(true);   // which never waits in a process with a latency client
+    ASSERT_TRUE(eventually([&] { return state().gated_launches == gated + 2; })) << "both are at the gate";
+    gil_of_first.load()->store(true);  // which never waits in a process with a latency client
     first.join();
     EXPECT_FALSE(launched.load());
     EXPECT_TRUE(eventually([&] { return launched.load() || someone_waits(); }));
