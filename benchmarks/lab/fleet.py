@@ -61,7 +61,7 @@ class Fleet:
         modes: How processes may run.
         script: What runs a program.
         options: What every program's script is told, beside its name.
-        start_timeout_s: For a process's imports, and for what it builds.
+        start_timeout_s: For a process's imports, and for the model that it builds.
         programs: All that there are, in the order in which loads of the simulated driver stand for them.
     """
 

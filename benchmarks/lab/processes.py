@@ -77,7 +77,7 @@ class Processes:
         return self.start(BREADTH / "server.py", "bert_graph", *arguments, *simulate, **more)
 
     def end(self, *children: Child) -> None:
-        """Kills programs; they are gone, with what they had on the GPU, when this returns."""
+        """Kills programs; they and their memory on the GPU are gone when this returns."""
         for child in children:
             child.stop(grace_s=0.0)
             self._children.remove(child)

@@ -172,7 +172,7 @@ TEST(Aimd, GrowsByOneAndShrinksByATenth) {
 // A GPU whose batches take their bounds, and requests of one level, served by deadline. Whatever comes: each request
 // that was accepted is served once and in time, and a batch that starts where the GPU was free starts by its latest
 // start.
-TEST(Batching, WhoeverIsAcceptedIsInTime) {
+TEST(Batching, AcceptedRequestsAreInTime) {
   std::mt19937_64 random(43);
   const auto up_to = [&](std::int64_t most) { return static_cast<std::int64_t>(random() % (most + 1)); };
   std::size_t accepted = 0;
