@@ -14,7 +14,8 @@
 
 namespace cudasched::runtime {
 
-Device::Device(CUdevice handle, int ordinal, const Settings& settings) : handle_(handle), ordinal_(ordinal) {
+Device::Device(CUdevice handle, int ordinal, const Settings& settings)
+    : handle_(handle), ordinal_(ordinal), slice_length_(settings.time_slice_us) {
   const std::string directory = settings.run_directory.empty() ? arbiter::default_directory() : settings.run_directory;
   table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
   const auto attribute = [handle](CUdevice_attribute which) {  // 0: not known, which no device is refused for

@@ -54,7 +54,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
            : mps            ? State::kMps
            : latency        ? State::kShared
                             : State::kOn;
-  return state_ == State::kOn ? setting_.value_or(us) : 0;
+  return state_ == State::kOn ? us : 0;
 }
 
 void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {

@@ -24,7 +24,10 @@ bool SliceLength::starves(const Look& seen) noexcept {
 
 std::uint32_t SliceLength::look(const Look& seen) noexcept {
   const bool starving = starves(seen);
-  const std::uint32_t us = seen.others > 0 ? kSharedUs : starving ? kStarvingUs : kShortestUs;
+  const std::uint32_t shortest_us = set_us_.value_or(kShortestUs);
+  const std::uint32_t relieved_us = std::max(shortest_us, kStarvingUs);
+  const std::uint32_t shared_us = set_us_ ? relieved_us : kSharedUs;
+  const std::uint32_t us = seen.others > 0 ? shared_us : starving ? relieved_us : shortest_us;
   if (us_ != 0 && (us == us_ || seen.now_ns - changed_ns_ < kLeastChangeNs)) return us_;
   changed_ns_ = seen.now_ns;
   us_ = us;

@@ -13,11 +13,15 @@
 //             nothing done for half a second has longer slices for a while, a tenth of the GPU's time; not where it is
 //             latency work that it waits for.
 //
+// A length that the user has set takes the place of the shortest one. Beside other best effort, and while it starves,
+// it is kStarvingUs at least: two processes of 1 us would do little but change contexts.
+//
 // Changes are at least kLeastChangeNs apart: setting a slice takes 0.3 ms in the driver's locks. Pure, told the time;
 // not thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace cudasched::schedule {
 
@@ -40,11 +44,14 @@ class SliceLength {
     bool latency_active = false;
   };
 
+  explicit SliceLength(std::optional<std::uint32_t> set_us = {}) noexcept : set_us_(set_us) {}
+
   std::uint32_t look(const Look& seen) noexcept;
 
  private:
   bool starves(const Look& seen) noexcept;
 
+  std::optional<std::uint32_t> set_us_;
   std::uint32_t us_ = 0;  // 0: not yet chosen
   std::int64_t changed_ns_ = 0;
   std::uint64_t completions_ = 0;

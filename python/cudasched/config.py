@@ -83,7 +83,8 @@ class Config:
         stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
         turn_ms: How long one of several best-effort processes feeds the GPU, ms.
         time_slice_us: How long the GPU runs a best-effort process before it interrupts a kernel of it for another
-            process, us: a whole number; ``auto``: as suits the other processes; ``off``: as the driver has it, 2,048.
+            process, us: a whole number, at least 200 beside other best-effort processes or while this one starves;
+            ``auto``: as suits the other processes; ``off``: as the driver has it, 2,048.
         job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
             ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
             name: the processes that have the same; ``off``: each GPU by itself.

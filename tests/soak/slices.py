@@ -128,7 +128,7 @@ class Soak:
         if program.poll() is None:
             program.kill()
             program.wait()
-            self.done.failures.append(f"{kind} hung: {self._said(kind)[-500:]}")
+            self.done.failures.append(f"{program.args} hung: {self._said(kind)[-500:]}")
         elif program.returncode != 0:
             self.done.failures.append(f"{kind} ended with {program.returncode}: {self._said(kind)[-500:]}")
         else:

@@ -1,6 +1,7 @@
 // How long time slices are to be.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 
@@ -59,6 +60,22 @@ TEST_F(SliceLengthTest, BestEffortThatGetsNothingDoneHasLongerSlicesForAWhileAnd
   progresses_ = true;
   EXPECT_EQ(pass(18), SliceLength::kStarvingUs);
   EXPECT_EQ(pass(3), SliceLength::kShortestUs);
+}
+
+TEST_F(SliceLengthTest, ALengthThatIsSetHoldsButBesideOtherBestEffortOrWhileItStarves) {
+  for (const std::uint32_t set_us : {1U, 300U, 5'000U}) {
+    length_ = SliceLength(set_us);
+    const std::uint32_t relieved_us = std::max(set_us, SliceLength::kStarvingUs);
+    EXPECT_EQ(pass(3), set_us);
+    others_ = 1;
+    EXPECT_EQ(pass(2), relieved_us);
+    others_ = 0;
+    EXPECT_EQ(pass(2), set_us);
+    progresses_ = false;
+    EXPECT_EQ(pass(2), relieved_us);
+    progresses_ = true;
+    EXPECT_EQ(pass(12), set_us);
+  }
 }
 
 TEST_F(SliceLengthTest, WhatWaitsForLatencyWorkDoesNotStarve) {
