@@ -34,13 +34,13 @@ class Asker {
   };
   Owner owner() const noexcept {
     CUmodule module = nullptr;
-    if (is_function_ && table().function_get_module != nullptr &&
-        table().function_get_module(&module, function_) == CUDA_SUCCESS) {
+    if (is_function_ && table().cuFuncGetModule != nullptr &&
+        table().cuFuncGetModule(&module, function_) == CUDA_SUCCESS) {
       return {handle_word(module), false};
     }
     CUlibrary library = nullptr;
-    if (is_kernel_ && table().kernel_get_library != nullptr &&
-        table().kernel_get_library(&library, kernel_) == CUDA_SUCCESS) {
+    if (is_kernel_ && table().cuKernelGetLibrary != nullptr &&
+        table().cuKernelGetLibrary(&library, kernel_) == CUDA_SUCCESS) {
       return {handle_word(library), true};
     }
     return {0, is_kernel_};
@@ -49,9 +49,9 @@ class Asker {
   int attribute(CUfunction_attribute attribute) const noexcept {
     int value = 0;
     if (is_function_) {
-      if (table().function_get_attribute(&value, attribute, function_) != CUDA_SUCCESS) value = 0;
+      if (table().cuFuncGetAttribute(&value, attribute, function_) != CUDA_SUCCESS) value = 0;
     } else {
-      if (table().kernel_get_attribute(&value, attribute, kernel_, device_) != CUDA_SUCCESS) value = 0;
+      if (table().cuKernelGetAttribute(&value, attribute, kernel_, device_) != CUDA_SUCCESS) value = 0;
     }
     return std::max(value, 0);
   }
@@ -61,7 +61,7 @@ class Asker {
     const auto told = [&](auto* get, auto handle) {
       return get != nullptr && get(&text, handle) == CUDA_SUCCESS && text != nullptr;
     };
-    if (is_function_ ? told(table().function_get_name, function_) : told(table().kernel_get_name, kernel_)) return text;
+    if (is_function_ ? told(table().cuFuncGetName, function_) : told(table().cuKernelGetName, kernel_)) return text;
     return {};
   }
 
@@ -77,19 +77,19 @@ class Asker {
       }
       return status == CUDA_ERROR_INVALID_VALUE;  // no parameter of that number
     };
-    return is_function_ ? list(table().function_get_parameter, function_) : list(table().kernel_get_parameter, kernel_);
+    return is_function_ ? list(table().cuFuncGetParamInfo, function_) : list(table().cuKernelGetParamInfo, kernel_);
   }
 
  private:
   bool answers_as_function() const noexcept {
     int value = 0;
-    return table().function_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function_) == CUDA_SUCCESS;
+    return table().cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, function_) == CUDA_SUCCESS;
   }
   bool answers_as_kernel() noexcept {
     int value = 0;
-    if (table().context_get_device(&device_) != CUDA_SUCCESS) device_ = 0;
-    return table().kernel_get_attribute != nullptr &&
-           table().kernel_get_attribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_, device_) == CUDA_SUCCESS;
+    if (table().cuCtxGetDevice(&device_) != CUDA_SUCCESS) device_ = 0;
+    return table().cuKernelGetAttribute != nullptr &&
+           table().cuKernelGetAttribute(&value, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_, device_) == CUDA_SUCCESS;
   }
 
   CUfunction function_;
@@ -261,7 +261,7 @@ void Functions::reset_in_child() noexcept {
 void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept {
   int blocks = 0;
   auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
-  if (table().occupancy(&blocks, function, static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes) ==
+  if (table().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes) ==
       CUDA_SUCCESS) {
     blocks_per_sm = blocks;
   }

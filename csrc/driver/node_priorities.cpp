@@ -13,16 +13,16 @@ constexpr int kDeepest = 8;  // of child graphs
 bool set_priority(CUgraphNode node, int priority) noexcept {
   CUkernelNodeAttrValue value{};
   value.priority = priority;
-  return table().graph_kernel_node_set_attribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value) == CUDA_SUCCESS;
+  return table().cuGraphKernelNodeSetAttribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value) == CUDA_SUCCESS;
 }
 
 }  // namespace
 
 NodePriorities::NodePriorities(CUgraph graph) noexcept {
   const Driver& driver = table();
-  if (driver.graph_get_nodes == nullptr || driver.graph_node_get_type == nullptr ||
-      driver.graph_child_node_get == nullptr || driver.graph_kernel_node_get_attribute == nullptr ||
-      driver.graph_kernel_node_set_attribute == nullptr) {
+  if (driver.cuGraphGetNodes == nullptr || driver.cuGraphNodeGetType == nullptr ||
+      driver.cuGraphChildGraphNodeGetGraph == nullptr || driver.cuGraphKernelNodeGetAttribute == nullptr ||
+      driver.cuGraphKernelNodeSetAttribute == nullptr) {
     return;
   }
   try {
@@ -37,21 +37,21 @@ NodePriorities::~NodePriorities() { restore(); }
 bool NodePriorities::find(CUgraph graph, int depth) {
   const Driver& driver = table();
   std::size_t count = 0;
-  if (driver.graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS) return false;
+  if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS) return false;
   std::vector<CUgraphNode> nodes(count);
-  if (count > 0 && driver.graph_get_nodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return false;
+  if (count > 0 && driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return false;
   for (const CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS || type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return false;
+    if (driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS || type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return false;
     if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
       CUkernelNodeAttrValue value{};
-      if (driver.graph_kernel_node_get_attribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value) != CUDA_SUCCESS) {
+      if (driver.cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value) != CUDA_SUCCESS) {
         return false;
       }
       nodes_.push_back({node, value.priority, false});
     } else if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
       CUgraph child = nullptr;
-      if (depth == kDeepest || driver.graph_child_node_get(node, &child) != CUDA_SUCCESS || !find(child, depth + 1)) {
+      if (depth == kDeepest || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS || !find(child, depth + 1)) {
         return false;
       }
     }

@@ -32,7 +32,7 @@ constexpr int device_at(std::uint64_t place) noexcept { return static_cast<int>(
 // Null without one.
 CUcontext current_context() noexcept {
   CUcontext context = nullptr;
-  return table().context_get_current(&context) == CUDA_SUCCESS ? context : nullptr;
+  return table().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
 EventFacts event_facts(const HandleTable<2>::Words& words) noexcept {
@@ -43,7 +43,7 @@ EventFacts event_facts(const HandleTable<2>::Words& words) noexcept {
 
 int current_device() noexcept {
   CUdevice device = -1;
-  return table().context_get_device(&device) == CUDA_SUCCESS ? device : -1;
+  return table().cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : -1;
 }
 
 int device_of(CUcontext context) noexcept {
@@ -67,16 +67,16 @@ bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   // Asking for the flags of a stream that captures would invalidate the capture.
   if (is_capturing(stream)) return false;
   unsigned flags = 0;
-  if (table().stream_get_flags(stream, &flags) != CUDA_SUCCESS) return false;
+  if (table().cuStreamGetFlags(stream, &flags) != CUDA_SUCCESS) return false;
   CUcontext context = nullptr;
-  if (table().stream_get_context == nullptr || table().stream_get_context(stream, &context) != CUDA_SUCCESS) {
+  if (table().cuStreamGetCtx_v1 == nullptr || table().cuStreamGetCtx_v1(stream, &context) != CUDA_SUCCESS) {
     context = nullptr;
   }
   // A green context may be current to one thread at a time: not made current here, and its streams are used where it
   // is.
   CUgreenCtx green = nullptr;
-  if (green_contexts_exist.load(std::memory_order_relaxed) && table().stream_get_green_context != nullptr &&
-      table().stream_get_green_context(stream, &green) == CUDA_SUCCESS && green != nullptr) {
+  if (green_contexts_exist.load(std::memory_order_relaxed) && table().cuStreamGetGreenCtx != nullptr &&
+      table().cuStreamGetGreenCtx(stream, &green) == CUDA_SUCCESS && green != nullptr) {
     context = nullptr;
   }
   const int device = green != nullptr ? current_device() : device_of(context);

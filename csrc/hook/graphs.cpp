@@ -45,14 +45,14 @@ constexpr int kDefaultPriority = 0;
 // launches. The flag for node priorities says nothing of a caller's wishes: PyTorch passes it for every graph.
 std::optional<int> wanted_priority(CUgraph graph, unsigned long long flags) noexcept {
   if (!runtime::hot().scheduling.load(std::memory_order_relaxed) || !runtime::engine().node_priority() ||
-      (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 || table().context_get_priority_range == nullptr) {
+      (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 || table().cuCtxGetStreamPriorityRange == nullptr) {
     return {};
   }
   const Class caller = class_of(graph);
   if (caller == Class::kNormal) return {};
   int lowest = 0;
   int highest = 0;
-  if (table().context_get_priority_range(&lowest, &highest) != CUDA_SUCCESS || lowest == highest) return {};
+  if (table().cuCtxGetStreamPriorityRange(&lowest, &highest) != CUDA_SUCCESS || lowest == highest) return {};
   return caller == Class::kLatency ? highest : lowest;
 }
 
@@ -77,7 +77,7 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
       count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
-    table().graph_destroy(*exec);
+    table().cuGraphExecDestroy(*exec);
   }
   count.unprioritised_graphs.fetch_add(1, std::memory_order_relaxed);
   return false;
@@ -102,8 +102,8 @@ template <typename Plain>
 CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
                               std::size_t log_bytes, Plain* plain) noexcept {
   CUresult status = CUDA_SUCCESS;
-  if (table().graph_instantiate != nullptr && instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
-        return table().graph_instantiate(exec, graph, flags);
+  if (table().cuGraphInstantiateWithFlags != nullptr && instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
+        return table().cuGraphInstantiateWithFlags(exec, graph, flags);
       })) {
     if (error_node != nullptr) *error_node = nullptr;
     if (log != nullptr && log_bytes > 0) *log = '\0';
@@ -116,16 +116,16 @@ CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* err
 
 CUresult instantiate_v1(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
                         std::size_t log_bytes) noexcept {
-  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().graph_instantiate_v1);
+  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().cuGraphInstantiate_v1);
 }
 
 CUresult instantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
                         std::size_t log_bytes) noexcept {
-  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().graph_instantiate_v2);
+  return instantiate_with_log(exec, graph, error_node, log, log_bytes, table().cuGraphInstantiate_v2);
 }
 
 CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) noexcept {
-  const auto call = [&](unsigned long long with) { return table().graph_instantiate(exec, graph, with); };
+  const auto call = [&](unsigned long long with) { return table().cuGraphInstantiateWithFlags(exec, graph, with); };
   const CUresult status = instantiate_prioritised(exec, graph, flags, call) ? CUDA_SUCCESS : call(flags);
   if (status == CUDA_SUCCESS && exec != nullptr) note(*exec, graph, flags);
   return status;
@@ -134,7 +134,7 @@ CUresult instantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags)
 template <bool kPerThread>
 CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
                                      CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) noexcept {
-  auto* const real = table().graph_instantiate_with_parameters.get<kPerThread>();
+  auto* const real = table().cuGraphInstantiateWithParams.get<kPerThread>();
   const auto call = [&](unsigned long long flags) {
     CUDA_GRAPH_INSTANTIATE_PARAMS with = *parameters;
     with.flags = flags;
@@ -207,11 +207,11 @@ CUresult updated(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
 }
 
 CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {
-  return updated(exec, graph, [&] { return table().graph_update_v1(exec, graph, error_node, result); });
+  return updated(exec, graph, [&] { return table().cuGraphExecUpdate_v1(exec, graph, error_node, result); });
 }
 
 CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) noexcept {
-  return updated(exec, graph, [&] { return table().graph_update(exec, graph, result); });
+  return updated(exec, graph, [&] { return table().cuGraphExecUpdate(exec, graph, result); });
 }
 
 // ---- one node of an executable graph: what the driver has accepted is done to our clone of the graph, and its slices
@@ -237,13 +237,13 @@ CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&&
 constexpr CUresult kNotThere = CUDA_ERROR_NOT_SUPPORTED;
 
 CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
-  return table().graph_kernel_node_set == nullptr ? kNotThere : table().graph_kernel_node_set(node, parameters);
+  return table().cuGraphKernelNodeSetParams == nullptr ? kNotThere : table().cuGraphKernelNodeSetParams(node, parameters);
 }
 
 CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
   return node_changed(
       exec, node, parameters == nullptr ? nullptr : parameters->ctx,
-      [&] { return table().graph_exec_kernel_set(exec, node, parameters); },
+      [&] { return table().cuGraphExecKernelNodeSetParams(exec, node, parameters); },
       [&](CUgraphNode ours) { return set_kernel(ours, parameters); });
 }
 
@@ -263,47 +263,47 @@ CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NOD
     return set_kernel(ours, &newer);
   };
   return node_changed(
-      exec, node, nullptr, [&] { return table().graph_exec_kernel_set_v1(exec, node, parameters); }, set);
+      exec, node, nullptr, [&] { return table().cuGraphExecKernelNodeSetParams_v1(exec, node, parameters); }, set);
 }
 
 CUresult copy_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* parameters, CUcontext context) noexcept {
   return node_changed(
-      exec, node, context, [&] { return table().graph_exec_copy_set(exec, node, parameters, context); },
+      exec, node, context, [&] { return table().cuGraphExecMemcpyNodeSetParams(exec, node, parameters, context); },
       [&](CUgraphNode ours) {
-        return table().graph_copy_node_set == nullptr ? kNotThere : table().graph_copy_node_set(ours, parameters);
+        return table().cuGraphMemcpyNodeSetParams == nullptr ? kNotThere : table().cuGraphMemcpyNodeSetParams(ours, parameters);
       });
 }
 
 CUresult fill_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* parameters,
                   CUcontext context) noexcept {
   return node_changed(
-      exec, node, context, [&] { return table().graph_exec_fill_set(exec, node, parameters, context); },
+      exec, node, context, [&] { return table().cuGraphExecMemsetNodeSetParams(exec, node, parameters, context); },
       [&](CUgraphNode ours) {
-        return table().graph_fill_node_set == nullptr ? kNotThere : table().graph_fill_node_set(ours, parameters);
+        return table().cuGraphMemsetNodeSetParams == nullptr ? kNotThere : table().cuGraphMemsetNodeSetParams(ours, parameters);
       });
 }
 
 CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* parameters) noexcept {
   return node_changed(
-      exec, node, nullptr, [&] { return table().graph_exec_host_set(exec, node, parameters); },
+      exec, node, nullptr, [&] { return table().cuGraphExecHostNodeSetParams(exec, node, parameters); },
       [&](CUgraphNode ours) {
-        return table().graph_host_node_set == nullptr ? kNotThere : table().graph_host_node_set(ours, parameters);
+        return table().cuGraphHostNodeSetParams == nullptr ? kNotThere : table().cuGraphHostNodeSetParams(ours, parameters);
       });
 }
 
 CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexcept {
   Changing changing(exec);
-  return changing.done(table().graph_exec_enable(exec, node, enabled), [&](runtime::Slices::Behind* behind) {
+  return changing.done(table().cuGraphNodeSetEnabled(exec, node, enabled), [&](runtime::Slices::Behind* behind) {
     runtime::engine().slices().node_enabled(exec, node, enabled != 0, behind);
   });
 }
 
 CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcept {
-  return child_changed(exec, node, child, [&] { return table().graph_update_child(exec, node, child); });
+  return child_changed(exec, node, child, [&] { return table().cuGraphExecChildGraphNodeSetParams(exec, node, child); });
 }
 
 CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {
-  const auto call = [&] { return table().graph_update_node(exec, node, parameters); };
+  const auto call = [&] { return table().cuGraphExecNodeSetParams(exec, node, parameters); };
   const CUgraphNodeType type = parameters == nullptr ? CU_GRAPH_NODE_TYPE_EMPTY : parameters->type;
   if (type == CU_GRAPH_NODE_TYPE_GRAPH) return child_changed(exec, node, parameters->graph.graph, call);
   const CUcontext context = type == CU_GRAPH_NODE_TYPE_KERNEL   ? parameters->kernel.ctx
@@ -311,18 +311,18 @@ CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* para
                             : type == CU_GRAPH_NODE_TYPE_MEMSET ? parameters->memset.ctx
                                                                 : nullptr;
   return node_changed(exec, node, context, call, [&](CUgraphNode ours) {
-    return table().graph_node_set == nullptr ? kNotThere : table().graph_node_set(ours, parameters);
+    return table().cuGraphNodeSetParams == nullptr ? kNotThere : table().cuGraphNodeSetParams(ours, parameters);
   });
 }
 
 CUresult retain_object(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) noexcept {
   driver::registry().may_hold_objects();
-  return table().graph_retain_object(graph, object, count, flags);
+  return table().cuGraphRetainUserObject(graph, object, count, flags);
 }
 
 // The flag is no business of a user who did not give it.
 CUresult get_flags(CUgraphExec exec, cuuint64_t* flags) noexcept {
-  const CUresult status = table().graph_get_flags(exec, flags);
+  const CUresult status = table().cuGraphExecGetFlags(exec, flags);
   if (status != CUDA_SUCCESS) return status;
   const std::optional<runtime::GivenPriority> given = runtime::engine().graphs().priority(exec);
   if (given && given->flag_is_ours) *flags &= ~cuuint64_t{kUseNodePriority};
@@ -331,7 +331,7 @@ CUresult get_flags(CUgraphExec exec, cuuint64_t* flags) noexcept {
 
 CUresult destroy(CUgraphExec exec) noexcept {
   runtime::engine().forget_graph(exec);
-  return table().graph_destroy(exec);
+  return table().cuGraphExecDestroy(exec);
 }
 
 }  // namespace

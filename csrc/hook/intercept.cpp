@@ -95,14 +95,14 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
              .extra = extra},
             meant_stream<kPerThread>(stream)};
   return launch(call, [&] {
-    return table().launch_kernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+    return table().cuLaunchKernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                    shared_bytes, stream, parameters, extra);
   });
 }
 
 template <bool kPerThread>
 CUresult launch_kernel_ex(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) noexcept {
-  auto* const real = table().launch_kernel_ex.get<kPerThread>();
+  auto* const real = table().cuLaunchKernelEx.get<kPerThread>();
   if (config == nullptr) return real(config, function, parameters, extra);
   Call call{{.function = function,
              .grid = {config->gridDimX, config->gridDimY, config->gridDimZ},
@@ -127,7 +127,7 @@ CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_
             meant_stream<kPerThread>(stream)};
   call.cooperative = true;
   return launch(call, [&] {
-    return table().launch_cooperative.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+    return table().cuLaunchCooperativeKernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                         shared_bytes, stream, parameters);
   });
 }
@@ -137,7 +137,7 @@ CUresult launch_graph(CUgraphExec graph, CUstream stream) noexcept {
   Call call{{.function = graph, .is_graph = true}, meant_stream<kPerThread>(stream)};
   return launch(call, [&] {
     order_behind_slices(call);
-    const CUresult status = table().graph_launch.get<kPerThread>()(graph, stream);
+    const CUresult status = table().cuGraphLaunch.get<kPerThread>()(graph, stream);
     if (status == CUDA_SUCCESS) launched_whole(call);
     return status;
   });
@@ -154,7 +154,7 @@ CUresult launch_always_directly(const predict::Launch& what, CUstream stream, Su
 
 // The block's shape is the function's own, and is not told.
 CUresult launch_old(CUfunction function) noexcept {
-  return launch_always_directly({.function = function}, CU_STREAM_LEGACY, [&] { return table().launch_old(function); });
+  return launch_always_directly({.function = function}, CU_STREAM_LEGACY, [&] { return table().cuLaunch(function); });
 }
 
 predict::Launch old_grid(CUfunction function, int width, int height) noexcept {
@@ -163,17 +163,17 @@ predict::Launch old_grid(CUfunction function, int width, int height) noexcept {
 
 CUresult launch_grid(CUfunction function, int width, int height) noexcept {
   return launch_always_directly(old_grid(function, width, height), CU_STREAM_LEGACY,
-                                [&] { return table().launch_grid(function, width, height); });
+                                [&] { return table().cuLaunchGrid(function, width, height); });
 }
 
 CUresult launch_grid_async(CUfunction function, int width, int height, CUstream stream) noexcept {
   return launch_always_directly(old_grid(function, width, height), meant_stream<false>(stream),
-                                [&] { return table().launch_grid_async(function, width, height, stream); });
+                                [&] { return table().cuLaunchGridAsync(function, width, height, stream); });
 }
 
 // Passes the gate of the current device as one launch, of its first part.
 CUresult launch_on_several_devices(CUDA_LAUNCH_PARAMS* parts, unsigned count, unsigned flags) noexcept {
-  const auto submit = [&] { return table().launch_on_several_devices(parts, count, flags); };
+  const auto submit = [&] { return table().cuLaunchCooperativeKernelMultiDevice(parts, count, flags); };
   if (parts == nullptr || count == 0) return submit();
   const predict::Launch what{.function = parts->function,
                              .grid = {parts->gridDimX, parts->gridDimY, parts->gridDimZ},
@@ -202,51 +202,51 @@ CUresult waited_for(Wait&& wait) noexcept {
 
 template <bool kPerThread>
 CUresult stream_synchronize(CUstream stream) noexcept {
-  return waited_for([&] { return table().stream_synchronize.get<kPerThread>()(stream); });
+  return waited_for([&] { return table().cuStreamSynchronize.get<kPerThread>()(stream); });
 }
 
 template <bool kPerThread>
 CUresult stream_query(CUstream stream) noexcept {
-  return completion_observed(table().stream_query.get<kPerThread>()(stream));
+  return completion_observed(table().cuStreamQuery.get<kPerThread>()(stream));
 }
 
 CUresult event_synchronize(CUevent event) noexcept {
-  return waited_for([&] { return table().event_synchronize(event); });
+  return waited_for([&] { return table().cuEventSynchronize(event); });
 }
-CUresult event_query(CUevent event) noexcept { return completion_observed(table().event_query(event)); }
+CUresult event_query(CUevent event) noexcept { return completion_observed(table().cuEventQuery(event)); }
 CUresult context_synchronize() noexcept {
-  return waited_for([] { return table().context_synchronize(); });
+  return waited_for([] { return table().cuCtxSynchronize(); });
 }
 CUresult context_synchronize_v2(CUcontext context) noexcept {
-  return waited_for([&] { return table().context_synchronize_v2(context); });
+  return waited_for([&] { return table().cuCtxSynchronize_v2(context); });
 }
 
 template <bool kPerThread>
 CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().copy_to_host.get<kPerThread>()(to, from, bytes); });
+  return waited_for([&] { return table().cuMemcpyDtoH.get<kPerThread>()(to, from, bytes); });
 }
 
 template <bool kPerThread>
 CUresult copy_array_to_host(void* to, CUarray from, std::size_t offset, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().copy_array_to_host.get<kPerThread>()(to, from, offset, bytes); });
+  return waited_for([&] { return table().cuMemcpyAtoH.get<kPerThread>()(to, from, offset, bytes); });
 }
 
 // Where they copy within the device they return early; then the streams that are asked still run.
 template <bool kPerThread>
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().copy.get<kPerThread>()(to, from, bytes); });
+  return waited_for([&] { return table().cuMemcpy.get<kPerThread>()(to, from, bytes); });
 }
 template <bool kPerThread>
 CUresult copy_2d(const CUDA_MEMCPY2D* what) noexcept {
-  return waited_for([&] { return table().copy_2d.get<kPerThread>()(what); });
+  return waited_for([&] { return table().cuMemcpy2D.get<kPerThread>()(what); });
 }
 template <bool kPerThread>
 CUresult copy_2d_unaligned(const CUDA_MEMCPY2D* what) noexcept {
-  return waited_for([&] { return table().copy_2d_unaligned.get<kPerThread>()(what); });
+  return waited_for([&] { return table().cuMemcpy2DUnaligned.get<kPerThread>()(what); });
 }
 template <bool kPerThread>
 CUresult copy_3d(const CUDA_MEMCPY3D* what) noexcept {
-  return waited_for([&] { return table().copy_3d.get<kPerThread>()(what); });
+  return waited_for([&] { return table().cuMemcpy3D.get<kPerThread>()(what); });
 }
 
 // ---- calls that invalidate a stream, a context or a capture
@@ -256,12 +256,12 @@ runtime::Lifecycle& lifecycle() noexcept { return runtime::engine().lifecycle();
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::forget_stream(stream);
   driver::registry().forget(stream);  // again, should the ticker have asked for it since
-  return table().stream_destroy(stream);
+  return table().cuStreamDestroy(stream);
 }
 
 CUresult context_destroy(CUcontext context) noexcept {
   lifecycle().context_ends(context);
-  const CUresult status = table().context_destroy(context);
+  const CUresult status = table().cuCtxDestroy(context);
   if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
   return status;
 }
@@ -269,7 +269,7 @@ CUresult context_destroy(CUcontext context) noexcept {
 // Deprecated, and what PyCUDA ends its contexts by.
 CUresult context_detach(CUcontext context) noexcept {
   lifecycle().context_ends(context);
-  const CUresult status = table().context_detach(context);
+  const CUresult status = table().cuCtxDetach(context);
   if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
   return status;
 }
@@ -277,7 +277,7 @@ CUresult context_detach(CUcontext context) noexcept {
 // From here on a current context may be one that no other thread may use.
 CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, CUdevice device,
                               unsigned flags) noexcept {
-  const CUresult status = table().green_context_create(made, description, device, flags);
+  const CUresult status = table().cuGreenCtxCreate(made, description, device, flags);
   if (status == CUDA_SUCCESS) driver::green_contexts_exist.store(true, std::memory_order_relaxed);
   return status;
 }
@@ -286,7 +286,7 @@ CUresult primary_context_reset(CUdevice device) noexcept {
   lifecycle().primary_context_ends(device);
   lifecycle().primary_context_ended(device);
   driver::registry().primary_context_ends(device);
-  const CUresult status = table().primary_context_reset(device);
+  const CUresult status = table().cuDevicePrimaryCtxReset(device);
   if (status == CUDA_SUCCESS) lifecycle().memory_gone(device, nullptr);
   return status;
 }
@@ -294,10 +294,10 @@ CUresult primary_context_reset(CUdevice device) noexcept {
 CUresult primary_context_release(CUdevice device) noexcept {
   lifecycle().primary_context_ends(device);
   const driver::Registry::Ended ended = driver::registry().primary_context_ends(device);
-  const CUresult status = table().primary_context_release(device);
+  const CUresult status = table().cuDevicePrimaryCtxRelease(device);
   unsigned flags = 0;
   int lives_on = 0;  // others have it too
-  if (table().primary_context_get_state(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
+  if (table().cuDevicePrimaryCtxGetState(device, &flags, &lives_on) != CUDA_SUCCESS || lives_on == 0) {
     lifecycle().primary_context_ended(device);
     lifecycle().memory_gone(device, nullptr);
   } else {
@@ -316,13 +316,13 @@ CUresult begin_capture(Begin&& begin) noexcept {
 
 template <bool kPerThread>
 CUresult stream_begin_capture(CUstream stream, CUstreamCaptureMode mode) noexcept {
-  return begin_capture([&] { return table().stream_begin_capture.get<kPerThread>()(stream, mode); });
+  return begin_capture([&] { return table().cuStreamBeginCapture.get<kPerThread>()(stream, mode); });
 }
 
 // The first version, which captures in global mode.
 template <bool kPerThread>
 CUresult stream_begin_capture_v1(CUstream stream) noexcept {
-  return begin_capture([&] { return table().stream_begin_capture_v1.get<kPerThread>()(stream); });
+  return begin_capture([&] { return table().cuStreamBeginCapture_v1.get<kPerThread>()(stream); });
 }
 
 template <bool kPerThread>
@@ -330,14 +330,14 @@ CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUg
                                        const CUgraphEdgeData* edges, std::size_t count,
                                        CUstreamCaptureMode mode) noexcept {
   return begin_capture([&] {
-    return table().stream_begin_capture_to_graph.get<kPerThread>()(stream, graph, nodes, edges, count, mode);
+    return table().cuStreamBeginCaptureToGraph.get<kPerThread>()(stream, graph, nodes, edges, count, mode);
   });
 }
 
 // Unlike driver::is_capturing(), with certainty: only a capture that was begun may be counted as ended.
 bool captures(CUstream stream) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return table().stream_is_capturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return table().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 template <bool kPerThread>
@@ -345,7 +345,7 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   // A failed end may have ended the capture all the same (invalidated), or found none to end, or another thread's.
   const CUstream meant = meant_stream<kPerThread>(stream);
   const bool was_capturing = captures(meant);
-  const CUresult status = table().stream_end_capture.get<kPerThread>()(stream, graph);
+  const CUresult status = table().cuStreamEndCapture.get<kPerThread>()(stream, graph);
   if (status == CUDA_SUCCESS) note_captured(meant, *graph);
   if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) runtime::LatencyActivity::capture_ends();
   return status;
@@ -358,13 +358,13 @@ void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true
 // ---- initialisation and look-up
 
 CUresult init(unsigned flags) noexcept {
-  const CUresult status = table().init(flags);
+  const CUresult status = table().cuInit(flags);
   if (status == CUDA_SUCCESS) lifecycle().start();
   return status;
 }
 
 CUresult get_proc_address_v1(const char* symbol, void** function, int cuda_version, cuuint64_t flags) noexcept {
-  const CUresult status = table().get_proc_address_v1(symbol, function, cuda_version, flags);
+  const CUresult status = table().cuGetProcAddress_v1(symbol, function, cuda_version, flags);
   if (status == CUDA_SUCCESS && function != nullptr && *function != nullptr) {
     *function = replacement(symbol, *function, cuda_version, flags);
   }
@@ -373,7 +373,7 @@ CUresult get_proc_address_v1(const char* symbol, void** function, int cuda_versi
 
 CUresult get_proc_address_v2(const char* symbol, void** function, int cuda_version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* result) noexcept {
-  const CUresult status = table().get_proc_address_v2(symbol, function, cuda_version, flags, result);
+  const CUresult status = table().cuGetProcAddress(symbol, function, cuda_version, flags, result);
   if (status == CUDA_SUCCESS && function != nullptr && *function != nullptr) {
     *function = replacement(symbol, *function, cuda_version, flags);
   }
@@ -490,8 +490,8 @@ const cudasched_override* exported_points(void* real_driver) {
 bool means_the_same(const char* symbol, const void* real, cuuint64_t flags) noexcept {
   int driver_version = 0;
   void* known = nullptr;
-  return table().driver_get_version(&driver_version) == CUDA_SUCCESS &&
-         table().get_proc_address_v1(symbol, &known, std::min(kNewestVersion, driver_version), flags) == CUDA_SUCCESS &&
+  return table().cuDriverGetVersion(&driver_version) == CUDA_SUCCESS &&
+         table().cuGetProcAddress_v1(symbol, &known, std::min(kNewestVersion, driver_version), flags) == CUDA_SUCCESS &&
          known == real;
 }
 
@@ -528,11 +528,10 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     cudasched::runtime::engine().watch_driver(real_driver);
     using cudasched::hook::Offload;
     const bool can_defer =
-        Offload::connect(real_driver, &cudasched_loader_find,
-                         {&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
+        Offload::connect({&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
                           &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
     cudasched::runtime::engine().use_offload(
-        {can_defer ? &Offload::calls() : nullptr, &Offload::add, &Offload::forget_queues});
+        {can_defer, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());

@@ -42,7 +42,7 @@ struct Asked {
 Asked asked_on(int device) noexcept {
   Asked asked{device, runtime::Memory::class_of_thread()};
   CUcontext context = nullptr;
-  if (table().context_get_current(&context) == CUDA_SUCCESS) asked.context = context;
+  if (table().cuCtxGetCurrent(&context) == CUDA_SUCCESS) asked.context = context;
   return asked;
 }
 
@@ -119,7 +119,7 @@ CUresult free_held(Handle handle, Free&& free) noexcept {
 }
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
-  return noted(allocate_held(pointer, bytes, [&] { return table().memory_allocate(pointer, bytes); }), pointer, bytes);
+  return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAlloc(pointer, bytes); }), pointer, bytes);
 }
 
 // How wide the rows become, the driver decides: they count as asked until they are there.
@@ -129,7 +129,7 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
   const std::size_t bytes = width_bytes * height;
   const auto real_bytes = [&] { return pitch != nullptr ? std::max(bytes, *pitch * height) : bytes; };
   const CUresult status = allocate_counted(
-      asked, bytes, [&] { return table().memory_allocate_pitch(pointer, pitch, width_bytes, height, element_bytes); },
+      asked, bytes, [&] { return table().cuMemAllocPitch(pointer, pitch, width_bytes, height, element_bytes); },
       [&] {
         if (!holdings().reserve(asked.device, asked.client_class, real_bytes() - bytes)) {
           holdings().hold(word_of(*pointer), asked.of(bytes));  // by less than a row's padding over the limit
@@ -141,31 +141,31 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(allocate_held(pointer, bytes, [&] { return table().memory_allocate_managed(pointer, bytes, flags); }),
+  return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAllocManaged(pointer, bytes, flags); }),
                pointer, bytes);
 }
 
 CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {
-  return noted(allocate_or_again([&] { return table().memory_allocate_host(pointer, bytes); }), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().cuMemAllocHost(pointer, bytes); }), pointer, bytes);
 }
 
 CUresult host_allocate(void** pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(allocate_or_again([&] { return table().memory_host_allocate(pointer, bytes, flags); }), pointer, bytes);
+  return noted(allocate_or_again([&] { return table().cuMemHostAlloc(pointer, bytes, flags); }), pointer, bytes);
 }
 
 CUresult host_register(void* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(allocate_or_again([&] { return table().memory_host_register(pointer, bytes, flags); }), &pointer, bytes);
+  return noted(allocate_or_again([&] { return table().cuMemHostRegister(pointer, bytes, flags); }), &pointer, bytes);
 }
 
 CUresult free_memory(CUdeviceptr pointer) noexcept {
-  return free_held(pointer, [&] { return table().memory_free(pointer); });
+  return free_held(pointer, [&] { return table().cuMemFree(pointer); });
 }
 
 // ---- pools: what counts is what the pool has of the device
 
 cuuint64_t pool_bytes(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept {
   cuuint64_t bytes = 0;
-  auto* const get = table().pool_get_attribute;
+  auto* const get = table().cuMemPoolGetAttribute;
   return get != nullptr && get(pool, attribute, &bytes) == CUDA_SUCCESS ? bytes : 0;
 }
 
@@ -191,8 +191,8 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
   // An allocation node of a graph has its memory from another place, when the graph is launched.
   if (runtime::is_captured(meant)) return noted(allocate_or_again(allocate), pointer, bytes);
   Asked asked = asked_on(device_of(meant));
-  if (pool == nullptr && (table().device_get_pool == nullptr || asked.device < 0 ||
-                          table().device_get_pool(&pool, asked.device) != CUDA_SUCCESS)) {
+  if (pool == nullptr && (table().cuDeviceGetMemPool == nullptr || asked.device < 0 ||
+                          table().cuDeviceGetMemPool(&pool, asked.device) != CUDA_SUCCESS)) {
     pool = nullptr;
   }
   if (pool == nullptr) return noted(allocate_or_ask(asked, bytes, allocate), pointer, bytes);
@@ -214,7 +214,7 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
   if (status == CUDA_SUCCESS) {
     hold_pool(asked, pool);
     const std::uint64_t limit = holdings().limit();
-    auto* const free_again = table().memory_free_async.template get<kPerThread>();
+    auto* const free_again = table().cuMemFreeAsync.template get<kPerThread>();
     if (limit != 0 && lacks != 0 && holdings().held(asked.device) > limit && free_again != nullptr) {
       free_again(*pointer, stream);
       runtime::memory().report_limit(asked.device, bytes);
@@ -228,19 +228,19 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
 template <bool kPerThread>
 CUresult allocate_async(CUdeviceptr* pointer, std::size_t bytes, CUstream stream) noexcept {
   return allocate_of_pool<kPerThread>(pointer, bytes, nullptr, stream, [&] {
-    return table().memory_allocate_async.get<kPerThread>()(pointer, bytes, stream);
+    return table().cuMemAllocAsync.get<kPerThread>()(pointer, bytes, stream);
   });
 }
 
 template <bool kPerThread>
 CUresult allocate_from_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream) noexcept {
   return allocate_of_pool<kPerThread>(pointer, bytes, pool, stream, [&] {
-    return table().memory_allocate_from_pool.get<kPerThread>()(pointer, bytes, pool, stream);
+    return table().cuMemAllocFromPoolAsync.get<kPerThread>()(pointer, bytes, pool, stream);
   });
 }
 
 CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps* properties) noexcept {
-  const CUresult status = table().pool_create(pool, properties);
+  const CUresult status = table().cuMemPoolCreate(pool, properties);
   if (status == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
     holdings().hold_pool(word_of(*pool), properties->location.id, runtime::Memory::class_of_thread(), 0);
   }
@@ -249,14 +249,14 @@ CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps* properties) noexc
 
 CUresult destroy_pool(CUmemoryPool pool) noexcept {
   const int device = holdings().device_of_pool(word_of(pool));
-  const CUresult status = table().pool_destroy(pool);
+  const CUresult status = table().cuMemPoolDestroy(pool);
   if (status == CUDA_SUCCESS) holdings().forget_pool(word_of(pool));
   runtime::memory().publish(device);
   return status;
 }
 
 CUresult trim_pool(CUmemoryPool pool, std::size_t keep_bytes) noexcept {
-  const CUresult status = table().pool_trim(pool, keep_bytes);
+  const CUresult status = table().cuMemPoolTrimTo(pool, keep_bytes);
   const int device = holdings().device_of_pool(word_of(pool));
   if (device >= 0) {
     hold_pool({device, runtime::Memory::class_of_thread()}, pool);
@@ -269,26 +269,26 @@ CUresult trim_pool(CUmemoryPool pool, std::size_t keep_bytes) noexcept {
 
 CUresult reserve(CUdeviceptr* pointer, std::size_t bytes, std::size_t alignment, CUdeviceptr address,
                  unsigned long long flags) noexcept {
-  return noted(table().memory_reserve(pointer, bytes, alignment, address, flags), pointer, bytes);
+  return noted(table().cuMemAddressReserve(pointer, bytes, alignment, address, flags), pointer, bytes);
 }
 
 CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
                 unsigned long long flags) noexcept {
-  const auto call = [&] { return table().memory_create(handle, bytes, properties, flags); };
+  const auto call = [&] { return table().cuMemCreate(handle, bytes, properties, flags); };
   if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return allocate_or_again(call);
   Asked asked{properties->location.id, runtime::Memory::class_of_thread()};
   return allocate_counted(asked, bytes, call, [&] { holdings().hold_physical(*handle, asked.of(bytes)); });
 }
 
 CUresult retain_physical(CUmemGenericAllocationHandle* handle, void* address) noexcept {
-  const CUresult status = table().memory_retain(handle, address);
+  const CUresult status = table().cuMemRetainAllocationHandle(handle, address);
   if (status == CUDA_SUCCESS) holdings().retain_physical(*handle);
   return status;
 }
 
 CUresult release_physical(CUmemGenericAllocationHandle handle) noexcept {
   const Holdings::Released released = holdings().release_physical(handle);
-  const CUresult status = table().memory_release(handle);
+  const CUresult status = table().cuMemRelease(handle);
   if (status != CUDA_SUCCESS) holdings().put_back(released);
   if (status == CUDA_SUCCESS) holdings().is_gone(released);
   runtime::memory().publish(released.held.device);
@@ -297,14 +297,14 @@ CUresult release_physical(CUmemGenericAllocationHandle handle) noexcept {
 
 CUresult map_physical(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
                       unsigned long long flags) noexcept {
-  const CUresult status = table().memory_map(address, bytes, offset, handle, flags);
+  const CUresult status = table().cuMemMap(address, bytes, offset, handle, flags);
   if (status == CUDA_SUCCESS) holdings().map_physical(address, bytes, handle);
   return status;
 }
 
 CUresult unmap_physical(CUdeviceptr address, std::size_t bytes) noexcept {
   const Holdings::Unmapped unmapped = holdings().unmap_physical(address, bytes);
-  const CUresult status = table().memory_unmap(address, bytes);
+  const CUresult status = table().cuMemUnmap(address, bytes);
   if (status != CUDA_SUCCESS) {
     holdings().put_back(unmapped);
     return status;
@@ -349,33 +349,33 @@ CUresult create_array(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* description) 
   const std::uint64_t bytes = description == nullptr ? 0
                                                      : array_bytes(description->Width, description->Height, 1,
                                                                    description->NumChannels, description->Format);
-  return allocate_held(array, bytes, [&] { return table().array_create(array, description); });
+  return allocate_held(array, bytes, [&] { return table().cuArrayCreate(array, description); });
 }
 
 CUresult create_array_3d(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* description) noexcept {
-  return allocate_held(array, array_bytes(description, 0), [&] { return table().array_3d_create(array, description); });
+  return allocate_held(array, array_bytes(description, 0), [&] { return table().cuArray3DCreate(array, description); });
 }
 
 CUresult create_mipmapped_array(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* description,
                                 unsigned levels) noexcept {
   std::uint64_t bytes = 0;
   for (unsigned level = 0; level < std::min(levels, 32U); ++level) bytes += array_bytes(description, level);
-  return allocate_held(array, bytes, [&] { return table().mipmapped_array_create(array, description, levels); });
+  return allocate_held(array, bytes, [&] { return table().cuMipmappedArrayCreate(array, description, levels); });
 }
 
 CUresult destroy_array(CUarray array) noexcept {
-  return free_held(array, [&] { return table().array_destroy(array); });
+  return free_held(array, [&] { return table().cuArrayDestroy(array); });
 }
 
 CUresult destroy_mipmapped_array(CUmipmappedArray array) noexcept {
-  return free_held(array, [&] { return table().mipmapped_array_destroy(array); });
+  return free_held(array, [&] { return table().cuMipmappedArrayDestroy(array); });
 }
 
 // ---- what a program is told
 
 // Under a limit the GPU is as large as that, and what the program holds is used of it.
 CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
-  const CUresult status = table().memory_get_info(free, total);
+  const CUresult status = table().cuMemGetInfo(free, total);
   const std::uint64_t limit = holdings().limit();
   if (status != CUDA_SUCCESS || limit == 0) return status;
   const std::uint64_t held = holdings().held(driver::current_device());
@@ -386,22 +386,22 @@ CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
 
 // By which programs size what they keep: PyTorch's fractions, caches of servers.
 CUresult total_memory(std::size_t* bytes, CUdevice device) noexcept {
-  const CUresult status = table().device_total_memory(bytes, device);
+  const CUresult status = table().cuDeviceTotalMem(bytes, device);
   const std::uint64_t limit = holdings().limit();
   if (status == CUDA_SUCCESS && limit != 0) *bytes = std::min<std::size_t>(*bytes, limit);
   return status;
 }
 
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
-  return noted(table().memory_open_ipc(pointer, handle, flags), pointer, 1);
+  return noted(table().cuIpcOpenMemHandle(pointer, handle, flags), pointer, 1);
 }
 
 CUresult module_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUmodule module, const char* name) noexcept {
-  return noted(table().module_get_global(pointer, bytes, module, name), pointer, 1);
+  return noted(table().cuModuleGetGlobal(pointer, bytes, module, name), pointer, 1);
 }
 
 CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary library, const char* name) noexcept {
-  return noted(table().library_get_global(pointer, bytes, library, name), pointer, 1);
+  return noted(table().cuLibraryGetGlobal(pointer, bytes, library, name), pointer, 1);
 }
 
 // Where the code of a kernel comes from is asked by traces: the address is noted, and the library that has it is looked
@@ -413,27 +413,27 @@ CUresult loaded(CUresult status, Module* const* module, const void* image) noexc
 }
 
 CUresult module_load_data(CUmodule* module, const void* image) noexcept {
-  return loaded(table().module_load_data(module, image), module, image);
+  return loaded(table().cuModuleLoadData(module, image), module, image);
 }
 
 CUresult module_load_data_ex(CUmodule* module, const void* image, unsigned count, CUjit_option* options,
                              void** values) noexcept {
-  return loaded(table().module_load_data_ex(module, image, count, options, values), module, image);
+  return loaded(table().cuModuleLoadDataEx(module, image, count, options, values), module, image);
 }
 
 CUresult module_load_fat_binary(CUmodule* module, const void* image) noexcept {
-  return loaded(table().module_load_fat_binary(module, image), module, image);
+  return loaded(table().cuModuleLoadFatBinary(module, image), module, image);
 }
 
 CUresult library_load_data(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
                            unsigned jit_count, CUlibraryOption* options, void** values, unsigned count) noexcept {
   const CUresult status =
-      table().library_load_data(library, image, jit_options, jit_values, jit_count, options, values, count);
+      table().cuLibraryLoadData(library, image, jit_options, jit_values, jit_count, options, values, count);
   return loaded(status, library, image);
 }
 
 CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* name) noexcept {
-  const CUresult status = table().library_get_kernel(kernel, library, name);
+  const CUresult status = table().cuLibraryGetKernel(kernel, library, name);
   if (status == CUDA_SUCCESS && kernel != nullptr) driver::functions().given_as_kernel(*kernel);
   return status;
 }
@@ -441,13 +441,13 @@ CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* nam
 CUresult module_unload(CUmodule module) noexcept {
   const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
   const driver::Functions::Ending forgotten(module);
-  return table().module_unload(module);
+  return table().cuModuleUnload(module);
 }
 
 CUresult library_unload(CUlibrary library) noexcept {
   const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
   const driver::Functions::Ending forgotten(library);
-  return table().library_unload(library);
+  return table().cuLibraryUnload(library);
 }
 
 }  // namespace

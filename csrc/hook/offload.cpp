@@ -44,12 +44,6 @@ struct Guard {
 
 struct State {
   Offload::Engine engine;
-  queue::Calls calls;
-  decltype(cuPointerGetAttribute)* pointer_get_attribute = nullptr;
-  decltype(cuFuncGetAttribute)* function_get_attribute = nullptr;
-  decltype(cuKernelGetAttribute)* kernel_get_attribute = nullptr;
-  decltype(cuEventCreate)* event_create = nullptr;
-  decltype(cuIpcOpenEventHandle)* open_event = nullptr;
 
   bool one_device = false;
   std::array<std::atomic<Queue*>, kQueues> queues{};
@@ -108,10 +102,10 @@ Devices devices_of(CUdeviceptr address) noexcept {
   unsigned type = 0;
   unsigned managed = 1;
   int device = -1;
-  if (state.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
+  if (driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
       type != CU_MEMORYTYPE_DEVICE ||
-      state.pointer_get_attribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS || managed != 0 ||
-      state.pointer_get_attribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS) {
+      driver::table().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS || managed != 0 ||
+      driver::table().cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS) {
     return kAllDevices;
   }
   return driver::registry().reach(device);
@@ -171,7 +165,7 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
 // The driver reads and writes pageable memory before such a call returns.
 bool is_pageable(CUdeviceptr address) noexcept {
   unsigned type = 0;
-  return state.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS || type == 0;
+  return driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS || type == 0;
 }
 
 CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
@@ -193,7 +187,7 @@ CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
         }
         return known.push_copy(caller, what, stream);
       },
-      [&] { return operation.execute(state.calls); }, wait);
+      [&] { return operation.execute(); }, wait);
 }
 
 CUresult fill(const Operation::Fill& what, bool rows, CUstream stream) noexcept {
@@ -203,7 +197,7 @@ CUresult fill(const Operation::Fill& what, bool rows, CUstream stream) noexcept 
   operation.fill = what;
   return defer_or(
       stream, nullptr, [&](Queue& known, const Caller& caller) { return known.push_fill(caller, what, rows, stream); },
-      [&] { return operation.execute(state.calls); });
+      [&] { return operation.execute(); });
 }
 
 template <bool kPerThread>
@@ -241,8 +235,8 @@ CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
       stream, event,
       [&](Queue& known, const Caller& caller) { return known.push_record(caller, event, stream, flags); },
       [&] {
-        const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? state.calls.record(event, stream)
-                                                                 : state.calls.record_with_flags(event, stream, flags);
+        const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? driver::table().cuEventRecord(event, stream)
+                                                                 : driver::table().cuEventRecordWithFlags(event, stream, flags);
         if (status == CUDA_SUCCESS) driver::registry().recorded(event, driver::is_capturing(stream));
         return status;
       });
@@ -262,7 +256,7 @@ CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags) noexc
   state.engine.note_wait(event, on);
   return defer_or(
       on, event, [&](Queue& known, const Caller& caller) { return known.push_wait(caller, on, event, flags); },
-      [&] { return state.calls.wait(on, event, flags); });
+      [&] { return driver::table().cuStreamWaitEvent(on, event, flags); });
 }
 
 template <bool kPerThread>
@@ -271,7 +265,7 @@ CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) no
   return defer_or(
       on, nullptr,
       [&](Queue& known, const Caller& caller) { return known.push_host_function(caller, function, data, on); },
-      [&] { return state.calls.host_function(on, function, data); });
+      [&] { return driver::table().cuLaunchHostFunc(on, function, data); });
 }
 
 // ---- stream-ordered frees
@@ -279,7 +273,7 @@ CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) no
 // What the driver will refuse is for the driver to refuse now: only the beginning of an allocation can be freed.
 bool may_free(CUdeviceptr address) noexcept {
   CUdeviceptr begin = 0;
-  return state.pointer_get_attribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS &&
+  return driver::table().cuPointerGetAttribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS &&
          begin == address;
 }
 
@@ -293,7 +287,7 @@ CUresult free_on(CUdeviceptr address, CUstream on) noexcept {
     }
     drain(site.caller, queue::Scope::kStream, devices_of(on), on, nullptr, nullptr, For::kOther);
   }
-  return state.calls.free_memory(address, on);
+  return driver::table().cuMemFreeAsync.legacy(address, on);
 }
 
 template <bool kPerThread>
@@ -306,13 +300,13 @@ CUresult free_async(CUdeviceptr address, CUstream stream) noexcept {
 // ---- events: made, seen by other processes, destroyed
 
 CUresult event_create(CUevent* event, unsigned flags) noexcept {
-  const CUresult status = state.event_create(event, flags);
+  const CUresult status = driver::table().cuEventCreate(event, flags);
   if (status == CUDA_SUCCESS) driver::registry().created(*event, flags);
   return status;
 }
 
 CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
-  const CUresult status = state.open_event(event, handle);
+  const CUresult status = driver::table().cuIpcOpenEventHandle(event, handle);
   if (status == CUDA_SUCCESS) driver::registry().opened(*event);
   return status;
 }
@@ -343,7 +337,7 @@ CUresult event_destroy(CUevent event) noexcept {
     drain(caller, queue::Scope::kEvent, kAllDevices, nullptr, event, nullptr, For::kOther);
   }
   for_each_queue([&](Queue& each) { each.event_destroyed(event); });
-  return state.calls.destroy_event(event);
+  return driver::table().cuEventDestroy(event);
 }
 
 // ---- guards
@@ -390,12 +384,12 @@ struct Passed {
 bool is_set_already(const EntryPoint& point, const Passed& passed) noexcept {
   int value = 0;
   if (point.meaning == Meaning::kSetFunction) {
-    return state.function_get_attribute(&value, static_cast<CUfunction_attribute>(passed.word(1)),
+    return driver::table().cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(passed.word(1)),
                                         passed.handle<CUfunction>(0)) == CUDA_SUCCESS &&
            value == static_cast<int>(passed.word(2));
   }
   return point.meaning == Meaning::kSetKernel &&
-         state.kernel_get_attribute(&value, static_cast<CUfunction_attribute>(passed.word(0)),
+         driver::table().cuKernelGetAttribute(&value, static_cast<CUfunction_attribute>(passed.word(0)),
                                     passed.handle<CUkernel>(2),
                                     static_cast<CUdevice>(passed.word(3))) == CUDA_SUCCESS &&
          value == static_cast<int>(passed.word(1));
@@ -549,18 +543,14 @@ void* go(const Guard& guard, const Passed& passed) noexcept {
 
 }  // namespace
 
-bool Offload::connect(void* handle, queue::Calls::Find* find_function, const Engine& engine) noexcept {
-  bool complete = state.calls.load(handle, find_function);
-  const auto look_up = [&]<typename Function>(Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(find_function(handle, name));
-    complete = complete && function != nullptr;
-  };
-  look_up(state.pointer_get_attribute, "cuPointerGetAttribute");
-  look_up(state.function_get_attribute, "cuFuncGetAttribute");
-  look_up(state.kernel_get_attribute, "cuKernelGetAttribute");
-  look_up(state.event_create, "cuEventCreate");
-  // A program that shares no events may have a driver that cannot.
-  state.open_event = reinterpret_cast<decltype(state.open_event)>(find_function(handle, "cuIpcOpenEventHandle"));
+bool Offload::connect(const Engine& engine) noexcept {
+  const driver::Driver& real = driver::table();
+  // The rarer calls are not needed: a program that makes them has found them.
+  const auto has = [](auto... functions) { return ((functions != nullptr) && ...); };
+  const bool complete =
+      has(real.cuLaunchKernelEx.legacy, real.cuMemsetD8Async, real.cuMemcpyAsync, real.cuMemcpyHtoDAsync,
+          real.cuMemcpyDtoHAsync, real.cuMemcpyDtoDAsync, real.cuEventRecordWithFlags, real.cuStreamWaitEvent,
+          real.cuLaunchHostFunc, real.cuFuncGetParamInfo, real.cuKernelGetAttribute, real.cuPointerGetAttribute);
   state.engine = engine;
   state.connected.store(complete, std::memory_order_release);
   return complete;
@@ -572,7 +562,7 @@ void Offload::add(Queue& known) noexcept {
   const std::size_t place = state.queue_count.load();
   if (place == kQueues) return;
   int devices = 0;
-  auto* const count = driver::table().device_get_count;
+  auto* const count = driver::table().cuDeviceGetCount;
   state.one_device = count != nullptr && count(&devices) == CUDA_SUCCESS && devices == 1;
   state.queues[place].store(&known, std::memory_order_release);
   state.queue_count.store(place + 1, std::memory_order_release);
@@ -580,8 +570,6 @@ void Offload::add(Queue& known) noexcept {
 }
 
 void Offload::forget_queues() noexcept { state.queue_count.store(0); }
-
-const queue::Calls& Offload::calls() noexcept { return state.calls; }
 
 void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) noexcept {
   if (target == nullptr) return nullptr;
@@ -636,7 +624,7 @@ bool Offload::is_complete(CUstream stream) noexcept {
     queued = queued || (!known.empty() && concerns(known, devices_of(stream)) &&
                         known.before(queue::Scope::kStream, stream) != 0);
   });
-  return !queued && driver::table().stream_query.legacy(stream) == CUDA_SUCCESS;
+  return !queued && driver::table().cuStreamQuery.legacy(stream) == CUDA_SUCCESS;
 }
 
 CUresult Offload::new_event(CUevent& event) noexcept { return event_create(&event, CU_EVENT_DISABLE_TIMING); }

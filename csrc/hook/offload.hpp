@@ -43,17 +43,15 @@ class Offload {
     FreeMemory free_memory = nullptr;  // null: nothing is counted
   };
 
-  // Looks the real driver's functions up (`find`: as dlsym). False where it lacks one that offload needs: nothing is
-  // deferred then.
-  static bool connect(void* handle, queue::Calls::Find* find, const Engine& engine) noexcept;
+  // False where the driver lacks a function that offload needs: nothing is deferred then (drivers before 12.4 do not tell
+  // parameter sizes).
+  static bool connect(const Engine& engine) noexcept;
   static bool connected() noexcept;
 
   // A device's queue, once it has started; they are never taken away. At most 32.
   static void add(queue::Queue& queue) noexcept;
   // In a forked child, after each was abandoned.
   static void forget_queues() noexcept;
-
-  static const queue::Calls& calls() noexcept;
 
   // What a program gets where it would get `target`: a guard, or `target` itself where the function is direct or taken
   // over by its signature. `point` is what it asked for, null a function or version that the table does not know:

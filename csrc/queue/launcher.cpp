@@ -9,11 +9,12 @@
 #include "base/clock.hpp"
 #include "base/futex.hpp"
 #include "base/processor.hpp"
+#include "driver/driver.hpp"
 
 namespace cudasched::queue {
 
-Launcher::Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept
-    : ring_(ring), push_lock_(push_lock), mailbox_(mailbox), calls_(calls), admission_(admission) {
+Launcher::Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, Admission& admission) noexcept
+    : ring_(ring), push_lock_(push_lock), mailbox_(mailbox), admission_(admission) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
   pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
@@ -54,7 +55,7 @@ void* Launcher::run(void* self) {
 
 void Launcher::work() {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  calls_.exchange_capture_mode(&mode);
+  driver::table().cuThreadExchangeStreamCaptureMode(&mode);
   while (!stopping_.load(std::memory_order_acquire)) {
     if (const Operation* operation = ring_.front()) {
       consume(*operation, /*gated=*/true);
@@ -95,7 +96,7 @@ void Launcher::await_work() {
 CUresult Launcher::make_current(CUcontext context) noexcept {
   const std::uint64_t epoch = context_epoch_.load(std::memory_order_acquire);
   if (context == current_ && epoch == current_epoch_) return CUDA_SUCCESS;
-  const CUresult status = calls_.context_set_current(context);
+  const CUresult status = driver::table().cuCtxSetCurrent(context);
   current_ = status == CUDA_SUCCESS ? context : nullptr;
   current_epoch_ = status == CUDA_SUCCESS ? epoch : 0;
   return status;
@@ -137,7 +138,7 @@ CUresult Launcher::submit(const Operation& operation, Position position, bool at
   const bool timed = is_timed(position);
   const std::int64_t begin = timed ? now_ns() : 0;
   if (timed && at_gate && is_first) queue_waits_.add(begin - operation.pushed_ns);
-  const CUresult status = operation.execute(calls_);
+  const CUresult status = operation.execute();
   if (timed) {
     const auto took = static_cast<std::int64_t>(kTimed) * (now_ns() - begin);
     driver_ns_.store(driver_ns_.load(std::memory_order_relaxed) + took, std::memory_order_relaxed);
@@ -183,7 +184,7 @@ void Launcher::make_what_overtakes(Overtaking& overtaking) {
     if (!overtaking.may_pass(operation)) continue;
     operation.made = true;  // before the call, which may end this thread: it is not made again
     CUresult status = make_current(operation.context);
-    if (status == CUDA_SUCCESS) status = operation.execute(calls_);
+    if (status == CUDA_SUCCESS) status = operation.execute();
     if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
   }
 }
@@ -213,9 +214,9 @@ void Launcher::run_what_is_left() {
   // A push under way on another thread ends first, and later ones see the new state.
   { const SpinGuard push_is_over(push_lock_); }
   CUcontext mine = nullptr;
-  calls_.context_get_current(&mine);
+  driver::table().cuCtxGetCurrent(&mine);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  calls_.exchange_capture_mode(&mode);
+  driver::table().cuThreadExchangeStreamCaptureMode(&mode);
   current_epoch_ = 0;
   if (ring_.front() != nullptr) admission_.end_graph(*ring_.front(), CUDA_ERROR_UNKNOWN);
   if (ring_.front() != nullptr && begun_.load(std::memory_order_acquire) == ring_.passed() + 1) {
@@ -223,8 +224,8 @@ void Launcher::run_what_is_left() {
     ring_.pass();
   }
   while (const Operation* operation = ring_.front()) consume(*operation, /*gated=*/false);
-  calls_.context_set_current(mine);
-  calls_.exchange_capture_mode(&mode);
+  driver::table().cuCtxSetCurrent(mine);
+  driver::table().cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 void Launcher::stop(std::int64_t longest_ns) noexcept {

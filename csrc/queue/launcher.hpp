@@ -19,7 +19,6 @@
 
 #include "base/histogram.hpp"
 #include "base/spin_lock.hpp"
-#include "queue/calls.hpp"
 #include "queue/mailbox.hpp"
 #include "queue/overtaking.hpp"
 #include "queue/ring.hpp"
@@ -96,7 +95,7 @@ class Launcher {
   }
 
   // All must live as long as the thread, and as what it leaves behind at exit. `push_lock` is the queue's.
-  Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, const Calls& calls, Admission& admission) noexcept;
+  Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, Admission& admission) noexcept;
   // Ends the thread; not in the product, where it lives as long as the process.
   ~Launcher();
   Launcher(const Launcher&) = delete;
@@ -170,7 +169,6 @@ class Launcher {
   Ring& ring_;
   SpinLock& push_lock_;
   Mailbox& mailbox_;
-  const Calls& calls_;
   Admission& admission_;
   Opening opening_{&ring_};
 

@@ -1,9 +1,11 @@
 #include "queue/operation.hpp"
 
+#include "driver/driver.hpp"
+
 namespace cudasched::queue {
 namespace {
 
-CUresult launch(const Calls& calls, const Operation::Launch& launch, CUstream stream) {
+CUresult launch(const Operation::Launch& launch, CUstream stream) {
   const predict::Launch& what = launch.what;
   auto* const function = static_cast<CUfunction>(const_cast<void*>(what.function));
   auto** const parameters = const_cast<void**>(what.parameters);
@@ -20,79 +22,79 @@ CUresult launch(const Calls& calls, const Operation::Launch& launch, CUstream st
     config.hStream = stream;
     config.attrs = launch.attributes;
     config.numAttrs = launch.attribute_count;
-    return calls.launch_kernel_ex(&config, function, parameters, extra);
+    return driver::table().cuLaunchKernelEx.legacy(&config, function, parameters, extra);
   }
   if (launch.cooperative) {
-    return calls.launch_cooperative(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
+    return driver::table().cuLaunchCooperativeKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
                                     what.block[2], what.dynamic_shared_bytes, stream, parameters);
   }
-  return calls.launch_kernel(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
+  return driver::table().cuLaunchKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
                              what.block[2], what.dynamic_shared_bytes, stream, parameters, extra);
 }
 
-CUresult fill_memory(const Calls& calls, const Operation::Fill& fill, CUstream stream) {
+CUresult fill_memory(const Operation::Fill& fill, CUstream stream) {
   switch (fill.element_bytes) {
     case 1:
-      return calls.fill_8(fill.to, static_cast<unsigned char>(fill.value), fill.width, stream);
+      return driver::table().cuMemsetD8Async(fill.to, static_cast<unsigned char>(fill.value), fill.width, stream);
     case 2:
-      return calls.fill_16(fill.to, static_cast<unsigned short>(fill.value), fill.width, stream);
+      return driver::table().cuMemsetD16Async(fill.to, static_cast<unsigned short>(fill.value), fill.width, stream);
     default:
-      return calls.fill_32(fill.to, fill.value, fill.width, stream);
+      return driver::table().cuMemsetD32Async(fill.to, fill.value, fill.width, stream);
   }
 }
 
-CUresult fill_rows(const Calls& calls, const Operation::Fill& fill, CUstream stream) {
+CUresult fill_rows(const Operation::Fill& fill, CUstream stream) {
   switch (fill.element_bytes) {
     case 1:
-      return calls.fill_rows_8(fill.to, fill.pitch_bytes, static_cast<unsigned char>(fill.value), fill.width, fill.rows,
+      return driver::table().cuMemsetD2D8Async(fill.to, fill.pitch_bytes, static_cast<unsigned char>(fill.value), fill.width, fill.rows,
                                stream);
     case 2:
-      return calls.fill_rows_16(fill.to, fill.pitch_bytes, static_cast<unsigned short>(fill.value), fill.width,
+      return driver::table().cuMemsetD2D16Async(fill.to, fill.pitch_bytes, static_cast<unsigned short>(fill.value), fill.width,
                                 fill.rows, stream);
     default:
-      return calls.fill_rows_32(fill.to, fill.pitch_bytes, fill.value, fill.width, fill.rows, stream);
+      return driver::table().cuMemsetD2D32Async(fill.to, fill.pitch_bytes, fill.value, fill.width, fill.rows, stream);
   }
 }
 
-CUresult copy_memory(const Calls& calls, const Operation::Copy& copy, CUstream stream) {
+CUresult copy_memory(const Operation::Copy& copy, CUstream stream) {
   switch (copy.direction) {
     case Operation::Direction::kToDevice:
-      return calls.copy_to_device(copy.to, reinterpret_cast<const void*>(copy.from), copy.bytes, stream);
+      return driver::table().cuMemcpyHtoDAsync(copy.to, reinterpret_cast<const void*>(copy.from), copy.bytes, stream);
     case Operation::Direction::kToHost:
-      return calls.copy_to_host(reinterpret_cast<void*>(copy.to), copy.from, copy.bytes, stream);
+      return driver::table().cuMemcpyDtoHAsync(reinterpret_cast<void*>(copy.to), copy.from, copy.bytes, stream);
     case Operation::Direction::kOnDevice:
-      return calls.copy_on_device(copy.to, copy.from, copy.bytes, stream);
+      return driver::table().cuMemcpyDtoDAsync(copy.to, copy.from, copy.bytes, stream);
     case Operation::Direction::kAny:
       break;
   }
-  return calls.copy(copy.to, copy.from, copy.bytes, stream);
+  return driver::table().cuMemcpyAsync(copy.to, copy.from, copy.bytes, stream);
 }
 
 }  // namespace
 
-CUresult Operation::execute(const Calls& calls) const {
+CUresult Operation::execute() const {
   switch (kind) {
     case Kind::kKernel:
-      return queue::launch(calls, launch, stream);
+      return queue::launch(launch, stream);
     case Kind::kGraph:
-      return calls.launch_graph(graph(), stream);
+      return driver::table().cuGraphLaunch.legacy(graph(), stream);
     case Kind::kFill:
-      return fill_memory(calls, fill, stream);
+      return fill_memory(fill, stream);
     case Kind::kFillRows:
-      return fill_rows(calls, fill, stream);
+      return fill_rows(fill, stream);
     case Kind::kCopy:
-      return copy_memory(calls, copy, stream);
+      return copy_memory(copy, stream);
     case Kind::kRecord:
-      return event.flags == CU_EVENT_RECORD_DEFAULT ? calls.record(event.event, stream)
-                                                    : calls.record_with_flags(event.event, stream, event.flags);
+      return event.flags == CU_EVENT_RECORD_DEFAULT ? driver::table().cuEventRecord(event.event, stream)
+                                                    : driver::table().cuEventRecordWithFlags(event.event, stream, event.flags);
     case Kind::kWait:
-      return calls.wait(stream, event.event, event.flags);
+      return driver::table().cuStreamWaitEvent(stream, event.event, event.flags);
     case Kind::kHostFunction:
-      return calls.host_function(stream, host.function, host.data);
+      return driver::table().cuLaunchHostFunc(stream, host.function, host.data);
     case Kind::kDestroyEvent:
-      return calls.destroy_event(event.event);
+      return driver::table().cuEventDestroy(event.event);
     case Kind::kFreeMemory:
-      return calls.free_memory(memory.address, stream);
+      return driver::table().cuMemFreeAsync.legacy(memory.address, stream);
     case Kind::kChange:
       return CUDA_SUCCESS;  // no call of the driver's
   }

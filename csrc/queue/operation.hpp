@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "predict/launch.hpp"
-#include "queue/calls.hpp"
 
 namespace cudasched::queue {
 
@@ -103,7 +102,7 @@ struct Operation {
 
   // Makes the call. `context` is current on the calling thread. Not noexcept: a callback of the driver's may end the
   // thread.
-  CUresult execute(const Calls& calls) const;
+  CUresult execute() const;
 };
 
 // Errors after which every call in the context fails: CUDA reports them to the next call, whatever it is.

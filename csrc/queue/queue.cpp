@@ -8,6 +8,7 @@
 
 #include "base/clock.hpp"
 #include "base/hash.hpp"
+#include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
 
@@ -66,12 +67,11 @@ constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 15) 
 
 }  // namespace
 
-Queue::Queue(const Calls& calls, Admission& admission, GilCheck holds_gil, std::uint32_t slots,
+Queue::Queue(Admission& admission, GilCheck holds_gil, std::uint32_t slots,
              std::uint32_t arena_bytes) noexcept
-    : calls_(calls),
-      holds_gil_(holds_gil),
+    : holds_gil_(holds_gil),
       ring_(slots, arena_bytes),
-      launcher_(ring_, lock_, mailbox_, calls, admission) {}
+      launcher_(ring_, lock_, mailbox_, admission) {}
 
 // ---- life
 
@@ -288,7 +288,7 @@ bool Queue::push_host_function(const Caller& caller, CUhostFn function, void* da
 }
 
 bool Queue::push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept {
-  if (calls_.free_memory == nullptr) return false;
+  if (driver::table().cuMemFreeAsync.legacy == nullptr) return false;
   return push(
       caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
       [&](Operation& operation, std::byte*, Position) {

@@ -27,7 +27,6 @@
 
 #include "base/spin_lock.hpp"
 #include "queue/call.hpp"
-#include "queue/calls.hpp"
 #include "queue/launcher.hpp"
 #include "queue/mailbox.hpp"
 #include "queue/operation.hpp"
@@ -40,8 +39,8 @@ class Queue {
  public:
   using GilCheck = bool (*)() noexcept;
 
-  // `calls` and `admission` live as long as the process does. `holds_gil`: does the calling thread?
-  Queue(const Calls& calls, Admission& admission, GilCheck holds_gil, std::uint32_t slots = Ring::kSlots,
+  // `admission` lives as long as the process does. `holds_gil`: does the calling thread?
+  Queue(Admission& admission, GilCheck holds_gil, std::uint32_t slots = Ring::kSlots,
         std::uint32_t arena_bytes = Ring::kArenaBytes) noexcept;
 
   // ---- life
@@ -136,7 +135,6 @@ class Queue {
   void open_for(const Caller& caller, Position position, Waiter::For what) noexcept;
   bool answer_not_ready(const Caller& caller, Position position) noexcept;
 
-  const Calls& calls_;
   const GilCheck holds_gil_;
   int device_ = -1;
   SpinLock lock_;

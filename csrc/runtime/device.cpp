@@ -20,7 +20,7 @@ Device::Device(CUdevice handle, int ordinal, const Settings& settings)
   table_ = arbiter::Table::open(directory, driver::device_uuid(handle), driver::device_name(handle));
   const auto attribute = [handle](CUdevice_attribute which) {  // 0: not known, which no device is refused for
     int value = 0;
-    return driver::table().device_get_attribute(&value, which, handle) == CUDA_SUCCESS ? value : 0;
+    return driver::table().cuDeviceGetAttribute(&value, which, handle) == CUDA_SUCCESS ? value : 0;
   };
   telemetry::trace_device({.ordinal = ordinal,
                            .major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
@@ -63,10 +63,10 @@ void Device::save_predictor() noexcept {
   }
 }
 
-void Device::start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept, bool spins) noexcept {
+void Device::start_queue(void (*started)(queue::Queue&) noexcept, bool spins) noexcept {
   if (owned_queue_ != nullptr) return;
   try {
-    owned_queue_ = std::make_unique<queue::Queue>(calls, admission_, &holds_gil);
+    owned_queue_ = std::make_unique<queue::Queue>(admission_, &holds_gil);
     owned_queue_->serve(ordinal_);
   } catch (const std::bad_alloc&) {
     log::warning("no memory for a launch queue: best-effort launches wait on the program's own threads");

@@ -47,7 +47,7 @@ class Device {
 
   // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing
   // is ever deferred, and the gate holds the program's own threads.
-  void start_queue(const queue::Calls& calls, void (*started)(queue::Queue&) noexcept, bool spins) noexcept;
+  void start_queue(void (*started)(queue::Queue&) noexcept, bool spins) noexcept;
 
   // Publishes what the process counts beside the slot of its first client here. The ticker's, and at exit.
   void publish(const arbiter::Counts& counts) noexcept;

@@ -43,11 +43,11 @@ void Engine::watch_driver(void* real_driver) noexcept {
 
 Device* Engine::find_device(ThreadState& thread) noexcept {
   CUcontext context = nullptr;
-  if (driver::table().context_get_current(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
+  if (driver::table().cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
   const std::uint64_t epoch = hot().context_epoch.load(std::memory_order_acquire);
   if (thread.context == context && thread.context_epoch == epoch) return thread.device;
   CUdevice handle = 0;
-  if (driver::table().context_get_device(&handle) != CUDA_SUCCESS) return nullptr;
+  if (driver::table().cuCtxGetDevice(&handle) != CUDA_SUCCESS) return nullptr;
   thread.device = device_by_ordinal(handle);
   thread.context = context;
   thread.context_epoch = epoch;
@@ -86,7 +86,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       const char* const why_not = launch_class == Class::kBestEffort ? why_no_offload() : nullptr;
       if (launch_class == Class::kBestEffort && why_not == nullptr) {
         device.use(&slices_);
-        device.start_queue(*offload_.calls, offload_.started, settings_.launcher_spins);
+        device.start_queue(offload_.started, settings_.launcher_spins);
       } else if (why_not != nullptr) {
         log::debug(std::string("launches are not offloaded: ") + why_not);
       }
@@ -117,7 +117,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
 
 const char* Engine::why_no_offload() const noexcept {
   if (!settings_.offload) return "the setting offload is off";
-  if (offload_.calls == nullptr) return "the driver lacks a call that is deferred";
+  if (!offload_.can_defer) return "the driver lacks a call that is deferred";
   if (!settings_.offload_beside_tools && a_tool_is_injected()) return "a tool is injected into this program";
   // Every launch is to be over when its call returns.
   const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
@@ -227,9 +227,9 @@ void Engine::bind_stream(std::uint64_t stream, Class value) {
   hot().marks.bound(true);
   std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
   Bound bound{stream};
-  if (lifecycle_.attached() && driver::table().context_get_current(&bound.context) == CUDA_SUCCESS &&
+  if (lifecycle_.attached() && driver::table().cuCtxGetCurrent(&bound.context) == CUDA_SUCCESS &&
       bound.context != nullptr) {
-    driver::table().context_get_device(&bound.device);
+    driver::table().cuCtxGetDevice(&bound.device);
   }
   bound_.push_back(bound);
 }

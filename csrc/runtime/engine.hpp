@@ -40,7 +40,7 @@ namespace cudasched::runtime {
 
 // What the hook does for launch queues; the runtime, which is below it, calls it through these.
 struct OffloadHooks {
-  const queue::Calls* calls = nullptr;  // null: nothing can be deferred
+  bool can_defer = false;
   void (*started)(queue::Queue&) noexcept = nullptr;
   void (*forget_queues)() noexcept = nullptr;
 };

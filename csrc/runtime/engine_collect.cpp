@@ -23,7 +23,7 @@ namespace {
 
 int current_ordinal() noexcept {
   CUdevice device = 0;
-  return driver::table().context_get_device(&device) == CUDA_SUCCESS ? device : 0;
+  return driver::table().cuCtxGetDevice(&device) == CUDA_SUCCESS ? device : 0;
 }
 
 telemetry::Timing timing_of(const std::string& name) {

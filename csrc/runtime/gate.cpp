@@ -359,7 +359,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   }
   if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
   if (start != nullptr) {
-    if (driver::table().event_record(start, stream) != CUDA_SUCCESS) {
+    if (driver::table().cuEventRecord(start, stream) != CUDA_SUCCESS) {
       pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
     } else if (!question.query.launch.is_graph) {
       pass.start = start;
@@ -376,8 +376,8 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
   if (status == CUDA_SUCCESS && pass.completion != nullptr) {
     const std::int64_t returned_ns = pass.start != nullptr ? now_ns() : 0;
     const driver::RelaxedCapture relaxed;
-    recorded = driver::table().event_record(pass.completion, stream) == CUDA_SUCCESS;
-    if (pass.start != nullptr && (pass.dry || driver::table().event_query(pass.start) == CUDA_SUCCESS)) {
+    recorded = driver::table().cuEventRecord(pass.completion, stream) == CUDA_SUCCESS;
+    if (pass.start != nullptr && (pass.dry || driver::table().cuEventQuery(pass.start) == CUDA_SUCCESS)) {
       waited_call_ns = returned_ns - pass.called_ns;
     }
   }
@@ -427,7 +427,7 @@ schedule::Decision Gate::meet(schedule::Decision decision, std::int64_t now) noe
 void Gate::mark_tail(CUstream stream) noexcept {
   const int segment = markers_.ledger().mark(id_of(stream));
   if (segment < 0) return;
-  const bool recorded = driver::table().event_record(markers_.event(segment), stream) == CUDA_SUCCESS;
+  const bool recorded = driver::table().cuEventRecord(markers_.event(segment), stream) == CUDA_SUCCESS;
   markers_.ledger().submitted(segment, recorded);
 }
 

@@ -58,7 +58,7 @@ predict::Residency Kernels::residency_of(const predict::Launch& launch) {
   if (!device_) {
     device_.emplace();
     CUdevice device = 0;
-    if (driver::table().context_get_device(&device) == CUDA_SUCCESS) {
+    if (driver::table().cuCtxGetDevice(&device) == CUDA_SUCCESS) {
       device_->sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
       device_->max_threads_per_sm =
           driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
@@ -71,7 +71,7 @@ predict::Residency Kernels::residency_of(const predict::Launch& launch) {
 
 std::int64_t Kernels::node_ns(CUgraphNode node, std::uint64_t& hash) {
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  if (driver::table().graph_kernel_node_get(node, &parameters) != CUDA_SUCCESS) return 0;
+  if (driver::table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) return 0;
   const void* const function = parameters.func != nullptr ? static_cast<const void*>(parameters.func)
                                                           : static_cast<const void*>(parameters.kern);
   const predict::Launch launch{.function = function,
@@ -101,17 +101,17 @@ std::int64_t transfer_ns(double bytes, double bytes_per_ns) {
 std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_t& hash, bool& plain) {
   const auto& driver = driver::table();
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) {
+  if (driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) {
     plain = false;
     return 0;
   }
   hash = mix(hash, static_cast<std::uint64_t>(type));
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      return driver.graph_kernel_node_get == nullptr ? 0 : kernels.node_ns(node, hash);
+      return driver.cuGraphKernelNodeGetParams == nullptr ? 0 : kernels.node_ns(node, hash);
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       CUDA_MEMCPY3D copy{};
-      if (driver.graph_copy_node_get == nullptr || driver.graph_copy_node_get(node, &copy) != CUDA_SUCCESS) break;
+      if (driver.cuGraphMemcpyNodeGetParams == nullptr || driver.cuGraphMemcpyNodeGetParams(node, &copy) != CUDA_SUCCESS) break;
       const double bytes = static_cast<double>(copy.WidthInBytes) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Depth));
@@ -120,14 +120,14 @@ std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_
     }
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       CUDA_MEMSET_NODE_PARAMS fill{};
-      if (driver.graph_set_node_get == nullptr || driver.graph_set_node_get(node, &fill) != CUDA_SUCCESS) break;
+      if (driver.cuGraphMemsetNodeGetParams == nullptr || driver.cuGraphMemsetNodeGetParams(node, &fill) != CUDA_SUCCESS) break;
       return transfer_ns(static_cast<double>(fill.width) * fill.elementSize * static_cast<double>(fill.height),
                          kDeviceBytesPerNs);
     }
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
-      if (depth >= kDeepest || driver.graph_child_node_get == nullptr ||
-          driver.graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+      if (depth >= kDeepest || driver.cuGraphChildGraphNodeGetGraph == nullptr ||
+          driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         plain = false;
         break;
       }
@@ -152,9 +152,9 @@ Walk walk(CUgraph graph, Kernels& kernels, int depth) {
   const auto& driver = driver::table();
   std::size_t count = 0;
   result.plain = false;
-  if (driver.graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return result;
+  if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return result;
   std::vector<CUgraphNode> nodes(count);
-  if (count > 0 && driver.graph_get_nodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return result;
+  if (count > 0 && driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return result;
   result.plain = true;
   result.nodes = static_cast<std::uint32_t>(count);
 
@@ -168,12 +168,12 @@ Walk walk(CUgraph graph, Kernels& kernels, int depth) {
   std::size_t edges = 0;
   std::vector<CUgraphNode> from;
   std::vector<CUgraphNode> to;
-  if (driver.graph_get_edges != nullptr &&
-      driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &edges) == CUDA_SUCCESS && edges > 0) {
+  if (driver.cuGraphGetEdges != nullptr &&
+      driver.cuGraphGetEdges(graph, nullptr, nullptr, nullptr, &edges) == CUDA_SUCCESS && edges > 0) {
     from.resize(edges);
     to.resize(edges);
     std::vector<CUgraphEdgeData> data(edges);
-    if (driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &edges) != CUDA_SUCCESS) edges = 0;
+    if (driver.cuGraphGetEdges(graph, from.data(), to.data(), data.data(), &edges) != CUDA_SUCCESS) edges = 0;
   }
   // The nodes behind each node i: next[first[i]] to next[first[i + 1] - 1].
   std::vector<std::pair<std::size_t, std::size_t>> ends(edges);
@@ -218,7 +218,7 @@ std::int64_t predicted_node_ns(CUgraphNode node, const Graphs::Estimate& estimat
 }
 
 void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept {
-  if (exec == nullptr || driver::table().graph_get_nodes == nullptr || driver::table().graph_node_get_type == nullptr) {
+  if (exec == nullptr || driver::table().cuGraphGetNodes == nullptr || driver::table().cuGraphNodeGetType == nullptr) {
     return;
   }
   try {

@@ -86,7 +86,7 @@ void Lifecycle::start() noexcept {
     if (started_ || stopping_ || !off_reason_.empty()) return;
     started_ = true;
     auto& driver = driver::table();
-    if (driver.driver_get_version(&driver_version_) != CUDA_SUCCESS) driver_version_ = 0;
+    if (driver.cuDriverGetVersion(&driver_version_) != CUDA_SUCCESS) driver_version_ = 0;
     if (driver_version_ < kLeastDriverVersion) {
       off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " +
                     std::to_string(driver_version_ / 1000) + "." + std::to_string(driver_version_ % 1000 / 10) +
@@ -94,7 +94,7 @@ void Lifecycle::start() noexcept {
       log::warning(off_reason_);
       return;
     }
-    if (driver.device_get_count(&engine_.device_count_) != CUDA_SUCCESS || engine_.device_count_ < 1) return;
+    if (driver.cuDeviceGetCount(&engine_.device_count_) != CUDA_SUCCESS || engine_.device_count_ < 1) return;
     process_.store(getpid());
     // Registered after the driver's own handler, so that it runs before it.
     static const bool at_exit = std::atexit([] { engine().lifecycle().stop(); }) == 0 &&
@@ -117,7 +117,7 @@ void Lifecycle::start() noexcept {
     if (covers || telemetry::collecting() || telemetry::tracing()) engine_.ticker_.start();
     if (engine_.device_count_ == 1) {
       CUdevice only = 0;
-      if (driver.device_get(&only, 0) == CUDA_SUCCESS) {
+      if (driver.cuDeviceGet(&only, 0) == CUDA_SUCCESS) {
         auto device = std::make_unique<Device>(only, 0, engine_.settings_);
         hot().only_device.store(device.get(), std::memory_order_release);
         engine_.devices_[0].store(device.release(), std::memory_order_release);
@@ -292,8 +292,8 @@ void Lifecycle::report_coverage() noexcept {
     if (coverage_error_.empty()) {
       // What is still running when a program exits has not run; it is waited for, so that the two counts agree.
       CUcontext context = nullptr;
-      if (driver::table().context_get_current(&context) == CUDA_SUCCESS && context != nullptr) {
-        driver::table().context_synchronize();
+      if (driver::table().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr) {
+        driver::table().cuCtxSynchronize();
       } else {
         engine_.for_each_device([](Device& device) { driver::synchronize_primary(device.ordinal()); });
       }

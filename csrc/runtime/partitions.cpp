@@ -22,15 +22,15 @@ constexpr unsigned kUsualStep = 8;  // where a driver does not say (before 13.0)
 // Green contexts belong to the device's primary context, and so do their streams.
 CUdevice device_of_primary_context() {
   CUcontext current = nullptr;
-  check("cuCtxGetCurrent", table().context_get_current(&current));
+  check("cuCtxGetCurrent", table().cuCtxGetCurrent(&current));
   if (current == nullptr) {
     throw Error("a part of the SMs needs a current context: make a CUDA call on this thread first");
   }
   CUdevice device = 0;
-  check("cuCtxGetDevice", table().context_get_device(&device));
+  check("cuCtxGetDevice", table().cuCtxGetDevice(&device));
   CUcontext primary = nullptr;
-  check("cuDevicePrimaryCtxRetain", table().primary_context_retain(&primary, device));
-  table().primary_context_release(device);
+  check("cuDevicePrimaryCtxRetain", table().cuDevicePrimaryCtxRetain(&primary, device));
+  table().cuDevicePrimaryCtxRelease(device);
   if (primary != current) {
     throw Error(
         "a part of the SMs can be used from the device's primary context alone, and another context is current; "
@@ -41,7 +41,7 @@ CUdevice device_of_primary_context() {
 
 CUdevResource all_sms(CUdevice device) {
   CUdevResource all{};
-  check("cuDeviceGetDevResource", table().device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
+  check("cuDeviceGetDevResource", table().cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM));
   return all;
 }
 
@@ -49,22 +49,22 @@ CUdevResource all_sms(CUdevice device) {
 CUstream make(CUdevice device, const CUdevResource& all, unsigned sms) {
   CUdevResource part{};
   unsigned groups = 1;
-  check("cuDevSmResourceSplitByCount", table().split_sms(&part, &groups, &all, nullptr, 0, sms));
+  check("cuDevSmResourceSplitByCount", table().cuDevSmResourceSplitByCount(&part, &groups, &all, nullptr, 0, sms));
   CUdevResourceDesc description = nullptr;
-  check("cuDevResourceGenerateDesc", table().describe_resource(&description, &part, 1));
+  check("cuDevResourceGenerateDesc", table().cuDevResourceGenerateDesc(&description, &part, 1));
   CUgreenCtx green = nullptr;
-  check("cuGreenCtxCreate", table().green_context_create(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+  check("cuGreenCtxCreate", table().cuGreenCtxCreate(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
   int lowest = 0;
-  table().context_get_priority_range(&lowest, nullptr);
+  table().cuCtxGetStreamPriorityRange(&lowest, nullptr);
   CUstream stream = nullptr;
   try {
     check("cuGreenCtxStreamCreate",
-          table().green_context_stream_create(&stream, green, CU_STREAM_NON_BLOCKING, lowest));
+          table().cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, lowest));
     engine().bind_stream(reinterpret_cast<std::uintptr_t>(stream), Class::kBestEffort);
     return stream;
   } catch (const Error&) {
-    if (stream != nullptr) table().stream_destroy(stream);
-    table().green_context_destroy(green);
+    if (stream != nullptr) table().cuStreamDestroy(stream);
+    table().cuGreenCtxDestroy(green);
     throw;
   }
 }
@@ -84,8 +84,8 @@ CUstream Partitions::stream(double fraction) {
   }
   if (!engine().lifecycle().attached())
     throw HookError("a part of the SMs needs the hook: import cudasched before torch, and make a CUDA call first");
-  if (table().device_get_resource == nullptr || table().split_sms == nullptr || table().describe_resource == nullptr ||
-      table().green_context_create == nullptr || table().green_context_stream_create == nullptr) {
+  if (table().cuDeviceGetDevResource == nullptr || table().cuDevSmResourceSplitByCount == nullptr || table().cuDevResourceGenerateDesc == nullptr ||
+      table().cuGreenCtxCreate == nullptr || table().cuGreenCtxStreamCreate == nullptr) {
     throw HookError("a part of the SMs needs green contexts, which drivers have from CUDA 12.5 (release 555) on");
   }
   const driver::RelaxedCapture relaxed;

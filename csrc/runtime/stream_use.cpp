@@ -18,7 +18,7 @@ void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept {
     // A default stream is another one in another context.
     if (thread.marked_stream == stream && thread.marked_stamp == stamp && stream != CU_STREAM_LEGACY) return;
     CUcontext context = nullptr;
-    if (driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
+    if (driver::table().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return;
     state.marks.mark(StreamMarks::key(stream, context), stream, context, region->token);
     thread.marked_stream = stream;
     thread.marked_stamp = stamp;
@@ -58,7 +58,7 @@ void note_wait_of(CUevent event, CUstream stream) noexcept {
   const Origin origin = state.event_origins.find(event);
   if (origin == kNoOrigin && !state.marks.in_use()) return;
   CUcontext context = nullptr;
-  if (is_captured(stream) || driver::table().context_get_current(&context) != CUDA_SUCCESS) return;
+  if (is_captured(stream) || driver::table().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return;
   state.marks.inherit(StreamMarks::key(stream, context), stream, context, origin);
 }
 
@@ -93,7 +93,7 @@ void sweep_marks() noexcept {
       // Asking for the legacy stream while some stream is captured would invalidate the capture.
       if (stream == CU_STREAM_LEGACY || is_captured(stream)) return false;
     }
-    return driver::table().stream_query.legacy(stream) != CUDA_ERROR_NOT_READY;
+    return driver::table().cuStreamQuery.legacy(stream) != CUDA_ERROR_NOT_READY;
   });
 }
 

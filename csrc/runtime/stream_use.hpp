@@ -34,7 +34,7 @@ inline bool is_captured(CUstream stream) noexcept { return hot().may_capture() &
 // By which the marks know the stream; 0: they do not.
 inline std::uint64_t mark_key(CUstream stream) noexcept {
   CUcontext context = nullptr;
-  if (stream == CU_STREAM_LEGACY && driver::table().context_get_current(&context) != CUDA_SUCCESS) return 0;
+  if (stream == CU_STREAM_LEGACY && driver::table().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return 0;
   return StreamMarks::key(stream, context);
 }
 

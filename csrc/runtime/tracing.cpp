@@ -172,9 +172,9 @@ void trace_counters(Device& device) noexcept {
   unsigned flags = 0;
   int active = 0;
   CUcontext context = nullptr;
-  if (driver.memory_get_info == nullptr ||
-      driver.primary_context_get_state(device.ordinal(), &flags, &active) != CUDA_SUCCESS || active == 0 ||
-      driver.primary_context_retain(&context, device.ordinal()) != CUDA_SUCCESS) {
+  if (driver.cuMemGetInfo == nullptr ||
+      driver.cuDevicePrimaryCtxGetState(device.ordinal(), &flags, &active) != CUDA_SUCCESS || active == 0 ||
+      driver.cuDevicePrimaryCtxRetain(&context, device.ordinal()) != CUDA_SUCCESS) {
     return;
   }
   {
@@ -182,12 +182,12 @@ void trace_counters(Device& device) noexcept {
     const driver::CurrentContext current(context);
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
-    if (current.ok() && driver.memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
+    if (current.ok() && driver.cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
       trace_counter(telemetry::TraceCounter::kDeviceMemoryUsed, device.ordinal(),
                     all_bytes - std::min(free_bytes, all_bytes));
     }
   }
-  driver.primary_context_release(device.ordinal());
+  driver.cuDevicePrimaryCtxRelease(device.ordinal());
 }
 
 WaitReason why_it_waits(const schedule::Decision& decision, const schedule::Snapshot& seen) noexcept {

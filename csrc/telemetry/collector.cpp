@@ -212,11 +212,11 @@ Collected Collector::stop(bool synchronize) noexcept {
   }
   if (synchronize) {
     CUcontext current = nullptr;
-    if (driver::table().context_get_current(&current) == CUDA_SUCCESS && current != nullptr) {
-      driver::table().context_synchronize();
+    if (driver::table().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != nullptr) {
+      driver::table().cuCtxSynchronize();
     } else if (CUcontext const last = context_.load(); last != nullptr) {
       const driver::CurrentContext context(last);
-      if (context.ok()) driver::table().context_synchronize();
+      if (context.ok()) driver::table().cuCtxSynchronize();
     }
   }
   {
@@ -521,7 +521,7 @@ int Collector::sm_count(int device) {
   const auto [found, fresh] = sm_counts_.try_emplace(device, 0);
   if (fresh) {
     CUdevice handle = 0;
-    if (driver::table().device_get(&handle, device) == CUDA_SUCCESS) {
+    if (driver::table().cuDeviceGet(&handle, device) == CUDA_SUCCESS) {
       found->second = driver::device_attribute(handle, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     }
   }
@@ -611,8 +611,8 @@ void Collector::write_meta() {
   const auto& driver = driver::table();
   int version = 0;
   int count = 0;
-  driver.driver_get_version(&version);
-  driver.device_get_count(&count);
+  driver.cuDriverGetVersion(&version);
+  driver.cuDeviceGetCount(&count);
   std::string text =
       "{\"pid\": " + std::to_string(getpid()) + ", \"timing\": " +
       (options_.timing == Timing::kCupti    ? "\"cupti\""
@@ -622,7 +622,7 @@ void Collector::write_meta() {
       ", \"started_ns\": " + std::to_string(now_ns()) + ", \"command\": " + command_json() + ", \"devices\": [";
   for (int i = 0; i < count; ++i) {
     CUdevice device = 0;
-    if (driver.device_get(&device, i) != CUDA_SUCCESS) break;
+    if (driver.cuDeviceGet(&device, i) != CUDA_SUCCESS) break;
     const auto attribute = [device](CUdevice_attribute which) {
       return std::to_string(driver::device_attribute(device, which));
     };

@@ -18,13 +18,13 @@ constexpr const char* kEmptyKernel =
 template <typename Function>
 Function* look_up(const char* name, int since) noexcept {
   void* found = nullptr;
-  if (driver::table().get_proc_address_v1(name, &found, since, 0) != CUDA_SUCCESS) return nullptr;
+  if (driver::table().cuGetProcAddress_v1(name, &found, since, 0) != CUDA_SUCCESS) return nullptr;
   return reinterpret_cast<Function*>(found);
 }
 
 std::int64_t elapsed_ns(CUevent start, CUevent end, bool& ok) noexcept {
   float ms = 0;
-  ok = driver::table().event_elapsed_time(&ms, start, end) == CUDA_SUCCESS && std::isfinite(ms);
+  ok = driver::table().cuEventElapsedTime_v1(&ms, start, end) == CUDA_SUCCESS && std::isfinite(ms);
   return ok ? std::llround(static_cast<double>(ms) * 1e6) : 0;
 }
 
@@ -45,9 +45,9 @@ struct EventTimer::Place {
     auto pair = std::make_unique<Pair>();
     pair->place = this;
     auto& driver = driver::table();
-    if (driver.event_create(&pair->start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
-    if (driver.event_create(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-      driver.event_destroy(pair->start);
+    if (driver.cuEventCreate(&pair->start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) return nullptr;
+    if (driver.cuEventCreate(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+      driver.cuEventDestroy(pair->start);
       return nullptr;
     }
     pairs.push_back(std::move(pair));
@@ -56,20 +56,20 @@ struct EventTimer::Place {
 
   void tie_clock() noexcept {
     auto& driver = driver::table();
-    if (reference == nullptr || driver.event_record(reference, stream) != CUDA_SUCCESS) return;
-    if (driver.event_synchronize(reference) == CUDA_SUCCESS) reference_ns = now_ns();
+    if (reference == nullptr || driver.cuEventRecord(reference, stream) != CUDA_SUCCESS) return;
+    if (driver.cuEventSynchronize(reference) == CUDA_SUCCESS) reference_ns = now_ns();
   }
 
   // The times between a pair's events, with the kernel between them or nothing, rising; false: it failed.
   bool measure(Pair& pair, CUfunction kernel, std::array<std::int64_t, kCalibrations>& times) const noexcept {
     auto& driver = driver::table();
     for (std::int64_t& time : times) {
-      bool ok = driver.event_record(pair.start, stream) == CUDA_SUCCESS;
+      bool ok = driver.cuEventRecord(pair.start, stream) == CUDA_SUCCESS;
       if (ok && kernel != nullptr) {
-        ok = driver.launch_kernel.legacy(kernel, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr) == CUDA_SUCCESS;
+        ok = driver.cuLaunchKernel.legacy(kernel, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr) == CUDA_SUCCESS;
       }
-      ok = ok && driver.event_record(pair.end, stream) == CUDA_SUCCESS &&
-           driver.event_synchronize(pair.end) == CUDA_SUCCESS;
+      ok = ok && driver.cuEventRecord(pair.end, stream) == CUDA_SUCCESS &&
+           driver.cuEventSynchronize(pair.end) == CUDA_SUCCESS;
       if (ok) time = elapsed_ns(pair.start, pair.end, ok);
       if (!ok) return false;
     }
@@ -80,7 +80,7 @@ struct EventTimer::Place {
   void calibrate() {
     auto* const create = look_up<CUresult(CUstream*, unsigned)>("cuStreamCreate", 2000);
     if (create == nullptr || create(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) return;
-    if (driver::table().event_create(&reference, CU_EVENT_DEFAULT) != CUDA_SUCCESS) reference = nullptr;
+    if (driver::table().cuEventCreate(&reference, CU_EVENT_DEFAULT) != CUDA_SUCCESS) reference = nullptr;
     tie_clock();
     Pair* const pair = make();
     if (pair == nullptr) return;
@@ -113,11 +113,11 @@ EventTimer::~EventTimer() {
     const driver::CurrentContext current(place->context);
     if (!current.ok()) continue;
     for (const auto& pair : place->pairs) {
-      driver::table().event_destroy(pair->start);
-      driver::table().event_destroy(pair->end);
+      driver::table().cuEventDestroy(pair->start);
+      driver::table().cuEventDestroy(pair->end);
     }
-    if (place->reference != nullptr) driver::table().event_destroy(place->reference);
-    if (place->stream != nullptr) driver::table().stream_destroy(place->stream);
+    if (place->reference != nullptr) driver::table().cuEventDestroy(place->reference);
+    if (place->stream != nullptr) driver::table().cuStreamDestroy(place->stream);
   }
 }
 
@@ -152,7 +152,7 @@ EventTimer::Pair* EventTimer::begin(CUstream stream) noexcept {
     }
     if (pair == nullptr) return nullptr;
     pair->ended = false;
-    if (driver::table().event_record(pair->start, stream) == CUDA_SUCCESS) return pair;
+    if (driver::table().cuEventRecord(pair->start, stream) == CUDA_SUCCESS) return pair;
     const std::scoped_lock lock(mutex_);
     pair->place->free.push_back(pair);
   } catch (const std::exception&) {  // out of memory: the launch stays untimed
@@ -161,7 +161,7 @@ EventTimer::Pair* EventTimer::begin(CUstream stream) noexcept {
 }
 
 void EventTimer::end(Pair* pair, CUstream stream) noexcept {
-  if (pair != nullptr) pair->ended = driver::table().event_record(pair->end, stream) == CUDA_SUCCESS;
+  if (pair != nullptr) pair->ended = driver::table().cuEventRecord(pair->end, stream) == CUDA_SUCCESS;
 }
 
 EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept {
@@ -170,7 +170,7 @@ EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int
   Answer answer = Answer::kFailed;
   if (place.context != nullptr && pair->ended) {
     const driver::RelaxedCapture relaxed;
-    const CUresult status = driver::table().event_query(pair->end);
+    const CUresult status = driver::table().cuEventQuery(pair->end);
     if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
     bool ok = status == CUDA_SUCCESS;
     if (ok) duration_ns = std::max(kLeastNs, elapsed_ns(pair->start, pair->end, ok) - place.overhead_ns);
@@ -187,7 +187,7 @@ EventTimer::Answer EventTimer::read_elapsed(Pair* pair, std::int64_t& between_ns
   Answer answer = Answer::kFailed;
   if (place.context != nullptr && pair->ended) {
     const driver::RelaxedCapture relaxed;
-    const CUresult status = driver::table().event_query(pair->end);
+    const CUresult status = driver::table().cuEventQuery(pair->end);
     if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
     bool ok = status == CUDA_SUCCESS;
     if (ok) between_ns = elapsed_ns(pair->start, pair->end, ok);

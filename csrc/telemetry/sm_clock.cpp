@@ -35,7 +35,7 @@ Nvml& nvml() {
 void* find(int device) noexcept {
   try {
     CUdevice handle = 0;
-    if (!nvml().ready || driver::table().device_get(&handle, device) != CUDA_SUCCESS) return nullptr;
+    if (!nvml().ready || driver::table().cuDeviceGet(&handle, device) != CUDA_SUCCESS) return nullptr;
     void* found = nullptr;
     return nvml().by_uuid(driver::device_uuid(handle).c_str(), &found) == kSuccess ? found : nullptr;
   } catch (const std::exception&) {

@@ -8,7 +8,7 @@ bool Markers::ready(CUcontext context) noexcept {
   if (context_ == context) return context != nullptr;
   if (context_ != nullptr || context == nullptr) return false;
   for (CUevent& event : events_) {
-    if (driver::table().event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) continue;
+    if (driver::table().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) continue;
     event = nullptr;
     destroy();
     return false;
@@ -19,12 +19,12 @@ bool Markers::ready(CUcontext context) noexcept {
 
 bool Markers::is_complete(CUevent event) noexcept {
   // Any other error than "not ready" means that nothing more will be heard of it.
-  return driver::table().event_query(event) != CUDA_ERROR_NOT_READY;
+  return driver::table().cuEventQuery(event) != CUDA_ERROR_NOT_READY;
 }
 
 void Markers::destroy() noexcept {
   for (const CUevent event : events_) {
-    if (event != nullptr) driver::table().event_destroy(event);
+    if (event != nullptr) driver::table().cuEventDestroy(event);
   }
   events_.fill(nullptr);
 }

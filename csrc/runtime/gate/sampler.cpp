@@ -24,7 +24,7 @@ void Sampler::Question::find_residency() noexcept {
 
 void Sampler::make_timers() noexcept {
   const auto create = [](CUevent& event) {
-    if (driver::table().event_create(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS) return true;
+    if (driver::table().cuEventCreate(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS) return true;
     event = nullptr;
     return false;
   };
@@ -35,8 +35,8 @@ void Sampler::make_timers() noexcept {
 
 void Sampler::destroy_timers() noexcept {
   for (const Timer& timer : timers_) {
-    if (timer.start != nullptr) driver::table().event_destroy(timer.start);
-    if (timer.end != nullptr) driver::table().event_destroy(timer.end);
+    if (timer.start != nullptr) driver::table().cuEventDestroy(timer.start);
+    if (timer.end != nullptr) driver::table().cuEventDestroy(timer.end);
   }
   timers_.fill({});
 }
@@ -125,7 +125,7 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
   if (note.timer >= 0 && marked) {
     const Timer& timer = timers_[static_cast<std::size_t>(note.timer)];
     float milliseconds = 0;
-    if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
+    if (driver::table().cuEventElapsedTime_v1(&milliseconds, timer.start, timer.end) == CUDA_SUCCESS) {
       const auto measured_ns = static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6);
       const std::int64_t took_ns =
           predictor_.observe_elapsed(note.prediction, {measured_ns, note.call_ns}, overlapped(note));

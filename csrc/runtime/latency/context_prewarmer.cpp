@@ -18,8 +18,8 @@ bool ContextPrewarmer::prepare(CUcontext context) noexcept {
   if (context_ != nullptr) return context_ == context && !refused_;
   const driver::Driver& driver = driver::table();
   context_ = context;
-  refused_ = driver.stream_create(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
-             driver.memory_allocate(&memory_, sizeof(unsigned)) != CUDA_SUCCESS;
+  refused_ = driver.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
+             driver.cuMemAlloc(&memory_, sizeof(unsigned)) != CUDA_SUCCESS;
   return !refused_;
 }
 
@@ -30,7 +30,7 @@ void ContextPrewarmer::prewarm() noexcept {
   if (context == nullptr || hot().may_capture()) return;
   const driver::RelaxedCapture relaxed;
   if (!prepare(context)) return;
-  refused_ = driver::table().memory_fill(memory_, 0, 1, stream_) != CUDA_SUCCESS;
+  refused_ = driver::table().cuMemsetD32Async(memory_, 0, 1, stream_) != CUDA_SUCCESS;
 }
 
 void ContextPrewarmer::prewarm_last_context() noexcept {

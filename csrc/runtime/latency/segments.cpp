@@ -81,7 +81,7 @@ LatencySegments::Timing LatencySegments::tell_launch(CUstream stream, bool may_t
   timer.segment.store(0, std::memory_order_relaxed);
   timer.number = launch.number;
   const driver::RelaxedCapture relaxed;
-  if (driver::table().event_record(timer.start, stream) != CUDA_SUCCESS) return {};
+  if (driver::table().cuEventRecord(timer.start, stream) != CUDA_SUCCESS) return {};
   return {place, now_ns()};
 }
 
@@ -92,9 +92,9 @@ void LatencySegments::mark(const Timing& timing, CUstream stream) noexcept {
   if (segment != marks_segment_) marks_.begin(segment_position_ns_.load(std::memory_order_relaxed));
   marks_segment_ = segment;
   const bool wanted = mark_ != nullptr && marks_.ask(timing.position_ns, [&] {
-    return driver::table().event_query(mark_) == CUDA_SUCCESS;
+    return driver::table().cuEventQuery(mark_) == CUDA_SUCCESS;
   });
-  if (wanted && driver::table().event_record(mark_, stream) == CUDA_SUCCESS) marks_.marked(timing.position_ns);
+  if (wanted && driver::table().cuEventRecord(mark_, stream) == CUDA_SUCCESS) marks_.marked(timing.position_ns);
   slot().latency_done_ns.store(marks_.done_ns(), std::memory_order_release);
   slot().latency_not_done_ns.store(marks_.not_done_ns(), std::memory_order_release);
   marking_.store(false, std::memory_order_release);
@@ -104,8 +104,8 @@ void LatencySegments::end_timer(const Timing& timing, CUstream stream) noexcept 
   const std::int64_t returned_ns = now_ns();
   Timer& timer = timers_[static_cast<std::size_t>(timing.timer)];
   const driver::RelaxedCapture relaxed;
-  if (driver::table().event_record(timer.end, stream) != CUDA_SUCCESS) return;
-  const bool awaited = driver::table().event_query(timer.start) == CUDA_SUCCESS;
+  if (driver::table().cuEventRecord(timer.end, stream) != CUDA_SUCCESS) return;
+  const bool awaited = driver::table().cuEventQuery(timer.start) == CUDA_SUCCESS;
   timer.call_ns = awaited ? returned_ns - timing.called_ns : 0;
   timer.segment.store(segment_.load(std::memory_order_relaxed), std::memory_order_release);
 }
@@ -117,7 +117,7 @@ void LatencySegments::read_timers() noexcept {
     const std::uint64_t used = timer.segment.exchange(0, std::memory_order_acquire);
     if (used == 0 || used != segment_.load(std::memory_order_relaxed)) continue;
     float milliseconds = 0;
-    if (driver::table().event_elapsed_time(&milliseconds, timer.start, timer.end) != CUDA_SUCCESS) continue;
+    if (driver::table().cuEventElapsedTime_v1(&milliseconds, timer.start, timer.end) != CUDA_SUCCESS) continue;
     const predict::Sample kernel =
         predict::event_sample({static_cast<std::int64_t>(static_cast<double>(milliseconds) * 1e6), timer.call_ns});
     segments_->took(timer.number, std::max<std::int64_t>(static_cast<std::int64_t>(kernel.ns), 0) + kGapNs);
@@ -127,12 +127,12 @@ void LatencySegments::read_timers() noexcept {
 void LatencySegments::make_timers(CUcontext context) noexcept {
   if (context_.load(std::memory_order_relaxed) != nullptr) return;
   for (Timer& timer : timers_) {
-    if (driver::table().event_create(&timer.start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) timer.start = nullptr;
-    if (timer.start == nullptr || driver::table().event_create(&timer.end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+    if (driver::table().cuEventCreate(&timer.start, CU_EVENT_DEFAULT) != CUDA_SUCCESS) timer.start = nullptr;
+    if (timer.start == nullptr || driver::table().cuEventCreate(&timer.end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
       timer.end = nullptr;  // not used
     }
   }
-  if (driver::table().event_create(&mark_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) mark_ = nullptr;
+  if (driver::table().cuEventCreate(&mark_, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) mark_ = nullptr;
   context_.store(context, std::memory_order_release);
 }
 
@@ -140,12 +140,12 @@ void LatencySegments::destroy_timers() noexcept {
   context_.store(nullptr, std::memory_order_relaxed);
   for (Timer& timer : timers_) {
     timer.segment.store(0, std::memory_order_relaxed);
-    if (timer.start != nullptr) driver::table().event_destroy(timer.start);
-    if (timer.end != nullptr) driver::table().event_destroy(timer.end);
+    if (timer.start != nullptr) driver::table().cuEventDestroy(timer.start);
+    if (timer.end != nullptr) driver::table().cuEventDestroy(timer.end);
     timer.start = timer.end = nullptr;
   }
   while (marking_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
-  if (mark_ != nullptr) driver::table().event_destroy(mark_);
+  if (mark_ != nullptr) driver::table().cuEventDestroy(mark_);
   mark_ = nullptr;
   marks_segment_ = 0;
   marking_.store(false, std::memory_order_release);

@@ -63,7 +63,7 @@ Work StreamProbe::work_in_current_context(bool by_ticker) const noexcept {
     }
     if ((stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) && !by_ticker) {
       CUcontext here = nullptr;
-      if (driver::table().context_get_current(&here) != CUDA_SUCCESS || here != context_.load()) {
+      if (driver::table().cuCtxGetCurrent(&here) != CUDA_SUCCESS || here != context_.load()) {
         return Work::kUnknown;
       }
     }
@@ -71,10 +71,10 @@ Work StreamProbe::work_in_current_context(bool by_ticker) const noexcept {
     if (hot().may_capture()) {
       if (stream == CU_STREAM_LEGACY) return Work::kUnknown;
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-      if (driver::table().stream_is_capturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;
+      if (driver::table().cuStreamIsCapturing(stream, &capture) != CUDA_SUCCESS) return Work::kUnknown;
       if (capture != CU_STREAM_CAPTURE_STATUS_NONE) continue;
     }
-    if (driver::table().stream_query.legacy(stream) == CUDA_ERROR_NOT_READY) return Work::kRunning;
+    if (driver::table().cuStreamQuery.legacy(stream) == CUDA_ERROR_NOT_READY) return Work::kRunning;
   }
   return Work::kDone;
 }

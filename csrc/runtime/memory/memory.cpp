@@ -177,7 +177,7 @@ void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
                        std::string(class_name(client_class)) + ")";
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
-    auto* const get_info = driver::table().memory_get_info;
+    auto* const get_info = driver::table().cuMemGetInfo;
     if (get_info != nullptr && get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
       text += "; " + size_text(free_bytes) + " of " + size_text(all_bytes) + " are free";
     }
@@ -200,7 +200,7 @@ void Memory::report_limit(int device, std::uint64_t bytes) noexcept {
 }
 
 void Memory::refresh_pools(int device) noexcept {
-  auto* const get = driver::table().pool_get_attribute;
+  auto* const get = driver::table().cuMemPoolGetAttribute;
   if (get == nullptr) return;
   try {
     std::vector<Holdings::Pool> pools;
@@ -346,7 +346,7 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
 void Memory::empty_caches(const Device& device) noexcept {
   const driver::RelaxedCapture relaxed;
   CUcontext context = nullptr;
-  if (driver::table().primary_context_retain(&context, device.ordinal()) != CUDA_SUCCESS) return;
+  if (driver::table().cuDevicePrimaryCtxRetain(&context, device.ordinal()) != CUDA_SUCCESS) return;
   {
     const driver::CurrentContext current(context);
     if (current.ok()) {
@@ -357,8 +357,8 @@ void Memory::empty_caches(const Device& device) noexcept {
         std::vector<Holdings::Pool> pools;
         holdings.list_pools(device.ordinal(), pools);
         for (const Holdings::Pool& each : pools) {
-          if (driver::table().pool_trim != nullptr) {
-            driver::table().pool_trim(reinterpret_cast<CUmemoryPool>(each.pool), 0);
+          if (driver::table().cuMemPoolTrimTo != nullptr) {
+            driver::table().cuMemPoolTrimTo(reinterpret_cast<CUmemoryPool>(each.pool), 0);
           }
         }
       } catch (const std::exception&) {
@@ -366,7 +366,7 @@ void Memory::empty_caches(const Device& device) noexcept {
       refresh_pools(device.ordinal());
     }
   }
-  driver::table().primary_context_release(device.ordinal());
+  driver::table().cuDevicePrimaryCtxRelease(device.ordinal());
 }
 
 // The allocator may be taken down when this returns.

@@ -61,7 +61,7 @@ bool Slices::start_builder() noexcept {
 void Slices::run() noexcept {
   pthread_setname_np(pthread_self(), "cudasched-graph");
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  table().exchange_capture_mode(&mode);
+  table().cuThreadExchangeStreamCaptureMode(&mode);
   while (true) {
     const std::shared_ptr<Sliced> sliced = next_wanted();
     if (sliced != nullptr) {
@@ -164,7 +164,7 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     } catch (const std::exception&) {
       reason = WholeReason::kNoMemory;
     }
-    if (sliced->event == nullptr && table().event_create(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+    if (sliced->event == nullptr && table().cuEventCreate(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
       sliced->event = nullptr;
       if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
     }
@@ -211,7 +211,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
 CUstream Slices::upload_stream(CUcontext context) noexcept {
   try {
     CUstream& stream = upload_streams_[context];
-    if (stream == nullptr && table().stream_create(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) stream = nullptr;
+    if (stream == nullptr && table().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) stream = nullptr;
     return stream;
   } catch (const std::exception&) {
     return nullptr;
@@ -238,8 +238,8 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
   const auto give_back = [&] {
     step(
         [&] {
-          if (own != nullptr) table().graph_clone_destroy(own);
-          if (upload != nullptr) table().stream_destroy(upload);
+          if (own != nullptr) table().cuGraphDestroy(own);
+          if (upload != nullptr) table().cuStreamDestroy(upload);
         },
         true);
     return reason;
@@ -253,7 +253,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         bool cloned = false;
         if (sliced.clone != nullptr) {
           const std::scoped_lock reading(reading_);
-          cloned = table().graph_clone(&own, sliced.clone.get()) == CUDA_SUCCESS;
+          cloned = table().cuGraphClone(&own, sliced.clone.get()) == CUDA_SUCCESS;
         }
         if (!cloned) {
           own = nullptr;
@@ -304,10 +304,10 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         std::size_t free_bytes = 0;
         std::size_t all_bytes = 0;
         // What the program may want itself stays free.
-        if (table().memory_get_info != nullptr && table().memory_get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
+        if (table().cuMemGetInfo != nullptr && table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
             free_bytes < 4 * bytes + all_bytes / 128) {
           reason = WholeReason::kNoMemory;
-        } else if (table().stream_create(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
+        } else if (table().cuStreamCreate(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
           upload = nullptr;
         }
       })) {
@@ -329,7 +329,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
     }
   });
   bool uploaded = upload == nullptr;
-  while (!uploaded && !stopped([&] { uploaded = table().stream_query.legacy(upload) != CUDA_ERROR_NOT_READY; })) {
+  while (!uploaded && !stopped([&] { uploaded = table().cuStreamQuery.legacy(upload) != CUDA_ERROR_NOT_READY; })) {
     if (!uploaded) sleep_ns(kPollNs);
   }
   return give_back();

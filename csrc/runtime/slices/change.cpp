@@ -111,7 +111,7 @@ bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
 OwnedGraph GivenBack::own(CUgraph graph, const std::shared_ptr<GivenBack>& to, std::uint32_t of) {
   std::unique_ptr<Place> place(new (std::nothrow) Place{graph, of, nullptr});
   if (place == nullptr) {
-    table().graph_clone_destroy(graph);
+    table().cuGraphDestroy(graph);
     throw std::bad_alloc();
   }
   return own(std::move(place), to);
@@ -150,7 +150,7 @@ void GivenBack::destroy(Place*& first) noexcept {
   }
   while (going != nullptr) {
     const std::unique_ptr<Place> place(std::exchange(going, going->next));
-    table().graph_clone_destroy(place->graph);
+    table().cuGraphDestroy(place->graph);
   }
 }
 
@@ -161,28 +161,28 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
   header.place = place;
   header.like = from;
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  bool known = driver.graph_node_get_type(from, &type) == CUDA_SUCCESS;
+  bool known = driver.cuGraphNodeGetType(from, &type) == CUDA_SUCCESS;
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       CUDA_KERNEL_NODE_PARAMS kernel{};
-      known = known && driver.graph_kernel_node_get != nullptr &&
-              driver.graph_kernel_node_get(from, &kernel) == CUDA_SUCCESS && pack(kernel, place, change.bytes_);
+      known = known && driver.cuGraphKernelNodeGetParams != nullptr &&
+              driver.cuGraphKernelNodeGetParams(from, &kernel) == CUDA_SUCCESS && pack(kernel, place, change.bytes_);
       if (known) return change;
       break;
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      known = known && read(header, Kind::kCopy, &Header::copy, from, driver.graph_copy_node_get);
+      known = known && read(header, Kind::kCopy, &Header::copy, from, driver.cuGraphMemcpyNodeGetParams);
       break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-      known = known && read(header, Kind::kFill, &Header::fill, from, driver.graph_set_node_get);
+      known = known && read(header, Kind::kFill, &Header::fill, from, driver.cuGraphMemsetNodeGetParams);
       break;
     case CU_GRAPH_NODE_TYPE_HOST:
-      known = known && read(header, Kind::kHost, &Header::host, from, driver.graph_host_node_get);
+      known = known && read(header, Kind::kHost, &Header::host, from, driver.cuGraphHostNodeGetParams);
       break;
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
       known =
-          known && driver.graph_child_node_get != nullptr && driver.graph_child_node_get(from, &child) == CUDA_SUCCESS;
+          known && driver.cuGraphChildGraphNodeGetGraph != nullptr && driver.cuGraphChildGraphNodeGetGraph(from, &child) == CUDA_SUCCESS;
       ReadGraph read;
       if (!known || !read_graph(child, true, read)) break;
       change = of_graph({child, [](CUgraph) {}}, std::move(read), place);  // it is its node's
@@ -251,24 +251,24 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
       auto** const list = reinterpret_cast<void**>(bytes + aligned(sizeof header));
       for (std::uint32_t i = 0; i < header.parameters; ++i) list[i] = bytes + reinterpret_cast<std::uintptr_t>(list[i]);
       header.kernel.kernelParams = header.parameters == 0 ? nullptr : list;
-      return with(driver.graph_exec_kernel_set, driver.graph_kernel_node_set, header.kernel);
+      return with(driver.cuGraphExecKernelNodeSetParams, driver.cuGraphKernelNodeSetParams, header.kernel);
     }
     case Kind::kCopy:
-      return with(driver.graph_exec_copy_set, driver.graph_copy_node_set, header.copy, context);
+      return with(driver.cuGraphExecMemcpyNodeSetParams, driver.cuGraphMemcpyNodeSetParams, header.copy, context);
     case Kind::kFill:
-      return with(driver.graph_exec_fill_set, driver.graph_fill_node_set, header.fill, context);
+      return with(driver.cuGraphExecMemsetNodeSetParams, driver.cuGraphMemsetNodeSetParams, header.fill, context);
     case Kind::kHost:
-      return with(driver.graph_exec_host_set, driver.graph_host_node_set, header.host);
+      return with(driver.cuGraphExecHostNodeSetParams, driver.cuGraphHostNodeSetParams, header.host);
     case Kind::kSwitch:
-      return known && driver.graph_exec_enable != nullptr &&
-             driver.graph_exec_enable(pieces.exec_of(header.place), pieces.handles[header.place], header.enabled) ==
+      return known && driver.cuGraphNodeSetEnabled != nullptr &&
+             driver.cuGraphNodeSetEnabled(pieces.exec_of(header.place), pieces.handles[header.place], header.enabled) ==
                  CUDA_SUCCESS;
     case Kind::kGraph: {
       if (header.place != kWhole && !pieces.children) {
         const std::unique_ptr<Update> update(header.update);
         if (known) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
-        return known && driver.graph_update_child != nullptr &&
-               driver.graph_update_child(pieces.exec_of(header.place), pieces.handles[header.place],
+        return known && driver.cuGraphExecChildGraphNodeSetParams != nullptr &&
+               driver.cuGraphExecChildGraphNodeSetParams(pieces.exec_of(header.place), pieces.handles[header.place],
                                          update->graph.get()) == CUDA_SUCCESS;
       }
       try {
@@ -281,9 +281,9 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
     }
     case Kind::kLike: {
       CUDA_KERNEL_NODE_PARAMS kernel{};
-      return driver.graph_kernel_node_get != nullptr &&
-             driver.graph_kernel_node_get(header.like, &kernel) == CUDA_SUCCESS &&
-             with(driver.graph_exec_kernel_set, driver.graph_kernel_node_set, kernel);
+      return driver.cuGraphKernelNodeGetParams != nullptr &&
+             driver.cuGraphKernelNodeGetParams(header.like, &kernel) == CUDA_SUCCESS &&
+             with(driver.cuGraphExecKernelNodeSetParams, driver.cuGraphKernelNodeSetParams, kernel);
     }
   }
   return false;

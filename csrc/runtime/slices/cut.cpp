@@ -21,8 +21,8 @@ constexpr std::size_t kMostNodes = std::size_t{1} << 20;
 
 bool is_updatable(CUgraphNode node) noexcept {
   CUkernelNodeAttrValue value{};
-  return table().graph_kernel_node_get_attribute != nullptr &&
-         table().graph_kernel_node_get_attribute(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) ==
+  return table().cuGraphKernelNodeGetAttribute != nullptr &&
+         table().cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) ==
              CUDA_SUCCESS &&
          value.deviceUpdatableKernelNode.deviceUpdatable != 0;
 }
@@ -41,7 +41,7 @@ WholeReason why_whole(CUgraphNode node, CUgraphNodeType type, int depth) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
       if (depth == kDeepest) return WholeReason::kChildTooDeep;
-      if (table().graph_child_node_get == nullptr || table().graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+      if (table().cuGraphChildGraphNodeGetGraph == nullptr || table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         return WholeReason::kUnknownNode;
       }
       return why_whole(child, depth + 1);
@@ -69,7 +69,7 @@ WholeReason why_whole(CUgraph graph, int depth) {
   if (!get_nodes(graph, nodes)) return WholeReason::kTooLarge;
   for (CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    if (table().graph_node_get_type(node, &type) != CUDA_SUCCESS) return WholeReason::kUnknownNode;
+    if (table().cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) return WholeReason::kUnknownNode;
     if (const WholeReason why = why_whole(node, type, depth); why != WholeReason::kNone) return why;
   }
   return WholeReason::kNone;
@@ -80,13 +80,13 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
   if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
     CUgraph child = nullptr;
     std::vector<CUgraphNode> nodes;
-    if (depth == kDeepest || table().graph_child_node_get(node, &child) != CUDA_SUCCESS || !get_nodes(child, nodes)) {
+    if (depth == kDeepest || table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS || !get_nodes(child, nodes)) {
       planned.keeps_whole = WholeReason::kUnknownNode;
       return;
     }
     for (CUgraphNode each : nodes) {
       CUgraphNodeType inner = CU_GRAPH_NODE_TYPE_EMPTY;
-      if (table().graph_node_get_type(each, &inner) == CUDA_SUCCESS) {
+      if (table().cuGraphNodeGetType(each, &inner) == CUDA_SUCCESS) {
         look_at_kernels(each, inner, context, planned, depth + 1);
       }
     }
@@ -94,7 +94,7 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
   }
   if (type != CU_GRAPH_NODE_TYPE_KERNEL) return;
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  if (table().graph_kernel_node_get == nullptr || table().graph_kernel_node_get(node, &parameters) != CUDA_SUCCESS) {
+  if (table().cuGraphKernelNodeGetParams == nullptr || table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) {
     planned.keeps_whole = WholeReason::kUnknownNode;
     return;
   }
@@ -132,7 +132,7 @@ struct Half {
   }
 
   ~Half() {
-    if (graph != nullptr) table().graph_clone_destroy(graph);
+    if (graph != nullptr) table().cuGraphDestroy(graph);
   }
 };
 
@@ -156,7 +156,7 @@ WholeReason split(const ReadGraph& read, const graph::Plan& plan, Half& half, Ha
   other.first = half.first + (half.end - half.first) / 2;
   other.end = half.end;
   half.end = other.first;
-  if (table().graph_clone(&other.graph, half.graph) != CUDA_SUCCESS) {
+  if (table().cuGraphClone(&other.graph, half.graph) != CUDA_SUCCESS) {
     other.graph = nullptr;
     return WholeReason::kNotCloned;
   }
@@ -182,8 +182,8 @@ WholeReason split(const ReadGraph& read, const graph::Plan& plan, Half& half, Ha
     if (found == twin.end()) return WholeReason::kCloneDiffers;
     if ((sides[i] & kEarlier) != 0) kept.emplace_back(place, node);
     if ((sides[i] & kLater) != 0) other.nodes.emplace_back(place, found->second);
-    if ((goes(i, kEarlier) && table().graph_node_destroy(node) != CUDA_SUCCESS) ||
-        (goes(i, kLater) && table().graph_node_destroy(found->second) != CUDA_SUCCESS)) {
+    if ((goes(i, kEarlier) && table().cuGraphDestroyNode(node) != CUDA_SUCCESS) ||
+        (goes(i, kLater) && table().cuGraphDestroyNode(found->second) != CUDA_SUCCESS)) {
       child_refused = read.parents[place] != ReadGraph::kNowhere;
       return WholeReason::kNotBuilt;
     }
@@ -213,13 +213,13 @@ bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) 
   known.reserve(nodes.size());
   for (CUgraphNode node : nodes) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    if (driver.graph_node_get_type(node, &type) != CUDA_SUCCESS) return false;
+    if (driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) return false;
     const std::uint32_t place = here();
     Ends ends{.begin = place, .end = place};
     add(node, type, parent);
     if (read.children && type == CU_GRAPH_NODE_TYPE_GRAPH) {
       CUgraph child = nullptr;
-      if (driver.graph_child_node_get == nullptr || driver.graph_child_node_get(node, &child) != CUDA_SUCCESS) {
+      if (driver.cuGraphChildGraphNodeGetGraph == nullptr || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         return false;
       }
       ends.begin = here();
@@ -230,11 +230,11 @@ bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) 
     known.emplace(node, ends);
   }
   std::size_t count = 0;
-  if (driver.graph_get_edges(graph, nullptr, nullptr, nullptr, &count) != CUDA_SUCCESS) return false;
+  if (driver.cuGraphGetEdges(graph, nullptr, nullptr, nullptr, &count) != CUDA_SUCCESS) return false;
   std::vector<CUgraphNode> from(count);
   std::vector<CUgraphNode> to(count);
   std::vector<CUgraphEdgeData> data(count);
-  if (count > 0 && driver.graph_get_edges(graph, from.data(), to.data(), data.data(), &count) != CUDA_SUCCESS) {
+  if (count > 0 && driver.cuGraphGetEdges(graph, from.data(), to.data(), data.data(), &count) != CUDA_SUCCESS) {
     return false;
   }
   for (std::size_t i = 0; i < count; ++i) {
@@ -263,12 +263,12 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
   const auto refused = [](CUresult status) {
     return status == CUDA_ERROR_OUT_OF_MEMORY ? WholeReason::kNoMemory : WholeReason::kNotBuilt;
   };
-  if (const CUresult status = table().graph_instantiate(&piece.exec, piece.graph, how.flags); status != CUDA_SUCCESS) {
+  if (const CUresult status = table().cuGraphInstantiateWithFlags(&piece.exec, piece.graph, how.flags); status != CUDA_SUCCESS) {
     piece.exec = nullptr;
     return refused(status);
   }
-  if (how.upload != nullptr && table().graph_upload != nullptr) {
-    const CUresult status = table().graph_upload(piece.exec, how.upload);
+  if (how.upload != nullptr && table().cuGraphUpload != nullptr) {
+    const CUresult status = table().cuGraphUpload(piece.exec, how.upload);
     if (status != CUDA_SUCCESS) return refused(status);
   }
   return WholeReason::kNone;
@@ -278,17 +278,17 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
 
 bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
   std::size_t count = 0;
-  if (table().graph_get_nodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return false;
+  if (table().cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count > kMostNodes) return false;
   nodes.resize(count);
-  return count == 0 || table().graph_get_nodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
+  return count == 0 || table().cuGraphGetNodes(graph, nodes.data(), &count) == CUDA_SUCCESS;
 }
 
 bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept {
   if (nodes.size() != clones.size()) return false;
-  if (table().graph_find_in_clone == nullptr || nodes.empty()) return true;
+  if (table().cuGraphNodeFindInClone == nullptr || nodes.empty()) return true;
   for (const std::size_t place : {std::size_t{0}, nodes.size() / 2, nodes.size() - 1}) {
     CUgraphNode found = nullptr;
-    if (table().graph_find_in_clone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
+    if (table().cuGraphNodeFindInClone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
       return false;
   }
   return true;
@@ -340,22 +340,22 @@ bool is_alike(const ReadGraph& read, const ReadGraph& other) {
 bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
   const driver::Driver& driver = table();
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  if (driver.graph_node_get_type(from, &type) != CUDA_SUCCESS) return false;
+  if (driver.cuGraphNodeGetType(from, &type) != CUDA_SUCCESS) return false;
   const auto copy = [&](auto parameters, auto* get, auto* set) {
     return get != nullptr && set != nullptr && get(from, &parameters) == CUDA_SUCCESS &&
            set(to, &parameters) == CUDA_SUCCESS;
   };
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      return copy(CUDA_KERNEL_NODE_PARAMS{}, driver.graph_kernel_node_get, driver.graph_kernel_node_set) &&
-             driver.graph_kernel_node_copy_attributes != nullptr &&
-             driver.graph_kernel_node_copy_attributes(to, from) == CUDA_SUCCESS;
+      return copy(CUDA_KERNEL_NODE_PARAMS{}, driver.cuGraphKernelNodeGetParams, driver.cuGraphKernelNodeSetParams) &&
+             driver.cuGraphKernelNodeCopyAttributes != nullptr &&
+             driver.cuGraphKernelNodeCopyAttributes(to, from) == CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return copy(CUDA_MEMCPY3D{}, driver.graph_copy_node_get, driver.graph_copy_node_set);
+      return copy(CUDA_MEMCPY3D{}, driver.cuGraphMemcpyNodeGetParams, driver.cuGraphMemcpyNodeSetParams);
     case CU_GRAPH_NODE_TYPE_MEMSET:
-      return copy(CUDA_MEMSET_NODE_PARAMS{}, driver.graph_set_node_get, driver.graph_fill_node_set);
+      return copy(CUDA_MEMSET_NODE_PARAMS{}, driver.cuGraphMemsetNodeGetParams, driver.cuGraphMemsetNodeSetParams);
     case CU_GRAPH_NODE_TYPE_HOST:
-      return copy(CUDA_HOST_NODE_PARAMS{}, driver.graph_host_node_get, driver.graph_host_node_set);
+      return copy(CUDA_HOST_NODE_PARAMS{}, driver.cuGraphHostNodeGetParams, driver.cuGraphHostNodeSetParams);
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return true;
     default:
@@ -375,9 +375,9 @@ void Pieces::clear() noexcept {
   for (const Piece& piece : pieces) {
     if (piece.exec != nullptr) {
       driver::registry().forget(piece.exec);
-      table().graph_destroy(piece.exec);
+      table().cuGraphExecDestroy(piece.exec);
     }
-    if (piece.graph != nullptr) table().graph_clone_destroy(piece.graph);
+    if (piece.graph != nullptr) table().cuGraphDestroy(piece.graph);
   }
   pieces.clear();
   piece_of.clear();
@@ -385,13 +385,13 @@ void Pieces::clear() noexcept {
 }
 
 bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept {
-  if (table().graph_update == nullptr) return false;
+  if (table().cuGraphExecUpdate == nullptr) return false;
   if (priority) {
     driver::NodePriorities priorities(piece.graph);
     if (priorities.complete() && !priorities.set_for_good(*priority)) return false;
   }
   CUgraphExecUpdateResultInfo info{};
-  return table().graph_update(piece.exec, piece.graph, &info) == CUDA_SUCCESS;
+  return table().cuGraphExecUpdate(piece.exec, piece.graph, &info) == CUDA_SUCCESS;
 }
 
 WholeReason cut(CUgraph clone, const ReadGraph& read, const graph::Plan& plan, const Instantiation& how,

@@ -24,10 +24,10 @@ constexpr std::uint64_t kMostUntried = 10'000;  // launches
 
 bool can_cut() noexcept {
   const driver::Driver& driver = table();
-  return driver.graph_clone != nullptr && driver.graph_clone_destroy != nullptr &&
-         driver.graph_node_destroy != nullptr && driver.graph_instantiate != nullptr &&
-         driver.graph_get_nodes != nullptr && driver.graph_get_edges != nullptr &&
-         driver.graph_node_get_type != nullptr && driver.stream_wait_event != nullptr;
+  return driver.cuGraphClone != nullptr && driver.cuGraphDestroy != nullptr &&
+         driver.cuGraphDestroyNode != nullptr && driver.cuGraphInstantiateWithFlags != nullptr &&
+         driver.cuGraphGetNodes != nullptr && driver.cuGraphGetEdges != nullptr &&
+         driver.cuGraphNodeGetType != nullptr && driver.cuStreamWaitEvent != nullptr;
 }
 
 // What another time may not be so: it is tried again when the graph has been launched as often again, or kMostUntried
@@ -164,7 +164,7 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts
     return why == WholeReason::kNone ? WholeReason::kUnknownNode : why;
   }
   CUgraph made = nullptr;
-  if (table().graph_clone(&made, graph) != CUDA_SUCCESS) return WholeReason::kNotCloned;
+  if (table().cuGraphClone(&made, graph) != CUDA_SUCCESS) return WholeReason::kNotCloned;
   sliced.clone = GivenBack::own(made, sliced.given_back);
   sliced.identity = facts.identity;
   return WholeReason::kNone;
@@ -374,8 +374,8 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
     CUgraph ours = nullptr;
     ReadGraph to;
     ReadGraph from;
-    told.fits = find_number(sliced, node, told.of) && table().graph_child_node_get != nullptr &&
-                table().graph_child_node_get(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
+    told.fits = find_number(sliced, node, told.of) && table().cuGraphChildGraphNodeGetGraph != nullptr &&
+                table().cuGraphChildGraphNodeGetGraph(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
                 read_graph(ours, true, to) && read_graph(child, true, from) && copy_nodes(to, from);
     if (!told.fits) return;
     if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
@@ -383,7 +383,7 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
     // What slices get is a copy, because ours may have changed again when they do.
     OwnedGraph copy = GivenBack::take(sliced.given_back, told.of);
     const bool is_new = copy == nullptr;
-    if (CUgraph made = nullptr; is_new && table().graph_clone(&made, ours) == CUDA_SUCCESS) {
+    if (CUgraph made = nullptr; is_new && table().cuGraphClone(&made, ours) == CUDA_SUCCESS) {
       copy = GivenBack::own(made, sliced.given_back, told.of);
     }
     ReadGraph read;
@@ -453,7 +453,7 @@ void Slices::context_ends(CUcontext context) noexcept {
   });
   std::erase_if(upload_streams_, [&](const auto& known) {
     if (context != nullptr && known.first != context) return false;
-    if (known.second != nullptr) table().stream_destroy(known.second);
+    if (known.second != nullptr) table().cuStreamDestroy(known.second);
     return true;
   });
 }
@@ -465,7 +465,7 @@ void Slices::end(Sliced& sliced) noexcept {
   sliced.clone.reset();
   sliced.given_back->destroy_all();
   const Taken taken(sliced);
-  if (sliced.event != nullptr) table().event_destroy(std::exchange(sliced.event, nullptr));
+  if (sliced.event != nullptr) table().cuEventDestroy(std::exchange(sliced.event, nullptr));
   sliced.last = {};
 }
 
@@ -525,8 +525,8 @@ void Slices::note_last(Sliced& sliced, CUstream stream, CUcontext context, bool 
 
 void Slices::order(Sliced& sliced, CUstream stream, CUcontext context) noexcept {
   if (!sliced.last.ordered || is_last(sliced, stream, context)) return;
-  if (table().stream_wait_event(stream, sliced.event, CU_EVENT_WAIT_DEFAULT) != CUDA_SUCCESS) {
-    table().event_synchronize(sliced.event);
+  if (table().cuStreamWaitEvent(stream, sliced.event, CU_EVENT_WAIT_DEFAULT) != CUDA_SUCCESS) {
+    table().cuEventSynchronize(sliced.event);
   }
 }
 
@@ -597,8 +597,8 @@ CUgraphExec Slices::part(const Launch& launch, std::uint32_t index, bool may_upl
       return nullptr;
     }
     // Now, beside the slice before: the launch would do it behind that one. Where this fails, the launch says so.
-    if (may_upload && sliced.upload != nullptr && table().graph_upload != nullptr) {
-      table().graph_upload(sliced.pieces->pieces[index].exec, sliced.upload);
+    if (may_upload && sliced.upload != nullptr && table().cuGraphUpload != nullptr) {
+      table().cuGraphUpload(sliced.pieces->pieces[index].exec, sliced.upload);
     }
   }
   return sliced.pieces->pieces[index].exec;
@@ -620,7 +620,7 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
   }
   // Behind what was submitted of it, where it failed midway.
   const bool ran = status == CUDA_SUCCESS || launch.parts > 0;
-  const bool ordered = launch.orders && ran && table().event_record(sliced.event, stream) == CUDA_SUCCESS;
+  const bool ordered = launch.orders && ran && table().cuEventRecord(sliced.event, stream) == CUDA_SUCCESS;
   if (ran) note_last(sliced, stream, context, ordered);
   bool is_followed = false;
   bool went_whole = false;
@@ -632,7 +632,7 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
     sliced.was_refused = refused && !went_whole;
   }
   // The next one goes in slices whatever its stream.
-  if (is_followed && ran && !ordered) table().stream_synchronize.legacy(stream);
+  if (is_followed && ran && !ordered) table().cuStreamSynchronize.legacy(stream);
   if (refused && went_whole) {
     note_whole(sliced, WholeReason::kRefused);
     wanted_.store(true);  // the builder takes its slices away

@@ -37,46 +37,46 @@ class RegistryTest : public testing::Test {
     asked = 0;
     captures = nullptr;
     Driver& driver = table();
-    driver.exchange_capture_mode = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; };
-    driver.context_get_current = [](CUcontext* context) {
+    driver.cuThreadExchangeStreamCaptureMode = [](CUstreamCaptureMode*) { return CUDA_SUCCESS; };
+    driver.cuCtxGetCurrent = [](CUcontext* context) {
       *context = current;
       return CUDA_SUCCESS;
     };
-    driver.context_get_device = [](CUdevice* device) {
+    driver.cuCtxGetDevice = [](CUdevice* device) {
       *device = current == kSecond ? 1 : 0;
       return current == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
     };
-    driver.context_push = [](CUcontext context) {
+    driver.cuCtxPushCurrent = [](CUcontext context) {
       before = std::exchange(current, context);
       return CUDA_SUCCESS;
     };
-    driver.context_pop = [](CUcontext*) {
+    driver.cuCtxPopCurrent = [](CUcontext*) {
       current = before;
       return CUDA_SUCCESS;
     };
-    driver.stream_is_capturing = [](CUstream stream, CUstreamCaptureStatus* status) {
+    driver.cuStreamIsCapturing = [](CUstream stream, CUstreamCaptureStatus* status) {
       *status = stream == captures ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
       return CUDA_SUCCESS;
     };
     // Odd streams are blocking, those from 0x100000 on the second device's.
-    driver.stream_get_flags = [](CUstream stream, unsigned* flags) {
+    driver.cuStreamGetFlags = [](CUstream stream, unsigned* flags) {
       ++asked;
       *flags = handle_word(stream) % 2 == 1 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
       return handle_word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     };
-    driver.stream_get_context = [](CUstream stream, CUcontext* context) {
+    driver.cuStreamGetCtx_v1 = [](CUstream stream, CUcontext* context) {
       *context = handle_word(stream) >= 0x100000 ? kSecond : kFirst;
       return CUDA_SUCCESS;
     };
-    driver.function_get_attribute = [](int* value, CUfunction_attribute, CUfunction) {
+    driver.cuFuncGetAttribute = [](int* value, CUfunction_attribute, CUfunction) {
       *value = 1;
       return CUDA_SUCCESS;
     };
-    driver.function_get_module = [](CUmodule* module, CUfunction function) {
+    driver.cuFuncGetModule = [](CUmodule* module, CUfunction function) {
       *module = handle<CUmodule>(0x10 + handle_word(function) / 16 % 2);
       return CUDA_SUCCESS;
     };
-    driver.function_get_parameter = [](CUfunction, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+    driver.cuFuncGetParamInfo = [](CUfunction, std::size_t i, std::size_t* offset, std::size_t* bytes) {
       *offset = 8 * i;
       *bytes = 8;
       return i < parameters_of_all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -285,12 +285,12 @@ TEST_F(RegistryTest, HandlesThatComeAgainOnOtherThreadsAreNeverTakenForWhatTheyW
   constexpr unsigned kThreads = 4;
   constexpr int kSteps = 20'000;
   static std::array<std::atomic<std::size_t>, kHandles + 1> parameters{};  // of the kernel under this handle
-  table().function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+  table().cuFuncGetParamInfo = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
     *offset = 8 * i;
     *bytes = 8;
     return i < parameters[handle_word(function) / 16].load() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   };
-  table().function_get_module = [](CUmodule* module, CUfunction function) {
+  table().cuFuncGetModule = [](CUmodule* module, CUfunction function) {
     *module = handle<CUmodule>(handle_word(function));
     return CUDA_SUCCESS;
   };

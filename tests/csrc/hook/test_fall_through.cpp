@@ -172,7 +172,7 @@ TEST_F(FallThrough, ACaptureByAFunctionThatNoTableNamesKeepsItsNodes) {
 // Not by any entry point of ours, as through a table that cuGetExportTable gives.
 TEST_F(FallThrough, ACaptureThatWeNeverSawKeepsItsNodes) {
   expect_captured([&](CUstream stream) {
-    return driver::table().stream_begin_capture.legacy(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    return driver::table().cuStreamBeginCapture.legacy(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
   });
 }
 

@@ -36,7 +36,7 @@ CUresult call(const char* name, Arguments... arguments) {
 std::size_t free_bytes() {
   std::size_t free = 0;
   std::size_t all = 0;
-  Program::check(driver::table().memory_get_info(&free, &all));
+  Program::check(driver::table().cuMemGetInfo(&free, &all));
   return free;
 }
 
@@ -48,7 +48,7 @@ struct Full {
   std::atomic<int> asked{0};
   bool has_memory() {
     ++asked;
-    Program::check(real.stream_synchronize.legacy(stream));
+    Program::check(real.cuStreamSynchronize.legacy(stream));
     return free_bytes() >= kAsked;
   }
 } full;
@@ -105,71 +105,71 @@ CUresult create(const char* symbol, CUmemLocationType where) {
 
 using driver::Driver;
 const Kind kKinds[] = {
-    kind<&Driver::memory_allocate>("plain", "cuMemAlloc_v2",
+    kind<&Driver::cuMemAlloc>("plain", "cuMemAlloc_v2",
                                    [](const char* symbol, const Program&) {
                                      CUdeviceptr pointer = 0;
                                      return call<decltype(cuMemAlloc)>(symbol, &pointer, kAsked);
                                    }),
-    kind<&Driver::memory_allocate_pitch>("pitch", "cuMemAllocPitch_v2",
+    kind<&Driver::cuMemAllocPitch>("pitch", "cuMemAllocPitch_v2",
                                          [](const char* symbol, const Program&) {
                                            CUdeviceptr pointer = 0;
                                            std::size_t pitch = 0;
                                            return call<decltype(cuMemAllocPitch)>(symbol, &pointer, &pitch, kMiB,
                                                                                   kAsked / kMiB, 4U);
                                          }),
-    kind<&Driver::memory_allocate_managed>("managed", "cuMemAllocManaged",
+    kind<&Driver::cuMemAllocManaged>("managed", "cuMemAllocManaged",
                                            [](const char* symbol, const Program&) {
                                              CUdeviceptr pointer = 0;
                                              return call<decltype(cuMemAllocManaged)>(
                                                  symbol, &pointer, kAsked, static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
                                            }),
-    kind<&Driver::memory_allocate_host>("host", "cuMemAllocHost_v2",
+    kind<&Driver::cuMemAllocHost>("host", "cuMemAllocHost_v2",
                                         [](const char* symbol, const Program&) {
                                           void* pointer = nullptr;
                                           return call<decltype(cuMemAllocHost)>(symbol, &pointer, kAsked);
                                         }),
-    kind<&Driver::memory_host_allocate>("host_with_flags", "cuMemHostAlloc",
+    kind<&Driver::cuMemHostAlloc>("host_with_flags", "cuMemHostAlloc",
                                         [](const char* symbol, const Program&) {
                                           void* pointer = nullptr;
                                           return call<decltype(cuMemHostAlloc)>(symbol, &pointer, kAsked, 0U);
                                         }),
-    kind<&Driver::memory_host_register>("registered", "cuMemHostRegister_v2",
+    kind<&Driver::cuMemHostRegister>("registered", "cuMemHostRegister_v2",
                                         [](const char* symbol, const Program&) {
                                           static char memory[4096];
                                           return call<decltype(cuMemHostRegister)>(symbol, static_cast<void*>(memory),
                                                                                    sizeof memory, 0U);
                                         }),
-    kind<&Driver::array_create>("array", "cuArrayCreate_v2",
+    kind<&Driver::cuArrayCreate>("array", "cuArrayCreate_v2",
                                 [](const char* symbol, const Program&) {
                                   CUarray array = nullptr;
                                   const CUDA_ARRAY_DESCRIPTOR of{2048, 2048, CU_AD_FORMAT_FLOAT, 1};
                                   return call<decltype(cuArrayCreate)>(symbol, &array, &of);
                                 }),
-    kind<&Driver::array_3d_create>("array_3d", "cuArray3DCreate_v2",
+    kind<&Driver::cuArray3DCreate>("array_3d", "cuArray3DCreate_v2",
                                    [](const char* symbol, const Program&) {
                                      CUarray array = nullptr;
                                      const CUDA_ARRAY3D_DESCRIPTOR of = description(2);
                                      return call<decltype(cuArray3DCreate)>(symbol, &array, &of);
                                    }),
-    kind<&Driver::mipmapped_array_create>("mipmapped_array", "cuMipmappedArrayCreate",
+    kind<&Driver::cuMipmappedArrayCreate>("mipmapped_array", "cuMipmappedArrayCreate",
                                           [](const char* symbol, const Program&) {
                                             CUmipmappedArray array = nullptr;
                                             const CUDA_ARRAY3D_DESCRIPTOR of = description(1);
                                             return call<decltype(cuMipmappedArrayCreate)>(symbol, &array, &of, 2U);
                                           }),
-    kind<&Driver::memory_create>(
+    kind<&Driver::cuMemCreate>(
         "physical", "cuMemCreate",
         [](const char* symbol, const Program&) { return create(symbol, CU_MEM_LOCATION_TYPE_DEVICE); }),
-    kind<&Driver::memory_create>(
+    kind<&Driver::cuMemCreate>(
         "physical_on_the_host", "cuMemCreate",
         [](const char* symbol, const Program&) { return create(symbol, CU_MEM_LOCATION_TYPE_HOST); }),
-    kind<&Driver::memory_allocate_async>("stream_ordered", "cuMemAllocAsync",
+    kind<&Driver::cuMemAllocAsync>("stream_ordered", "cuMemAllocAsync",
                                          [](const char* symbol, const Program& program) {
                                            CUdeviceptr pointer = 0;
                                            return call<decltype(cuMemAllocAsync)>(symbol, &pointer, kAsked,
                                                                                   program.stream());
                                          }),
-    kind<&Driver::memory_allocate_from_pool>("of_a_pool", "cuMemAllocFromPoolAsync",
+    kind<&Driver::cuMemAllocFromPoolAsync>("of_a_pool", "cuMemAllocFromPoolAsync",
                                              [](const char* symbol, const Program& program) {
                                                CUdeviceptr pointer = 0;
                                                return call<decltype(cuMemAllocFromPoolAsync)>(

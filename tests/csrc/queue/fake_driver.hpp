@@ -81,131 +81,118 @@ class FakeDriver {
   // What the registry and the descriptions of functions ask.
   static void fill_table() {
     driver::Driver& table = driver::table();
-    table.exchange_capture_mode = [](CUstreamCaptureMode* mode) {
+    table.cuThreadExchangeStreamCaptureMode = [](CUstreamCaptureMode* mode) {
       std::swap(*mode, capture_mode());
       return CUDA_SUCCESS;
     };
-    table.context_get_current = [](CUcontext* context) {
+    table.cuCtxGetCurrent = [](CUcontext* context) {
       *context = current();
       return CUDA_SUCCESS;
     };
-    table.context_get_device = [](CUdevice* device) {
+    table.cuCtxGetDevice = [](CUdevice* device) {
       *device = device_now();
       return CUDA_SUCCESS;
     };
     // kOtherContext is the second device's, and streams from 0x100 on are its.
-    table.context_push = [](CUcontext context) {
+    table.cuCtxPushCurrent = [](CUcontext context) {
       pushed().emplace_back(current(), device_now());
       current() = context;
       device_now() = context == kOtherContext ? 1 : 0;
       return CUDA_SUCCESS;
     };
-    table.context_pop = [](CUcontext*) {
+    table.cuCtxPopCurrent = [](CUcontext*) {
       std::tie(current(), device_now()) = pushed().back();
       pushed().pop_back();
       return CUDA_SUCCESS;
     };
-    table.stream_get_context = [](CUstream stream, CUcontext* context) {
+    table.cuStreamGetCtx_v1 = [](CUstream stream, CUcontext* context) {
       *context = word(stream) >= 0x100 && word(stream) < 0x200 ? kOtherContext : kContext;
       return CUDA_SUCCESS;
     };
-    table.stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+    table.cuStreamIsCapturing = [](CUstream, CUstreamCaptureStatus* status) {
       *status = CU_STREAM_CAPTURE_STATUS_NONE;
       return CUDA_SUCCESS;
     };
-    table.stream_get_flags = [](CUstream stream, unsigned* flags) {
+    table.cuStreamGetFlags = [](CUstream stream, unsigned* flags) {
       *flags = word(stream) % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
       ++instance()->flag_queries;
       return word(stream) == 0xbad ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     };
     // Those over 0x1000 are kernels, which only their own functions describe.
-    table.function_get_attribute = [](int* value, CUfunction_attribute, CUfunction function) {
+    table.cuFuncGetAttribute = [](int* value, CUfunction_attribute, CUfunction function) {
       *value = 0;
       return word(function) < 0x1000 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     };
-    table.kernel_get_attribute = [](int* value, CUfunction_attribute, CUkernel kernel, CUdevice) {
+    table.cuKernelGetAttribute = [](int* value, CUfunction_attribute, CUkernel kernel, CUdevice) {
       *value = 0;
       return word(kernel) >= 0x1000 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     };
-    table.function_get_parameter = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+    table.cuFuncGetParamInfo = [](CUfunction function, std::size_t i, std::size_t* offset, std::size_t* bytes) {
       return word(function) < 0x1000 ? parameter(word(function), i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
     };
-    table.kernel_get_parameter = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+    table.cuKernelGetParamInfo = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
       return word(kernel) >= 0x1000 ? parameter(word(kernel) - 0x1000, i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
     };
-  }
-
-  Calls calls() const {
-    Calls calls;
-    calls.launch_kernel = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    table.cuLaunchKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                              unsigned shared, CUstream stream, void** parameters, void** extra) {
       return instance()->launch("kernel", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, extra);
     };
-    calls.launch_kernel_ex = [](const CUlaunchConfig* c, CUfunction f, void** parameters, void** extra) {
+    table.cuLaunchKernelEx.legacy = [](const CUlaunchConfig* c, CUfunction f, void** parameters, void** extra) {
       std::vector<std::uint64_t> values{c->gridDimX,  c->gridDimY,  c->gridDimZ,      c->blockDimX,
                                         c->blockDimY, c->blockDimZ, c->sharedMemBytes};
       for (unsigned i = 0; i < c->numAttrs; ++i) values.push_back(c->attrs[i].id);
       return instance()->launch("kernel_ex", f, values, c->hStream, parameters, extra);
     };
-    calls.launch_cooperative = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+    table.cuLaunchCooperativeKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                   unsigned bz, unsigned shared, CUstream stream, void** parameters) {
       return instance()->launch("cooperative", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, nullptr);
     };
-    calls.launch_graph = [](CUgraphExec graph, CUstream s) { return instance()->note("graph", s, word(graph), {}); };
-    calls.fill_8 = [](CUdeviceptr to, unsigned char value, std::size_t n, CUstream s) {
+    table.cuGraphLaunch.legacy = [](CUgraphExec graph, CUstream s) { return instance()->note("graph", s, word(graph), {}); };
+    table.cuMemsetD8Async = [](CUdeviceptr to, unsigned char value, std::size_t n, CUstream s) {
       return instance()->note("fill_8", s, to, {value, n});
     };
-    calls.fill_16 = [](CUdeviceptr to, unsigned short value, std::size_t n, CUstream s) {
+    table.cuMemsetD16Async = [](CUdeviceptr to, unsigned short value, std::size_t n, CUstream s) {
       return instance()->note("fill_16", s, to, {value, n});
     };
-    calls.fill_32 = [](CUdeviceptr to, unsigned value, std::size_t n, CUstream s) {
+    table.cuMemsetD32Async = [](CUdeviceptr to, unsigned value, std::size_t n, CUstream s) {
       return instance()->note("fill_32", s, to, {value, n});
     };
-    calls.fill_rows_8 = [](CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t w, std::size_t h,
+    table.cuMemsetD2D8Async = [](CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t w, std::size_t h,
                            CUstream s) { return instance()->note("fill_rows_8", s, to, {pitch, value, w, h}); };
-    calls.fill_rows_16 = [](CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t w, std::size_t h,
+    table.cuMemsetD2D16Async = [](CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t w, std::size_t h,
                             CUstream s) { return instance()->note("fill_rows_16", s, to, {pitch, value, w, h}); };
-    calls.fill_rows_32 = [](CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t w, std::size_t h,
+    table.cuMemsetD2D32Async = [](CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t w, std::size_t h,
                             CUstream s) { return instance()->note("fill_rows_32", s, to, {pitch, value, w, h}); };
-    calls.copy = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
+    table.cuMemcpyAsync = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
       return instance()->note("copy", s, to, {from, n});
     };
-    calls.copy_to_device = [](CUdeviceptr to, const void* from, std::size_t n, CUstream s) {
+    table.cuMemcpyHtoDAsync = [](CUdeviceptr to, const void* from, std::size_t n, CUstream s) {
       return instance()->note("copy_to_device", s, to, {word(from), n});
     };
-    calls.copy_to_host = [](void* to, CUdeviceptr from, std::size_t n, CUstream s) {
+    table.cuMemcpyDtoHAsync = [](void* to, CUdeviceptr from, std::size_t n, CUstream s) {
       return instance()->note("copy_to_host", s, word(to), {from, n});
     };
-    calls.copy_on_device = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
+    table.cuMemcpyDtoDAsync = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
       return instance()->note("copy_on_device", s, to, {from, n});
     };
-    calls.record = [](CUevent event, CUstream s) { return instance()->note("record", s, word(event), {}); };
-    calls.record_with_flags = [](CUevent event, CUstream s, unsigned flags) {
+    table.cuEventRecord = [](CUevent event, CUstream s) { return instance()->note("record", s, word(event), {}); };
+    table.cuEventRecordWithFlags = [](CUevent event, CUstream s, unsigned flags) {
       return instance()->note("record_with_flags", s, word(event), {flags});
     };
-    calls.wait = [](CUstream s, CUevent event, unsigned flags) {
+    table.cuStreamWaitEvent = [](CUstream s, CUevent event, unsigned flags) {
       return instance()->note("wait", s, word(event), {flags});
     };
-    calls.host_function = [](CUstream s, CUhostFn, void* data) {
+    table.cuLaunchHostFunc = [](CUstream s, CUhostFn, void* data) {
       return instance()->note("host_function", s, word(data), {});
     };
-    calls.context_get_current = [](CUcontext* context) {
-      *context = current();
-      return CUDA_SUCCESS;
-    };
-    calls.context_set_current = [](CUcontext context) {
+    table.cuCtxSetCurrent = [](CUcontext context) {
       if (context == kBrokenContext) return CUDA_ERROR_INVALID_CONTEXT;
       current() = context;
       ++instance()->context_switches;
       return CUDA_SUCCESS;
     };
-    calls.exchange_capture_mode = [](CUstreamCaptureMode* mode) {
-      std::swap(*mode, capture_mode());
-      return CUDA_SUCCESS;
-    };
-    calls.destroy_event = [](CUevent event) { return instance()->note("destroy", nullptr, word(event), {}); };
-    calls.free_memory = [](CUdeviceptr address, CUstream s) { return instance()->note("free", s, address, {}); };
-    return calls;
+    table.cuEventDestroy = [](CUevent event) { return instance()->note("destroy", nullptr, word(event), {}); };
+    table.cuMemFreeAsync.legacy = [](CUdeviceptr address, CUstream s) { return instance()->note("free", s, address, {}); };
   }
 
   inline static const CUcontext kBrokenContext = reinterpret_cast<CUcontext>(std::uintptr_t{0xcbad});
@@ -420,7 +407,7 @@ class QueueTest : public testing::Test {
     FakeDriver::device_now() = 0;
     FakeDriver::current() = kContext;
     for (const CUevent event : {kEvent, kOtherEvent}) driver::registry().created(event, CU_EVENT_DISABLE_TIMING);
-    queue_ = std::make_unique<Queue>(calls_, gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
+    queue_ = std::make_unique<Queue>(gate_, +[]() noexcept { return holds_gil; }, slots, arena_bytes);
     EXPECT_TRUE(queue_->start(idle));
   }
   ~QueueTest() override {
@@ -485,7 +472,6 @@ class QueueTest : public testing::Test {
   bool expect_opening_ = true;
   FakeDriver driver_;
   FakeGate gate_;
-  Calls calls_ = driver_.calls();
   const Caller caller_{1, kContext, false};
   const Caller latency_{2, kContext, true};
   std::unique_ptr<Queue> queue_;

@@ -231,8 +231,7 @@ TEST_F(QueueTest, AForkedChildHasAnEmptyQueueAndNoLauncher) {
     // Scheduling starts anew with the child's own calls.
     FakeDriver driver;
     FakeGate gate;
-    const Calls calls = driver.calls();
-    auto* anew = new Queue(calls, gate, +[]() noexcept { return false; }, 8, 4096);
+    auto* anew = new Queue(gate, +[]() noexcept { return false; }, 8, 4096);
     good = good && anew->start() && anew->push_record({1, kContext, false}, kEvent, kStream, 0);
     anew->drain({1, kContext, false}, anew->pushed(), For::kSynchronise);
     good = good && driver.count() == 1;

@@ -28,69 +28,42 @@ unsigned memory_device = 0;
 int uncounted_captures = 0;
 void count_capture() noexcept { ++uncounted_captures; }
 
-void* find_function(void* handle, const char* name) {
-  const Calls& calls = *static_cast<const Calls*>(handle);
-  const std::map<std::string_view, void*> functions{
-      {"cuLaunchKernel", address(calls.launch_kernel)},
-      {"cuLaunchKernelEx", address(calls.launch_kernel_ex)},
-      {"cuLaunchCooperativeKernel", address(calls.launch_cooperative)},
-      {"cuGraphLaunch", address(calls.launch_graph)},
-      {"cuMemsetD8Async", address(calls.fill_8)},
-      {"cuMemsetD16Async", address(calls.fill_16)},
-      {"cuMemsetD32Async", address(calls.fill_32)},
-      {"cuMemsetD2D8Async", address(calls.fill_rows_8)},
-      {"cuMemsetD2D16Async", address(calls.fill_rows_16)},
-      {"cuMemsetD2D32Async", address(calls.fill_rows_32)},
-      {"cuMemcpyAsync", address(calls.copy)},
-      {"cuMemcpyHtoDAsync_v2", address(calls.copy_to_device)},
-      {"cuMemcpyDtoHAsync_v2", address(calls.copy_to_host)},
-      {"cuMemcpyDtoDAsync_v2", address(calls.copy_on_device)},
-      {"cuEventRecord", address(calls.record)},
-      {"cuEventRecordWithFlags", address(calls.record_with_flags)},
-      {"cuStreamWaitEvent", address(calls.wait)},
-      {"cuLaunchHostFunc", address(calls.host_function)},
-      {"cuCtxGetCurrent", address(calls.context_get_current)},
-      {"cuCtxSetCurrent", address(calls.context_set_current)},
-      {"cuThreadExchangeStreamCaptureMode", address(calls.exchange_capture_mode)},
-      {"cuFuncGetParamInfo", address(driver::table().function_get_parameter)},
-      {"cuEventDestroy_v2", address(calls.destroy_event)},
-      {"cuMemFreeAsync", address(calls.free_memory)},
-      {"cuPointerGetAttribute", address(+[](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-         if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
-           *static_cast<CUdeviceptr*>(value) = address & ~CUdeviceptr{0xff};
-           return CUDA_SUCCESS;
-         }
-         unsigned answer = memory_type;
-         if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) answer = 0;
-         if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) answer = memory_device;
-         *static_cast<unsigned*>(value) = answer;
-         return memory_type == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-       })},
-      {"cuFuncGetAttribute", address(+[](int* value, CUfunction_attribute, CUfunction) {
-         *value = attribute_value;
-         return CUDA_SUCCESS;
-       })},
-      {"cuKernelGetAttribute", address(+[](int* value, CUfunction_attribute, CUkernel, CUdevice) {
-         *value = attribute_value;
-         return CUDA_SUCCESS;
-       })},
-      {"cuEventCreate", address(+[](CUevent* event, unsigned) {
-         *event = kOtherEvent;
-         return CUDA_SUCCESS;
-       })},
-      {"cuIpcOpenEventHandle", address(+[](CUevent* event, CUipcEventHandle) {
-         *event = kOtherEvent;
-         return CUDA_SUCCESS;
-       })},
+void fill_table() {
+  driver::Driver& table = driver::table();
+  table.cuPointerGetAttribute = [](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
+      *static_cast<CUdeviceptr*>(value) = address & ~CUdeviceptr{0xff};
+      return CUDA_SUCCESS;
+    }
+    unsigned answer = memory_type;
+    if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) answer = 0;
+    if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) answer = memory_device;
+    *static_cast<unsigned*>(value) = answer;
+    return memory_type == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   };
-  const auto found = functions.find(name);
-  return found == functions.end() ? nullptr : found->second;
+  table.cuEventCreate = [](CUevent* event, unsigned) {
+    *event = kOtherEvent;
+    return CUDA_SUCCESS;
+  };
+  table.cuIpcOpenEventHandle = [](CUevent* event, CUipcEventHandle) {
+    *event = kOtherEvent;
+    return CUDA_SUCCESS;
+  };
+  table.cuFuncGetAttribute = [](int* value, CUfunction_attribute, CUfunction function) {
+    *value = attribute_value;
+    return reinterpret_cast<std::uint64_t>(function) < 0x1000 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  };
+  table.cuKernelGetAttribute = [](int* value, CUfunction_attribute, CUkernel, CUdevice) {
+    *value = attribute_value;
+    return CUDA_SUCCESS;
+  };
 }
 
 class OffloadTest : public QueueTest {
  protected:
   OffloadTest() {
-    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing, &count_capture}));
+    fill_table();
+    EXPECT_TRUE(Offload::connect({&find_site, &note_nothing, &note_nothing, &count_capture}));
     uncounted_captures = 0;
     Offload::add(queue());
     here = site_at(&queue(), caller_);
@@ -148,7 +121,7 @@ TEST_F(OffloadTest, ALatencyCallBypassesWhatItDoesNotDependOnAndDrainsTheRestWit
 }
 
 TEST_F(OffloadTest, ADirectRecordOnACapturingStreamMarksTheEvent) {
-  driver::table().stream_is_capturing = [](CUstream, CUstreamCaptureStatus* status) {
+  driver::table().cuStreamIsCapturing = [](CUstream, CUstreamCaptureStatus* status) {
     *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
   };
@@ -713,7 +686,7 @@ const CUstream kStreamThere = handle<CUstream>(0x151);  // of the second device
 
 class TwoDevices : public OffloadTest {
  protected:
-  TwoDevices() : other_(calls_, other_gate_, +[]() noexcept { return false; }, 64, 1U << 14) {
+  TwoDevices() : other_(other_gate_, +[]() noexcept { return false; }, 64, 1U << 14) {
     queue().serve(0);
     other_.serve(1);
     EXPECT_TRUE(other_.start());
@@ -851,7 +824,7 @@ TEST_F(TwoDevices, AnEventIsDestroyedInTheQueueThatHoldsIt) {
 // Two devices: an event recorded through one queue is waited for through the other.
 TEST_F(OffloadTest, WhatIsQueuedOnAnotherDeviceIsDrained) {
   FakeGate other_gate;
-  Queue other(calls_, other_gate, +[]() noexcept { return false; }, 64, 1U << 14);
+  Queue other(other_gate, +[]() noexcept { return false; }, 64, 1U << 14);
   ASSERT_TRUE(other.start());
   Offload::add(other);
   ASSERT_TRUE(launch());

@@ -106,54 +106,28 @@ Handles memory;
 
 std::uint64_t memory_device(std::uint64_t address) { return address >> 12 & 1; }
 
-void* find_function(void* fake, const char* name) {
-  const Calls& calls = *static_cast<const Calls*>(fake);
-  const std::map<std::string_view, void*> functions{
-      {"cuLaunchKernel", address(calls.launch_kernel)},
-      {"cuLaunchKernelEx", address(calls.launch_kernel_ex)},
-      {"cuLaunchCooperativeKernel", address(calls.launch_cooperative)},
-      {"cuGraphLaunch", address(calls.launch_graph)},
-      {"cuMemsetD8Async", address(calls.fill_8)},
-      {"cuMemsetD32Async", address(calls.fill_32)},
-      {"cuMemcpyAsync", address(calls.copy)},
-      {"cuMemcpyHtoDAsync_v2", address(calls.copy_to_device)},
-      {"cuMemcpyDtoHAsync_v2", address(calls.copy_to_host)},
-      {"cuMemcpyDtoDAsync_v2", address(calls.copy_on_device)},
-      {"cuEventRecord", address(calls.record)},
-      {"cuEventRecordWithFlags", address(calls.record_with_flags)},
-      {"cuStreamWaitEvent", address(calls.wait)},
-      {"cuLaunchHostFunc", address(calls.host_function)},
-      {"cuEventDestroy_v2", address(calls.destroy_event)},
-      {"cuMemFreeAsync", address(calls.free_memory)},
-      {"cuCtxGetCurrent", address(calls.context_get_current)},
-      {"cuCtxSetCurrent", address(calls.context_set_current)},
-      {"cuThreadExchangeStreamCaptureMode", address(calls.exchange_capture_mode)},
-      {"cuFuncGetParamInfo", address(driver::table().function_get_parameter)},
-      {"cuPointerGetAttribute", address(+[](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-         switch (attribute) {
-           case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-             *static_cast<CUdeviceptr*>(value) = address;
-             return CUDA_SUCCESS;
-           case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-             *static_cast<unsigned*>(value) = CU_MEMORYTYPE_DEVICE;
-             return CUDA_SUCCESS;
-           case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-             *static_cast<int*>(value) = static_cast<int>(memory_device(address));
-             return CUDA_SUCCESS;
-           default:
-             *static_cast<unsigned*>(value) = 0;
-             return CUDA_SUCCESS;
-         }
-       })},
-      {"cuFuncGetAttribute", address(driver::table().function_get_attribute)},
-      {"cuKernelGetAttribute", address(driver::table().kernel_get_attribute)},
-      {"cuEventCreate", address(+[](CUevent* event, unsigned) {
-         *event = handle<CUevent>(events.make());
-         return *event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-       })},
+void fill_table() {
+  driver::Driver& table = driver::table();
+  table.cuPointerGetAttribute = [](void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    switch (attribute) {
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *static_cast<CUdeviceptr*>(value) = address;
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *static_cast<unsigned*>(value) = CU_MEMORYTYPE_DEVICE;
+        return CUDA_SUCCESS;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *static_cast<int*>(value) = static_cast<int>(memory_device(address));
+        return CUDA_SUCCESS;
+      default:
+        *static_cast<unsigned*>(value) = 0;
+        return CUDA_SUCCESS;
+    }
   };
-  const auto found = functions.find(name);
-  return found == functions.end() ? nullptr : found->second;
+  table.cuEventCreate = [](CUevent* event, unsigned) {
+    *event = handle<CUevent>(events.make());
+    return *event == nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  };
 }
 
 std::string named(const char* what, std::uint64_t number) { return std::string(what) + ' ' + std::to_string(number); }
@@ -189,8 +163,9 @@ CUresult check(const DriverCall& call) {
 
 class Programs : public QueueTest {
  protected:
-  Programs() : other_(calls_, other_gate_, +[]() noexcept { return holds_gil; }, 64, 1U << 16) {
-    EXPECT_TRUE(Offload::connect(&calls_, &find_function, {&find_site, &note_nothing, &note_nothing, &count_nothing}));
+  Programs() : other_(other_gate_, +[]() noexcept { return holds_gil; }, 64, 1U << 16) {
+    fill_table();
+    EXPECT_TRUE(Offload::connect({&find_site, &note_nothing, &note_nothing, &count_nothing}));
     queue().serve(0);
     other_.serve(1);
     EXPECT_TRUE(other_.start());

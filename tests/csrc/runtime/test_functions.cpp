@@ -71,11 +71,11 @@ TEST_F(Functions, AreForgottenBeforeTheDriverFreesThem) {
   static std::size_t parameters = 4;
   static const driver::KernelFacts* seen = nullptr;
   const driver::Driver real = driver::table();
-  driver::table().function_get_attribute = [](int* value, CUfunction_attribute, CUfunction) {
+  driver::table().cuFuncGetAttribute = [](int* value, CUfunction_attribute, CUfunction) {
     *value = 32;
     return CUDA_SUCCESS;
   };
-  driver::table().function_get_parameter = [](CUfunction, std::size_t i, std::size_t* offset, std::size_t* bytes) {
+  driver::table().cuFuncGetParamInfo = [](CUfunction, std::size_t i, std::size_t* offset, std::size_t* bytes) {
     *offset = 8 * i;
     *bytes = 8;
     return i < parameters ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -85,8 +85,8 @@ TEST_F(Functions, AreForgottenBeforeTheDriverFreesThem) {
     std::thread([] { seen = driver::functions().find(again); }).join();
     return CUDA_SUCCESS;
   };
-  driver::table().module_unload = [](CUmodule) -> CUresult { return decltype(goes){}(); };
-  driver::table().library_unload = [](CUlibrary) -> CUresult { return decltype(goes){}(); };
+  driver::table().cuModuleUnload = [](CUmodule) -> CUresult { return decltype(goes){}(); };
+  driver::table().cuLibraryUnload = [](CUlibrary) -> CUresult { return decltype(goes){}(); };
   for (const char* const unload : {"cuModuleUnload", "cuLibraryUnload"}) {
     driver::functions().forget_handles();
     parameters = 4;
@@ -122,19 +122,19 @@ TEST_F(Functions, GivenOutAsKernelsAreAskedForAsSuch) {
   static int refused;
   refused = 0;
   const driver::Driver real = driver::table();
-  driver::table().function_get_attribute = [](int*, CUfunction_attribute, CUfunction) {
+  driver::table().cuFuncGetAttribute = [](int*, CUfunction_attribute, CUfunction) {
     ++refused;
     return CUDA_ERROR_INVALID_HANDLE;
   };
-  driver::table().function_get_module = [](CUmodule*, CUfunction) {
+  driver::table().cuFuncGetModule = [](CUmodule*, CUfunction) {
     ++refused;
     return CUDA_ERROR_INVALID_HANDLE;
   };
-  driver::table().function_get_name = [](const char**, CUfunction) {
+  driver::table().cuFuncGetName = [](const char**, CUfunction) {
     ++refused;
     return CUDA_ERROR_INVALID_HANDLE;
   };
-  driver::table().function_get_parameter = [](CUfunction, std::size_t, std::size_t*, std::size_t*) {
+  driver::table().cuFuncGetParamInfo = [](CUfunction, std::size_t, std::size_t*, std::size_t*) {
     ++refused;
     return CUDA_ERROR_INVALID_HANDLE;
   };

@@ -32,7 +32,7 @@ class GateTest : public ::testing::Test {
   std::uint64_t submitted() const { return state().best_effort_launches - before_; }
   std::uint64_t ahead() const {
     // The simulated driver runs what is due when it is called, and what went without a marker is not asked for.
-    driver::table().stream_query.legacy(program_.stream());
+    driver::table().cuStreamQuery.legacy(program_.stream());
     const std::uint64_t ran = program_.ran();  // first: what is submitted meanwhile only makes it more
     // A launch counts as submitted a moment after the driver has it, and may have run by then.
     const std::uint64_t had = submitted();
@@ -268,7 +268,7 @@ TEST_F(GateTest, OfALaunchThatTheGpuWaitedForTheCallIsNoPartOfWhatItTook) {
       ASSERT_NE(pass.start, nullptr);
       std::this_thread::sleep_for(200ms);
     }
-    const CUresult launched = driver::table().launch_kernel.legacy(program_.function(), 77, 1, 1, 64, 1, 1, 0,
+    const CUresult launched = driver::table().cuLaunchKernel.legacy(program_.function(), 77, 1, 1, 64, 1, 1, 0,
                                                                    program_.stream(), parameters, nullptr);
     gate().submitted(pass, program_.stream(), launched);
     ASSERT_EQ(launched, CUDA_SUCCESS);

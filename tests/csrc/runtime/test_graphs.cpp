@@ -121,15 +121,15 @@ TEST_F(Graph, OfManyNodesAsksTheDriverOnceForWhatTheyHaveInCommon) {
   Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
       &module_, "cudasched-sim 1\nkernel node params=4 blocks_per_sm=2\nkernel other params=4 blocks_per_sm=3\n"));
   for (unsigned i = 1; i <= 20; ++i) kernel(i, {}, i % 2 == 0 ? "node" : "other");
-  real_occupancy = driver::table().occupancy;
-  real_attribute = driver::table().device_get_attribute;
+  real_occupancy = driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor;
+  real_attribute = driver::table().cuDeviceGetAttribute;
   const Replaced counted(
-      driver::table().occupancy, +[](int* blocks, CUfunction function, int threads, std::size_t shared) {
+      driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor, +[](int* blocks, CUfunction function, int threads, std::size_t shared) {
         ++occupancies;
         return real_occupancy(blocks, function, threads, shared);
       });
   const Replaced counted_too(
-      driver::table().device_get_attribute, +[](int* value, CUdevice_attribute attribute, CUdevice device) {
+      driver::table().cuDeviceGetAttribute, +[](int* value, CUdevice_attribute attribute, CUdevice device) {
         ++attributes;
         return real_attribute(value, attribute, device);
       });

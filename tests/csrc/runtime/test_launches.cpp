@@ -331,7 +331,7 @@ TEST_F(Launches, EachAsksTheDriverOnceWhetherItsStreamCaptures) {
   const OtherClient other(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
   ASSERT_EQ(program_.launch(0), CUDA_SUCCESS);  // the queue has started
-  ask = std::exchange(driver::table().stream_is_capturing, [](CUstream stream, CUstreamCaptureStatus* status) {
+  ask = std::exchange(driver::table().cuStreamIsCapturing, [](CUstream stream, CUstreamCaptureStatus* status) {
     ++asked;
     return ask(stream, status);
   });
@@ -342,7 +342,7 @@ TEST_F(Launches, EachAsksTheDriverOnceWhetherItsStreamCaptures) {
     // The first that is deferred asks whose the stream is, too, which may be asked of none that captures.
     EXPECT_EQ(asked, i == 2 ? 2 : 1) << i;
   }
-  driver::table().stream_is_capturing = ask;
+  driver::table().cuStreamIsCapturing = ask;
   ASSERT_EQ(program_.synchronize(stream), CUDA_SUCCESS);
 }
 
@@ -547,8 +547,8 @@ CUresult destroy(CUevent event) {
 TEST_F(Launches, AReleasedPrimaryContextThatLivesOnKeepsNoEventsOfOurs) {
   const OtherClient other(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  events::real_create = std::exchange(driver::table().event_create, &events::create);
-  events::real_destroy = std::exchange(driver::table().event_destroy, &events::destroy);
+  events::real_create = std::exchange(driver::table().cuEventCreate, &events::create);
+  events::real_destroy = std::exchange(driver::table().cuEventDestroy, &events::destroy);
   int after_one = 0;
   for (std::uint64_t round = 0; round < 4; ++round) {
     const Program again;  // retains
@@ -557,8 +557,8 @@ TEST_F(Launches, AReleasedPrimaryContextThatLivesOnKeepsNoEventsOfOurs) {
     ASSERT_EQ(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxRelease_v2")(0), CUDA_SUCCESS);
   }
   EXPECT_LE(events::alive.load(), after_one);
-  driver::table().event_create = events::real_create;
-  driver::table().event_destroy = events::real_destroy;
+  driver::table().cuEventCreate = events::real_create;
+  driver::table().cuEventDestroy = events::real_destroy;
 }
 
 // Regions come and go on one thread while another finds the client idle again and again: in a region it is active.

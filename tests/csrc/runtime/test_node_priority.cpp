@@ -99,12 +99,12 @@ class NodePriority : public ::testing::Test {
   // What the driver itself says.
   static unsigned long long flags(CUgraphExec exec) {
     cuuint64_t found = 0;
-    Program::check(driver::table().graph_get_flags(exec, &found));
+    Program::check(driver::table().cuGraphExecGetFlags(exec, &found));
     return found;
   }
   static bool takes(CUgraphExec exec, CUgraph graph) {
     CUgraphExecUpdateResultInfo info{};
-    return driver::table().graph_update(exec, graph, &info) == CUDA_SUCCESS;
+    return driver::table().cuGraphExecUpdate(exec, graph, &info) == CUDA_SUCCESS;
   }
   static bool has(CUgraphExec exec, CUgraph like) {
     return flags(exec) == CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY && takes(exec, like);
@@ -178,7 +178,7 @@ TEST_F(NodePriority, ReachesIntoChildGraphs) {
   EXPECT_EQ(priorities(child), (std::vector<int>{0, 0}));
 
   const auto set_child = call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams");
-  EXPECT_NE(driver::table().graph_update_child(exec, node, graph_), CUDA_SUCCESS);
+  EXPECT_NE(driver::table().cuGraphExecChildGraphNodeSetParams(exec, node, graph_), CUDA_SUCCESS);
   EXPECT_EQ(set_child(exec, node, graph_), CUDA_SUCCESS);
   EXPECT_EQ(priorities(graph_), (std::vector<int>{0, 0}));
 }
@@ -252,10 +252,10 @@ TEST_F(NodePriority, OfBestEffortWithNodePrioritiesOfItsOwnNeedsNoLook) {
   const CUgraph chosen = graph_of({0, -2});
   const CUgraph other = graph_of({-2, 0});
   const std::uint64_t before = state().prioritised_graphs;
-  real_get = driver::table().graph_kernel_node_get_attribute;
+  real_get = driver::table().cuGraphKernelNodeGetAttribute;
   gets = 0;
   const Replaced replaced(
-      driver::table().graph_kernel_node_get_attribute,
+      driver::table().cuGraphKernelNodeGetAttribute,
       +[](CUgraphNode node, CUkernelNodeAttrID id, CUkernelNodeAttrValue* value) {
         ++gets;
         return real_get(node, id, value);
@@ -275,12 +275,12 @@ TEST_F(NodePriority, OfBestEffortWithNodePrioritiesOfItsOwnNeedsNoLook) {
 }
 
 TEST_F(NodePriority, WhereTheDriverRefusesTheFlagTheUsersOwnCallIsMade) {
-  real_instantiate = driver::table().graph_instantiate;
+  real_instantiate = driver::table().cuGraphInstantiateWithFlags;
   const auto refuse = +[](CUgraphExec* exec, CUgraph graph, unsigned long long with) {
     const bool prioritised = (with & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY) != 0;
     return prioritised ? CUDA_ERROR_INVALID_VALUE : real_instantiate(exec, graph, with);
   };
-  const Replaced replaced(driver::table().graph_instantiate, refuse);
+  const Replaced replaced(driver::table().cuGraphInstantiateWithFlags, refuse);
   const std::uint64_t before = state().unprioritised_graphs;
   const CUgraphExec exec = instantiate_in(CUDASCHED_LATENCY, graph_);
   EXPECT_EQ(flags(exec), 0U);
@@ -290,14 +290,14 @@ TEST_F(NodePriority, WhereTheDriverRefusesTheFlagTheUsersOwnCallIsMade) {
 }
 
 TEST_F(NodePriority, WhereTheDriverRefusesAnAttributeTheGraphIsAsItWas) {
-  real_set = driver::table().graph_kernel_node_set_attribute;
+  real_set = driver::table().cuGraphKernelNodeSetAttribute;
   sets_left = 1;
   const auto refuse_second = +[](CUgraphNode node, CUkernelNodeAttrID id, const CUkernelNodeAttrValue* value) {
     // Giving the old value back works.
     if (value->priority != 0 && sets_left-- == 0) return CUDA_ERROR_NOT_SUPPORTED;
     return real_set(node, id, value);
   };
-  const Replaced replaced(driver::table().graph_kernel_node_set_attribute, refuse_second);
+  const Replaced replaced(driver::table().cuGraphKernelNodeSetAttribute, refuse_second);
   EXPECT_EQ(flags(instantiate_in(CUDASCHED_LATENCY, graph_)), 0U);
   EXPECT_EQ(priorities(graph_), (std::vector<int>{0, 0}));
 }

@@ -95,7 +95,7 @@ TEST_F(Partitions, RefuseWhatHasNoMeaning) {
 }
 
 TEST_F(Partitions, NeedGreenContexts) {
-  auto& entry = driver::table().green_context_stream_create;
+  auto& entry = driver::table().cuGreenCtxStreamCreate;
   auto* const before = entry;
   entry = nullptr;
   std::uint64_t stream = 0;
@@ -118,7 +118,7 @@ TEST_F(Partitions, NeedAPrimaryContext) {
 }
 
 TEST_F(Partitions, ThatTheDriverDoesNotFinishLeaveNothingBehind) {
-  auto& entry = driver::table().green_context_stream_create;
+  auto& entry = driver::table().cuGreenCtxStreamCreate;
   auto* const before = entry;
   entry = [](CUstream*, CUgreenCtx, unsigned, int) { return CUDA_ERROR_OUT_OF_MEMORY; };
   std::uint64_t stream = 0;

@@ -43,9 +43,9 @@ TEST_F(SliceKeeperTest, BestEffortHasTheShortestUntilTheProcessHasLatencyWorkToo
 
 TEST_F(SliceKeeperTest, UnderMpsNothingIsSetAndLongKernelsAreWarnedOf) {
   HookedDriver::instance();
-  static auto* const real = driver::table().device_get_attribute;
+  static auto* const real = driver::table().cuDeviceGetAttribute;
   const Replaced mps(
-      driver::table().device_get_attribute, +[](int* value, CUdevice_attribute what, CUdevice device) {
+      driver::table().cuDeviceGetAttribute, +[](int* value, CUdevice_attribute what, CUdevice device) {
         if (what != CU_DEVICE_ATTRIBUTE_MPS_ENABLED) return real(value, what, device);
         *value = 1;
         return CUDA_SUCCESS;

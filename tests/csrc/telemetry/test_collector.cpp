@@ -38,7 +38,7 @@ class CollectorTest : public ::testing::Test {
     library_ = dlopen(CUDASCHED_SIMULATED_DRIVER, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(library_, nullptr) << dlerror();
     driver::table().load(library_);
-    ASSERT_EQ(driver::table().init(0), CUDA_SUCCESS);
+    ASSERT_EQ(driver::table().cuInit(0), CUDA_SUCCESS);
     driver_call<CUresult(CUcontext*, CUdevice)>(library_, "cuDevicePrimaryCtxRetain")(&context_, 0);
     use_context();
     CUmodule module = nullptr;
@@ -71,7 +71,7 @@ class CollectorTest : public ::testing::Test {
     void* parameters[] = {&us};
     const Record record = begin_record(CU_STREAM_LEGACY, /*may_time=*/true);
     const CUresult status =
-        driver::table().launch_kernel.legacy(kernel_, 1, 1, 1, fails ? 0 : 32, 1, 1, 0, nullptr, parameters, nullptr);
+        driver::table().cuLaunchKernel.legacy(kernel_, 1, 1, 1, fails ? 0 : 32, 1, 1, 0, nullptr, parameters, nullptr);
     EXPECT_EQ(status == CUDA_SUCCESS, !fails);
     const Launched launched{.launch = what,
                             .stream = CU_STREAM_LEGACY,

@@ -19,15 +19,15 @@ class ContextPrewarmer : public ::testing::Test {
  protected:
   ContextPrewarmer() {
     fills = 0;
-    real_fill = driver::table().memory_fill;
-    driver::table().memory_fill = +[](CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
+    real_fill = driver::table().cuMemsetD32Async;
+    driver::table().cuMemsetD32Async = +[](CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
       ++fills;
       return real_fill(to, value, count, stream);
     };
   }
 
   ~ContextPrewarmer() override {
-    driver::table().memory_fill = real_fill;
+    driver::table().cuMemsetD32Async = real_fill;
     if (other_ >= 0) HookedDriver::instance().table().release(other_);
   }
 
@@ -107,7 +107,7 @@ TEST_F(ContextPrewarmer, DoesNothingWhileAStreamIsCaptured) {
 
 TEST_F(ContextPrewarmer, IsNotTriedAgainWithADriverThatRefuses) {
   somebody_trains();
-  driver::table().memory_fill = +[](CUdeviceptr, unsigned, std::size_t, CUstream) {
+  driver::table().cuMemsetD32Async = +[](CUdeviceptr, unsigned, std::size_t, CUstream) {
     ++fills;
     return CUDA_ERROR_NOT_SUPPORTED;
   };

@@ -104,20 +104,20 @@ void silent(arbiter::Table&, int) {}
 // The driver's, until enough of this many allocations have failed.
 std::atomic<int> failures_left{0};
 std::atomic<int> attempts{0};
-decltype(driver::table().memory_allocate) real_allocate = nullptr;
+decltype(driver::table().cuMemAlloc) real_allocate = nullptr;
 
 class ScarceMemory {
  public:
   explicit ScarceMemory(int failures) {
     failures_left.store(failures);
     attempts.store(0);
-    real_allocate = driver::table().memory_allocate;
-    driver::driver_table.memory_allocate = [](CUdeviceptr* pointer, std::size_t bytes) {
+    real_allocate = driver::table().cuMemAlloc;
+    driver::driver_table.cuMemAlloc = [](CUdeviceptr* pointer, std::size_t bytes) {
       attempts.fetch_add(1);
       return failures_left.fetch_sub(1) > 0 ? CUDA_ERROR_OUT_OF_MEMORY : real_allocate(pointer, bytes);
     };
   }
-  ~ScarceMemory() { driver::driver_table.memory_allocate = real_allocate; }
+  ~ScarceMemory() { driver::driver_table.cuMemAlloc = real_allocate; }
 };
 
 CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
@@ -321,7 +321,7 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
   cache.also = [&] {
     EXPECT_EQ(free_memory(kept), CUDA_SUCCESS);
     CUcontext current = nullptr;
-    EXPECT_EQ(driver::table().context_get_current(&current), CUDA_SUCCESS);
+    EXPECT_EQ(driver::table().cuCtxGetCurrent(&current), CUDA_SUCCESS);
     EXPECT_EQ(current, program.context());
   };
   ASSERT_EQ(cudasched_use_cache(&empty, &cache), CUDASCHED_OK);

@@ -60,10 +60,10 @@ TEST(MemoryDoor, AFailedFreeIsNone) {
   CUdeviceptr plain = 0;
   ASSERT_EQ(allocate(plain, kMiB), CUDA_SUCCESS);
   const std::uint64_t before = held();
-  auto* const real = driver::table().memory_free;
-  driver::driver_table.memory_free = [](CUdeviceptr) { return CUDA_ERROR_LAUNCH_FAILED; };
+  auto* const real = driver::table().cuMemFree;
+  driver::driver_table.cuMemFree = [](CUdeviceptr) { return CUDA_ERROR_LAUNCH_FAILED; };
   EXPECT_EQ(free_memory(plain), CUDA_ERROR_LAUNCH_FAILED);
-  driver::driver_table.memory_free = real;
+  driver::driver_table.cuMemFree = real;
   EXPECT_EQ(held(), before);
   EXPECT_EQ(free_memory(plain), CUDA_SUCCESS);
   EXPECT_EQ(held(), before - kMiB);

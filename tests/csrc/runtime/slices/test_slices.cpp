@@ -721,8 +721,8 @@ CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) 
   CUgraphNode first = nullptr;
   std::size_t count = 1;
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  Program::check(driver::table().graph_get_nodes(graph, &first, &count));
-  Program::check(driver::table().graph_kernel_node_get(first, &parameters));
+  Program::check(driver::table().cuGraphGetNodes(graph, &first, &count));
+  Program::check(driver::table().cuGraphKernelNodeGetParams(first, &parameters));
   const std::scoped_lock lock(built.mutex);
   built.values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
   return built.instantiate(exec, graph, flags);
@@ -731,11 +731,11 @@ CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) 
 CUresult note_all_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   std::vector<CUgraphNode> nodes(200);
   std::size_t count = nodes.size();
-  Program::check(driver::table().graph_get_nodes(graph, nodes.data(), &count));
+  Program::check(driver::table().cuGraphGetNodes(graph, nodes.data(), &count));
   std::vector<std::uint64_t> values;
   for (std::size_t i = 0; i < count; ++i) {
     CUDA_KERNEL_NODE_PARAMS parameters{};
-    Program::check(driver::table().graph_kernel_node_get(nodes[i], &parameters));
+    Program::check(driver::table().cuGraphKernelNodeGetParams(nodes[i], &parameters));
     values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
   }
   const std::scoped_lock lock(built.mutex);
@@ -747,8 +747,8 @@ TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   const std::vector<int> launches{2, 3, 9, 5, 4};
   const std::vector<CUgraphExec> execs = chains({0, 100, 200, 300, 400});
-  built.instantiate = driver::table().graph_instantiate;
-  const Replaced noted(driver::table().graph_instantiate, &note_built);
+  built.instantiate = driver::table().cuGraphInstantiateWithFlags;
+  const Replaced noted(driver::table().cuGraphInstantiateWithFlags, &note_built);
   Program::check(program_.launch(0));
   {
     const AtTheFirstStep step(slices(), execs[0], program_.stream());
@@ -920,7 +920,7 @@ TEST_F(Changed, AChangeBacksOffDuringARequestOfTheProcess) {
 }
 
 struct Uploads {
-  decltype(driver::Driver::graph_upload) upload = nullptr;
+  decltype(driver::Driver::cuGraphUpload) upload = nullptr;
   std::atomic<std::uint64_t> made{0};
   std::atomic<CUstream> stream{nullptr};
 };
@@ -934,8 +934,8 @@ CUresult note_upload(CUgraphExec exec, CUstream stream) {
 auto note_uploads() {
   uploads.made = 0;
   uploads.stream = nullptr;
-  uploads.upload = driver::table().graph_upload;
-  return Replaced(driver::table().graph_upload, &note_upload);
+  uploads.upload = driver::table().cuGraphUpload;
+  return Replaced(driver::table().cuGraphUpload, &note_upload);
 }
 
 // On a stream of ours, so that the GPU is at the slice before meanwhile.
@@ -1610,7 +1610,7 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
 }
 
 std::atomic<std::uint64_t> updates{0};
-decltype(driver::Driver::graph_update) update_graph = nullptr;
+decltype(driver::Driver::cuGraphExecUpdate) update_graph = nullptr;
 CUresult count_updates(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* result) {
   updates.fetch_add(1);
   return update_graph(exec, graph, result);
@@ -1640,8 +1640,8 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
   const auto& pieces = sliced->pieces->pieces;
   const auto with_inner = std::count_if(pieces.begin(), pieces.end(), [](const auto& each) { return each.has_inner; });
   updates = 0;
-  update_graph = driver::table().graph_update;
-  const Replaced noted(driver::table().graph_update, &count_updates);
+  update_graph = driver::table().cuGraphExecUpdate;
+  const Replaced noted(driver::table().cuGraphExecUpdate, &count_updates);
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -1662,8 +1662,8 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
 
 // Clones that were made, those of them that are alive, and graphs of ours that the launcher thread destroyed.
 struct Clones {
-  decltype(driver::Driver::graph_clone) clone = nullptr;
-  decltype(driver::Driver::graph_clone_destroy) destroy = nullptr;
+  decltype(driver::Driver::cuGraphClone) clone = nullptr;
+  decltype(driver::Driver::cuGraphDestroy) destroy = nullptr;
   std::atomic<std::uint64_t> made{0};
   std::atomic<std::uint64_t> destroyed_by_launcher{0};
   std::mutex mutex;
@@ -1689,14 +1689,14 @@ CUresult note_destroy(CUgraph graph) {
 }
 auto note_clones() {
   struct Noted {
-    Replaced<decltype(Clones::clone), decltype(note_clone)> clone{driver::table().graph_clone, &note_clone};
-    Replaced<decltype(Clones::destroy), decltype(note_destroy)> destroy{driver::table().graph_clone_destroy,
+    Replaced<decltype(Clones::clone), decltype(note_clone)> clone{driver::table().cuGraphClone, &note_clone};
+    Replaced<decltype(Clones::destroy), decltype(note_destroy)> destroy{driver::table().cuGraphDestroy,
                                                                         &note_destroy};
   };
   clones.made = clones.destroyed_by_launcher = 0;
   clones.alive.clear();
-  clones.clone = driver::table().graph_clone;
-  clones.destroy = driver::table().graph_clone_destroy;
+  clones.clone = driver::table().cuGraphClone;
+  clones.destroy = driver::table().cuGraphDestroy;
   return Noted{};
 }
 std::size_t clones_alive() {
@@ -2009,8 +2009,8 @@ TEST_F(Sliced, ACollectiveSharesItsSliceWithAllThatIsNotOrderedToIt) {
   for (std::uint64_t i = 0; i < 10; ++i) beside = kernel(graph, 600 + i, {beside});
   CUgraphNode last = kernel(graph, 41, {node, beside});
   for (std::uint64_t i = 42; i <= 80; ++i) last = kernel(graph, i, {last});
-  built.instantiate = driver::table().graph_instantiate;
-  const Replaced noted(driver::table().graph_instantiate, &note_all_built);
+  built.instantiate = driver::table().cuGraphInstantiateWithFlags;
+  const Replaced noted(driver::table().cuGraphInstantiateWithFlags, &note_all_built);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
   const auto holds = [](const std::vector<std::uint64_t>& slice, std::uint64_t value) {
@@ -2106,7 +2106,7 @@ TEST_F(Sliced, WhereThereIsNoMemoryToBuildWithAGraphGoesWhole) {
 decltype(cuGraphDestroyNode)* destroy_node = nullptr;
 CUresult destroy_none_inside(CUgraphNode node) {
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  if (driver::table().graph_kernel_node_get(node, &parameters) == CUDA_SUCCESS &&
+  if (driver::table().cuGraphKernelNodeGetParams(node, &parameters) == CUDA_SUCCESS &&
       *static_cast<std::uint64_t*>(parameters.kernelParams[2]) >= 1'000) {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -2115,7 +2115,7 @@ CUresult destroy_none_inside(CUgraphNode node) {
 
 TEST_F(Sliced, ChildGraphsStayWholeWhereTheDriverDestroysNoNodeInside) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  destroy_node = std::exchange(driver::table().graph_node_destroy, &destroy_none_inside);
+  destroy_node = std::exchange(driver::table().cuGraphDestroyNode, &destroy_none_inside);
   CUgraph inner = new_graph();
   chain(inner, 1'000, 20);
   CUgraph graph = new_graph();
@@ -2139,7 +2139,7 @@ TEST_F(Sliced, ChildGraphsStayWholeWhereTheDriverDestroysNoNodeInside) {
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran()[20], 2'000U);
   EXPECT_EQ(slices().counts().graphs_sliced, 1U);
-  driver::table().graph_node_destroy = destroy_node;
+  driver::table().cuGraphDestroyNode = destroy_node;
 }
 
 }  // namespace

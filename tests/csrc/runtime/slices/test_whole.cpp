@@ -38,55 +38,55 @@ bool is_builder() {
 }
 
 CUresult type_of_another(CUgraphNode node, CUgraphNodeType* type) {
-  const CUresult status = injected.real.graph_node_get_type(node, type);
+  const CUresult status = injected.real.cuGraphNodeGetType(node, type);
   if (status == CUDA_SUCCESS && *type == CU_GRAPH_NODE_TYPE_EMPTY) *type = injected.type;
   return status;
 }
 CUresult a_million_nodes_and_more(CUgraph graph, CUgraphNode* nodes, std::size_t* count) {
-  if (nodes != nullptr) return injected.real.graph_get_nodes(graph, nodes, count);
+  if (nodes != nullptr) return injected.real.cuGraphGetNodes(graph, nodes, count);
   *count = (std::size_t{1} << 20) + 1;
   return CUDA_SUCCESS;
 }
 CUresult clone_nothing(CUgraph*, CUgraph) { return injected.status; }
 CUresult clone_nothing_for_the_builder(CUgraph* made, CUgraph of) {
-  return is_builder() ? injected.status : injected.real.graph_clone(made, of);
+  return is_builder() ? injected.status : injected.real.cuGraphClone(made, of);
 }
 CUresult clone_less(CUgraph* made, CUgraph of) {
-  const CUresult status = injected.real.graph_clone(made, of);
+  const CUresult status = injected.real.cuGraphClone(made, of);
   if (status != CUDA_SUCCESS) return status;
   std::size_t count = 0;
-  Program::check(injected.real.graph_get_nodes(*made, nullptr, &count));
+  Program::check(injected.real.cuGraphGetNodes(*made, nullptr, &count));
   std::vector<CUgraphNode> nodes(count);
-  Program::check(injected.real.graph_get_nodes(*made, nodes.data(), &count));
-  Program::check(injected.real.graph_node_destroy(nodes.back()));
+  Program::check(injected.real.cuGraphGetNodes(*made, nodes.data(), &count));
+  Program::check(injected.real.cuGraphDestroyNode(nodes.back()));
   return status;
 }
 CUresult clone_less_for_the_builder(CUgraph* made, CUgraph of) {
-  return is_builder() ? clone_less(made, of) : injected.real.graph_clone(made, of);
+  return is_builder() ? clone_less(made, of) : injected.real.cuGraphClone(made, of);
 }
 // As where nodes of a clone came in another order.
 CUresult find_another_in_clone(CUgraphNode* found, CUgraphNode, CUgraph clone) {
   std::size_t count = 1;
-  return injected.real.graph_get_nodes(clone, found, &count);
+  return injected.real.cuGraphGetNodes(clone, found, &count);
 }
 CUresult destroy_no_node(CUgraphNode) { return injected.status; }
 CUresult instantiate_no_slice(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-  return is_builder() ? injected.status : injected.real.graph_instantiate(exec, graph, flags);
+  return is_builder() ? injected.status : injected.real.cuGraphInstantiateWithFlags(exec, graph, flags);
 }
 // Some slices are there by then.
 CUresult instantiate_three_slices(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   static thread_local int made = 0;
   if (is_builder() && ++made % 4 == 0) return injected.status;
-  return injected.real.graph_instantiate(exec, graph, flags);
+  return injected.real.cuGraphInstantiateWithFlags(exec, graph, flags);
 }
 CUresult upload_no_slice(CUgraphExec exec, CUstream stream) {
-  return is_builder() ? injected.status : injected.real.graph_upload(exec, stream);
+  return is_builder() ? injected.status : injected.real.cuGraphUpload(exec, stream);
 }
 CUresult create_no_event(CUevent* event, unsigned flags) {
-  return is_builder() ? injected.status : injected.real.event_create(event, flags);
+  return is_builder() ? injected.status : injected.real.cuEventCreate(event, flags);
 }
 CUresult instantiate_and_note(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-  const CUresult status = injected.real.graph_instantiate(exec, graph, flags);
+  const CUresult status = injected.real.cuGraphInstantiateWithFlags(exec, graph, flags);
   if (!is_builder()) return status;
   if (injected.slices.fetch_add(1) == 0) injected.first_slice = *exec;
   if (injected.slices == 3) injected.third_slice = *exec;
@@ -160,7 +160,7 @@ class Whole : public GraphProgram, public ::testing::WithParamInterface<Case> {
     CUgraphNode node = nullptr;
     Program::check(call<decltype(cuGraphAddEmptyNode)>("cuGraphAddEmptyNode")(&node, graph, &last_, 1));
     injected.type = type;
-    inject(&driver::Driver::graph_node_get_type, &type_of_another);
+    inject(&driver::Driver::cuGraphNodeGetType, &type_of_another);
     return instantiate(graph);
   }
 
@@ -269,8 +269,8 @@ const Case kCases[] = {
      [](Whole& test) { return test.instantiate(test.long_graph(), CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH); }},
     {"an_unknown_flag", WholeReason::kUnknownNode,
      [](Whole& test) {
-       test.inject(&driver::Driver::graph_instantiate, [](CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-         return injected.real.graph_instantiate(exec, graph, flags & 0xff);
+       test.inject(&driver::Driver::cuGraphInstantiateWithFlags, [](CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+         return injected.real.cuGraphInstantiateWithFlags(exec, graph, flags & 0xff);
        });
        return test.instantiate(test.long_graph(), 1ULL << 20);
      }},
@@ -328,7 +328,7 @@ const Case kCases[] = {
     {"too_many_nodes", WholeReason::kTooLarge,
      [](Whole& test) {
        CUgraph graph = test.long_graph();
-       test.inject(&driver::Driver::graph_get_nodes, &a_million_nodes_and_more);
+       test.inject(&driver::Driver::cuGraphGetNodes, &a_million_nodes_and_more);
        return test.instantiate(graph);
      }},
     {"short", WholeReason::kShort,
@@ -370,19 +370,19 @@ const Case kCases[] = {
        test.any_order_ = true;
        return test.instantiate(graph);
      }},
-    fault<&Driver::graph_clone, &clone_nothing>("not_cloned", WholeReason::kNotCloned),
-    fault<&Driver::graph_clone, &clone_nothing_for_the_builder>("not_cloned_by_the_builder", WholeReason::kNotCloned),
-    fault<&Driver::graph_clone, &clone_less>("cloned_without_a_node", WholeReason::kCloneDiffers),
-    fault<&Driver::graph_find_in_clone, &find_another_in_clone>("cloned_in_another_order", WholeReason::kCloneDiffers),
-    fault<&Driver::graph_clone, &clone_less_for_the_builder>("cloned_without_a_node_by_the_builder",
+    fault<&Driver::cuGraphClone, &clone_nothing>("not_cloned", WholeReason::kNotCloned),
+    fault<&Driver::cuGraphClone, &clone_nothing_for_the_builder>("not_cloned_by_the_builder", WholeReason::kNotCloned),
+    fault<&Driver::cuGraphClone, &clone_less>("cloned_without_a_node", WholeReason::kCloneDiffers),
+    fault<&Driver::cuGraphNodeFindInClone, &find_another_in_clone>("cloned_in_another_order", WholeReason::kCloneDiffers),
+    fault<&Driver::cuGraphClone, &clone_less_for_the_builder>("cloned_without_a_node_by_the_builder",
                                                              WholeReason::kCloneDiffers),
-    fault<&Driver::graph_node_destroy, &destroy_no_node>("nodes_stay", WholeReason::kNotBuilt),
-    fault<&Driver::graph_instantiate, &instantiate_no_slice>("slice_not_instantiated", WholeReason::kNotBuilt),
-    fault<&Driver::graph_upload, &upload_no_slice>("slice_not_uploaded", WholeReason::kNotBuilt),
-    fault<&Driver::event_create, &create_no_event>("no_event", WholeReason::kNotBuilt),
-    fault<&Driver::graph_instantiate, &instantiate_three_slices, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_for_a_slice",
+    fault<&Driver::cuGraphDestroyNode, &destroy_no_node>("nodes_stay", WholeReason::kNotBuilt),
+    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_no_slice>("slice_not_instantiated", WholeReason::kNotBuilt),
+    fault<&Driver::cuGraphUpload, &upload_no_slice>("slice_not_uploaded", WholeReason::kNotBuilt),
+    fault<&Driver::cuEventCreate, &create_no_event>("no_event", WholeReason::kNotBuilt),
+    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_three_slices, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_for_a_slice",
                                                                                            WholeReason::kNoMemory),
-    fault<&Driver::graph_upload, &upload_no_slice, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_to_upload",
+    fault<&Driver::cuGraphUpload, &upload_no_slice, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_to_upload",
                                                                              WholeReason::kNoMemory),
 };
 
@@ -428,11 +428,11 @@ class WithoutASlice : public GraphProgram {
     exec_ = instantiate(graph);
   }
 
-  using Instantiate = decltype(driver::Driver::graph_instantiate);
+  using Instantiate = decltype(driver::Driver::cuGraphInstantiateWithFlags);
   static Instantiate& noted() {
     injected.real = driver::table();
     injected.slices = 0;
-    return driver::table().graph_instantiate;
+    return driver::table().cuGraphInstantiateWithFlags;
   }
 
   const Replaced<Instantiate, decltype(instantiate_and_note)> noted_{noted(), &instantiate_and_note};
@@ -444,7 +444,7 @@ class WithoutASlice : public GraphProgram {
 TEST_F(WithoutASlice, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
   ASSERT_TRUE(has_slices(exec_));
   const State before = state();
-  Program::check(driver::table().graph_destroy(injected.first_slice));
+  Program::check(driver::table().cuGraphExecDestroy(injected.first_slice));
   for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 5));
   EXPECT_EQ(state().graphs_whole[static_cast<std::size_t>(WholeReason::kRefused)], 1U);
@@ -460,7 +460,7 @@ TEST_F(WithoutASlice, AGraphWhoseFirstSliceIsRefusedGoesWholeFromThenOn) {
 TEST_F(WithoutASlice, AnErrorOfALaterOneIsTheLaunchs) {
   ASSERT_TRUE(has_slices(exec_));
   ASSERT_GE(injected.slices, 3);
-  Program::check(driver::table().graph_destroy(injected.third_slice));
+  Program::check(driver::table().cuGraphExecDestroy(injected.third_slice));
   const CUresult launched = launch(exec_);
   const CUresult synchronised = program_.synchronize();
   EXPECT_TRUE((launched == CUDA_SUCCESS) != (synchronised == CUDA_SUCCESS)) << launched << " " << synchronised;
