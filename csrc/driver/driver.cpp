@@ -33,12 +33,12 @@ DriverError::DriverError(const char* call, CUresult status, std::source_location
 void Driver::load(void* handle) {
 #define TEXT_OF(name) #name
 #define CALL(need, name) look_up(handle, name, Need::need, TEXT_OF(name));
-#define TWINS(need, name, suffix)                               \
-  look_up(handle, name.legacy, Need::need, TEXT_OF(name));      \
+#define TWINS(need, name, suffix)                          \
+  look_up(handle, name.legacy, Need::need, TEXT_OF(name)); \
   look_up(handle, name.per_thread, Need::need, TEXT_OF(name) suffix);
 #define CALL_AS(need, name, symbol, ...) look_up(handle, name, Need::need, symbol);
-#define TWINS_AS(need, name, symbol, suffix, ...)         \
-  look_up(handle, name.legacy, Need::need, symbol);       \
+#define TWINS_AS(need, name, symbol, suffix, ...)   \
+  look_up(handle, name.legacy, Need::need, symbol); \
   look_up(handle, name.per_thread, Need::need, symbol suffix);
 #include "driver/calls.inc"
   // Drivers of release 470 have the older one alone.
@@ -100,7 +100,8 @@ CUcontext shareable_context() noexcept {
 RelaxedCapture::RelaxedCapture() noexcept { table().cuThreadExchangeStreamCaptureMode(&mode_); }
 RelaxedCapture::~RelaxedCapture() { table().cuThreadExchangeStreamCaptureMode(&mode_); }
 
-CurrentContext::CurrentContext(CUcontext context) noexcept : pushed_(table().cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
+CurrentContext::CurrentContext(CUcontext context) noexcept
+    : pushed_(table().cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;
   if (pushed_) table().cuCtxPopCurrent(&popped);

@@ -261,8 +261,9 @@ void Functions::reset_in_child() noexcept {
 void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept {
   int blocks = 0;
   auto* const function = static_cast<CUfunction>(const_cast<void*>(launch.function));
-  if (table().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, static_cast<int>(launch.threads_per_block()), launch.dynamic_shared_bytes) ==
-      CUDA_SUCCESS) {
+  if (table().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function,
+                                                          static_cast<int>(launch.threads_per_block()),
+                                                          launch.dynamic_shared_bytes) == CUDA_SUCCESS) {
     blocks_per_sm = blocks;
   }
 }

@@ -51,7 +51,8 @@ bool NodePriorities::find(CUgraph graph, int depth) {
       nodes_.push_back({node, value.priority, false});
     } else if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
       CUgraph child = nullptr;
-      if (depth == kDeepest || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS || !find(child, depth + 1)) {
+      if (depth == kDeepest || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS ||
+          !find(child, depth + 1)) {
         return false;
       }
     }

@@ -102,7 +102,8 @@ template <typename Plain>
 CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
                               std::size_t log_bytes, Plain* plain) noexcept {
   CUresult status = CUDA_SUCCESS;
-  if (table().cuGraphInstantiateWithFlags != nullptr && instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
+  if (table().cuGraphInstantiateWithFlags != nullptr &&
+      instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
         return table().cuGraphInstantiateWithFlags(exec, graph, flags);
       })) {
     if (error_node != nullptr) *error_node = nullptr;
@@ -237,7 +238,8 @@ CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&&
 constexpr CUresult kNotThere = CUDA_ERROR_NOT_SUPPORTED;
 
 CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
-  return table().cuGraphKernelNodeSetParams == nullptr ? kNotThere : table().cuGraphKernelNodeSetParams(node, parameters);
+  return table().cuGraphKernelNodeSetParams == nullptr ? kNotThere
+                                                       : table().cuGraphKernelNodeSetParams(node, parameters);
 }
 
 CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
@@ -270,7 +272,8 @@ CUresult copy_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* param
   return node_changed(
       exec, node, context, [&] { return table().cuGraphExecMemcpyNodeSetParams(exec, node, parameters, context); },
       [&](CUgraphNode ours) {
-        return table().cuGraphMemcpyNodeSetParams == nullptr ? kNotThere : table().cuGraphMemcpyNodeSetParams(ours, parameters);
+        return table().cuGraphMemcpyNodeSetParams == nullptr ? kNotThere
+                                                             : table().cuGraphMemcpyNodeSetParams(ours, parameters);
       });
 }
 
@@ -279,7 +282,8 @@ CUresult fill_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PAR
   return node_changed(
       exec, node, context, [&] { return table().cuGraphExecMemsetNodeSetParams(exec, node, parameters, context); },
       [&](CUgraphNode ours) {
-        return table().cuGraphMemsetNodeSetParams == nullptr ? kNotThere : table().cuGraphMemsetNodeSetParams(ours, parameters);
+        return table().cuGraphMemsetNodeSetParams == nullptr ? kNotThere
+                                                             : table().cuGraphMemsetNodeSetParams(ours, parameters);
       });
 }
 
@@ -287,7 +291,8 @@ CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAM
   return node_changed(
       exec, node, nullptr, [&] { return table().cuGraphExecHostNodeSetParams(exec, node, parameters); },
       [&](CUgraphNode ours) {
-        return table().cuGraphHostNodeSetParams == nullptr ? kNotThere : table().cuGraphHostNodeSetParams(ours, parameters);
+        return table().cuGraphHostNodeSetParams == nullptr ? kNotThere
+                                                           : table().cuGraphHostNodeSetParams(ours, parameters);
       });
 }
 
@@ -299,7 +304,8 @@ CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexc
 }
 
 CUresult update_child(CUgraphExec exec, CUgraphNode node, CUgraph child) noexcept {
-  return child_changed(exec, node, child, [&] { return table().cuGraphExecChildGraphNodeSetParams(exec, node, child); });
+  return child_changed(exec, node, child,
+                       [&] { return table().cuGraphExecChildGraphNodeSetParams(exec, node, child); });
 }
 
 CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* parameters) noexcept {

@@ -96,7 +96,7 @@ CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, un
             meant_stream<kPerThread>(stream)};
   return launch(call, [&] {
     return table().cuLaunchKernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                   shared_bytes, stream, parameters, extra);
+                                                    shared_bytes, stream, parameters, extra);
   });
 }
 
@@ -127,8 +127,8 @@ CUresult launch_cooperative(CUfunction function, unsigned grid_x, unsigned grid_
             meant_stream<kPerThread>(stream)};
   call.cooperative = true;
   return launch(call, [&] {
-    return table().cuLaunchCooperativeKernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                        shared_bytes, stream, parameters);
+    return table().cuLaunchCooperativeKernel.get<kPerThread>()(function, grid_x, grid_y, grid_z, block_x, block_y,
+                                                               block_z, shared_bytes, stream, parameters);
   });
 }
 
@@ -329,9 +329,8 @@ template <bool kPerThread>
 CUresult stream_begin_capture_to_graph(CUstream stream, CUgraph graph, const CUgraphNode* nodes,
                                        const CUgraphEdgeData* edges, std::size_t count,
                                        CUstreamCaptureMode mode) noexcept {
-  return begin_capture([&] {
-    return table().cuStreamBeginCaptureToGraph.get<kPerThread>()(stream, graph, nodes, edges, count, mode);
-  });
+  return begin_capture(
+      [&] { return table().cuStreamBeginCaptureToGraph.get<kPerThread>()(stream, graph, nodes, edges, count, mode); });
 }
 
 // Unlike driver::is_capturing(), with certainty: only a capture that was begun may be counted as ended.
@@ -530,8 +529,7 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     const bool can_defer =
         Offload::connect({&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
                           &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
-    cudasched::runtime::engine().use_offload(
-        {can_defer, &Offload::add, &Offload::forget_queues});
+    cudasched::runtime::engine().use_offload({can_defer, &Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());

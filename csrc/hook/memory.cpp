@@ -141,8 +141,8 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
-  return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAllocManaged(pointer, bytes, flags); }),
-               pointer, bytes);
+  return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAllocManaged(pointer, bytes, flags); }), pointer,
+               bytes);
 }
 
 CUresult allocate_host(void** pointer, std::size_t bytes) noexcept {

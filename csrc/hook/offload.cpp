@@ -104,7 +104,8 @@ Devices devices_of(CUdeviceptr address) noexcept {
   int device = -1;
   if (driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
       type != CU_MEMORYTYPE_DEVICE ||
-      driver::table().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS || managed != 0 ||
+      driver::table().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS ||
+      managed != 0 ||
       driver::table().cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS) {
     return kAllDevices;
   }
@@ -165,7 +166,8 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
 // The driver reads and writes pageable memory before such a call returns.
 bool is_pageable(CUdeviceptr address) noexcept {
   unsigned type = 0;
-  return driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS || type == 0;
+  return driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
+         type == 0;
 }
 
 CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
@@ -235,8 +237,9 @@ CUresult record_event(CUevent event, CUstream stream, unsigned flags) noexcept {
       stream, event,
       [&](Queue& known, const Caller& caller) { return known.push_record(caller, event, stream, flags); },
       [&] {
-        const CUresult status = flags == CU_EVENT_RECORD_DEFAULT ? driver::table().cuEventRecord(event, stream)
-                                                                 : driver::table().cuEventRecordWithFlags(event, stream, flags);
+        const CUresult status = flags == CU_EVENT_RECORD_DEFAULT
+                                    ? driver::table().cuEventRecord(event, stream)
+                                    : driver::table().cuEventRecordWithFlags(event, stream, flags);
         if (status == CUDA_SUCCESS) driver::registry().recorded(event, driver::is_capturing(stream));
         return status;
       });
@@ -273,7 +276,8 @@ CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) no
 // What the driver will refuse is for the driver to refuse now: only the beginning of an allocation can be freed.
 bool may_free(CUdeviceptr address) noexcept {
   CUdeviceptr begin = 0;
-  return driver::table().cuPointerGetAttribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) == CUDA_SUCCESS &&
+  return driver::table().cuPointerGetAttribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) ==
+             CUDA_SUCCESS &&
          begin == address;
 }
 
@@ -385,13 +389,13 @@ bool is_set_already(const EntryPoint& point, const Passed& passed) noexcept {
   int value = 0;
   if (point.meaning == Meaning::kSetFunction) {
     return driver::table().cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(passed.word(1)),
-                                        passed.handle<CUfunction>(0)) == CUDA_SUCCESS &&
+                                              passed.handle<CUfunction>(0)) == CUDA_SUCCESS &&
            value == static_cast<int>(passed.word(2));
   }
   return point.meaning == Meaning::kSetKernel &&
          driver::table().cuKernelGetAttribute(&value, static_cast<CUfunction_attribute>(passed.word(0)),
-                                    passed.handle<CUkernel>(2),
-                                    static_cast<CUdevice>(passed.word(3))) == CUDA_SUCCESS &&
+                                              passed.handle<CUkernel>(2),
+                                              static_cast<CUdevice>(passed.word(3))) == CUDA_SUCCESS &&
          value == static_cast<int>(passed.word(1));
 }
 

@@ -43,8 +43,8 @@ class Offload {
     FreeMemory free_memory = nullptr;  // null: nothing is counted
   };
 
-  // False where the driver lacks a function that offload needs: nothing is deferred then (drivers before 12.4 do not tell
-  // parameter sizes).
+  // False where the driver lacks a function that offload needs: nothing is deferred then (drivers before 12.4 do not
+  // tell parameter sizes).
   static bool connect(const Engine& engine) noexcept;
   static bool connected() noexcept;
 

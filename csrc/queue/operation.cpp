@@ -25,11 +25,13 @@ CUresult launch(const Operation::Launch& launch, CUstream stream) {
     return driver::table().cuLaunchKernelEx.legacy(&config, function, parameters, extra);
   }
   if (launch.cooperative) {
-    return driver::table().cuLaunchCooperativeKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
-                                    what.block[2], what.dynamic_shared_bytes, stream, parameters);
+    return driver::table().cuLaunchCooperativeKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2],
+                                                            what.block[0], what.block[1], what.block[2],
+                                                            what.dynamic_shared_bytes, stream, parameters);
   }
-  return driver::table().cuLaunchKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2], what.block[0], what.block[1],
-                             what.block[2], what.dynamic_shared_bytes, stream, parameters, extra);
+  return driver::table().cuLaunchKernel.legacy(function, what.grid[0], what.grid[1], what.grid[2], what.block[0],
+                                               what.block[1], what.block[2], what.dynamic_shared_bytes, stream,
+                                               parameters, extra);
 }
 
 CUresult fill_memory(const Operation::Fill& fill, CUstream stream) {
@@ -46,11 +48,11 @@ CUresult fill_memory(const Operation::Fill& fill, CUstream stream) {
 CUresult fill_rows(const Operation::Fill& fill, CUstream stream) {
   switch (fill.element_bytes) {
     case 1:
-      return driver::table().cuMemsetD2D8Async(fill.to, fill.pitch_bytes, static_cast<unsigned char>(fill.value), fill.width, fill.rows,
-                               stream);
+      return driver::table().cuMemsetD2D8Async(fill.to, fill.pitch_bytes, static_cast<unsigned char>(fill.value),
+                                               fill.width, fill.rows, stream);
     case 2:
-      return driver::table().cuMemsetD2D16Async(fill.to, fill.pitch_bytes, static_cast<unsigned short>(fill.value), fill.width,
-                                fill.rows, stream);
+      return driver::table().cuMemsetD2D16Async(fill.to, fill.pitch_bytes, static_cast<unsigned short>(fill.value),
+                                                fill.width, fill.rows, stream);
     default:
       return driver::table().cuMemsetD2D32Async(fill.to, fill.pitch_bytes, fill.value, fill.width, fill.rows, stream);
   }
@@ -85,8 +87,9 @@ CUresult Operation::execute() const {
     case Kind::kCopy:
       return copy_memory(copy, stream);
     case Kind::kRecord:
-      return event.flags == CU_EVENT_RECORD_DEFAULT ? driver::table().cuEventRecord(event.event, stream)
-                                                    : driver::table().cuEventRecordWithFlags(event.event, stream, event.flags);
+      return event.flags == CU_EVENT_RECORD_DEFAULT
+                 ? driver::table().cuEventRecord(event.event, stream)
+                 : driver::table().cuEventRecordWithFlags(event.event, stream, event.flags);
     case Kind::kWait:
       return driver::table().cuStreamWaitEvent(stream, event.event, event.flags);
     case Kind::kHostFunction:

@@ -67,11 +67,8 @@ constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + 15) 
 
 }  // namespace
 
-Queue::Queue(Admission& admission, GilCheck holds_gil, std::uint32_t slots,
-             std::uint32_t arena_bytes) noexcept
-    : holds_gil_(holds_gil),
-      ring_(slots, arena_bytes),
-      launcher_(ring_, lock_, mailbox_, admission) {}
+Queue::Queue(Admission& admission, GilCheck holds_gil, std::uint32_t slots, std::uint32_t arena_bytes) noexcept
+    : holds_gil_(holds_gil), ring_(slots, arena_bytes), launcher_(ring_, lock_, mailbox_, admission) {}
 
 // ---- life
 

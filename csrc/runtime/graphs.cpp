@@ -111,7 +111,9 @@ std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_
       return driver.cuGraphKernelNodeGetParams == nullptr ? 0 : kernels.node_ns(node, hash);
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       CUDA_MEMCPY3D copy{};
-      if (driver.cuGraphMemcpyNodeGetParams == nullptr || driver.cuGraphMemcpyNodeGetParams(node, &copy) != CUDA_SUCCESS) break;
+      if (driver.cuGraphMemcpyNodeGetParams == nullptr ||
+          driver.cuGraphMemcpyNodeGetParams(node, &copy) != CUDA_SUCCESS)
+        break;
       const double bytes = static_cast<double>(copy.WidthInBytes) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Depth));
@@ -120,7 +122,9 @@ std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_
     }
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       CUDA_MEMSET_NODE_PARAMS fill{};
-      if (driver.cuGraphMemsetNodeGetParams == nullptr || driver.cuGraphMemsetNodeGetParams(node, &fill) != CUDA_SUCCESS) break;
+      if (driver.cuGraphMemsetNodeGetParams == nullptr ||
+          driver.cuGraphMemsetNodeGetParams(node, &fill) != CUDA_SUCCESS)
+        break;
       return transfer_ns(static_cast<double>(fill.width) * fill.elementSize * static_cast<double>(fill.height),
                          kDeviceBytesPerNs);
     }

@@ -58,8 +58,7 @@ CUstream make(CUdevice device, const CUdevResource& all, unsigned sms) {
   table().cuCtxGetStreamPriorityRange(&lowest, nullptr);
   CUstream stream = nullptr;
   try {
-    check("cuGreenCtxStreamCreate",
-          table().cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, lowest));
+    check("cuGreenCtxStreamCreate", table().cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, lowest));
     engine().bind_stream(reinterpret_cast<std::uintptr_t>(stream), Class::kBestEffort);
     return stream;
   } catch (const Error&) {
@@ -84,8 +83,9 @@ CUstream Partitions::stream(double fraction) {
   }
   if (!engine().lifecycle().attached())
     throw HookError("a part of the SMs needs the hook: import cudasched before torch, and make a CUDA call first");
-  if (table().cuDeviceGetDevResource == nullptr || table().cuDevSmResourceSplitByCount == nullptr || table().cuDevResourceGenerateDesc == nullptr ||
-      table().cuGreenCtxCreate == nullptr || table().cuGreenCtxStreamCreate == nullptr) {
+  if (table().cuDeviceGetDevResource == nullptr || table().cuDevSmResourceSplitByCount == nullptr ||
+      table().cuDevResourceGenerateDesc == nullptr || table().cuGreenCtxCreate == nullptr ||
+      table().cuGreenCtxStreamCreate == nullptr) {
     throw HookError("a part of the SMs needs green contexts, which drivers have from CUDA 12.5 (release 555) on");
   }
   const driver::RelaxedCapture relaxed;

@@ -181,8 +181,8 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
       break;
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
-      known =
-          known && driver.cuGraphChildGraphNodeGetGraph != nullptr && driver.cuGraphChildGraphNodeGetGraph(from, &child) == CUDA_SUCCESS;
+      known = known && driver.cuGraphChildGraphNodeGetGraph != nullptr &&
+              driver.cuGraphChildGraphNodeGetGraph(from, &child) == CUDA_SUCCESS;
       ReadGraph read;
       if (!known || !read_graph(child, true, read)) break;
       change = of_graph({child, [](CUgraph) {}}, std::move(read), place);  // it is its node's
@@ -269,7 +269,7 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
         if (known) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
         return known && driver.cuGraphExecChildGraphNodeSetParams != nullptr &&
                driver.cuGraphExecChildGraphNodeSetParams(pieces.exec_of(header.place), pieces.handles[header.place],
-                                         update->graph.get()) == CUDA_SUCCESS;
+                                                         update->graph.get()) == CUDA_SUCCESS;
       }
       try {
         Awaited awaited;

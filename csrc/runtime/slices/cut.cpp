@@ -41,7 +41,8 @@ WholeReason why_whole(CUgraphNode node, CUgraphNodeType type, int depth) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
       if (depth == kDeepest) return WholeReason::kChildTooDeep;
-      if (table().cuGraphChildGraphNodeGetGraph == nullptr || table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
+      if (table().cuGraphChildGraphNodeGetGraph == nullptr ||
+          table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         return WholeReason::kUnknownNode;
       }
       return why_whole(child, depth + 1);
@@ -80,7 +81,8 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
   if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
     CUgraph child = nullptr;
     std::vector<CUgraphNode> nodes;
-    if (depth == kDeepest || table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS || !get_nodes(child, nodes)) {
+    if (depth == kDeepest || table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS ||
+        !get_nodes(child, nodes)) {
       planned.keeps_whole = WholeReason::kUnknownNode;
       return;
     }
@@ -94,7 +96,8 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
   }
   if (type != CU_GRAPH_NODE_TYPE_KERNEL) return;
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  if (table().cuGraphKernelNodeGetParams == nullptr || table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) {
+  if (table().cuGraphKernelNodeGetParams == nullptr ||
+      table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) {
     planned.keeps_whole = WholeReason::kUnknownNode;
     return;
   }
@@ -219,7 +222,8 @@ bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) 
     add(node, type, parent);
     if (read.children && type == CU_GRAPH_NODE_TYPE_GRAPH) {
       CUgraph child = nullptr;
-      if (driver.cuGraphChildGraphNodeGetGraph == nullptr || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
+      if (driver.cuGraphChildGraphNodeGetGraph == nullptr ||
+          driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         return false;
       }
       ends.begin = here();
@@ -263,7 +267,8 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
   const auto refused = [](CUresult status) {
     return status == CUDA_ERROR_OUT_OF_MEMORY ? WholeReason::kNoMemory : WholeReason::kNotBuilt;
   };
-  if (const CUresult status = table().cuGraphInstantiateWithFlags(&piece.exec, piece.graph, how.flags); status != CUDA_SUCCESS) {
+  if (const CUresult status = table().cuGraphInstantiateWithFlags(&piece.exec, piece.graph, how.flags);
+      status != CUDA_SUCCESS) {
     piece.exec = nullptr;
     return refused(status);
   }

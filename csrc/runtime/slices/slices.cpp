@@ -24,10 +24,10 @@ constexpr std::uint64_t kMostUntried = 10'000;  // launches
 
 bool can_cut() noexcept {
   const driver::Driver& driver = table();
-  return driver.cuGraphClone != nullptr && driver.cuGraphDestroy != nullptr &&
-         driver.cuGraphDestroyNode != nullptr && driver.cuGraphInstantiateWithFlags != nullptr &&
-         driver.cuGraphGetNodes != nullptr && driver.cuGraphGetEdges != nullptr &&
-         driver.cuGraphNodeGetType != nullptr && driver.cuStreamWaitEvent != nullptr;
+  return driver.cuGraphClone != nullptr && driver.cuGraphDestroy != nullptr && driver.cuGraphDestroyNode != nullptr &&
+         driver.cuGraphInstantiateWithFlags != nullptr && driver.cuGraphGetNodes != nullptr &&
+         driver.cuGraphGetEdges != nullptr && driver.cuGraphNodeGetType != nullptr &&
+         driver.cuStreamWaitEvent != nullptr;
 }
 
 // What another time may not be so: it is tried again when the graph has been launched as often again, or kMostUntried

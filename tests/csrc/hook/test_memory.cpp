@@ -106,45 +106,45 @@ CUresult create(const char* symbol, CUmemLocationType where) {
 using driver::Driver;
 const Kind kKinds[] = {
     kind<&Driver::cuMemAlloc>("plain", "cuMemAlloc_v2",
+                              [](const char* symbol, const Program&) {
+                                CUdeviceptr pointer = 0;
+                                return call<decltype(cuMemAlloc)>(symbol, &pointer, kAsked);
+                              }),
+    kind<&Driver::cuMemAllocPitch>("pitch", "cuMemAllocPitch_v2",
                                    [](const char* symbol, const Program&) {
                                      CUdeviceptr pointer = 0;
-                                     return call<decltype(cuMemAlloc)>(symbol, &pointer, kAsked);
+                                     std::size_t pitch = 0;
+                                     return call<decltype(cuMemAllocPitch)>(symbol, &pointer, &pitch, kMiB,
+                                                                            kAsked / kMiB, 4U);
                                    }),
-    kind<&Driver::cuMemAllocPitch>("pitch", "cuMemAllocPitch_v2",
-                                         [](const char* symbol, const Program&) {
-                                           CUdeviceptr pointer = 0;
-                                           std::size_t pitch = 0;
-                                           return call<decltype(cuMemAllocPitch)>(symbol, &pointer, &pitch, kMiB,
-                                                                                  kAsked / kMiB, 4U);
-                                         }),
     kind<&Driver::cuMemAllocManaged>("managed", "cuMemAllocManaged",
-                                           [](const char* symbol, const Program&) {
-                                             CUdeviceptr pointer = 0;
-                                             return call<decltype(cuMemAllocManaged)>(
-                                                 symbol, &pointer, kAsked, static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
-                                           }),
+                                     [](const char* symbol, const Program&) {
+                                       CUdeviceptr pointer = 0;
+                                       return call<decltype(cuMemAllocManaged)>(
+                                           symbol, &pointer, kAsked, static_cast<unsigned>(CU_MEM_ATTACH_GLOBAL));
+                                     }),
     kind<&Driver::cuMemAllocHost>("host", "cuMemAllocHost_v2",
-                                        [](const char* symbol, const Program&) {
-                                          void* pointer = nullptr;
-                                          return call<decltype(cuMemAllocHost)>(symbol, &pointer, kAsked);
-                                        }),
+                                  [](const char* symbol, const Program&) {
+                                    void* pointer = nullptr;
+                                    return call<decltype(cuMemAllocHost)>(symbol, &pointer, kAsked);
+                                  }),
     kind<&Driver::cuMemHostAlloc>("host_with_flags", "cuMemHostAlloc",
-                                        [](const char* symbol, const Program&) {
-                                          void* pointer = nullptr;
-                                          return call<decltype(cuMemHostAlloc)>(symbol, &pointer, kAsked, 0U);
-                                        }),
+                                  [](const char* symbol, const Program&) {
+                                    void* pointer = nullptr;
+                                    return call<decltype(cuMemHostAlloc)>(symbol, &pointer, kAsked, 0U);
+                                  }),
     kind<&Driver::cuMemHostRegister>("registered", "cuMemHostRegister_v2",
-                                        [](const char* symbol, const Program&) {
-                                          static char memory[4096];
-                                          return call<decltype(cuMemHostRegister)>(symbol, static_cast<void*>(memory),
-                                                                                   sizeof memory, 0U);
-                                        }),
+                                     [](const char* symbol, const Program&) {
+                                       static char memory[4096];
+                                       return call<decltype(cuMemHostRegister)>(symbol, static_cast<void*>(memory),
+                                                                                sizeof memory, 0U);
+                                     }),
     kind<&Driver::cuArrayCreate>("array", "cuArrayCreate_v2",
-                                [](const char* symbol, const Program&) {
-                                  CUarray array = nullptr;
-                                  const CUDA_ARRAY_DESCRIPTOR of{2048, 2048, CU_AD_FORMAT_FLOAT, 1};
-                                  return call<decltype(cuArrayCreate)>(symbol, &array, &of);
-                                }),
+                                 [](const char* symbol, const Program&) {
+                                   CUarray array = nullptr;
+                                   const CUDA_ARRAY_DESCRIPTOR of{2048, 2048, CU_AD_FORMAT_FLOAT, 1};
+                                   return call<decltype(cuArrayCreate)>(symbol, &array, &of);
+                                 }),
     kind<&Driver::cuArray3DCreate>("array_3d", "cuArray3DCreate_v2",
                                    [](const char* symbol, const Program&) {
                                      CUarray array = nullptr;
@@ -164,18 +164,17 @@ const Kind kKinds[] = {
         "physical_on_the_host", "cuMemCreate",
         [](const char* symbol, const Program&) { return create(symbol, CU_MEM_LOCATION_TYPE_HOST); }),
     kind<&Driver::cuMemAllocAsync>("stream_ordered", "cuMemAllocAsync",
-                                         [](const char* symbol, const Program& program) {
-                                           CUdeviceptr pointer = 0;
-                                           return call<decltype(cuMemAllocAsync)>(symbol, &pointer, kAsked,
-                                                                                  program.stream());
-                                         }),
+                                   [](const char* symbol, const Program& program) {
+                                     CUdeviceptr pointer = 0;
+                                     return call<decltype(cuMemAllocAsync)>(symbol, &pointer, kAsked, program.stream());
+                                   }),
     kind<&Driver::cuMemAllocFromPoolAsync>("of_a_pool", "cuMemAllocFromPoolAsync",
-                                             [](const char* symbol, const Program& program) {
-                                               CUdeviceptr pointer = 0;
-                                               return call<decltype(cuMemAllocFromPoolAsync)>(
-                                                   symbol, &pointer, kAsked, static_cast<CUmemoryPool>(nullptr),
-                                                   program.stream());
-                                             }),
+                                           [](const char* symbol, const Program& program) {
+                                             CUdeviceptr pointer = 0;
+                                             return call<decltype(cuMemAllocFromPoolAsync)>(
+                                                 symbol, &pointer, kAsked, static_cast<CUmemoryPool>(nullptr),
+                                                 program.stream());
+                                           }),
 };
 
 class NoMemory : public ::testing::TestWithParam<Kind> {

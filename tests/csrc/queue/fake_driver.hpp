@@ -133,8 +133,8 @@ class FakeDriver {
     table.cuKernelGetParamInfo = [](CUkernel kernel, std::size_t i, std::size_t* offset, std::size_t* bytes) {
       return word(kernel) >= 0x1000 ? parameter(word(kernel) - 0x1000, i, offset, bytes) : CUDA_ERROR_INVALID_HANDLE;
     };
-    table.cuLaunchKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                             unsigned shared, CUstream stream, void** parameters, void** extra) {
+    table.cuLaunchKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                     unsigned bz, unsigned shared, CUstream stream, void** parameters, void** extra) {
       return instance()->launch("kernel", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, extra);
     };
     table.cuLaunchKernelEx.legacy = [](const CUlaunchConfig* c, CUfunction f, void** parameters, void** extra) {
@@ -143,11 +143,14 @@ class FakeDriver {
       for (unsigned i = 0; i < c->numAttrs; ++i) values.push_back(c->attrs[i].id);
       return instance()->launch("kernel_ex", f, values, c->hStream, parameters, extra);
     };
-    table.cuLaunchCooperativeKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                  unsigned bz, unsigned shared, CUstream stream, void** parameters) {
+    table.cuLaunchCooperativeKernel.legacy = [](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                                unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                                                void** parameters) {
       return instance()->launch("cooperative", f, {gx, gy, gz, bx, by, bz, shared}, stream, parameters, nullptr);
     };
-    table.cuGraphLaunch.legacy = [](CUgraphExec graph, CUstream s) { return instance()->note("graph", s, word(graph), {}); };
+    table.cuGraphLaunch.legacy = [](CUgraphExec graph, CUstream s) {
+      return instance()->note("graph", s, word(graph), {});
+    };
     table.cuMemsetD8Async = [](CUdeviceptr to, unsigned char value, std::size_t n, CUstream s) {
       return instance()->note("fill_8", s, to, {value, n});
     };
@@ -158,11 +161,11 @@ class FakeDriver {
       return instance()->note("fill_32", s, to, {value, n});
     };
     table.cuMemsetD2D8Async = [](CUdeviceptr to, std::size_t pitch, unsigned char value, std::size_t w, std::size_t h,
-                           CUstream s) { return instance()->note("fill_rows_8", s, to, {pitch, value, w, h}); };
+                                 CUstream s) { return instance()->note("fill_rows_8", s, to, {pitch, value, w, h}); };
     table.cuMemsetD2D16Async = [](CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t w, std::size_t h,
-                            CUstream s) { return instance()->note("fill_rows_16", s, to, {pitch, value, w, h}); };
+                                  CUstream s) { return instance()->note("fill_rows_16", s, to, {pitch, value, w, h}); };
     table.cuMemsetD2D32Async = [](CUdeviceptr to, std::size_t pitch, unsigned value, std::size_t w, std::size_t h,
-                            CUstream s) { return instance()->note("fill_rows_32", s, to, {pitch, value, w, h}); };
+                                  CUstream s) { return instance()->note("fill_rows_32", s, to, {pitch, value, w, h}); };
     table.cuMemcpyAsync = [](CUdeviceptr to, CUdeviceptr from, std::size_t n, CUstream s) {
       return instance()->note("copy", s, to, {from, n});
     };
@@ -192,7 +195,9 @@ class FakeDriver {
       return CUDA_SUCCESS;
     };
     table.cuEventDestroy = [](CUevent event) { return instance()->note("destroy", nullptr, word(event), {}); };
-    table.cuMemFreeAsync.legacy = [](CUdeviceptr address, CUstream s) { return instance()->note("free", s, address, {}); };
+    table.cuMemFreeAsync.legacy = [](CUdeviceptr address, CUstream s) {
+      return instance()->note("free", s, address, {});
+    };
   }
 
   inline static const CUcontext kBrokenContext = reinterpret_cast<CUcontext>(std::uintptr_t{0xcbad});

@@ -269,7 +269,7 @@ TEST_F(GateTest, OfALaunchThatTheGpuWaitedForTheCallIsNoPartOfWhatItTook) {
       std::this_thread::sleep_for(200ms);
     }
     const CUresult launched = driver::table().cuLaunchKernel.legacy(program_.function(), 77, 1, 1, 64, 1, 1, 0,
-                                                                   program_.stream(), parameters, nullptr);
+                                                                    program_.stream(), parameters, nullptr);
     gate().submitted(pass, program_.stream(), launched);
     ASSERT_EQ(launched, CUDA_SUCCESS);
     ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);

@@ -124,7 +124,8 @@ TEST_F(Graph, OfManyNodesAsksTheDriverOnceForWhatTheyHaveInCommon) {
   real_occupancy = driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor;
   real_attribute = driver::table().cuDeviceGetAttribute;
   const Replaced counted(
-      driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor, +[](int* blocks, CUfunction function, int threads, std::size_t shared) {
+      driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor,
+      +[](int* blocks, CUfunction function, int threads, std::size_t shared) {
         ++occupancies;
         return real_occupancy(blocks, function, threads, shared);
       });

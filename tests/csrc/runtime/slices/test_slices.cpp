@@ -1690,8 +1690,7 @@ CUresult note_destroy(CUgraph graph) {
 auto note_clones() {
   struct Noted {
     Replaced<decltype(Clones::clone), decltype(note_clone)> clone{driver::table().cuGraphClone, &note_clone};
-    Replaced<decltype(Clones::destroy), decltype(note_destroy)> destroy{driver::table().cuGraphDestroy,
-                                                                        &note_destroy};
+    Replaced<decltype(Clones::destroy), decltype(note_destroy)> destroy{driver::table().cuGraphDestroy, &note_destroy};
   };
   clones.made = clones.destroyed_by_launcher = 0;
   clones.alive.clear();

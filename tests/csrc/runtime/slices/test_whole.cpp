@@ -269,9 +269,10 @@ const Case kCases[] = {
      [](Whole& test) { return test.instantiate(test.long_graph(), CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH); }},
     {"an_unknown_flag", WholeReason::kUnknownNode,
      [](Whole& test) {
-       test.inject(&driver::Driver::cuGraphInstantiateWithFlags, [](CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-         return injected.real.cuGraphInstantiateWithFlags(exec, graph, flags & 0xff);
-       });
+       test.inject(&driver::Driver::cuGraphInstantiateWithFlags,
+                   [](CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+                     return injected.real.cuGraphInstantiateWithFlags(exec, graph, flags & 0xff);
+                   });
        return test.instantiate(test.long_graph(), 1ULL << 20);
      }},
     {"another_context", WholeReason::kSeveralDevices,
@@ -373,17 +374,19 @@ const Case kCases[] = {
     fault<&Driver::cuGraphClone, &clone_nothing>("not_cloned", WholeReason::kNotCloned),
     fault<&Driver::cuGraphClone, &clone_nothing_for_the_builder>("not_cloned_by_the_builder", WholeReason::kNotCloned),
     fault<&Driver::cuGraphClone, &clone_less>("cloned_without_a_node", WholeReason::kCloneDiffers),
-    fault<&Driver::cuGraphNodeFindInClone, &find_another_in_clone>("cloned_in_another_order", WholeReason::kCloneDiffers),
+    fault<&Driver::cuGraphNodeFindInClone, &find_another_in_clone>("cloned_in_another_order",
+                                                                   WholeReason::kCloneDiffers),
     fault<&Driver::cuGraphClone, &clone_less_for_the_builder>("cloned_without_a_node_by_the_builder",
-                                                             WholeReason::kCloneDiffers),
+                                                              WholeReason::kCloneDiffers),
     fault<&Driver::cuGraphDestroyNode, &destroy_no_node>("nodes_stay", WholeReason::kNotBuilt),
-    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_no_slice>("slice_not_instantiated", WholeReason::kNotBuilt),
+    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_no_slice>("slice_not_instantiated",
+                                                                       WholeReason::kNotBuilt),
     fault<&Driver::cuGraphUpload, &upload_no_slice>("slice_not_uploaded", WholeReason::kNotBuilt),
     fault<&Driver::cuEventCreate, &create_no_event>("no_event", WholeReason::kNotBuilt),
-    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_three_slices, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_for_a_slice",
-                                                                                           WholeReason::kNoMemory),
+    fault<&Driver::cuGraphInstantiateWithFlags, &instantiate_three_slices, CUDA_ERROR_OUT_OF_MEMORY>(
+        "no_memory_for_a_slice", WholeReason::kNoMemory),
     fault<&Driver::cuGraphUpload, &upload_no_slice, CUDA_ERROR_OUT_OF_MEMORY>("no_memory_to_upload",
-                                                                             WholeReason::kNoMemory),
+                                                                              WholeReason::kNoMemory),
 };
 
 TEST_P(Whole, StaysWholeRunsRightAndSaysWhy) {
