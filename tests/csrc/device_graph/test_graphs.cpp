@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cudasched/graphs.hpp"
-#include "simulate/fixture.hpp"
+#include "simulated_driver/fixture.hpp"
 
 namespace cudasched::graphs {
 namespace {
@@ -21,7 +21,7 @@ struct Append {
   std::uint32_t block_us = 20;
 };
 
-class GraphsTest : public simulate::DoubleTest {
+class GraphsTest : public simulated_driver::DoubleTest {
  protected:
   template <class Use>
   auto with_append(std::uint64_t value, Use use) {
@@ -447,7 +447,7 @@ TEST_F(GraphsTest, WithoutAContextItIsSaid) {
 // In a process of its own, whose driver says that it is older.
 void ask_an_old_driver(const char* version, bool with_else) {
   setenv("CUDASCHED_SIM_DRIVER_VERSION", version, 1);
-  simulate::device_directory();
+  simulated_driver::device_directory();
   CUcontext context = nullptr;
   if (cuInit(0) != CUDA_SUCCESS || cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS) std::exit(2);
   cuCtxSetCurrent(context);

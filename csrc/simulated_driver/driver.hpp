@@ -1,0 +1,328 @@
+// The objects of this process behind the driver's handles, and how work gets into the simulated device and back out.
+// One mutex, held through a Lock, guards all of them; it is taken before a device's lock and never held while an effect
+// runs or a thread sleeps. Entry points go through with_driver or with_context, which take it.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "simulated_driver/commands.hpp"
+#include "simulated_driver/graph.hpp"
+#include "simulated_driver/image.hpp"
+#include "simulated_driver/kill_at.hpp"
+#include "simulated_driver/shared_device.hpp"
+
+// Of cudaProfiler.h, which CUDA's header wheels leave out.
+extern "C" {
+CUresult CUDAAPI cuProfilerStart();
+CUresult CUDAAPI cuProfilerStop();
+}
+
+namespace cudasched::simulated_driver {
+
+using Lock = std::unique_lock<std::mutex>;
+
+struct Capture;
+struct Green;
+
+// One record of an event.
+struct Record {
+  Context* context = nullptr;
+  Ticket ticket = 0;
+  bool done = false;
+  std::int64_t finish_ns = 0;
+};
+
+enum class StreamKind { kOrdinary, kLegacy, kPerThread, kLane };
+
+struct Stream {
+  std::shared_ptr<Context> context;
+  StreamKind kind = StreamKind::kOrdinary;
+  int place = 0;  // in the model
+  unsigned flags = 0;
+  int priority = 0;
+  std::uint64_t id = 0;
+  const Green* green = nullptr;  // whose stream it is
+  std::uint64_t submitted = 0;
+  std::uint64_t applied = 0;
+  bool closed = false;           // by the program; what is queued still runs
+  Ticket last = 0;               // operation
+  Ticket last_legacy_wait = 0;   // of the legacy stream that this one has waited for
+  Ticket legacy_waited_for = 0;  // operation of this stream that the legacy stream has waited for
+  std::shared_ptr<Capture> capture;
+  std::vector<Edge> capture_front;  // what the next captured node depends on
+
+  bool blocking() const { return kind != StreamKind::kLane && (flags & CU_STREAM_NON_BLOCKING) == 0; }
+};
+
+struct Event {
+  std::shared_ptr<Context> context;
+  unsigned flags = 0;
+  std::shared_ptr<Record> record;  // the latest
+  std::shared_ptr<Capture> capture;
+  std::vector<Edge> captured;
+};
+
+struct Module;
+
+struct Function {
+  Module* module = nullptr;
+  std::shared_ptr<const KernelSpec> spec;
+  int dynamic_shared_bytes_max = 48 * 1024;
+  int carveout = -1;
+  int non_portable_cluster = 0;
+};
+
+struct Module {
+  std::shared_ptr<Context> context;
+  std::vector<std::unique_ptr<Function>> functions;
+};
+
+struct Library;
+
+struct Kernel {
+  Library* library = nullptr;
+  std::size_t index = 0;
+  std::shared_ptr<const KernelSpec> spec;
+};
+
+struct Library {
+  std::vector<std::shared_ptr<const KernelSpec>> specs;
+  std::vector<std::unique_ptr<Kernel>> kernels;
+  std::map<Context*, std::unique_ptr<Module>> modules;
+};
+
+struct Pending {
+  std::shared_ptr<Stream> stream;
+  Command command;
+  std::shared_ptr<Record> record;
+  std::shared_ptr<const void> keeps;  // until it is done
+};
+
+struct Context {
+  int device = 0;
+  int slot = -1;  // in the model; -1: not active
+  bool primary = false;
+  unsigned flags = 0;
+  unsigned retained = 0;
+  std::uint64_t id = 0;
+  std::uint32_t group = 0;  // its channels' (resource_manager.hpp)
+  CUresult sticky = CUDA_SUCCESS;
+  std::shared_ptr<Stream> legacy;
+  std::map<std::uint64_t, std::shared_ptr<Stream>> per_thread;
+  std::unordered_map<Stream*, std::shared_ptr<Stream>> streams;  // all of them, lanes too
+  std::vector<std::shared_ptr<Stream>> lanes;                    // that branches of graphs run on, used again
+  std::vector<Pending> pending;                                  // by Device::op_index
+};
+
+struct Allocation {
+  std::size_t bytes = 0;
+  CUmemorytype type = CU_MEMORYTYPE_DEVICE;
+  std::shared_ptr<Context> context;
+  unsigned flags = 0;
+  GraphMemory* graph_memory = nullptr;  // it belongs to an allocation node, and is freed with it
+  bool of_pool = false;
+};
+
+// What cuMemCreate gives.
+struct PhysicalMemory {
+  std::size_t bytes = 0;
+  std::shared_ptr<Context> context;
+  bool held = true;  // not released
+  int mappings = 0;
+};
+
+struct Applied {
+  std::shared_ptr<Context> context;
+  Pending pending;
+  Completion completion;
+};
+
+// Behind a CUgraphConditionalHandle. Nodes of its graph, and of graphs inside it, go by its value.
+struct Condition {
+  const Graph* graph = nullptr;
+  unsigned value = 0;
+  unsigned default_value = 0;
+  bool assigns_default = false;  // at each launch
+  bool decides = false;          // a node has it; no other may
+};
+
+// SMs of a device, as a descriptor or a green context holds them.
+struct SmPartition {
+  unsigned sms = 0;
+};
+
+// Its address, as a CUcontext, is what cuCtxFromGreenCtx gives: another name of the primary context.
+struct Green {
+  std::shared_ptr<Context> primary;
+  SmPartition partition;
+};
+
+struct SimulatedGpu {
+  SharedDevice shared;
+  std::shared_ptr<Context> primary;
+};
+
+struct Driver {
+  std::mutex mutex;
+  bool initialized = false;
+  double scale = 20;
+  std::string directory;
+  int mig = 0;
+  std::vector<std::unique_ptr<SimulatedGpu>> gpus;
+  std::uint64_t next_id = 1;
+  std::unordered_map<Context*, std::shared_ptr<Context>> contexts;
+  std::unordered_map<Stream*, std::shared_ptr<Stream>> streams;
+  std::unordered_map<Event*, std::shared_ptr<Event>> events;
+  std::unordered_map<Module*, std::unique_ptr<Module>> modules;
+  std::unordered_map<Library*, std::unique_ptr<Library>> libraries;
+  std::unordered_map<Function*, Function*> functions;
+  std::unordered_map<Kernel*, Kernel*> kernels;
+  std::unordered_map<Graph*, std::unique_ptr<Graph>> graphs;  // that belong to the program
+  std::unordered_set<Graph*> graph_index;                     // child graphs and those being captured, too
+  std::unordered_set<Node*> node_index;
+  std::unordered_map<Exec*, std::shared_ptr<Exec>> execs;
+  std::unordered_map<UserObject*, std::unique_ptr<UserObject>> user_objects;
+  std::unordered_map<CUgraphConditionalHandle, Condition> conditions;
+  std::vector<HostCommand> destructors;  // of user objects, that are due
+  std::atomic<bool> destructors_due{false};
+  std::unordered_map<SmPartition*, std::unique_ptr<SmPartition>> descriptors;
+  std::unordered_map<Green*, std::unique_ptr<Green>> greens;
+  std::vector<std::weak_ptr<Capture>> captures;
+  std::map<std::uintptr_t, Allocation> allocations;  // by address
+  std::map<CUmemGenericAllocationHandle, PhysicalMemory> physical;
+  std::map<CUdeviceptr, CUmemGenericAllocationHandle> mappings;
+  std::deque<Applied> completed;  // by the model, in order; effects still to come
+  bool applying = false;          // a thread is at it
+  std::mutex submitting;          // taken before `mutex`: whole submissions, one at a time
+};
+
+inline constexpr std::size_t kLargestBytes = std::size_t{64} << 30;  // of one allocation or fill
+inline constexpr int kMemoryMiBDefault = 64 << 10;
+inline constexpr int kMemoryMiBMax = 1 << 20;
+inline constexpr int kGreatestPriority = -5;
+inline constexpr std::size_t kExecBytes = 16 * 1024;  // of device memory that an executable graph takes,
+inline constexpr std::size_t kExecNodeBytes = 1024;   // and a node of it
+
+Driver& driver();
+
+// What holds for every call: initialised, not a forked child, not from inside a host function.
+CUresult may_call();
+// Sets up forks, reads the environment and opens the devices.
+CUresult initialize_driver();
+// Works before initialisation too.
+int driver_version();
+// Of the calling thread; its default streams are closed when it ends.
+std::uint64_t thread_id();
+
+std::vector<Context*>& context_stack();
+CUresult current_context(std::shared_ptr<Context>& context);
+// The green context that is current to the calling thread, or null.
+const Green* current_green();
+
+CUresult activate_context(Context& context);
+// Waits for its work, then gives back everything that belongs to it.
+void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context);
+
+CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags, int priority,
+                     std::shared_ptr<Stream>& stream);
+void close_stream(const std::shared_ptr<Stream>& stream);
+
+// The stream behind a handle: null and CU_STREAM_LEGACY are the current context's legacy stream.
+CUresult find_stream(CUstream handle, std::shared_ptr<Stream>& stream);
+CUresult find_event(CUevent handle, std::shared_ptr<Event>& event);
+// A CUfunction, or a CUkernel cast to one (loaded into `context`).
+CUresult find_function(CUfunction handle, const std::shared_ptr<Context>& context, Function*& function);
+Function* function_of(Kernel& kernel, const std::shared_ptr<Context>& context);
+
+CUstream per_thread(CUstream stream);
+
+// A checked launch; the grid, block and shared memory of `config` count, its stream and attributes do not.
+CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& context, const CUlaunchConfig& config,
+                             void** params, void** extra, bool cooperative, KernelCommand& kernel);
+
+// Memory. An address inside an allocation finds it; null if there is none, or if it ends before `bytes`.
+const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std::uintptr_t* base = nullptr);
+CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
+                  std::uintptr_t& address);
+bool release_memory(std::uintptr_t address);
+// Of the device, which all its processes share; without an address.
+bool take_device_memory(const Context& context, std::size_t bytes);
+void give_device_memory_back(const Context& context, std::size_t bytes);
+std::size_t free_device_memory(int device);
+std::size_t device_memory(int device);
+
+// Runs the model up to now and applies what has completed (unless another thread is doing so).
+void progress(Lock& lock);
+// Until `done`; sleeps unlocked.
+template <class Done>
+void wait_until(Lock& lock, int device, Done done);
+void sleep_until_next_event(Lock& lock, int device);
+
+// Its last user is gone.
+void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
+
+// Puts a command into a stream, after the waits that the default stream demands. The stream must not be capturing.
+// Unlocks while the context's table is full. The mutex `submitting` must not be held by the caller.
+CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
+                        std::shared_ptr<Record> record = nullptr, std::optional<int> priority = {});
+CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record);
+// A graph of more operations than the context's table holds goes in as room comes.
+CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec);
+
+// Destructors of user objects that have become due, on the calling thread, which must hold no lock.
+void run_destructors();
+
+CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream);
+CUresult synchronize_context(Lock& lock, const std::shared_ptr<Context>& context);
+bool stream_idle(const Stream& stream);
+
+template <class Done>
+void wait_until(Lock& lock, int device, Done done) {
+  for (progress(lock); !done(); progress(lock)) sleep_until_next_event(lock, device);
+}
+
+template <class F>
+CUresult with_driver(F call) {
+  const Steps steps;
+  try {
+    if (const CUresult result = may_call(); result != CUDA_SUCCESS) return result;
+    CUresult result = CUDA_SUCCESS;
+    {
+      Lock lock(driver().mutex);
+      result = call(lock);
+    }
+    run_destructors();
+    return result;
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  } catch (const std::exception&) {
+    return CUDA_ERROR_UNKNOWN;
+  }
+}
+
+template <class F>
+CUresult with_context(F call) {
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Context> context;
+    if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
+    return call(lock, context);
+  });
+}
+
+}  // namespace cudasched::simulated_driver

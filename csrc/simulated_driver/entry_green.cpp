@@ -1,0 +1,156 @@
+// Entry points: green contexts. They are counted and named as the driver does it, and their streams know them; the
+// model runs their kernels on any SM.
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "simulated_driver/driver.hpp"
+
+namespace cudasched::simulated_driver {
+namespace {
+
+constexpr unsigned kStep = 8;  // SMs of a partition: at least so many, and a multiple of it
+
+CUdevResource resource_of(unsigned sms) {
+  CUdevResource resource{};
+  resource.type = CU_DEV_RESOURCE_TYPE_SM;
+  resource.sm = {sms, kStep, kStep};
+  return resource;
+}
+
+CUresult find_green(CUgreenCtx handle, Green*& green) {
+  const auto found = driver().greens.find(reinterpret_cast<Green*>(handle));
+  if (found == driver().greens.end()) return CUDA_ERROR_INVALID_CONTEXT;
+  green = found->second.get();
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace cudasched::simulated_driver
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+using namespace cudasched::simulated_driver;
+
+CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource* resource, CUdevResourceType type) {
+  if (resource == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  return with_driver([&](Lock&) {
+    if (device < 0 || static_cast<std::size_t>(device) >= driver().gpus.size()) return CUDA_ERROR_INVALID_DEVICE;
+    *resource = resource_of(kSmCount);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* groups, const CUdevResource* input,
+                                     CUdevResource* remaining, unsigned flags, unsigned least) {
+  if (groups == nullptr || input == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (input->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  const unsigned each = std::max((least + kStep - 1) / kStep, 1U) * kStep;
+  const unsigned possible = input->sm.smCount / each;
+  if (possible == 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  *groups = result == nullptr ? possible : std::min(*groups, possible);
+  if (result != nullptr) std::fill_n(result, *groups, resource_of(each));
+  if (remaining != nullptr) *remaining = resource_of(input->sm.smCount - *groups * each);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* descriptor, CUdevResource* resources, unsigned count) {
+  if (descriptor == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    auto made = std::make_unique<SmPartition>();
+    for (unsigned i = 0; i < count; ++i) {
+      if (resources[i].type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+      made->sms += resources[i].sm.smCount;
+    }
+    *descriptor = reinterpret_cast<CUdevResourceDesc>(made.get());
+    driver().descriptors.emplace(made.get(), std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc descriptor, CUdevice device, unsigned flags) {
+  if (handle == nullptr || flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
+  CUcontext primary = nullptr;
+  if (const CUresult result = cuDevicePrimaryCtxRetain(&primary, device); result != CUDA_SUCCESS) return result;
+  return with_driver([&](Lock& lock) {
+    const std::shared_ptr<Context> context = driver().contexts.at(reinterpret_cast<Context*>(primary));
+    const auto found = driver().descriptors.find(reinterpret_cast<SmPartition*>(descriptor));
+    if (found == driver().descriptors.end()) {
+      release_primary(lock, context);
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    auto made = std::make_unique<Green>(Green{context, *found->second});
+    *handle = reinterpret_cast<CUgreenCtx>(made.get());
+    driver().contexts.emplace(reinterpret_cast<Context*>(made.get()), context);
+    driver().greens.emplace(made.get(), std::move(made));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
+  return with_driver([&](Lock& lock) {
+    Green* green = nullptr;
+    if (const CUresult result = find_green(handle, green); result != CUDA_SUCCESS) return result;
+    const std::shared_ptr<Context> primary = green->primary;
+    for (const auto& [key, stream] : primary->streams) {
+      if (stream->green == green) stream->green = nullptr;
+    }
+    driver().contexts.erase(reinterpret_cast<Context*>(green));
+    driver().greens.erase(green);
+    release_primary(lock, primary);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Green* green = nullptr;
+    const CUresult result = find_green(handle, green);
+    if (result == CUDA_SUCCESS) *context = reinterpret_cast<CUcontext>(green);
+    return result;
+  });
+}
+
+CUresult cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* resource, CUdevResourceType type) {
+  if (resource == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  return with_driver([&](Lock&) {
+    Green* green = nullptr;
+    const CUresult result = find_green(handle, green);
+    if (result == CUDA_SUCCESS) *resource = resource_of(green->partition.sms);
+    return result;
+  });
+}
+
+CUresult cuGreenCtxStreamCreate(CUstream* handle, CUgreenCtx green_handle, unsigned flags, int priority) {
+  if (handle == nullptr || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    Green* green = nullptr;
+    if (const CUresult result = find_green(green_handle, green); result != CUDA_SUCCESS) return result;
+    std::shared_ptr<Stream> made;
+    const CUresult result = make_stream(green->primary, StreamKind::kOrdinary, flags, priority, made);
+    if (result != CUDA_SUCCESS) return result;
+    made->green = green;
+    *handle = reinterpret_cast<CUstream>(made.get());
+    driver().streams.emplace(made.get(), made);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* green) {
+  if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    const bool any = handle == nullptr || handle == CU_STREAM_LEGACY;
+    std::shared_ptr<Stream> stream;
+    const CUresult result = find_stream(handle, stream);
+    if (result != CUDA_SUCCESS) return result;
+    *green = reinterpret_cast<CUgreenCtx>(const_cast<Green*>(any ? current_green() : stream->green));
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,525 @@
+// Entry points: memory. Device memory is host memory; copies and memsets are operations like kernels.
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "simulated_driver/capture.hpp"
+#include "simulated_driver/driver.hpp"
+#include "simulated_driver/node_params.hpp"
+
+namespace cudasched::simulated_driver {
+namespace {
+
+enum class Side { kDevice, kHost, kEither };
+
+// kEither: what the address says, pageable memory if it is not ours.
+CUresult check_side(CopySide& copied, std::size_t bytes, Side side, bool& pageable) {
+  const std::uintptr_t address = copied.address;
+  const Allocation* const allocation = find_allocation(address, bytes);
+  pageable = allocation == nullptr;
+  describe_side(copied);
+  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (side == Side::kDevice && pageable) return CUDA_ERROR_INVALID_VALUE;
+  // An address inside an allocation from which too few bytes are left is an error on any side.
+  return pageable && find_allocation(address, 1) != nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr_t source, Side from, std::size_t bytes,
+              bool synchronous) {
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (bytes == 0) return CUDA_SUCCESS;
+    bool pageable_destination = false;
+    bool pageable_source = false;
+    CopyCommand command;
+    command.destination.address = destination;
+    command.source.address = source;
+    command.bytes = bytes;
+    result = check_side(command.destination, bytes, to, pageable_destination);
+    if (result == CUDA_SUCCESS) result = check_side(command.source, bytes, from, pageable_source);
+    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
+    if (result == CUDA_SUCCESS && synchronous) result = refuse_capturing(*stream);
+    if (result == CUDA_SUCCESS && synchronous) result = refuse_in_capture();
+    if (result != CUDA_SUCCESS) return result;
+    if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMCPY, std::move(command), 0);
+    if (pageable_source) {
+      const auto* const first = reinterpret_cast<const std::uint8_t*>(source);
+      command.staged = std::make_shared<const std::vector<std::uint8_t>>(first, first + bytes);
+    }
+    result = submit_command(lock, stream, std::move(command));
+    if (result != CUDA_SUCCESS) return result;
+    return synchronous || pageable_destination ? synchronize_stream(lock, stream) : CUDA_SUCCESS;
+  });
+}
+
+// Rows and slices; waits for them.
+CUresult copy_rows(CUstream handle, const CUDA_MEMCPY3D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    Command command;
+    if (result == CUDA_SUCCESS) result = read_params(*params, command);
+    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
+    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
+    if (result == CUDA_SUCCESS) result = refuse_in_capture();
+    if (result == CUDA_SUCCESS) result = submit_command(lock, stream, std::move(command));
+    return result == CUDA_SUCCESS ? synchronize_stream(lock, stream) : result;
+  });
+}
+
+CUresult copy_rows(CUstream handle, const CUDA_MEMCPY2D* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUDA_MEMCPY3D all{};
+  all.srcXInBytes = params->srcXInBytes;
+  all.srcY = params->srcY;
+  all.srcMemoryType = params->srcMemoryType;
+  all.srcHost = params->srcHost;
+  all.srcDevice = params->srcDevice;
+  all.srcPitch = params->srcPitch;
+  all.dstXInBytes = params->dstXInBytes;
+  all.dstY = params->dstY;
+  all.dstMemoryType = params->dstMemoryType;
+  all.dstHost = params->dstHost;
+  all.dstDevice = params->dstDevice;
+  all.dstPitch = params->dstPitch;
+  all.WidthInBytes = params->WidthInBytes;
+  all.Height = params->Height;
+  all.Depth = 1;
+  return copy_rows(handle, &all);
+}
+
+std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std::uint32_t width_bytes,
+             std::size_t count) {
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (count == 0) return CUDA_SUCCESS;
+    if (count > kLargestBytes || destination % width_bytes != 0 ||
+        find_allocation(destination, count * width_bytes) == nullptr) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = refuse_implicit(*stream);
+    if (result != CUDA_SUCCESS) return result;
+    SetCommand command;
+    command.destination = destination;
+    command.value = value;
+    command.width_bytes = width_bytes;
+    command.count = count;
+    command.context = find_allocation(destination, 1)->context.get();
+    if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMSET, command, 0);
+    return submit_command(lock, stream, command);
+  });
+}
+
+// Allocation calls that capture forbids.
+CUresult allocate_now(std::size_t bytes, CUmemorytype type, unsigned flags, std::uintptr_t& address) {
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    if (const CUresult result = refuse_in_capture(); result != CUDA_SUCCESS) return result;
+    return allocate(context, bytes, type, flags, address);
+  });
+}
+
+CUresult allocate_host(void** pointer, std::size_t bytes, unsigned flags) {
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::uintptr_t address = 0;
+  const CUresult result = allocate_now(bytes, CU_MEMORYTYPE_HOST, flags, address);
+  if (result == CUDA_SUCCESS) *pointer = reinterpret_cast<void*>(address);
+  return result;
+}
+
+// As cudaFree does: all work of the context is done first.
+CUresult free_now(std::uintptr_t address, CUmemorytype type) {
+  if (address == 0) return may_call();
+  return with_context([&](Lock& lock, const std::shared_ptr<Context>&) {
+    const auto is_ours = [&] {
+      const auto found = driver().allocations.find(address);
+      return found != driver().allocations.end() && found->second.type == type;
+    };
+    if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = refuse_in_capture();
+    const std::shared_ptr<Context> owner = driver().allocations.at(address).context;
+    if (result == CUDA_SUCCESS) result = synchronize_context(lock, owner);
+    if (result != CUDA_SUCCESS) return result;
+    if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
+    if (GraphMemory* const of_graph = driver().allocations.at(address).graph_memory; of_graph != nullptr) {
+      return std::exchange(of_graph->live, false) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    return release_memory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+void end_physical(std::map<CUmemGenericAllocationHandle, PhysicalMemory>::iterator which) {
+  give_device_memory_back(*which->second.context, which->second.bytes);
+  driver().physical.erase(which);
+}
+
+}  // namespace
+}  // namespace cudasched::simulated_driver
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+using namespace cudasched::simulated_driver;
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    *total = device_memory(context->device);
+    *free = free_device_memory(context->device);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::uintptr_t address = 0;
+  const CUresult result = allocate_now(bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+  if (result == CUDA_SUCCESS) *pointer = address;
+  return result;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) { return free_now(pointer, CU_MEMORYTYPE_DEVICE); }
+CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return allocate_host(pointer, bytes, 0); }
+
+CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
+  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  return (flags & ~kKnown) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_host(pointer, bytes, flags);
+}
+
+CUresult cuMemFreeHost(void* pointer) { return free_now(address_of(pointer), CU_MEMORYTYPE_HOST); }
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {
+  if (device == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>&) {
+    const Allocation* const allocation = find_allocation(address_of(pointer), 1);
+    if (allocation == nullptr || allocation->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+    *device = address_of(pointer);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
+  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (stream->capture) {
+      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+      result = make_graph_memory(stream->context, bytes, *node);
+      if (result == CUDA_SUCCESS) *pointer = std::get<GraphMemoryCommand>(node->command).memory->address;
+      if (result == CUDA_SUCCESS) capture_node(*stream, std::move(node), result);
+      return result;
+    }
+    std::uintptr_t address = 0;
+    result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+      // The driver gives out what was freed on the stream before; here that is free once the stream is done with it.
+      result = synchronize_stream(lock, stream);
+      if (result == CUDA_SUCCESS) result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+    }
+    if (result != CUDA_SUCCESS) return result;
+    driver().allocations.at(address).of_pool = true;
+    result = submit_command(lock, stream, {});
+    if (result == CUDA_SUCCESS) {
+      *pointer = address;
+    } else {
+      release_memory(address);
+    }
+    return result;
+  });
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr* pointer, size_t bytes, CUstream stream) {
+  return cuMemAllocAsync(pointer, bytes, per_thread(stream));
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
+  return with_driver([&](Lock& lock) {
+    std::shared_ptr<Stream> stream;
+    CUresult result = find_stream(handle, stream);
+    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
+    if (result != CUDA_SUCCESS || pointer == 0) return result;
+    const auto found = driver().allocations.find(pointer);
+    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    GraphMemory* const of_graph = found->second.graph_memory;
+    if (stream->capture) {
+      if (of_graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_FREE);
+      node->command = GraphMemoryCommand{of_graph->shared_from_this()};
+      capture_node(*stream, std::move(node), result);
+      return result;
+    }
+    if (of_graph != nullptr) {
+      if (!std::exchange(of_graph->live, false)) return CUDA_ERROR_INVALID_VALUE;
+      return submit_command(lock, stream, {});
+    }
+    return submit_command(lock, stream, FreeCommand{pointer});
+  });
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+  return cuMemFreeAsync(pointer, per_thread(stream));
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width_bytes, size_t height, unsigned) {
+  if (pointer == nullptr || pitch == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  constexpr std::size_t kPitch = 512;
+  *pitch = (width_bytes + kPitch - 1) / kPitch * kPitch;
+  return cuMemAlloc_v2(pointer, *pitch * height);
+}
+
+// ---- pools: each device's default one, which keeps nothing that is free
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    if (device < 0 || static_cast<std::size_t>(device) >= driver().gpus.size()) return CUDA_ERROR_INVALID_DEVICE;
+    *pool = reinterpret_cast<CUmemoryPool>(driver().gpus[static_cast<std::size_t>(device)].get());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) { return cuDeviceGetDefaultMemPool(pool, device); }
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    const auto known = [&](const auto& gpu) { return reinterpret_cast<CUmemoryPool>(gpu.get()) == pool; };
+    const auto found = std::find_if(driver().gpus.begin(), driver().gpus.end(), known);
+    if (found == driver().gpus.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (attribute != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT && attribute != CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const auto device = static_cast<int>(found - driver().gpus.begin());
+    cuuint64_t bytes = 0;
+    for (const auto& [address, allocation] : driver().allocations) {
+      if (allocation.of_pool && allocation.context->device == device) bytes += allocation.bytes;
+    }
+    std::memcpy(value, &bytes, sizeof bytes);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) {
+  return with_driver([](Lock&) { return CUDA_SUCCESS; });
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool, CUstream stream) {
+  return cuMemAllocAsync(pointer, bytes, stream);
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  return cuMemAllocFromPoolAsync(pointer, bytes, pool, per_thread(stream));
+}
+
+// ---- physical memory, which counts until it is released and mapped nowhere; nothing can be done with what is mapped
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
+                     unsigned long long) {
+  if (handle == nullptr || properties == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != context->device) {
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    *handle = driver().next_id++;
+    driver().physical.emplace(*handle, PhysicalMemory{bytes, context, true, 0});
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  return with_driver([&](Lock&) {
+    const auto found = driver().physical.find(handle);
+    if (found == driver().physical.end() || !std::exchange(found->second.held, false)) return CUDA_ERROR_INVALID_VALUE;
+    if (found->second.mappings == 0) end_physical(found);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long) {
+  return with_driver([&](Lock&) {
+    const auto found = driver().physical.find(handle);
+    if (found == driver().physical.end() || !found->second.held || offset != 0 || bytes != found->second.bytes ||
+        !driver().mappings.emplace(address, handle).second) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    ++found->second.mappings;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  return with_driver([&](Lock&) {
+    // Whole mappings, and nothing else.
+    CUdeviceptr end = address;
+    for (auto at = driver().mappings.find(address); at != driver().mappings.end() && at->first == end;) {
+      end += driver().physical.find(at->second)->second.bytes;
+      at = end < address + bytes ? driver().mappings.find(end) : driver().mappings.end();
+    }
+    if (bytes == 0 || end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
+    for (auto at = driver().mappings.lower_bound(address);
+         at != driver().mappings.end() && at->first < address + bytes;) {
+      const auto found = driver().physical.find(at->second);
+      if (--found->second.mappings == 0 && !found->second.held) end_physical(found);
+      at = driver().mappings.erase(at);
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+// ---- copies
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy(nullptr, to, Side::kEither, from, Side::kEither, bytes, true);
+}
+
+CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy(CU_STREAM_PER_THREAD, to, Side::kEither, from, Side::kEither, bytes, true);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(stream, to, Side::kEither, from, Side::kEither, bytes, false);
+}
+
+CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return cuMemcpyAsync(to, from, bytes, per_thread(stream));
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy(nullptr, to, Side::kDevice, address_of(from), Side::kHost, bytes, true);
+}
+
+CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void* from, size_t bytes) {
+  return copy(CU_STREAM_PER_THREAD, to, Side::kDevice, address_of(from), Side::kHost, bytes, true);
+}
+
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  return copy(nullptr, address_of(to), Side::kHost, from, Side::kDevice, bytes, true);
+}
+
+CUresult cuMemcpyDtoH_v2_ptds(void* to, CUdeviceptr from, size_t bytes) {
+  return copy(CU_STREAM_PER_THREAD, address_of(to), Side::kHost, from, Side::kDevice, bytes, true);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* params) { return copy_rows(nullptr, params); }
+CUresult cuMemcpy3D_v2_ptds(const CUDA_MEMCPY3D* params) { return copy_rows(CU_STREAM_PER_THREAD, params); }
+
+// Between device addresses a synchronous copy is asynchronous to the host, as in CUDA.
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy(nullptr, to, Side::kDevice, from, Side::kDevice, bytes, false);
+}
+
+CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy(CU_STREAM_PER_THREAD, to, Side::kDevice, from, Side::kDevice, bytes, false);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return copy(stream, to, Side::kDevice, address_of(from), Side::kHost, bytes, false);
+}
+
+CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return cuMemcpyHtoDAsync_v2(to, from, bytes, per_thread(stream));
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(stream, address_of(to), Side::kHost, from, Side::kDevice, bytes, false);
+}
+
+CUresult cuMemcpyDtoHAsync_v2_ptsz(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return cuMemcpyDtoHAsync_v2(to, from, bytes, per_thread(stream));
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(stream, to, Side::kDevice, from, Side::kDevice, bytes, false);
+}
+
+CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return cuMemcpyDtoDAsync_v2(to, from, bytes, per_thread(stream));
+}
+
+// ---- memset
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) { return set(nullptr, to, value, 1, count); }
+
+CUresult cuMemsetD8_v2_ptds(CUdeviceptr to, unsigned char value, size_t count) {
+  return set(CU_STREAM_PER_THREAD, to, value, 1, count);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count) { return set(nullptr, to, value, 4, count); }
+
+CUresult cuMemsetD32_v2_ptds(CUdeviceptr to, unsigned value, size_t count) {
+  return set(CU_STREAM_PER_THREAD, to, value, 4, count);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  return set(stream, to, value, 1, count);
+}
+
+CUresult cuMemsetD8Async_ptsz(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  return set(per_thread(stream), to, value, 1, count);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return set(stream, to, value, 4, count);
+}
+
+CUresult cuMemsetD32Async_ptsz(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return set(per_thread(stream), to, value, 4, count);
+}
+
+CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    std::uintptr_t base = 0;
+    const Allocation* const allocation = find_allocation(pointer, 1, &base);
+    if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const auto put = [&](auto value) {
+      std::memcpy(data, &value, sizeof value);
+      return CUDA_SUCCESS;
+    };
+    switch (attribute) {
+      case CU_POINTER_ATTRIBUTE_CONTEXT:
+        return put(reinterpret_cast<CUcontext>(allocation->context.get()));
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return put(static_cast<unsigned>(allocation->type));
+      case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        return put(pointer);
+      case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        if (allocation->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+        return put(pointer);
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        return put(0U);
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return put(allocation->context->device);
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        return put(static_cast<CUdeviceptr>(base));
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        return put(allocation->bytes);
+      default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,28 @@
+// What a node does, from and to the driver's structures. Called with the driver's mutex held.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+
+#include "simulated_driver/driver.hpp"
+
+namespace cudasched::simulated_driver {
+
+// The context of a kernel given as a CUkernel; a function brings its own.
+CUresult read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context, Command& command);
+CUresult read_params(const CUDA_MEMCPY3D& params, Command& command);
+CUresult read_params(const CUDA_MEMSET_NODE_PARAMS& params, Command& command);
+CUresult read_params(const CUDA_HOST_NODE_PARAMS& params, Command& command);
+// Not of child graph, memory or conditional nodes: NOT_SUPPORTED.
+CUresult read_params(const CUgraphNodeParams& params, const std::shared_ptr<Context>& context, Command& command);
+CUresult read_event(CUevent handle, Command& command);
+
+// The kernel's parameters are where the node keeps them, until it changes.
+void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS& params);
+void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params);
+void write_params(const SetCommand& set, CUDA_MEMSET_NODE_PARAMS& params);
+
+CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params);
+
+}  // namespace cudasched::simulated_driver
