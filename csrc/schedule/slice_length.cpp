@@ -28,8 +28,8 @@ std::uint32_t SliceLength::look(const Look& seen) noexcept {
   const std::uint32_t relieved_us = std::max(shortest_us, kStarvingUs);
   const std::uint32_t shared_us = set_us_ ? relieved_us : kSharedUs;
   const std::uint32_t us = seen.others > 0 ? shared_us : starving ? relieved_us : shortest_us;
-  if (us_ != 0 && (us == us_ || seen.now_ns - changed_ns_ < kLeastChangeNs)) return us_;
-  changed_ns_ = seen.now_ns;
+  if (us == us_ || (changed_ns_ != 0 && seen.now_ns - changed_ns_ < kLeastChangeNs)) return us_;
+  if (us_ != 0) changed_ns_ = seen.now_ns;
   us_ = us;
   return us_;
 }

@@ -47,6 +47,15 @@ TEST_F(SliceLengthTest, SeveralBestEffortProcessesDoNotChangeAllTheTime) {
   EXPECT_EQ(pass(2), SliceLength::kShortestUs);
 }
 
+TEST_F(SliceLengthTest, TheFirstChangeComesAtOnceAndTheNextASecondLater) {
+  pass(0.1);
+  others_ = 1;
+  EXPECT_EQ(pass(0.01), SliceLength::kSharedUs);
+  others_ = 0;
+  EXPECT_EQ(pass(0.9), SliceLength::kSharedUs);
+  EXPECT_EQ(pass(0.2), SliceLength::kShortestUs);
+}
+
 TEST_F(SliceLengthTest, BestEffortThatGetsNothingDoneHasLongerSlicesForAWhileAndThenForLonger) {
   pass(1);
   progresses_ = false;
@@ -90,13 +99,13 @@ TEST_F(SliceLengthTest, WhatHasNothingOnTheGpuDoesNotStarve) {
   EXPECT_EQ(pass(10), SliceLength::kShortestUs);
 }
 
-// Whatever it sees: one of the known lengths, and no two changes within a second.
+// Whatever it sees: one of the known lengths, and no two changes within a second. The first choice is none.
 TEST_F(SliceLengthTest, ChangesAreASecondApart) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 50; ++round) {
     SliceLength length;
     std::int64_t now = kSecond;
-    std::int64_t changed = now;
+    std::int64_t changed = 0;
     std::uint32_t last = 0;
     for (int step = 0; step < 2'000; ++step) {
       now += static_cast<std::int64_t>(random() % 40'000'000) - (random() % 50 == 0 ? 10'000'000 : 0);
@@ -104,10 +113,10 @@ TEST_F(SliceLengthTest, ChangesAreASecondApart) {
           length.look({now, static_cast<int>(random() % 3), random() % 4, random() % 2 == 0, random() % 2 == 0});
       ASSERT_TRUE(us == SliceLength::kShortestUs || us == SliceLength::kSharedUs || us == SliceLength::kStarvingUs);
       if (us == last) continue;
-      if (last != 0) {
+      if (changed != 0) {
         ASSERT_GE(now - changed, SliceLength::kLeastChangeNs);
       }
-      changed = now;
+      if (last != 0) changed = now;
       last = us;
     }
   }
