@@ -180,7 +180,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   if (ledger.launches() == 0) ledger.look(now_ns(), admission_.gpu());
   bool first_look = true;
   TracedWait traced;
-  while (ledger.launches() >= schedule::kFewestUngated &&
+  while (!interrupted_.load(std::memory_order_relaxed) && ledger.launches() >= schedule::kFewestUngated &&
          ledger.submitted_ns() + found.duration_ns > schedule::kMostUngatedNs &&
          hot().scheduling.load(std::memory_order_relaxed)) {
     const driver::RelaxedCapture relaxed;

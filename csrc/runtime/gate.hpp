@@ -134,10 +134,11 @@ class Gate {
   };
   Progress progress() const noexcept { return progress_; }
 
-  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. Where it launches long
-  // ones, and the policy is the default one, the gate need not hold them then; between short ones it saves requests
-  // that queue behind one another changes of context. The ticker's.
+  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. What is in flight need not
+  // be bounded then. Nor need the gate hold long kernels, where the policy is the default one; between short ones it
+  // saves requests that queue behind one another changes of context. The ticker's.
   void step_aside(bool interrupted, std::int64_t now_ns) noexcept {
+    interrupted_.store(interrupted, std::memory_order_relaxed);
     const bool has_long = now_ns - long_seen_ns_.load(std::memory_order_relaxed) < kLongAgoNs;
     aside_.store(interrupted && has_long && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
@@ -221,6 +222,7 @@ class Gate {
   arbiter::Table* table_ = nullptr;
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
+  std::atomic<bool> interrupted_{false};
   std::atomic<bool> aside_{false};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};

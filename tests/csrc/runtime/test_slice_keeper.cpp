@@ -41,6 +41,20 @@ TEST_F(SliceKeeperTest, BestEffortHasTheShortestUntilTheProcessHasLatencyWorkToo
   EXPECT_TRUE(eventually([&] { return is(mine, State::kShared) && mine.time_slice_us.load() == 0; }));
 }
 
+// Where nothing interrupts it, 30 ms may be in flight: three of these.
+TEST_F(SliceKeeperTest, WhatTheGpuInterruptsMayBeInFlightAtAnyLength) {
+  const Program program;
+  const arbiter::Slot& mine = slot(program);
+  ASSERT_TRUE(eventually([&] { return is(mine, State::kOn); }));
+  EXPECT_TRUE(eventually([&, before = mine.heartbeat_ns.load()] { return mine.heartbeat_ns.load() != before; }));
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  const std::uint64_t before = state().best_effort_launches;
+  for (std::uint64_t i = 0; i < 100; ++i) Program::check(program.launch(i, program.stream(), 500));  // 10 ms
+  EXPECT_TRUE(eventually([&] { return state().best_effort_launches - before == 100; }));
+  EXPECT_LT(program.ran(), 50U);
+  Program::check(program.synchronize());
+}
+
 TEST_F(SliceKeeperTest, UnderMpsNothingIsSetAndLongKernelsAreWarnedOf) {
   HookedDriver::instance();
   static auto* const real = driver::table().cuDeviceGetAttribute;
