@@ -83,10 +83,18 @@ def nvidia_smi(field: str, form: str = "--format=csv,noheader") -> str | None:
     return found[0] if found else None
 
 
-def nvidia_smi_lines(field: str, form: str = "--format=csv,noheader") -> list[str]:
-    """One field of every GPU; nothing where there is no nvidia-smi."""
-    answer = _output(["nvidia-smi", f"--query-gpu={field}", form])
+def nvidia_smi_lines(query: str, form: str = "--format=csv,noheader", of: str = "gpu") -> list[str]:
+    """Fields of every GPU, or of another thing that nvidia-smi knows; nothing where there is no nvidia-smi."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    chosen = ["-i", visible] if visible else []
+    answer = _output(["nvidia-smi", *chosen, f"--query-{of}={query}", form])
     return [line.strip() for line in answer.splitlines()] if answer else []
+
+
+def gpu_processes() -> dict[int, str]:
+    """The processes with work on the visible GPUs that NVML names: what each runs, by pid."""
+    lines = nvidia_smi_lines("pid,process_name", of="compute-apps")
+    return {int(pid): name.strip() for pid, _, name in (line.partition(",") for line in lines) if pid.isdigit()}
 
 
 def current_commit() -> str | None:

@@ -27,6 +27,7 @@ from cudasched.errors import Error
 
 from benchmarks import meta
 from benchmarks.colocation.cells import CellFile
+from benchmarks.lab import gpu
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
 from benchmarks.lab.spread import spread
 from benchmarks.results.schema import RESULTS
@@ -179,6 +180,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
             else meta.describe_host(options.commit)
         )
         session = Session(name, options, described)
+        if session.on_gpu:
+            gpu.refuse_busy()
         groups = {name: benchmark.groups[name] for name in options.only}
         for group, measure in groups.items() if benchmark.whole is None else [(name, benchmark.whole)]:
             try:

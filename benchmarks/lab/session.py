@@ -18,6 +18,7 @@ from cudasched.demo.harness import Backend, HarnessError, percentile
 
 from benchmarks import meta
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
+from benchmarks.lab import gpu
 from benchmarks.results.schema import FigureRow, Meta, Results
 from benchmarks.store import Store
 
@@ -68,6 +69,11 @@ class Session:
         return bool(self.options.rehearse)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is measured."""
+        return not self.rehearsal and not self.meta.gpu.startswith(("none", "simulated"))
+
+    @property
     def out(self) -> Path:
         """The results file."""
         return Path(self.options.out)
@@ -106,12 +112,20 @@ class Session:
         return found
 
     def measure_cell(self, cell: Cell, measure: Callable[[], dict[str, Any]]) -> None:
-        """Keeps what comes of a cell: its result, or an error."""
+        """Keeps what comes of a cell: its result, or an error.
+
+        Raises:
+            BusyGpuError: Another program is on the GPU; nothing is measured.
+        """
         result, problem = None, None
+        if self.on_gpu:
+            gpu.refuse_strangers()
         try:
             result = measure()
+            if self.on_gpu:
+                gpu.refuse_slow()
         except (HarnessError, ValueError) as error:
-            problem = str(error)
+            result, problem = None, str(error)
             self.failed += 1
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.cells.add(Outcome(cell, result, problem, now))
@@ -140,7 +154,7 @@ class Session:
 
     def note_clock(self) -> None:
         """Keeps the highest clock of the SMs that was seen."""
-        clock = None if self.rehearsal or self.meta.gpu.startswith("none") else meta.sm_clock_mhz()
+        clock = meta.sm_clock_mhz() if self.on_gpu else None
         if clock and clock > (self.meta.sm_clock_mhz or 0):
             self.meta.sm_clock_mhz = clock
 
